@@ -1,0 +1,161 @@
+"""TensorNet as an ASE calculator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from mlff_triton.calculators._session import Session
+from mlff_triton.errors import InputError
+from mlff_triton.tensornet import Ensemble, Prediction, TensorNet
+
+MAX_BATCH_ATOMS = 8192
+
+
+class TensorNetCalculator(Calculator):
+    """Energies, forces and stresses of a TensorNet for any ASE workflow.
+
+    The total charge is read from ``atoms.info["charge"]`` (0 if absent). The neighbor list is reused
+    while the atoms stay within half a skin. Results are reproducible bit for bit on the CPU.
+
+    Parameters
+    ----------
+    model : str, path, TensorNet or Ensemble
+        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
+        TorchMD-NET or MatGL, or a loaded model, which is copied.
+    device : str
+        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``...
+    dtype : {"float32", "float64"}
+        Precision of the network; energies add up in float64 either way.
+    backend : {"auto", "torch"}
+        What computes.
+    skin : float
+        Verlet skin in Å; larger means rarer, longer lists.
+
+    Notes
+    -----
+    Units are ASE's: eV, eV/Å, eV/Å^3. ``stress`` needs a periodic cell.
+
+    Raises
+    ------
+    MlffTritonError
+        A subclass that says what is wrong with the model, the device or the atoms.
+
+    Examples
+    --------
+    >>> from ase.build import molecule
+    >>> atoms = molecule("CH3CH2OH")
+    >>> atoms.calc = TensorNetCalculator()
+    >>> atoms.get_forces().shape
+    (9, 3)
+    """
+
+    implemented_properties: ClassVar[list[str]] = [
+        "energy",
+        "free_energy",
+        "forces",
+        "stress",
+        "energies",
+    ]
+
+    def __init__(
+        self,
+        model: str | Path | TensorNet | Ensemble = "default",
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        backend: str = "auto",
+        skin: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.session = Session(model, device, dtype, backend, skin)
+
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        """What changed since the last calculation; a new total charge counts as a change."""
+        changes = list(super().check_state(atoms, tol))
+        if self.atoms is not None and _charge(self.atoms) != _charge(atoms):
+            changes.append("initial_charges")
+        return changes
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: Sequence[str] = ("energy",),
+        system_changes: Sequence[str] = tuple(all_changes),
+    ) -> None:
+        """Fill ``self.results``; called by ASE when something changed."""
+        super().calculate(atoms, list(properties), list(system_changes))
+        self.results = {}
+        prediction = self.session.evaluate(*_arguments(self.atoms))
+        self.results = _results([self.atoms], prediction)[0]
+
+    def calculate_many(self, images: Sequence[Atoms]) -> list[dict[str, Any]]:
+        """Results of many systems, computed in batches.
+
+        Parameters
+        ----------
+        images : sequence of Atoms
+            Systems of any size and periodicity.
+
+        Returns
+        -------
+        list of dict
+            One of ASE's results dictionaries for each system, in order. The calculator's own cache
+            stays as it is.
+        """
+        results: list[dict[str, Any]] = []
+        for chunk in _chunks(list(images)):
+            prediction = self.session.evaluate_many([_arguments(atoms) for atoms in chunk])
+            results += _results(chunk, prediction)
+        return results
+
+
+def _charge(atoms: Atoms) -> Any:
+    return atoms.info.get("charge", 0)
+
+
+def _arguments(atoms: Atoms) -> tuple[Any, Any, Any, Any, Any]:
+    if len(atoms) == 0:
+        raise InputError("there are no atoms: give at least one")
+    return atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, _charge(atoms)
+
+
+def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]]:
+    """Split a prediction into ASE's dictionaries, as float64 arrays of their own."""
+    energy = prediction.energy.cpu().numpy()
+    virial = prediction.virial.double().cpu().numpy()
+    forces = prediction.forces.double().cpu().numpy()
+    energies = prediction.atom_energies.cpu().numpy()
+    results: list[dict[str, Any]] = []
+    start = 0
+    for k, atoms in enumerate(images):
+        stop = start + len(atoms)
+        entry = {
+            "energy": float(energy[k]),
+            "free_energy": float(energy[k]),
+            "forces": forces[start:stop].copy(),
+            "energies": energies[start:stop].copy(),
+        }
+        if atoms.pbc.any() and atoms.cell.rank == 3:
+            entry["stress"] = full_3x3_to_voigt_6_stress(virial[k] / atoms.get_volume())
+        results.append(entry)
+        start = stop
+    return results
+
+
+def _chunks(images: list[Atoms]) -> list[list[Atoms]]:
+    """Consecutive groups of at most `MAX_BATCH_ATOMS` atoms (or one larger system)."""
+    groups: list[list[Atoms]] = []
+    size = MAX_BATCH_ATOMS + 1
+    for atoms in images:
+        size += len(atoms)
+        if size > MAX_BATCH_ATOMS:
+            groups.append([])
+            size = len(atoms)
+        groups[-1].append(atoms)
+    return groups

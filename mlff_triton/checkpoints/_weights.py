@@ -1,0 +1,76 @@
+"""What all readers of foreign checkpoints share: safe unpickling, tensor order, strict loading."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import CheckpointError
+from mlff_triton.tensornet import TensorNet
+
+
+def read_pickle(file: Path | IO[bytes], name: str) -> Any:
+    """Unpickle tensors and plain containers; anything that would run code raises.
+
+    Parameters
+    ----------
+    file : path or binary file
+        What `torch.load` reads.
+    name : str
+        How to call the file in an error.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is truncated, no checkpoint, or asks for anything but tensors and plain data.
+    """
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{name} is not a plain checkpoint of tensors and numbers, so it was not loaded: "
+            f"{_first_line(error)}"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{name} is truncated or corrupt ({_first_line(error)}): copy it again"
+        ) from error
+
+
+def interleaved_to_blocks(weight: Tensor) -> Tensor:
+    """Rows of a layer in the order [F, 3] -> [3, F], for a weight [3 F, K] or a bias [3 F]."""
+    return weight.unflatten(0, (-1, 3)).transpose(0, 1).flatten(0, 1)
+
+
+def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, ...]) -> Tensor:
+    """The weights of three ``linears_tensor`` of a block as one `IrrepLinear` weight [3, F, F]."""
+    return torch.stack([theirs[f"{block}.linears_tensor.{m}.weight"] for m in indices])
+
+
+def load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> None:
+    """Copy weights by name, every one exactly once, or raise `CheckpointError`."""
+    own = {k: v for k, v in model.state_dict().items() if k not in ("std", "mean", "references")}
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or extra:
+        raise CheckpointError(
+            f"{name} does not fit its own description: missing {missing or 'nothing'}, "
+            f"unexpected {extra or 'nothing'}"
+        )
+    for key, value in own.items():
+        if value.shape != state[key].shape:
+            raise CheckpointError(
+                f"{name}: {key} has shape {list(state[key].shape)}, expected {list(value.shape)}"
+            )
+        if not torch.isfinite(state[key]).all():
+            raise CheckpointError(f"{name}: {key} holds NaN or infinity")
+    model.load_state_dict(dict(state), strict=False)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:200]

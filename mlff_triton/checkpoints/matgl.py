@@ -1,0 +1,170 @@
+"""MatGL checkpoints (a folder with ``model.json`` and ``state.pt``) -> `TensorNet`.
+
+Follows `matgl.models.TensorNet` and `matgl.apps.pes.Potential` of MatGL 4.1. ``model.pt`` is never
+opened: the two files suffice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.checkpoints._weights import (
+    interleaved_to_blocks,
+    load_weights,
+    stack_linears,
+)
+from mlff_triton.errors import CheckpointError, UnsupportedModelError
+from mlff_triton.tensornet import TensorNet, TensorNetConfig
+
+# Symbols of elements 1..103, which is as far as MatGL models reach.
+SYMBOLS = (
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br "
+    "Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho "
+    "Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es "
+    "Fm Md No Lr"
+).split()
+ACTIVATION_OF = {"swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid", "softplus2": "ssp"}
+
+
+def from_files(
+    description: Mapping[str, Any], weights: Mapping[str, Tensor], name: str = "checkpoint"
+) -> TensorNet:
+    """Build a `TensorNet` from a MatGL ``Potential``.
+
+    Parameters
+    ----------
+    description : mapping
+        Content of ``model.json``.
+    weights : mapping of str to Tensor
+        Content of ``state.pt``.
+    name : str
+        How to call the files in an error.
+
+    Returns
+    -------
+    TensorNet
+        In the dtype of the weights, in evaluation mode, energies in eV.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model is not an extensive TensorNet, or adds terms that are not implemented.
+    CheckpointError
+        If the files do not fit each other.
+    """
+    potential = description.get("kwargs", {})
+    args = potential.get("model", {}).get("init_args", {})
+    _check_supported(description, potential, args, name)
+    try:
+        config = _config(args)
+        state = _translate(weights, config, args)
+    except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{name} lacks {error} that a MatGL TensorNet has: is it complete?"
+        ) from error
+    model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
+    load_weights(model, state, name)
+    model.std = weights["data_std"].double()
+    model.mean = weights["data_mean"].double()
+    if "element_refs.property_offset" in weights:
+        model.references = weights["element_refs.property_offset"].double()
+    return model.eval()
+
+
+def _check_supported(
+    description: Mapping[str, Any],
+    potential: Mapping[str, Any],
+    args: Mapping[str, Any],
+    name: str,
+) -> None:
+    supported = "supported are MatGL Potentials of an extensive TensorNet without ZBL or states"
+    found = {
+        "class": (description.get("@class"), ("Potential",)),
+        "model": (potential.get("model", {}).get("@class"), ("TensorNet",)),
+        "calc_repuls": (potential.get("calc_repuls", False), (False,)),
+        "include_state": (args.get("include_state", False), (False,)),
+        "is_intensive": (args.get("is_intensive", True), (False,)),
+        "ntargets": (args.get("ntargets", 1), (1,)),
+        "activation_type": (args.get("activation_type", "swish"), tuple(ACTIVATION_OF)),
+        "rbf_type": (args.get("rbf_type", "Gaussian"), ("Gaussian", "SphericalBessel")),
+    }
+    for key, (value, accepted) in found.items():
+        if value not in accepted:
+            raise UnsupportedModelError(f"{name} has {key}={value!r}; {supported}")
+
+
+def _config(args: Mapping[str, Any]) -> TensorNetConfig:
+    num_rbf, rbf_type, orders = args["num_rbf"], "gauss", 1
+    if args.get("rbf_type", "Gaussian") == "SphericalBessel":
+        smooth = args.get("use_smooth", False)
+        orders = 1 if smooth else args["max_l"]
+        num_rbf, rbf_type = args["max_n"] * orders, "bessel-smooth" if smooth else "bessel"
+    return TensorNetConfig(
+        elements=tuple(SYMBOLS.index(symbol) + 1 for symbol in args["element_types"]),
+        hidden_channels=args["units"],
+        num_layers=args["nblocks"],
+        num_rbf=num_rbf,
+        rbf_type=rbf_type,
+        bessel_orders=orders,
+        activation=ACTIVATION_OF[args.get("activation_type", "swish")],
+        cutoff_upper=float(args["cutoff"]),
+        group=args.get("equivariance_invariance_group", "O(3)"),
+        self_loops=False,
+        readout_activation=False,
+        head="gated",
+        uses_charge=False,
+    )
+
+
+def _translate(
+    weights: Mapping[str, Tensor], config: TensorNetConfig, args: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """MatGL weights under our names, with the three differences of convention undone.
+
+    The last scalar layers order their rows [F, 3]; the pair embedding takes the neighbor first; edge
+    vectors point from receiver to sender, which flips the sign of every skew part.
+    """
+    theirs = {re.sub(r"^model\.", "", key): value for key, value in weights.items()}
+    half = config.hidden_channels
+    ours: dict[str, Tensor] = {"embedding.element.weight": theirs["tensor_embedding.emb.weight"]}
+    pair = theirs["tensor_embedding.emb2.weight"]
+    ours["embedding.pair.weight"] = torch.cat([pair[:, half:], pair[:, :half]], dim=1)
+    ours["embedding.pair.bias"] = theirs["tensor_embedding.emb2.bias"]
+
+    last_scalars = {"embedding.scalar.1"} | {
+        f"layers.{k}.radial.2" for k in range(config.num_layers)
+    }
+    names = {
+        "embedding.norm": "tensor_embedding.init_norm",
+        "embedding.scalar.0": "tensor_embedding.linears_scalar.0",
+        "embedding.scalar.1": "tensor_embedding.linears_scalar.1",
+        "readout.norm": "out_norm",
+        "readout.linear": "linear",
+    }
+    for k in range(config.num_layers):
+        names |= {f"layers.{k}.radial.{m}": f"layers.{k}.linears_scalar.{m}" for m in range(3)}
+    for m in range(4):
+        names[f"readout.head.values.{m}"] = f"final_layer.gated.layers.{2 * m}"
+        names[f"readout.head.gates.{m}"] = f"final_layer.gated.gates.{2 * m}"
+    for our_name, their_name in names.items():
+        for kind in ("weight", "bias"):
+            value = theirs[f"{their_name}.{kind}"]
+            in_blocks = our_name in last_scalars
+            ours[f"{our_name}.{kind}"] = interleaved_to_blocks(value) if in_blocks else value
+
+    for kind in ("weight", "bias"):
+        p1, p2, p3 = (theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3))
+        ours[f"embedding.radial.{kind}"] = torch.cat([p1, -p2, p3])
+    ours["embedding.tensor.weight"] = stack_linears(theirs, "tensor_embedding", (0, 1, 2))
+    for k in range(config.num_layers):
+        ours[f"layers.{k}.tensor_in.weight"] = stack_linears(theirs, f"layers.{k}", (0, 1, 2))
+        ours[f"layers.{k}.tensor_out.weight"] = stack_linears(theirs, f"layers.{k}", (3, 4, 5))
+    if config.rbf_type == "gauss":
+        ours["basis.offset"] = theirs["bond_expansion.rbf.centers"]
+        ours["basis.coeff"] = torch.tensor(-float(args.get("width", 0.5)))
+    return ours

@@ -1,0 +1,115 @@
+"""Our own checkpoints: one safetensors file, its architecture as JSON in the metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from mlff_triton.checkpoints._weights import load_weights
+from mlff_triton.errors import CheckpointError, InputError, OutputError, UnsupportedModelError
+from mlff_triton.tensornet import Ensemble, TensorNet, TensorNetConfig, ZBLConfig
+
+FORMAT = "mlff_triton.tensornet.1"
+SCALE = ("std", "mean", "references")
+
+
+def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") -> None:
+    """Write a model as safetensors; the file appears whole or not at all.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model; an `Ensemble` must be saved member by member.
+    path : path
+        Where to write; the usual suffix is ``.safetensors``.
+    card : str
+        A description to keep in the file: data, errors, limits.
+
+    Raises
+    ------
+    InputError
+        If the model is an ensemble.
+    OutputError
+        If the file cannot be written.
+    """
+    if not isinstance(model, TensorNet):
+        raise InputError("only a single TensorNet can be saved: save the members one by one")
+    target = Path(path)
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(dataclasses.asdict(model.config)),
+        "card": card,
+    }
+    tensors = {
+        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
+    }
+    blob = safetensors.torch.save(tensors, metadata)
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as partial:
+            partial.write(blob)
+        Path(partial.name).chmod(0o644)
+        os.replace(partial.name, target)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror}") from error
+
+
+def read_native(path: Path) -> TensorNet:
+    """Read what `save_model` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is truncated or was not written by `save_model`.
+    UnsupportedModelError
+        If it is of a later format.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no sound safetensors file ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise UnsupportedModelError(
+            f"{path} has format {metadata.get('format')!r}, expected {FORMAT!r}: "
+            "write it with mlff_triton.save_model"
+        )
+    config = _config(metadata, path)
+    model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
+    load_weights(model, {k: v for k, v in state.items() if k not in SCALE}, str(path))
+    for name in SCALE:
+        value = state.get(name)
+        if value is None or value.shape != getattr(model, name).shape:
+            raise CheckpointError(f"{path} lacks {name}, or it has the wrong shape")
+        setattr(model, name, value.to(torch.float64))
+    return model.eval()
+
+
+def model_card(path: Path) -> str:
+    """The description kept in a native checkpoint; empty for other files."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return str((file.metadata() or {}).get("card", ""))
+    except (safetensors.SafetensorError, OSError):
+        return ""
+
+
+def _config(metadata: dict[str, str], path: Path) -> TensorNetConfig:
+    try:
+        fields: dict[str, Any] = json.loads(metadata["config"])
+        fields["elements"] = tuple(fields["elements"])
+        if fields.get("zbl"):
+            zbl = fields["zbl"]
+            zbl["charges"] = None if zbl["charges"] is None else tuple(zbl["charges"])
+            fields["zbl"] = ZBLConfig(**zbl)
+        return TensorNetConfig(**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} holds no readable architecture ({error})") from error

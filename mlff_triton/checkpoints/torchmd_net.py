@@ -1,0 +1,215 @@
+"""TorchMD-NET checkpoints (Lightning ``.ckpt``, or a zip of them) -> `TensorNet`.
+
+Follows `torchmdnet.models.model.load_model` of TorchMD-NET 3.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.checkpoints._weights import (
+    interleaved_to_blocks,
+    load_weights,
+    stack_linears,
+)
+from mlff_triton.errors import CheckpointError, UnsupportedModelError
+from mlff_triton.tensornet import ACTIVATIONS, TensorNet, TensorNetConfig, ZBLConfig
+
+COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) as TorchMD-NET's ZBL prior has it
+ANGSTROM_PER_METER = 1e10
+
+LAYER_NAMES = {  # ours <- theirs, below representation_model
+    "embedding.element": "tensor_embedding.emb",
+    "embedding.pair": "tensor_embedding.emb2",
+    "embedding.norm": "tensor_embedding.init_norm",
+    "embedding.scalar.0": "tensor_embedding.linears_scalar.0",
+    "embedding.scalar.1": "tensor_embedding.linears_scalar.1",
+    "readout.norm": "out_norm",
+    "readout.linear": "linear",
+}
+
+
+def is_torchmd_net(content: Any) -> bool:
+    """Whether an unpickled file has the layout of a TorchMD-NET Lightning checkpoint."""
+    return isinstance(content, dict) and {"hyper_parameters", "state_dict"} <= content.keys()
+
+
+def from_checkpoint(
+    content: Mapping[str, Any], name: str = "checkpoint", energy_unit: float = 1.0
+) -> TensorNet:
+    """Build a `TensorNet` from an unpickled TorchMD-NET checkpoint.
+
+    Parameters
+    ----------
+    content : mapping
+        With ``hyper_parameters`` and ``state_dict``, as Lightning writes it.
+    name : str
+        How to call the file in an error.
+    energy_unit : float
+        Value in eV of the energy unit that the model was trained in.
+
+    Returns
+    -------
+    TensorNet
+        In the dtype of the weights, in evaluation mode.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model is not a TensorNet with a summed ``Scalar`` head and Atomref or ZBL priors.
+    CheckpointError
+        If hyper-parameters or weights are missing, superfluous or of the wrong shape.
+    """
+    args = content["hyper_parameters"]
+    _check_supported(args, name)
+    weights = _without_wrappers(content["state_dict"])
+    # Checkpoints that carry this key were written when tensors were stored as [N, F, 3, 3]. Only the
+    # file's own hyper-parameters may decide this, never an option of the caller.
+    interleaved = "check_errors" in args
+    try:
+        priors = _prior_arguments(args)
+        config = _config(args, priors, energy_unit)
+        state = _translate(weights, config, interleaved)
+        references = _references(weights, priors, len(config.elements))
+    except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{name} lacks {error} that a TorchMD-NET TensorNet has: is it complete?"
+        ) from error
+    model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
+    load_weights(model, state, name)
+    model.std = weights.get("std", torch.tensor(1.0)).double() * energy_unit
+    model.mean = weights.get("mean", torch.tensor(0.0)).double() * energy_unit
+    model.references = references.double() * energy_unit
+    return model.eval()
+
+
+def _check_supported(args: Mapping[str, Any], name: str) -> None:
+    supported = (
+        "supported are TensorNet models with output_model=Scalar, reduce_op=sum and the priors "
+        "Atomref and ZBL"
+    )
+    for key, accepted in (
+        ("model", ("tensornet",)),
+        ("output_model", ("Scalar",)),
+        ("reduce_op", ("sum", "add")),
+        ("activation", tuple(ACTIVATIONS)),
+        ("atom_filter", (-1, None)),
+    ):
+        value = args.get(key, accepted[0])
+        if value not in accepted:
+            raise UnsupportedModelError(f"{name} has {key}={value!r}; {supported}")
+    for prior in _prior_arguments(args):
+        if prior["name"] not in ("Atomref", "LearnableAtomref", "ZBL"):
+            raise UnsupportedModelError(f"{name} has the prior {prior['name']}; {supported}")
+
+
+def _prior_arguments(args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The priors in order, each a dict of its arguments and its ``name``.
+
+    TorchMD-NET writes a name, a list of names, or a list of ``{name: arguments}``; the arguments
+    may instead stand in ``prior_args``.
+    """
+    listed = args.get("prior_model") or []
+    priors: list[dict[str, Any]] = []
+    for entry in listed if isinstance(listed, list) else [listed]:
+        items = entry.items() if isinstance(entry, dict) else [(entry, None)]
+        priors += [{**(arguments or {}), "name": name} for name, arguments in items]
+    overrides = args.get("prior_args")
+    if overrides is not None:
+        overrides = overrides if isinstance(overrides, list) else [overrides]
+        priors = [
+            {**(arguments or {}), "name": prior["name"]}
+            for prior, arguments in zip(priors, overrides, strict=True)
+        ]
+    return priors
+
+
+def _config(
+    args: Mapping[str, Any], priors: list[dict[str, Any]], energy_unit: float
+) -> TensorNetConfig:
+    zbl = [prior for prior in priors if prior["name"] == "ZBL"]
+    elements = tuple(range(args["max_z"]))
+    return TensorNetConfig(
+        elements=elements,
+        hidden_channels=args["embedding_dimension"],
+        num_layers=args["num_layers"],
+        num_rbf=args["num_rbf"],
+        rbf_type=args["rbf_type"],
+        trainable_rbf=args["trainable_rbf"],
+        activation=args["activation"],
+        cutoff_lower=float(args["cutoff_lower"]),
+        cutoff_upper=float(args["cutoff_upper"]),
+        group=args.get("equivariance_invariance_group", "O(3)"),
+        zbl=_zbl_config(zbl[0], elements, energy_unit) if zbl else None,
+    )
+
+
+def _zbl_config(
+    prior: Mapping[str, Any], elements: tuple[int, ...], energy_unit: float
+) -> ZBLConfig:
+    charges = [float(z) for z in prior["atomic_number"]][: len(elements)]
+    charges += [0.0] * (len(elements) - len(charges))
+    return ZBLConfig(
+        cutoff=float(prior["cutoff_distance"]),
+        prefactor=COULOMB_J_M / prior["energy_scale"] / prior["distance_scale"] * energy_unit,
+        length_scale=prior["distance_scale"] * ANGSTROM_PER_METER,
+        charges=tuple(charges),
+    )
+
+
+def _without_wrappers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names as TorchMD-NET 3 has them, without Lightning's ``model.`` in front."""
+    current = {}
+    for key, value in weights.items():
+        name = re.sub(r"^model\.", "", key)
+        name = re.sub(r"^representation_model\.", "", name)
+        name = re.sub(r"^output_model\.output_network\.(?=\d)", "head.", name)
+        name = re.sub(r"^output_model\.output_network\.layers\.", "head.", name)
+        current[name] = value
+    return current
+
+
+def _translate(
+    theirs: Mapping[str, Tensor], config: TensorNetConfig, interleaved: bool
+) -> dict[str, Tensor]:
+    order = interleaved_to_blocks if interleaved else torch.clone
+    ours: dict[str, Tensor] = {}
+    names = dict(LAYER_NAMES)
+    names |= {"readout.head.linear1": "head.0", "readout.head.linear2": "head.2"}
+    for k in range(config.num_layers):
+        names |= {f"layers.{k}.radial.{m}": f"layers.{k}.linears_scalar.{m}" for m in range(3)}
+    for our_name, their_name in names.items():
+        for kind in ("weight", "bias"):
+            if f"{their_name}.{kind}" in theirs:
+                ours[f"{our_name}.{kind}"] = theirs[f"{their_name}.{kind}"]
+    for key in ["embedding.scalar.1"] + [f"layers.{k}.radial.2" for k in range(config.num_layers)]:
+        for kind in ("weight", "bias"):
+            ours[f"{key}.{kind}"] = order(ours[f"{key}.{kind}"])
+
+    for kind in ("weight", "bias"):
+        projections = [theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3)]
+        ours[f"embedding.radial.{kind}"] = torch.cat(projections)
+    ours["embedding.tensor.weight"] = stack_linears(theirs, "tensor_embedding", (0, 1, 2))
+    for k in range(config.num_layers):
+        ours[f"layers.{k}.tensor_in.weight"] = stack_linears(theirs, f"layers.{k}", (0, 1, 2))
+        ours[f"layers.{k}.tensor_out.weight"] = stack_linears(theirs, f"layers.{k}", (3, 4, 5))
+    prefix = "distance_expansion."
+    ours |= {f"basis.{k[len(prefix) :]}": v for k, v in theirs.items() if k.startswith(prefix)}
+    return ours
+
+
+def _references(
+    weights: Mapping[str, Tensor], priors: list[dict[str, Any]], n_elements: int
+) -> Tensor:
+    """Sum of the Atomref priors in the model's energy unit, float64 [n_elements]."""
+    total = torch.zeros(n_elements, dtype=torch.float64)
+    for position, prior in enumerate(priors):
+        if prior["name"] != "ZBL" and prior.get("enable", True):
+            table = weights[f"prior_model.{position}.atomref.weight"][:, 0].double()
+            total[: len(table)] += table[:n_elements]
+    return total

@@ -1,0 +1,172 @@
+"""The frozen neighbor graph: a full, symmetric list in CSR form with its reverse-edge index.
+
+Edge ``e = (i, j, S)``: atom ``i`` receives from the image ``S`` of atom ``j`` and
+
+    r_e = pos_i - pos_j - S @ cell            d_e = |r_e|
+
+Edges are sorted by ``(i, j, S)``. For every edge its opposite ``(j, i, -S)`` is present too, at
+``reverse[e]``, so that sums over either end of an edge need no atomics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A neighbor list.
+
+    Attributes
+    ----------
+    row_ptr : int64 [N + 1]
+        Edges of receiver ``i`` are ``row_ptr[i]:row_ptr[i + 1]``.
+    senders : int64 [E]
+        Atom ``j`` of each edge.
+    shifts : int64 [E, 3]
+        Lattice translations ``S`` of ``j``; zero without periodic boundaries.
+    reverse : int64 [E]
+        Index of the opposite edge; an involution without fixed points.
+    """
+
+    row_ptr: Tensor
+    senders: Tensor
+    shifts: Tensor
+    reverse: Tensor
+
+    @classmethod
+    def from_pairs(cls, receivers: Tensor, senders: Tensor, shifts: Tensor, n_atoms: int) -> Graph:
+        """Sort a full list of pairs into a graph.
+
+        Parameters
+        ----------
+        receivers, senders : int64 [E]
+            Atoms ``i`` and ``j`` of every pair, in any order, both directions present.
+        shifts : int64 [E, 3]
+            Lattice translation of ``j`` in each pair.
+        n_atoms : int
+            Number of atoms, isolated ones included.
+
+        Raises
+        ------
+        InputError
+            If the list is not symmetric, or names an atom that does not exist.
+        """
+        if len(receivers) and not 0 <= int(senders.min()) <= int(senders.max()) < n_atoms:
+            raise InputError(f"the pairs name atoms outside 0..{n_atoms - 1}")
+        key = _edge_key(receivers, senders, shifts, n_atoms)
+        key, order = torch.sort(key)
+        receivers, senders, shifts = receivers[order], senders[order], shifts[order]
+        opposite, reverse_rank = torch.sort(_edge_key(senders, receivers, -shifts, n_atoms))
+        if not torch.equal(key, opposite):
+            raise InputError("the pairs are not symmetric: give both directions of each")
+        reverse = torch.empty_like(reverse_rank)
+        reverse[reverse_rank] = torch.arange(len(reverse), device=reverse.device)
+        counts = torch.bincount(receivers, minlength=n_atoms)
+        row_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return cls(row_ptr, senders, shifts, reverse)
+
+    @property
+    def n_atoms(self) -> int:
+        """Number of atoms N."""
+        return len(self.row_ptr) - 1
+
+    @property
+    def n_edges(self) -> int:
+        """Number of directed edges E."""
+        return len(self.senders)
+
+    @cached_property
+    def receivers(self) -> Tensor:
+        """Atom ``i`` of each edge, int64 [E]."""
+        atoms = torch.arange(self.n_atoms, device=self.row_ptr.device)
+        return atoms.repeat_interleave(self.row_ptr.diff(), output_size=self.n_edges)
+
+    @cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """One edge of each undirected pair, int64 [E / 2], and the pair of each edge, int64 [E].
+
+        What depends on the distance alone need only be computed once a pair.
+        """
+        edges = torch.arange(self.n_edges, device=self.senders.device)
+        is_first = edges < self.reverse
+        rank = is_first.cumsum(0) - 1
+        return edges[is_first], rank[torch.minimum(edges, self.reverse)]
+
+    def vectors(self, positions: Tensor, cell: Tensor | None, batch: Tensor | None) -> Tensor:
+        """Edge vectors ``r_e`` in Å.
+
+        Parameters
+        ----------
+        positions : [N, 3]
+            Atom positions in Å.
+        cell : [B, 3, 3] or None
+            Lattice vectors (rows) of each system; None without periodic boundaries.
+        batch : int64 [N] or None
+            System of each atom; None for one system.
+
+        Returns
+        -------
+        [E, 3]
+        """
+        delta = positions[self.receivers] - positions[self.senders]
+        if cell is None:
+            return delta
+        shifts = self.shifts.to(positions.dtype)
+        if batch is None:
+            return delta - shifts @ cell[0]
+        return delta - (shifts[:, None, :] @ cell[batch[self.receivers]])[:, 0]
+
+    def select(self, keep: Tensor) -> Graph:
+        """The graph of the edges where the boolean ``keep`` [E] holds, which must be symmetric."""
+        index = keep.cumsum(0) - 1
+        counts = torch.cat([index.new_zeros(1), index + 1])
+        return Graph(
+            row_ptr=counts[self.row_ptr],
+            senders=self.senders[keep],
+            shifts=self.shifts[keep],
+            reverse=index[self.reverse[keep]],
+        )
+
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on another device."""
+        return replace(
+            self,
+            row_ptr=self.row_ptr.to(device),
+            senders=self.senders.to(device),
+            shifts=self.shifts.to(device),
+            reverse=self.reverse.to(device),
+        )
+
+
+def concatenate(graphs: list[Graph]) -> Graph:
+    """One graph of several systems, atoms and edges numbered on in order."""
+    n_atoms = torch.tensor([0] + [g.n_atoms for g in graphs]).cumsum(0).tolist()
+    n_edges = torch.tensor([0] + [g.n_edges for g in graphs]).cumsum(0).tolist()
+    return Graph(
+        row_ptr=torch.cat(
+            [graphs[0].row_ptr[:1]]
+            + [g.row_ptr[1:] + e for g, e in zip(graphs, n_edges, strict=False)]
+        ),
+        senders=torch.cat([g.senders + n for g, n in zip(graphs, n_atoms, strict=False)]),
+        shifts=torch.cat([g.shifts for g in graphs]),
+        reverse=torch.cat([g.reverse + e for g, e in zip(graphs, n_edges, strict=False)]),
+    )
+
+
+def _edge_key(receivers: Tensor, senders: Tensor, shifts: Tensor, n_atoms: int) -> Tensor:
+    """An int64 a directed edge that sorts as (i, j, Sx, Sy, Sz)."""
+    if not len(receivers):
+        return receivers
+    reach = int(shifts.abs().max())
+    base = 2 * reach + 1
+    key = receivers * n_atoms + senders
+    for axis in range(3):
+        key = key * base + shifts[:, axis] + reach
+    return key

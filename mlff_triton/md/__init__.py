@@ -1,0 +1,31 @@
+"""Molecular dynamics in stages, with files that are always whole and exact restarts.
+
+Examples
+--------
+>>> from mlff_triton.md import Settings, Simulation, Stage, read_structure
+>>> from mlff_triton.calculators import TensorNetCalculator
+>>> settings = Settings(stages=(Stage("nvt", 2000), Stage("nve", 2000)), minimize=True)
+>>> simulation = Simulation.start(  # doctest: +SKIP
+...     read_structure("alanine-dipeptide-water"), TensorNetCalculator(), settings, "runs/example"
+... )
+>>> simulation.run()  # doctest: +SKIP
+True
+"""
+
+from mlff_triton.md.restart import Snapshot, load_restart
+from mlff_triton.md.settings import Settings, Stage, stages_of
+from mlff_triton.md.simulation import Monitor, Simulation
+from mlff_triton.md.structures import read_structure
+from mlff_triton.md.summary import draw_summary
+
+__all__ = [
+    "Monitor",
+    "Settings",
+    "Simulation",
+    "Snapshot",
+    "Stage",
+    "draw_summary",
+    "load_restart",
+    "read_structure",
+    "stages_of",
+]

@@ -1,0 +1,205 @@
+"""Files of a run: what is in them is always whole.
+
+``trajectory.xyz`` and ``log.csv`` grow by whole records and can be cut back to an earlier length;
+other files are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ase.io
+from ase import Atoms, units
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from mlff_triton.errors import OutputError
+
+TRAJECTORY = "trajectory.xyz"
+LOG = "log.csv"
+RESTART = "restart.npz"
+SUMMARY = "summary.png"
+OUTPUTS = (TRAJECTORY, LOG, RESTART, SUMMARY)
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """One line of ``log.csv``; None is an empty field."""
+
+    step: int
+    time_ps: float
+    stage: str
+    temperature_K: float  # noqa: N815
+    potential_eV: float  # noqa: N815
+    kinetic_eV: float  # noqa: N815
+    total_eV: float  # noqa: N815
+    conserved_eV: float  # noqa: N815
+    volume_A3: float | None  # noqa: N815
+    pressure_bar: float | None
+
+    FORMATS = ("d", ".9g", "s", ".4f", ".9f", ".9f", ".9f", ".9f", ".6f", ".4f")
+
+    @classmethod
+    def header(cls) -> str:
+        """Return the first line of the file."""
+        return ",".join(field.name for field in dataclasses.fields(cls)) + "\n"
+
+    def line(self) -> str:
+        """Format the row as a line of the file."""
+        values = dataclasses.astuple(self)
+        texts = (
+            "" if value is None else format(value, spec)
+            for value, spec in zip(values, self.FORMATS, strict=True)
+        )
+        return ",".join(texts) + "\n"
+
+
+def observe(atoms: Atoms, step: int, time: float, stage: str, conserved: float) -> LogRow:
+    """Measure what is logged; the calculator already holds the results.
+
+    The temperature counts 3N degrees of freedom. The pressure includes the kinetic part.
+    """
+    potential, kinetic = atoms.get_potential_energy(), atoms.get_kinetic_energy()
+    volume = pressure = None
+    if atoms.pbc.all():
+        volume = float(atoms.get_volume())
+        pressure = _pressure(atoms)
+    return LogRow(
+        step=step,
+        time_ps=time,
+        stage=stage,
+        temperature_K=float(atoms.get_temperature()),
+        potential_eV=float(potential),
+        kinetic_eV=float(kinetic),
+        total_eV=float(potential + kinetic),
+        conserved_eV=conserved,
+        volume_A3=volume,
+        pressure_bar=pressure,
+    )
+
+
+def _pressure(atoms: Atoms) -> float | None:
+    """Pressure in bar, or None from a calculator without stress."""
+    try:
+        stress = atoms.get_stress(voigt=False, include_ideal_gas=True)
+    except PropertyNotImplementedError:
+        return None
+    return float(-stress.trace() / 3 / units.bar)
+
+
+def frame(atoms: Atoms, row: LogRow) -> str:
+    """Format one frame of extended XYZ: energy, momenta, forces, and where it lies on the clock."""
+    snapshot = atoms.copy()
+    snapshot.calc = SinglePointCalculator(
+        snapshot, energy=row.potential_eV, forces=atoms.get_forces()
+    )
+    snapshot.info |= {"step": row.step, "time_ps": row.time_ps, "stage": row.stage}
+    columns = ["symbols", "positions", "momenta", "forces"]
+    if atoms.has("masses"):
+        columns.append("masses")
+    text = io.StringIO()
+    ase.io.write(text, snapshot, format="extxyz", columns=columns)
+    return text.getvalue()
+
+
+class RecordFile:
+    """A text file that grows by whole records.
+
+    Parameters
+    ----------
+    path : path
+        The file; created with the first record.
+    size : int
+        Bytes to keep of what is there; the rest is cut off.
+
+    Raises
+    ------
+    OutputError
+        If the file is shorter than that, or cannot be written.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        with _reported(path):
+            present = path.stat().st_size if path.exists() else 0
+            if present < size:
+                raise OutputError(
+                    f"{path} has {present} bytes, the restart file knows of {size}: "
+                    "put the original back"
+                )
+            if present:
+                os.truncate(path, size)
+
+    def append(self, record: str) -> None:
+        """Write a record in one system call; if it does not fit, leave none of it."""
+        data = record.encode()
+        with _reported(self.path), self.path.open("ab", buffering=0) as file:
+            try:
+                written = file.write(data)
+            except OSError:
+                file.truncate(self.size)
+                raise
+            if written != len(data):
+                file.truncate(self.size)
+                raise OutputError(f"cannot write {self.path}: the disk is full")
+        self.size += len(data)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file under another name, then rename it: it is the old one or the new one, whole.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written.
+    """
+    with _reported(path):
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        partial = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            partial.chmod(0o644)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def check_directory(directory: Path, overwrite: bool) -> None:
+    """Raise an `OutputError` if a new run must not write there; changes nothing."""
+    if directory.exists() and not directory.is_dir():
+        raise OutputError(f"{directory} is a file: give another --out")
+    with _reported(directory):
+        occupied = directory.exists() and any(directory.iterdir())
+    if occupied and not overwrite:
+        raise OutputError(
+            f"{directory} is not empty: give another --out, --overwrite, or "
+            f"--restart {directory / RESTART}"
+        )
+
+
+def clear_directory(directory: Path) -> None:
+    """Make the directory, without the outputs of an earlier run; other files stay."""
+    with _reported(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in OUTPUTS:
+            (directory / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into ours."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

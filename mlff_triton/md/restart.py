@@ -1,0 +1,154 @@
+"""``restart.npz``: everything that the rest of a run depends on, without pickle."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+
+from mlff_triton.errors import InputError
+from mlff_triton.md.integrators import State
+from mlff_triton.md.outputs import replace_file
+from mlff_triton.md.preparation import Minimization
+from mlff_triton.md.settings import Settings
+
+FORMAT = "mlff_triton.md.1"
+
+# What NumPy, zipfile, JSON and the reading of their contents raise on damaged or foreign files.
+UNREADABLE = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    OSError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment.
+
+    Attributes
+    ----------
+    settings : Settings
+        What to simulate.
+    recipe : dict of str
+        How the caller made the calculator; kept for the caller, not read here.
+    atoms : Atoms
+        Positions, momenta, cell, masses, total charge.
+    step : int
+        Steps taken.
+    is_prepared : bool
+        Whether minimisation and initial velocities are done.
+    minimization : Minimization or None
+        How it ended, if there was one.
+    random_state : dict
+        State of the bit generator.
+    integrator_state : dict
+        State of the integrator of the stage in progress; empty at the start of a stage.
+    sizes : dict of int
+        Lengths in bytes of the files that grow.
+    """
+
+    settings: Settings
+    recipe: dict[str, str]
+    atoms: Atoms
+    step: int
+    is_prepared: bool
+    minimization: Minimization | None
+    random_state: dict[str, Any]
+    integrator_state: State
+    sizes: dict[str, int]
+
+
+def save_restart(snapshot: Snapshot, path: Path) -> None:
+    """Write a snapshot; the file is the old one or the new one, whole.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written.
+    """
+    atoms = snapshot.atoms
+    minimization = snapshot.minimization
+    rest = {
+        "format": FORMAT,
+        "settings": snapshot.settings.to_dict(),
+        "recipe": snapshot.recipe,
+        "charge": np.asarray(atoms.info.get("charge")).item(),
+        "step": snapshot.step,
+        "is_prepared": snapshot.is_prepared,
+        "minimization": None if minimization is None else asdict(minimization),
+        "random_state": snapshot.random_state,
+        "integrator_state": snapshot.integrator_state,
+        "sizes": snapshot.sizes,
+    }
+    arrays = {
+        "numbers": atoms.numbers,
+        "positions": atoms.positions,
+        "momenta": atoms.get_momenta(),
+        "cell": atoms.cell.array,
+        "pbc": atoms.pbc,
+        "rest": np.array(json.dumps(rest)),  # JSON keeps every digit of a float
+    }
+    if atoms.has("masses"):
+        arrays["masses"] = atoms.get_masses()
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    replace_file(path, content.getvalue())
+
+
+def load_restart(path: str | Path) -> Snapshot:
+    """Read what `save_restart` wrote.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or it is damaged or something else.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"there is no restart file {str(path)!r}")
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+            rest = json.loads(str(arrays["rest"]))
+            if rest["format"] != FORMAT:
+                raise InputError(f"{file} has format {rest['format']!r}, expected {FORMAT!r}")
+            return _snapshot(arrays, rest)
+    except InputError:
+        raise
+    except UNREADABLE as error:
+        raise InputError(f"{file} is no sound restart file of mlff-triton md") from error
+
+
+def _snapshot(arrays: np.lib.npyio.NpzFile, rest: dict[str, Any]) -> Snapshot:
+    atoms = Atoms(
+        numbers=arrays["numbers"],
+        positions=arrays["positions"],
+        masses=arrays.get("masses"),
+        cell=arrays["cell"],
+        pbc=arrays["pbc"],
+    )
+    atoms.set_momenta(arrays["momenta"])
+    if rest["charge"] is not None:
+        atoms.info["charge"] = rest["charge"]
+    minimization = rest["minimization"]
+    return Snapshot(
+        settings=Settings.from_dict(rest["settings"]),
+        recipe=rest["recipe"],
+        atoms=atoms,
+        step=rest["step"],
+        is_prepared=rest["is_prepared"],
+        minimization=None if minimization is None else Minimization(**minimization),
+        random_state=rest["random_state"],
+        integrator_state=rest["integrator_state"],
+        sizes=rest["sizes"],
+    )

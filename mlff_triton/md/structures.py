@@ -1,0 +1,87 @@
+"""Files and shipped names -> atoms that can be simulated."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import resources
+from pathlib import Path
+
+import ase.io
+import numpy as np
+from ase import Atoms
+
+from mlff_triton.errors import InputError
+
+SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
+
+
+def read_structure(source: str | Path) -> Atoms:
+    """Read a structure that ASE knows, or a shipped one.
+
+    Of a PDB file the first model is read, of other trajectories the last frame. Only elements,
+    positions, cell, masses and total charge are kept: velocities are drawn anew by each run.
+
+    Parameters
+    ----------
+    source : str or path
+        A shipped name (``"alanine-dipeptide-water"``) or a file.
+
+    Returns
+    -------
+    Atoms
+        Without calculator. A PDB cell of 1 x 1 x 1 Å, the format's word for "none", is dropped.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, unreadable, empty, holds numbers that are not finite, or
+        constraints, which the integrators here do not keep.
+
+    Examples
+    --------
+    >>> len(read_structure("alanine-dipeptide-water"))
+    166
+    """
+    name = str(source)
+    if name in SHIPPED:
+        shipped = resources.files("mlff_triton") / "structures" / SHIPPED[name]
+        with resources.as_file(shipped) as path:
+            return _clean(_read(path), name)
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise InputError(
+            f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
+        )
+    return _clean(_read(path), name)
+
+
+def _read(path: Path) -> Atoms:
+    """Read the frame to simulate; readers fail in as many ways as there are formats."""
+    is_pdb = path.suffix.lower() in (".pdb", ".ent")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about fields that are not used here
+            images = ase.io.read(path, index=":" if is_pdb else "-1:")
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"{path} cannot be read as a structure: {reason}") from error
+    return next((atoms for atoms in images if len(atoms)), Atoms())
+
+
+def _clean(atoms: Atoms, name: str) -> Atoms:
+    if len(atoms) == 0:
+        raise InputError(f"{name} holds no atoms")
+    if atoms.constraints:
+        raise InputError(f"{name} holds constraints, which are not supported: remove them")
+    bad = ~np.isfinite(atoms.positions).all(axis=1)
+    if bad.any():
+        raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")
+    kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    if atoms.has("masses"):
+        kept.set_masses(atoms.get_masses())
+    if "charge" in atoms.info:
+        kept.info["charge"] = atoms.info["charge"]
+    if np.array_equal(kept.cell.array, np.eye(3)):
+        kept.set_cell(None)
+        kept.set_pbc(False)
+    return kept

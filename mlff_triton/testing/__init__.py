@@ -1,0 +1,47 @@
+"""Tools to test a force field with: tolerances, structures, finite differences, conformance.
+
+For tests and benchmarks, the reader's own included. `check_calculator` holds any ASE calculator of
+a short-ranged potential to what molecular dynamics relies on; each check is also a function of its
+own in `CHECKS`.
+"""
+
+from mlff_triton.testing.conformance import (
+    CHECKS,
+    Case,
+    ConformanceError,
+    NotApplicable,
+    check_calculator,
+)
+from mlff_triton.testing.derivatives import finite_difference_forces, finite_strain_stress
+from mlff_triton.testing.structures import (
+    random_cluster,
+    random_crystal,
+    random_rotation,
+    water_box,
+)
+from mlff_triton.testing.tolerances import (
+    FINITE_DIFFERENCES,
+    TOLERANCES,
+    assert_close,
+    assert_within,
+    tolerance,
+)
+
+__all__ = [
+    "CHECKS",
+    "FINITE_DIFFERENCES",
+    "TOLERANCES",
+    "Case",
+    "ConformanceError",
+    "NotApplicable",
+    "assert_close",
+    "assert_within",
+    "check_calculator",
+    "finite_difference_forces",
+    "finite_strain_stress",
+    "random_cluster",
+    "random_crystal",
+    "random_rotation",
+    "tolerance",
+    "water_box",
+]

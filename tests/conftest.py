@@ -1,0 +1,50 @@
+"""Shared by all tests: determinism, devices, optional data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+hypothesis.settings.register_profile(
+    "deterministic",
+    derandomize=True,  # the same examples on every machine and at every run
+    database=None,
+    deadline=None,
+    max_examples=50,
+)
+hypothesis.settings.load_profile("deterministic")
+
+torch.set_num_threads(1)  # small tensors, and other tests may run beside these
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU, and PyTorch finds none")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Third-party structures and checkpoints, which are not part of the repository."""
+    if not DATA.is_dir():
+        pytest.skip(f"the optional data folder {DATA.parent.name}/{DATA.name} is not there")
+    return DATA

@@ -1,0 +1,243 @@
+"""The command line, as a new user meets it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+
+import mlff_triton
+from mlff_triton import Ensemble, TensorNet, TensorNetConfig, cli, load_model, save_model
+from mlff_triton.md.interrupt import StopRequest
+from mlff_triton.tensornet import ZBLConfig
+
+CARD = "# Tiny\n\nA random model for tests.\n\nNot for science."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    config = TensorNetConfig(
+        elements=(1, 6, 7, 8),
+        hidden_channels=16,
+        num_layers=1,
+        num_rbf=8,
+        zbl=ZBLConfig(cutoff=1.5, prefactor=14.4),
+    )
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(TensorNet(config), path, CARD)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the command line where there is but one structure; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    ase.io.write("ethanol.xyz", molecule("CH3CH2OH"), format="extxyz")
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main([str(argument) for argument in arguments])
+        shown = capsys.readouterr()
+        return exit_.value.code, shown.out, shown.err
+
+    return command
+
+
+def short(model, *more):
+    return ("md", "ethanol.xyz", "--model", model, "--device", "cpu", "--every", 4, *more)
+
+
+def contents(directory):
+    return [(Path(directory) / name).read_bytes() for name in ("trajectory.xyz", "log.csv")]
+
+
+def test_md_runs_stages_and_reports(run, model):
+    code, out, err = run(
+        *short(model, "--minimize", "--out", "runs/a"),
+        *("--ensemble", "nvt", "--steps", 10, "--ensemble", "nve", "--steps", 12),
+    )
+    assert (code, err) == (0, "")
+    for expected in ("22 of 22", "largest force", "stage 1-nvt", "eV/atom/ps", "ns/day"):
+        assert expected in out
+    names = sorted(path.name for path in Path("runs/a").iterdir())
+    assert names == ["log.csv", "restart.npz", "summary.png", "trajectory.xyz"]
+    stages = [frame.info["stage"] for frame in ase.io.read("runs/a/trajectory.xyz", index=":")]
+    assert stages == ["1-nvt"] * 4 + ["2-nve"] * 4
+
+
+def test_md_starts_from_the_shipped_structure(run, model):
+    name = "alanine-dipeptide-water"
+    code, _, _ = run("md", name, "--model", model, "--steps", 1, "--charge", 0, "--out", "a")
+    assert code == 0
+    assert len(ase.io.read("a/trajectory.xyz")) == 166
+
+
+WRONG = {
+    "no structure": ((), "give a STRUCTURE to simulate, or --restart FILE"),
+    "missing file": (("absent.xyz",), "there is no structure 'absent.xyz'"),
+    "not a number": (("nan.xyz",), "the position of atom 1 is NaN"),
+    "unknown element": (("gold.xyz",), "does not know atomic numbers [79]"),
+    "no atoms": (("none.xyz",), "holds no atoms"),
+    "one point": (("same.xyz",), "atoms 0 and 1 are 0.0e+00 Å apart"),
+    "ensemble": (("ethanol.xyz", "--ensemble", "nph"), "use one of nve, nvt, npt"),
+    "timestep": (("ethanol.xyz", "--timestep", "-0.5"), "timestep must be a positive number"),
+    "steps": (("ethanol.xyz", "--steps", "0"), "at least one step"),
+    "counts": (("ethanol.xyz", "--steps", "1", "--steps", "2"), "one count for all"),
+    "vacuum": (("ethanol.xyz", "--ensemble", "npt"), "periodic in three directions"),
+    "charge": (("ethanol.xyz", "--charge", "0.5"), "Invalid value for '--charge'"),
+    "dtype": (("ethanol.xyz", "--dtype", "float16"), "use one of float32, float64"),
+    "device": (("ethanol.xyz", "--device", "gpu"), "use 'auto', 'cpu' or 'cuda'"),
+    "option": (("ethanol.xyz", "--presure", "3"), "No such option: --presure"),
+    "extra": (("ethanol.xyz", "more.xyz"), "unexpected extra argument"),
+    "file as directory": (("ethanol.xyz", "--out", "gold.xyz"), "gold.xyz is a file"),
+    "below a file": (("ethanol.xyz", "--out", "gold.xyz/x"), "cannot write gold.xyz/x"),
+    "occupied": (("ethanol.xyz", "--out", "."), "is not empty: give another --out, --overwrite"),
+    "no restart": (("--restart", "absent.npz"), "there is no restart file 'absent.npz'"),
+    "bad restart": (("--restart", "gold.xyz"), "no sound restart file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_mistakes_in_md_take_one_line(run, model, case):
+    for name, text in {
+        "nan.xyz": "2\n\nH 0 0 0\nH nan 0 0\n",
+        "gold.xyz": "1\n\nAu 0 0 0\n",
+        "none.xyz": "0\n\n",
+        "same.xyz": "2\n\nH 0 0 0\nH 0 0 0\n",
+    }.items():
+        Path(name).write_text(text)
+    before = sorted(Path().iterdir())
+    arguments, message = WRONG[case]
+    code, out, err = run("md", "--model", model, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("mlff-triton: error: ")
+    assert message in err
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing command"),
+        (("simulate",), "No such command 'simulate'"),
+        (("info",), "Missing argument"),
+        (("info", "absent"), "there is no model 'absent'"),
+        (("info", "ethanol.xyz"), "ethanol.xyz"),
+        (("convert", "absent", "b.safetensors"), "there is no model 'absent'"),
+        (("convert", "absent", "ethanol.xyz"), "ethanol.xyz exists"),
+        (("md", "ethanol.xyz", "--model", "absent"), "there is no model 'absent'"),
+    ],
+)
+def test_other_mistakes_take_one_line(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("mlff-triton: error: ")
+    assert message in err
+
+
+def test_help_and_version(run):
+    assert run("--version")[:2] == (0, mlff_triton.__version__ + "\n")
+    code, out, _ = run("md", "--help")
+    assert code == 0
+    assert "--restart" in out
+
+
+def test_restart_needs_nothing_else_and_accepts_no_contradiction(run, model):
+    plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 6, "--out", "a")
+    assert run(*short(model, *plan))[0] == 0
+    before = contents("a")
+    again = ("md", "--restart", "a/restart.npz")
+    assert run(*again)[0] == 0
+    same = ("--steps", 6, "--every", 4, "--model", model, "--out", "a", "--ensemble", "nvt")
+    assert run(*again, *same, "--ensemble", "nve")[0] == 0
+    assert contents("a") == before
+    for more, message in (
+        (("--temperature", 310), "--temperature contradicts the restart file, which says 300.0"),
+        (("--steps", 7), "--steps contradicts"),
+        (("--ensemble", "nve"), "--ensemble contradicts"),
+        (("--charge", 1), "--charge contradicts"),
+        (("--minimize",), "--minimize contradicts"),
+        (("--out", "b"), "--out contradicts"),
+        (("--overwrite",), "leave out overwrite"),
+        (("ethanol.xyz",), "leave out structure"),
+    ):
+        code, _, err = run(*again, *more)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_continues_exactly(run, model, number):
+    plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 50, "--every", 7)
+    arguments = [str(a) for a in short(model, *plan, "--out", "broken")]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(mlff_triton.__file__).parents[1]),
+    }
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", "from mlff_triton.cli import main; main()", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = Path("broken/log.csv")
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 4):
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "mlff-triton md --restart broken/restart.npz" in out
+    assert Path("broken/summary.png").exists()
+
+    assert run("md", "--restart", "broken/restart.npz")[0] == 0
+    assert run(*short(model, *plan, "--out", "unbroken"))[0] == 0
+    assert contents("broken") == contents("unbroken")
+
+
+def test_a_second_signal_is_not_held_back():
+    previous = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        assert signal.getsignal(signal.SIGINT) is previous
+    assert signal.getsignal(signal.SIGINT) is previous
+
+
+def test_info_describes_a_model(run, model):
+    code, out, err = run("info", model)
+    assert (code, err) == (0, "")
+    for expected in ("TorchMD-NET", "H C N O", "0 to 5 Å", "8 expnorm", "ZBL within 1.5 Å"):
+        assert expected in out
+    assert "A random model for tests." in out
+    assert "Not for science" not in out
+
+
+def test_info_describes_an_ensemble(run, model, monkeypatch):
+    member = load_model(model)
+    monkeypatch.setattr("mlff_triton.checkpoints.load_model", lambda _: Ensemble([member, member]))
+    assert "2 members; of the first:" in run("info", model)[1]
+
+
+def test_convert_writes_the_same_model(run, model):
+    assert run("convert", model, "copy.safetensors") == (0, "wrote copy.safetensors\n", "")
+    code, _, err = run("convert", model, "copy.safetensors")
+    assert code == 2
+    assert "copy.safetensors exists: give another name, or --overwrite" in err
+    assert run("convert", model, "copy.safetensors", "--overwrite")[0] == 0
+    original, copy = load_model(model).state_dict(), load_model("copy.safetensors").state_dict()
+    for name in original:
+        np.testing.assert_array_equal(original[name], copy[name])
+    assert "A random model for tests." in run("info", "copy.safetensors")[1]
