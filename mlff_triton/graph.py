@@ -66,8 +66,12 @@ class Graph:
         opposite, reverse_rank = torch.sort(_edge_key(senders, receivers, -shifts, n_atoms))
         if not torch.equal(key, opposite):
             raise InputError("the pairs are not symmetric: give both directions of each")
+        if (key[1:] == key[:-1]).any():
+            raise InputError("the pairs hold one twice: give each direction once")
         reverse = torch.empty_like(reverse_rank)
         reverse[reverse_rank] = torch.arange(len(reverse), device=reverse.device)
+        if (reverse_rank == torch.arange(len(reverse), device=reverse.device)).any():
+            raise InputError("the pairs hold an atom paired with itself: leave it out")
         counts = torch.bincount(receivers, minlength=n_atoms)
         row_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         return cls(row_ptr, senders, shifts, reverse)
@@ -166,6 +170,11 @@ def _edge_key(receivers: Tensor, senders: Tensor, shifts: Tensor, n_atoms: int) 
         return receivers
     reach = int(shifts.abs().max())
     base = 2 * reach + 1
+    if n_atoms**2 * base**3 > 2**63 - 1:
+        raise InputError(
+            f"the pairs reach over {reach} cells: wrap the atoms into the cell, "
+            "or the simulation may have blown up"
+        )
     key = receivers * n_atoms + senders
     for axis in range(3):
         key = key * base + shifts[:, axis] + reach

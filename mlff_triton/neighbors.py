@@ -47,8 +47,11 @@ class Box:
         InputError
             If the shape is wrong, a number is not finite, or a periodic direction has no vector.
         """
-        periodic = np.broadcast_to(np.asarray(pbc, dtype=bool), 3).copy()
-        rows = np.zeros((3, 3)) if cell is None else np.array(cell, dtype=np.float64)
+        periodic = np.asarray(pbc, dtype=bool)
+        if periodic.shape not in ((), (3,)):
+            raise InputError(f"pbc must be one bool or three, not {periodic.tolist()}")
+        periodic = np.broadcast_to(periodic, 3).copy()
+        rows = np.zeros((3, 3)) if cell is None else _as_floats(cell, "the cell").copy()
         if rows.shape != (3, 3):
             raise InputError(f"the cell must have shape [3, 3], not {list(rows.shape)}")
         if not np.isfinite(rows).all():
@@ -112,7 +115,7 @@ def neighbor_list(
 
 def check_positions(positions: ArrayLike) -> FloatArray:
     """Positions as float64 [N, 3], or an `InputError` that says what is wrong with them."""
-    points = np.ascontiguousarray(positions, dtype=np.float64)
+    points = np.ascontiguousarray(_as_floats(positions, "positions"))
     if points.ndim != 2 or points.shape[1] != 3:
         raise InputError(f"positions must have shape [N, 3], not {list(points.shape)}")
     if len(points) == 0:
@@ -126,8 +129,34 @@ def check_positions(positions: ArrayLike) -> FloatArray:
     return points
 
 
+def _as_floats(values: ArrayLike, name: str) -> FloatArray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be an array of real numbers: {error}") from error
+
+
+def _check_cutoff(cutoff: float) -> None:
+    if not 0 < cutoff < np.inf:
+        raise InputError(f"the cutoff must be positive and finite, not {cutoff}")
+
+
+def _check_extent(points: FloatArray, box: Box) -> None:
+    """Refuse atoms so far apart that the search would overflow, or never end."""
+    extent = np.ptp(points @ np.linalg.inv(box.cell), axis=0)
+    far = (extent[box.pbc] > MAX_CELLS_APART).any() or (extent[~box.pbc] > MAX_EXTENT).any()
+    if far:
+        raise InputError("atoms lie too far apart: the simulation may have blown up")
+
+
+MAX_CELLS_APART = 100_000
+MAX_EXTENT = 10_000.0
+
+
 def _find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     n_atoms = len(points)
+    _check_cutoff(cutoff)
+    _check_extent(points, box)
     _check_size(n_atoms, box, cutoff)
     search = vesin.NeighborList(cutoff=cutoff, full_list=True)
     pairs, shifts, distances = search.compute(points, box.cell, box.pbc, quantities="PSd")
@@ -170,8 +199,9 @@ class VerletList:
     """
 
     def __init__(self, cutoff: float, skin: float = 0.5) -> None:
-        if not skin >= 0:
-            raise InputError(f"skin must not be negative, not {skin}")
+        _check_cutoff(cutoff)
+        if not 0 <= skin < np.inf:
+            raise InputError(f"skin must be finite and not negative, not {skin}")
         self.cutoff = cutoff
         self.skin = skin
         self.n_builds = 0
@@ -209,7 +239,8 @@ class VerletList:
             return True
         deformation = np.eye(3)
         if (box0.cell != box.cell).any():
-            deformation = np.linalg.solve(box0.cell, box.cell)
+            old, new = box0.cell[box0.pbc], box.cell[box.pbc]
+            deformation += np.linalg.pinv(old) @ (new - old)
         moved = np.linalg.norm(points - points0 @ deformation, axis=1)
         reach = np.linalg.svd(deformation, compute_uv=False).min() * (self.cutoff + self.skin)
         return bool(reach - np.sort(moved)[-2:].sum() <= self.cutoff)

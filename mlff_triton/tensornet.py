@@ -27,7 +27,8 @@ from mlff_triton.radial_basis import BASES, cosine_cutoff
 from mlff_triton.units import BOHR
 
 MAX_ATOMIC_NUMBER = 118
-PARTS = (1, 3, 5)  # of the nine components: I, a, S
+PARTS = (1, 3, 5)  # sizes of I, a and S among the nine components
+PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -126,6 +127,8 @@ class TensorNetConfig:
                 f"cutoffs must satisfy 0 <= lower < upper, not {self.cutoff_lower}, "
                 f"{self.cutoff_upper}"
             )
+        if self.rbf_type == "bessel" and self.self_loops:
+            raise InputError("the bessel basis has no value at distance 0: use self_loops=False")
         if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
             raise InputError("elements must be atomic numbers, and at least one")
 
@@ -218,8 +221,9 @@ class Embedding(nn.Module):
         radial = self.radial(edges.basis) * edges.cutoff[:, None]  # [P + 1, 3 F]
         radial = radial.unflatten(1, (3, -1))
         z_pair = receiver[graph.receivers] + sender[graph.senders]  # [E, F]
-        factors = z_pair[:, None] * radial.index_select(0, edges.pair)  # [E, 3, F]
-        x = edges.sum_over_neighbors(_harmonics(edges.directions)[..., None], factors)
+        factors = [z_pair * f.index_select(0, edges.pair) for f in radial.unbind(1)]  # 3 of [E, F]
+        harmonics = zip(_harmonics(edges.directions), PART_OF_COMPONENT, strict=True)
+        x = torch.stack([edges.sum_at_receivers(h[:, None] * factors[k]) for h, k in harmonics])
         if self.config.self_loops:
             x = torch.cat([x[:1] + (receiver + sender) * radial[-1, 0], x[1:]])
         scales = self.norm(irrep_norms(x).sum(0))
@@ -262,8 +266,7 @@ class Interaction(nn.Module):
 
         x = x / (irrep_norms(x).sum(0) + 1)
         y = self.tensor_in(x)
-        factors = radial.index_select(0, edges.pair)  # [E, 3, F]
-        message = edges.sum_over_neighbors(y.index_select(1, edges.graph.senders), factors)
+        message = edges.pass_messages(y, radial)
         if self.config.self_loops:
             message = message + scale(y, radial[-1:])
 
@@ -361,25 +364,32 @@ class Edges:
     cutoff: Tensor
     pair: Tensor
 
-    def sum_over_neighbors(self, components: Tensor, factors: Tensor) -> Tensor:
-        """``sum_j f_part(e) * v_component(e)`` at each receiver.
+    def sum_at_receivers(self, messages: Tensor) -> Tensor:
+        """Sum messages [E, F] at their receivers: [N, F]."""
+        zeros = messages.new_zeros(self.graph.n_atoms, messages.shape[1])
+        return zeros.index_add(0, self.graph.receivers, messages)
+
+    def pass_messages(self, y: Tensor, radial: Tensor) -> Tensor:
+        """``M_i = sum_j f_k(d_ij) y_j``, a component at a time: arrays of one fit into the cache.
 
         Parameters
         ----------
-        components : [9, E, F] or [9, E, 1]
-            Of the tensor that travels along each edge.
-        factors : [E, 3, F]
-            For each of its three parts.
+        y : [9, N, F]
+            What the neighbors send.
+        radial : [P + 1, 3, F]
+            Factors of the three parts for each pair.
 
         Returns
         -------
         [9, N, F]
         """
-        parts = zip(components.split(PARTS), factors.unbind(1), strict=True)
-        messages = [part * factor for part, factor in parts]
-        shape = (self.graph.n_atoms, factors.shape[2])
-        return torch.cat(
-            [m.new_zeros(len(m), *shape).index_add(1, self.graph.receivers, m) for m in messages]
+        factors = [f.index_select(0, self.pair) for f in radial.unbind(1)]  # 3 of [E, F]
+        components = zip(y, PART_OF_COMPONENT, strict=True)
+        return torch.stack(
+            [
+                self.sum_at_receivers(c.index_select(0, self.graph.senders) * factors[k])
+                for c, k in components
+            ]
         )
 
 
@@ -558,12 +568,12 @@ class Ensemble(nn.Module):
         return [member for member in self.members if isinstance(member, TensorNet)]
 
 
-def _harmonics(u: Tensor) -> Tensor:
-    """Nine components of ``1 + A(u) + (u u^T - 1/3)`` for unit vectors: [E, 3] -> [9, E]."""
+def _harmonics(u: Tensor) -> tuple[Tensor, ...]:
+    """Nine components [E] of ``1 + A(u) + (u u^T - 1/3)`` for unit vectors [E, 3]."""
     x, y, z = u.unbind(1)
     third = (x * x + y * y + z * z) / 3
     one = torch.ones_like(x)
-    return torch.stack([one, x, y, z, x * x - third, x * y, x * z, y * y - third, y * z])
+    return one, x, y, z, x * x - third, x * y, x * z, y * y - third, y * z
 
 
 @dataclass(frozen=True)
