@@ -11,27 +11,42 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "Ensemble": "mlff_triton.tensornet",
+    "Ensemble": "mlff_triton.prediction",
     "Graph": "mlff_triton.graph",
-    "Prediction": "mlff_triton.tensornet",
+    "Prediction": "mlff_triton.prediction",
     "TensorNet": "mlff_triton.tensornet",
     "TensorNetCalculator": "mlff_triton.calculators",
-    "TensorNetConfig": "mlff_triton.tensornet",
+    "TensorNetConfig": "mlff_triton.config",
     "VerletList": "mlff_triton.neighbors",
     "load_model": "mlff_triton.checkpoints",
     "neighbor_list": "mlff_triton.neighbors",
-    "predict": "mlff_triton.tensornet",
+    "predict": "mlff_triton.prediction",
     "save_model": "mlff_triton.checkpoints",
 }
 
-__all__ = ["__version__", *sorted(_HOME_OF)]
+__all__ = [
+    "Ensemble",
+    "Graph",
+    "Prediction",
+    "TensorNet",
+    "TensorNetCalculator",
+    "TensorNetConfig",
+    "VerletList",
+    "__version__",
+    "load_model",
+    "neighbor_list",
+    "predict",
+    "save_model",
+]
 
 if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.checkpoints import load_model, save_model
+    from mlff_triton.config import TensorNetConfig
     from mlff_triton.graph import Graph
     from mlff_triton.neighbors import VerletList, neighbor_list
-    from mlff_triton.tensornet import Ensemble, Prediction, TensorNet, TensorNetConfig, predict
+    from mlff_triton.prediction import Ensemble, Prediction, predict
+    from mlff_triton.tensornet import TensorNet
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,8 @@ from mlff_triton.errors import InputError, MlffTritonError, OutputError
 
 if TYPE_CHECKING:
     from mlff_triton.md import Settings, Simulation, Snapshot
-    from mlff_triton.tensornet import Ensemble, TensorNet
+    from mlff_triton.prediction import Ensemble
+    from mlff_triton.tensornet import TensorNet
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -297,7 +298,8 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     """Rows of the table of `info`; of an ensemble, those of its first member."""
     from ase.data import chemical_symbols
 
-    from mlff_triton.tensornet import Ensemble, TensorNet
+    from mlff_triton.prediction import Ensemble
+    from mlff_triton.tensornet import TensorNet
 
     member = model.members[0] if isinstance(model, Ensemble) else model
     assert isinstance(member, TensorNet)

@@ -7,13 +7,11 @@ follow MatGL 4.1 (`layers/_basis.py`).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from mlff_triton.tensornet import TensorNetConfig
+from mlff_triton.config import TensorNetConfig
 
 
 def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
@@ -78,6 +76,8 @@ class SmoothBesselBasis(nn.Module):
     Source: https://doi.org/10.1063/1.5126701, eqs. (28)-(31), as MatGL's ``use_smooth`` basis.
     """
 
+    mixing: Tensor
+
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
         self.cutoff = config.cutoff_upper
@@ -105,6 +105,9 @@ class BesselBasis(nn.Module):
 
     Source: https://doi.org/10.48550/arXiv.2003.03123, eq. (6), as MatGL's plain basis.
     """
+
+    roots: Tensor
+    norm: Tensor
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()

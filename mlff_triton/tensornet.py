@@ -1,34 +1,38 @@
-"""TensorNet as a plain PyTorch module: exact radial networks and autograd. The truth, and for training.
+"""TensorNet as a plain PyTorch module: exact radial networks and autograd.
+
+This is the truth that fast paths are measured against, and what models are trained with.
 
 G. Simeon and G. De Fabritiis, "TensorNet: Cartesian Tensor Representations for Efficient Learning
-of Molecular Potentials", NeurIPS 2023, https://arxiv.org/abs/2306.06482. The variants of TorchMD-NET 3.1
-and of MatGL 4.1 are one module; what differs between them is data in `TensorNetConfig`.
+of Molecular Potentials", NeurIPS 2023, https://arxiv.org/abs/2306.06482. The variants of
+TorchMD-NET 3.1 and of MatGL 4.1 are one module; what differs is data in `TensorNetConfig`.
 
-Every atom and channel carries a 3x3 tensor ``X = I 1 + A(a) + S``, stored as nine numbers, component
-first, ``x[9, N, F]``:
-
-    x[0]    I, the trace over three
-    x[1:4]  a, with A(a) v = a x v        (X_21 - X_12 = 2 a_0, ...)
-    x[4:9]  S_00, S_01, S_02, S_11, S_12  (S_22 = -S_00 - S_11)
+Every atom and channel carries a 3x3 tensor, stored as nine numbers ``x[9, N, F]``: see `irreps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlff_triton.errors import InputError, UnknownElementError
+from mlff_triton.config import MAX_ATOMIC_NUMBER, TensorNetConfig
+from mlff_triton.errors import UnknownElementError
 from mlff_triton.graph import Graph
+from mlff_triton.irreps import (
+    PART_OF_COMPONENT,
+    PARTS,
+    compose,
+    decompose,
+    irrep_norms,
+    matmul,
+    scale,
+)
 from mlff_triton.radial_basis import BASES, cosine_cutoff
-from mlff_triton.units import BOHR
-
-MAX_ATOMIC_NUMBER = 118
-PARTS = (1, 3, 5)  # sizes of I, a and S among the nine components
-PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)
+from mlff_triton.repulsion import zbl_energy
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -38,148 +42,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "mish": functional.mish,
 }
-
-
-@dataclass(frozen=True)
-class ZBLConfig:
-    """Screened nuclear repulsion (Ziegler, Biersack, Littmark 1985, eqs. 9 and 10, p. 147).
-
-    Attributes
-    ----------
-    cutoff : float
-        Distance in Å at which the cosine cutoff switches it off.
-    prefactor : float
-        Coulomb constant ``e^2 / (4 pi eps0)`` in eV Å.
-    length_scale : float
-        Length of one Å of the model in Å of the screening function.
-    charges : tuple of float, optional
-        Nuclear charge of each element; by default its atomic number.
-    """
-
-    cutoff: float
-    prefactor: float
-    length_scale: float = 1.0
-    charges: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class TensorNetConfig:
-    """What distinguishes one TensorNet from another, apart from its weights.
-
-    Attributes
-    ----------
-    elements : tuple of int
-        Atomic numbers that the model knows, in the order of its embedding.
-    hidden_channels, num_layers, num_rbf : int
-        Channels F, interaction layers, radial basis functions.
-    rbf_type : {"expnorm", "gauss", "bessel", "bessel-smooth"}
-        Radial basis.
-    bessel_orders : int
-        Angular orders of the ``bessel`` basis; they divide ``num_rbf``.
-    trainable_rbf : bool
-        Whether the basis is trained.
-    activation : str
-        One of `ACTIVATIONS`.
-    cutoff_lower, cutoff_upper : float
-        Cutoff radii in Å.
-    group : {"O(3)", "SO(3)"}
-        Symmetry of the tensor product.
-    self_loops : bool
-        Whether an atom is its own neighbor at distance 0 (TorchMD-NET: yes, MatGL: no).
-    readout_activation : bool
-        Whether the linear layer before the head is activated (TorchMD-NET: yes, MatGL: no).
-    head : {"scalar", "gated"}
-        TorchMD-NET's ``Scalar`` network, or MatGL's gated one with SiLU.
-    uses_charge : bool
-        Whether the model was made for total charges other than 0.
-    zbl : ZBLConfig, optional
-        Nuclear repulsion added to the network's energy.
-    """
-
-    elements: tuple[int, ...]
-    hidden_channels: int = 128
-    num_layers: int = 2
-    num_rbf: int = 32
-    rbf_type: str = "expnorm"
-    bessel_orders: int = 1
-    trainable_rbf: bool = False
-    activation: str = "silu"
-    cutoff_lower: float = 0.0
-    cutoff_upper: float = 5.0
-    group: str = "O(3)"
-    self_loops: bool = True
-    readout_activation: bool = True
-    head: str = "scalar"
-    uses_charge: bool = True
-    zbl: ZBLConfig | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("rbf_type", self.rbf_type, BASES),
-            ("activation", self.activation, ACTIVATIONS),
-            ("group", self.group, ("O(3)", "SO(3)")),
-            ("head", self.head, ("scalar", "gated")),
-        ):
-            if value not in known:
-                raise InputError(f"{name}={value!r} is unknown: use one of {', '.join(known)}")
-        if not 0 <= self.cutoff_lower < self.cutoff_upper:
-            raise InputError(
-                f"cutoffs must satisfy 0 <= lower < upper, not {self.cutoff_lower}, "
-                f"{self.cutoff_upper}"
-            )
-        if self.rbf_type == "bessel" and self.self_loops:
-            raise InputError("the bessel basis has no value at distance 0: use self_loops=False")
-        if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
-            raise InputError("elements must be atomic numbers, and at least one")
-
-    @property
-    def cutoff(self) -> float:
-        """Radius in Å within which every pair must be in the neighbor list."""
-        return max(self.cutoff_upper, self.zbl.cutoff if self.zbl else 0.0)
-
-
-def compose(x: Tensor) -> Tensor:
-    """Nine components [9, N, F] -> 3x3 tensors [3, 3, N, F]."""
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
-    rows = (
-        (i + s00, s01 - a2, s02 + a1),
-        (s01 + a2, i + s11, s12 - a0),
-        (s02 - a1, s12 + a0, i - s00 - s11),
-    )
-    return torch.stack([torch.stack(row) for row in rows])
-
-
-def decompose(t: Tensor) -> Tensor:
-    """3x3 tensors [3, 3, N, F] -> nine components [9, N, F]."""
-    t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(0, 1).unbind(0)
-    trace = (t00 + t11 + t22) / 3
-    skew = (0.5 * (t21 - t12), 0.5 * (t02 - t20), 0.5 * (t10 - t01))
-    symmetric = (
-        t00 - trace,
-        0.5 * (t01 + t10),
-        0.5 * (t02 + t20),
-        t11 - trace,
-        0.5 * (t12 + t21),
-    )
-    return torch.stack([trace, *skew, *symmetric])
-
-
-def irrep_norms(x: Tensor) -> Tensor:
-    """Squared Frobenius norms of the three parts: [9, N, F] -> [3, N, F]."""
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = x.square().unbind(0)
-    s22 = (x[4] + x[7]) ** 2
-    return torch.stack([3 * i, 2 * (a0 + a1 + a2), s00 + s11 + s22 + 2 * (s01 + s02 + s12)])
-
-
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Product of 3x3 tensors, [3, 3, N, F] each."""
-    return (a[:, :, None] * b[None]).sum(1)
-
-
-def scale(x: Tensor, factors: Tensor) -> Tensor:
-    """Multiply each part by its own factor: [9, N, F] and [N, 3, F] -> [9, N, F]."""
-    parts = zip(x.split(PARTS), factors.unbind(1), strict=True)
-    return torch.cat([part * factor for part, factor in parts])
 
 
 class IrrepLinear(nn.Module):
@@ -278,7 +140,8 @@ class Interaction(nn.Module):
             product = decompose(2 * matmul(a, b))
         delta = self.tensor_out(product / (irrep_norms(product).sum(0) + 1))
         full = compose(delta)
-        return x + delta + charge_factor * decompose(matmul(full, full))
+        updated: Tensor = x + delta + charge_factor * decompose(matmul(full, full))
+        return updated
 
 
 class ScalarHead(nn.Module):
@@ -293,7 +156,8 @@ class ScalarHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, F] -> [N]."""
-        return self.linear2(self.activation(self.linear1(x)))[:, 0]
+        energies: Tensor = self.linear2(self.activation(self.linear1(x)))
+        return energies[:, 0]
 
 
 class GatedHead(nn.Module):
@@ -301,8 +165,7 @@ class GatedHead(nn.Module):
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
-        sizes = [config.hidden_channels] * 4 + [1]
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        pairs = list(pairwise([config.hidden_channels] * 4 + [1]))
         self.values = nn.ModuleList([nn.Linear(*pair) for pair in pairs])
         self.gates = nn.ModuleList([nn.Linear(*pair) for pair in pairs])
 
@@ -311,10 +174,11 @@ class GatedHead(nn.Module):
         value = gate = x
         for linear_v, linear_g in zip(self.values[:-1], self.gates[:-1], strict=True):
             value, gate = functional.silu(linear_v(value)), functional.silu(linear_g(gate))
-        return (self.values[-1](value) * torch.sigmoid(self.gates[-1](gate)))[:, 0]
+        energies: Tensor = self.values[-1](value) * torch.sigmoid(self.gates[-1](gate))
+        return energies[:, 0]
 
 
-HEADS: dict[str, type[nn.Module]] = {"scalar": ScalarHead, "gated": GatedHead}
+HEAD_CLASSES: dict[str, type[nn.Module]] = {"scalar": ScalarHead, "gated": GatedHead}
 
 
 class Readout(nn.Module):
@@ -326,10 +190,10 @@ class Readout(nn.Module):
         self.activation = ACTIVATIONS[config.activation] if config.readout_activation else None
         self.norm = nn.LayerNorm(3 * channels)
         self.linear = nn.Linear(3 * channels, channels)
-        self.head = HEADS[config.head](config)
+        self.head = HEAD_CLASSES[config.head](config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [9, N, F] -> [N]."""
+        """Tensors x [9, N, F] -> [N]."""
         invariants = irrep_norms(x).movedim(0, 1).flatten(1)  # [N, 3 F]
         hidden = self.linear(self.norm(invariants))
         if self.activation is not None:
@@ -340,8 +204,10 @@ class Readout(nn.Module):
 
 @dataclass(frozen=True)
 class Edges:
-    """Geometry of the edges. What depends on the distance alone is kept once a pair; the row
-    after the last pair is distance 0, the self-loop.
+    """Geometry of the edges.
+
+    What depends on the distance alone is kept once a pair. Models with self-loops have one row
+    more, P + 1 instead of P: distance 0.
 
     Attributes
     ----------
@@ -349,9 +215,9 @@ class Edges:
         Unit vectors from sender to receiver.
     distances : [P]
         Distance of each pair in Å.
-    basis : [P + 1, num_rbf]
+    basis : [P (+ 1), num_rbf]
         Radial basis.
-    cutoff : [P + 1]
+    cutoff : [P (+ 1)]
         Cosine cutoff.
     pair : int64 [E]
         Pair of each edge.
@@ -403,8 +269,9 @@ class TensorNet(nn.Module):
 
     Notes
     -----
-    ``std``, ``mean`` (eV, one a system) and ``references`` (eV, one an element) are float64 buffers:
-    a total energy of -27,000 eV keeps its digits. Use `predict` for energies, forces and virials.
+    ``std``, ``mean`` (eV, one a system) and ``references`` (eV, one an element) are float64
+    buffers: a total energy of -27,000 eV keeps its digits. Use `predict` for energies, forces and
+    virials.
     """
 
     std: Tensor
@@ -445,7 +312,7 @@ class TensorNet(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorNet:
         """Move and cast the weights, but keep the energy scale in float64."""
         scale = {name: getattr(self, name) for name in ("std", "mean", "references")}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, exact in scale.items():
             setattr(self, name, exact.to(getattr(self, name).device))
         return self
@@ -494,78 +361,30 @@ class TensorNet(nn.Module):
         q = charge.to(vectors.dtype)[:, None]
         for layer in self.layers:
             x = layer(x, edges, q)
-        energies = self.readout(x).double() * self.std + self.references[species]
-        if self.config.zbl is not None:
-            energies = energies + self._repulsion(self.config.zbl, numbers, edges)
-        return energies
+        energies: Tensor = self.readout(x).double() * self.std + self.references[species]
+        if self.config.zbl is None:
+            return energies
+        return energies + self._repulsion(species, edges)
 
     def _edges(self, vectors: Tensor, graph: Graph) -> Edges:
         first, pair = graph.pairs
         distances = torch.linalg.vector_norm(vectors[first], dim=1)
-        with_self = torch.cat([distances, distances.new_zeros(1)])
-        cutoff = cosine_cutoff(with_self, self.config.cutoff_lower, self.config.cutoff_upper)
-        basis = self.basis(with_self if self.config.self_loops else distances)
-        if not self.config.self_loops:
-            cutoff = cutoff[:-1]
+        radii = distances
+        if self.config.self_loops:
+            radii = torch.cat([distances, distances.new_zeros(1)])
+        cutoff = cosine_cutoff(radii, self.config.cutoff_lower, self.config.cutoff_upper)
         directions = vectors / distances[pair][:, None]
-        return Edges(graph, directions, distances, basis, cutoff, pair)
+        return Edges(graph, directions, distances, self.basis(radii), cutoff, pair)
 
-    def _repulsion(self, zbl: ZBLConfig, numbers: Tensor, edges: Edges) -> Tensor:
-        """ZBL energy of each atom, float64 [N], eV."""
-        charges = numbers.double()
-        if zbl.charges is not None:
-            charges = charges.new_tensor(zbl.charges)[self.species(numbers)]
-        graph, d = edges.graph, edges.distances[edges.pair].double()
-        z_i, z_j = charges[graph.receivers], charges[graph.senders]
-        x = d * zbl.length_scale * (z_i**0.23 + z_j**0.23) / (0.8854 * BOHR)
-        terms = ((0.1818, 3.2), (0.5099, 0.9423), (0.2802, 0.4029), (0.02817, 0.2016))
-        screening = sum(weight * torch.exp(-rate * x) for weight, rate in terms)
-        pair = 0.5 * zbl.prefactor * z_i * z_j / d * screening * cosine_cutoff(d, 0.0, zbl.cutoff)
+    def _repulsion(self, species: Tensor, edges: Edges) -> Tensor:
+        """Nuclear repulsion of each atom, float64 [N], eV."""
+        zbl = self.config.zbl
+        assert zbl is not None
+        nuclei = torch.tensor(zbl.charges or self.config.elements, dtype=torch.float64)
+        charges = nuclei.to(species.device)[species]
+        graph, distances = edges.graph, edges.distances[edges.pair].double()
+        pair = zbl_energy(zbl, distances, charges[graph.receivers], charges[graph.senders])
         return pair.new_zeros(graph.n_atoms).index_add(0, graph.receivers, pair)
-
-
-class Ensemble(nn.Module):
-    """The mean of several models, used like one of them.
-
-    Parameters
-    ----------
-    members : list of TensorNet
-        Models of the same dtype; each may have its own cutoff and elements.
-    """
-
-    def __init__(self, members: list[TensorNet]) -> None:
-        super().__init__()
-        if not members:
-            raise InputError("an ensemble needs at least one model")
-        self.members = nn.ModuleList(members)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Floating-point type of the weights."""
-        return self._models()[0].dtype
-
-    @property
-    def cutoff(self) -> float:
-        """Largest cutoff of the members in Å."""
-        return max(member.cutoff for member in self._models())
-
-    @property
-    def uses_charge(self) -> bool:
-        """Whether every member was made for charged systems."""
-        return all(member.uses_charge for member in self._models())
-
-    @property
-    def mean(self) -> Tensor:
-        """Energy added to each system, eV."""
-        return torch.stack([member.mean for member in self._models()]).mean()
-
-    def forward(self, numbers: Tensor, vectors: Tensor, graph: Graph, charge: Tensor) -> Tensor:
-        """Mean energy of each atom; arguments as for `TensorNet.forward`."""
-        energies = [member(numbers, vectors, graph, charge) for member in self._models()]
-        return torch.stack(energies).mean(0)
-
-    def _models(self) -> list[TensorNet]:
-        return [member for member in self.members if isinstance(member, TensorNet)]
 
 
 def _harmonics(u: Tensor) -> tuple[Tensor, ...]:
@@ -574,93 +393,3 @@ def _harmonics(u: Tensor) -> tuple[Tensor, ...]:
     third = (x * x + y * y + z * z) / 3
     one = torch.ones_like(x)
     return one, x, y, z, x * x - third, x * y, x * z, y * y - third, y * z
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of a batch of systems.
-
-    Attributes
-    ----------
-    energy : float64 [B]
-        eV.
-    forces : [N, 3]
-        eV/Å.
-    virial : float64 [B, 3, 3]
-        ``dE/dstrain`` in eV; divided by the volume it is the stress.
-    atom_energies : float64 [N]
-        eV; they add up to ``energy``.
-    """
-
-    energy: Tensor
-    forces: Tensor
-    virial: Tensor
-    atom_energies: Tensor
-
-
-def predict(
-    model: TensorNet | Ensemble,
-    numbers: Tensor,
-    positions: Tensor,
-    graph: Graph,
-    *,
-    cell: Tensor | None = None,
-    batch: Tensor | None = None,
-    charge: Tensor | None = None,
-    create_graph: bool = False,
-) -> Prediction:
-    """Energies, forces and virials by differentiating the energy along the edges.
-
-    Parameters
-    ----------
-    model : TensorNet or Ensemble
-        The potential.
-    numbers : int64 [N]
-        Atomic numbers.
-    positions : [N, 3]
-        Positions in Å; float64 ones give edge vectors without cancellation.
-    graph : Graph
-        Neighbor list within ``model.cutoff``.
-    cell : [B, 3, 3], optional
-        Lattice vectors (rows) in Å.
-    batch : int64 [N], optional
-        System of each atom, in order; one system by default.
-    charge : [B], optional
-        Total charges in elementary charges; 0 by default.
-    create_graph : bool
-        Keep the graph of the forces, to train on them.
-
-    Returns
-    -------
-    Prediction
-
-    Raises
-    ------
-    UnknownElementError
-        If the model was not made for an element.
-    InputError
-        If a system is charged and the model was made for neutral ones.
-    """
-    if batch is None:
-        batch = torch.zeros_like(numbers)
-    n_systems = int(batch[-1]) + 1
-    if charge is None:
-        charge = torch.zeros(n_systems, device=positions.device)
-    elif not model.uses_charge and bool(charge.any()):
-        raise InputError("the model was made for neutral systems: set the charge to 0")
-    vectors = graph.vectors(positions.detach(), cell, batch)
-    vectors = vectors.to(model.dtype).requires_grad_()
-    with torch.enable_grad():
-        atom_energies = model(numbers, vectors, graph, charge[batch])
-        gradient = torch.autograd.grad(atom_energies.sum(), vectors, create_graph=create_graph)[0]
-    if not create_graph:
-        atom_energies = atom_energies.detach()
-    ends = torch.cat([graph.senders, graph.receivers])
-    forces = gradient.new_zeros(len(numbers), 3)
-    forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
-    strain = vectors.detach().double()[:, :, None] * gradient.double()[:, None, :]
-    virial = strain.new_zeros(n_systems, 3, 3).index_add(0, batch[graph.receivers], strain)
-    counts = torch.bincount(batch, minlength=n_systems)
-    atom_energies = atom_energies + (model.mean / counts)[batch]
-    energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
-    return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies)

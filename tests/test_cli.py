@@ -17,8 +17,8 @@ from ase.build import molecule
 
 import mlff_triton
 from mlff_triton import Ensemble, TensorNet, TensorNetConfig, cli, load_model, save_model
+from mlff_triton.config import ZBLConfig
 from mlff_triton.md.interrupt import StopRequest
-from mlff_triton.tensornet import ZBLConfig
 
 CARD = "# Tiny\n\nA random model for tests.\n\nNot for science."
 

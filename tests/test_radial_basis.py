@@ -11,6 +11,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import spherical_jn
 
+from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import InputError
 from mlff_triton.radial_basis import (
     BASES,
@@ -18,7 +19,6 @@ from mlff_triton.radial_basis import (
     spherical_bessel,
     spherical_bessel_roots,
 )
-from mlff_triton.tensornet import TensorNetConfig
 from mlff_triton.testing import assert_close
 
 DISTANCES = torch.linspace(0.05, 4.95, 99, dtype=torch.float64)

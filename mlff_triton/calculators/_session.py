@@ -13,7 +13,8 @@ from mlff_triton.checkpoints import load_model
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.graph import concatenate
 from mlff_triton.neighbors import Box, VerletList, check_positions, neighbor_list
-from mlff_triton.tensornet import Ensemble, Prediction, TensorNet, predict
+from mlff_triton.prediction import Ensemble, Prediction, predict
+from mlff_triton.tensornet import TensorNet
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 BACKENDS = ("auto", "torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
@@ -12,7 +12,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from mlff_triton.calculators._session import Session
 from mlff_triton.errors import InputError
-from mlff_triton.tensornet import Ensemble, Prediction, TensorNet
+from mlff_triton.prediction import Ensemble, Prediction
+from mlff_triton.tensornet import TensorNet
 
 MAX_BATCH_ATOMS = 8192
 
@@ -55,7 +56,7 @@ class TensorNetCalculator(Calculator):
     (9, 3)
     """
 
-    implemented_properties: ClassVar[list[str]] = [
+    implemented_properties = [  # noqa: RUF012 (ASE declares it of the instance)
         "energy",
         "free_energy",
         "forces",
@@ -90,9 +91,10 @@ class TensorNetCalculator(Calculator):
     ) -> None:
         """Fill ``self.results``; called by ASE when something changed."""
         super().calculate(atoms, list(properties), list(system_changes))
+        current = self.atoms
+        assert current is not None
         self.results = {}
-        prediction = self.session.evaluate(*_arguments(self.atoms))
-        self.results = _results([self.atoms], prediction)[0]
+        self.results = _results([current], self.session.evaluate(*_arguments(current)))[0]
 
     def calculate_many(self, images: Sequence[Atoms]) -> list[dict[str, Any]]:
         """Results of many systems, computed in batches.

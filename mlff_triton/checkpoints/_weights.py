@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from mlff_triton.errors import CheckpointError
+from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.tensornet import TensorNet
 
 
@@ -43,9 +44,34 @@ def read_pickle(file: Path | IO[bytes], name: str) -> Any:
         ) from error
 
 
+@contextmanager
+def interpreting(name: str) -> Iterator[None]:
+    """Say of which file it is that its content, of whatever kind, makes no sense."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except InputError as error:
+        raise UnsupportedModelError(f"{name} describes no model known here: {error}") from error
+    except KeyError as error:
+        raise CheckpointError(f"{name} lacks {error}: is it complete?") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        IndexError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise CheckpointError(
+            f"{name} does not hold what such a checkpoint does ({_first_line(error)}): "
+            "copy it again"
+        ) from error
+
+
 def interleaved_to_blocks(weight: Tensor) -> Tensor:
     """Rows of a layer in the order [F, 3] -> [3, F], for a weight [3 F, K] or a bias [3 F]."""
-    return weight.unflatten(0, (-1, 3)).transpose(0, 1).flatten(0, 1)
+    return weight.reshape(-1, 3, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
 def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, ...]) -> Tensor:
@@ -70,6 +96,19 @@ def load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> No
         if not torch.isfinite(state[key]).all():
             raise CheckpointError(f"{name}: {key} holds NaN or infinity")
     model.load_state_dict(dict(state), strict=False)
+
+
+def set_energy_scale(
+    model: TensorNet, std: Tensor, mean: Tensor, references: Tensor, name: str
+) -> None:
+    """Set the energy scale in eV, in float64, or raise `CheckpointError`."""
+    for key, value in (("std", std), ("mean", mean), ("references", references)):
+        shape = getattr(model, key).shape
+        if value.numel() != shape.numel() or not torch.isfinite(value).all():
+            raise CheckpointError(
+                f"{name}: {key} must be {shape.numel()} finite numbers, not {value.tolist()}"
+            )
+        setattr(model, key, value.double().reshape(shape))
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ import safetensors.torch
 import torch
 
 from mlff_triton.checkpoints._weights import load_weights
+from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.errors import CheckpointError, InputError, OutputError, UnsupportedModelError
-from mlff_triton.tensornet import Ensemble, TensorNet, TensorNetConfig, ZBLConfig
+from mlff_triton.prediction import Ensemble
+from mlff_triton.tensornet import TensorNet
 
 FORMAT = "mlff_triton.tensornet.1"
 SCALE = ("std", "mean", "references")
@@ -56,7 +57,7 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
         with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as partial:
             partial.write(blob)
         Path(partial.name).chmod(0o644)
-        os.replace(partial.name, target)
+        Path(partial.name).replace(target)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror}") from error
 

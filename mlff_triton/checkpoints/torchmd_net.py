@@ -17,8 +17,9 @@ from mlff_triton.checkpoints._weights import (
     load_weights,
     stack_linears,
 )
+from mlff_triton.config import ACTIVATIONS, TensorNetConfig, ZBLConfig
 from mlff_triton.errors import CheckpointError, UnsupportedModelError
-from mlff_triton.tensornet import ACTIVATIONS, TensorNet, TensorNetConfig, ZBLConfig
+from mlff_triton.tensornet import TensorNet
 
 COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) as TorchMD-NET's ZBL prior has it
 ANGSTROM_PER_METER = 1e10
@@ -68,7 +69,7 @@ def from_checkpoint(
     args = content["hyper_parameters"]
     _check_supported(args, name)
     weights = _without_wrappers(content["state_dict"])
-    # Checkpoints that carry this key were written when tensors were stored as [N, F, 3, 3]. Only the
+    # Checkpoints with this key were written when tensors were stored as [N, F, 3, 3]. Only the
     # file's own hyper-parameters may decide this, never an option of the caller.
     interleaved = "check_errors" in args
     try:
