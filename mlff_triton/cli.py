@@ -171,6 +171,7 @@ def convert(
     energy_unit: Annotated[
         str, typer.Option(help="Unit a TorchMD-NET model was trained in: eV, Hartree, ...")
     ] = "eV",
+    card: Annotated[Path | None, typer.Option(help="Text to keep in OUT: the model card.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
 ) -> None:
     """Convert a checkpoint to mlff_triton's safetensors, which is in eV."""
@@ -179,8 +180,15 @@ def convert(
     if target.exists() and not overwrite:
         raise OutputError(f"{target} exists: give another name, or --overwrite")
     loaded = load_model(source, energy_unit)
-    save_model(loaded, target, model_card(resolve_path(source)))
+    save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     Console().print(f"wrote {target}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} as text: {error}") from error
 
 
 def _explicit(context: typer.Context) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def _load_ensemble(path: Path, energy_unit: float) -> Ensemble:
                 raise CheckpointError(f"{path}: {name} is larger than 4 GB, which no model is")
             try:
                 blob = io.BytesIO(archive.read(name))
-            except (zipfile.BadZipFile, OSError) as error:
+            except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:
                 raise CheckpointError(f"{path}: {name} is corrupt: copy it again") from error
             title = f"{path}:{name}"
             members.append(_from_pickle(read_pickle(blob, title), title, energy_unit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,6 +68,24 @@ def interpreting(name: str) -> Iterator[None]:
             f"{name} does not hold what such a checkpoint does ({_first_line(error)}): "
             "copy it again"
         ) from error
+
+
+class ForeignWeights(dict[str, Tensor]):
+    """Weights by their foreign names, which remember what was never looked up."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(weights)
+        self.unread = set(weights)
+
+    def __getitem__(self, key: str) -> Tensor:
+        self.unread.discard(key)
+        return super().__getitem__(key)
+
+    def check_all_read(self, ignored: str, name: str) -> None:
+        """Raise `CheckpointError` if anything but what matches ``ignored`` was left aside."""
+        extra = sorted(key for key in self.unread if not re.fullmatch(ignored, key))
+        if extra:
+            raise CheckpointError(f"{name} holds weights that its model does not have: {extra}")
 
 
 def interleaved_to_blocks(weight: Tensor) -> Tensor:

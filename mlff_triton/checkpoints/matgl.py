@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from mlff_triton.checkpoints._weights import (
+    ForeignWeights,
     interleaved_to_blocks,
+    interpreting,
     load_weights,
+    set_energy_scale,
     stack_linears,
 )
 from mlff_triton.config import TensorNetConfig
-from mlff_triton.errors import CheckpointError, UnsupportedModelError
+from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.tensornet import TensorNet
 
 # Symbols of elements 1..103, which is as far as MatGL models reach.
@@ -28,6 +31,10 @@ H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn 
 Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm
 Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr
 """.split()  # noqa: SIM905 (a hundred quoted symbols are no easier to read)
+# Read apart from the network's weights, or rebuilt from the description.
+BESIDES_NETWORK = (
+    r"data_std|data_mean|element_refs\.(property_offset|onehot)|bond_expansion\.rbf\.cutoff"
+)
 ACTIVATION_OF = {"swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid", "softplus2": "ssp"}
 
 
@@ -57,23 +64,20 @@ def from_files(
     CheckpointError
         If the files do not fit each other.
     """
-    potential = description.get("kwargs", {})
-    args = potential.get("model", {}).get("init_args", {})
-    _check_supported(description, potential, args, name)
-    try:
+    with interpreting(name):
+        potential = description.get("kwargs", {})
+        network = potential.get("model", {})
+        args = network.get("init_args", {})
+        _check_supported(description, potential, args, name)
         config = _config(args)
-        state = _translate(weights, config, args)
-    except (KeyError, TypeError, IndexError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{name} lacks {error} that a MatGL TensorNet has: is it complete?"
-        ) from error
-    model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
-    load_weights(model, state, name)
-    model.std = weights["data_std"].double()
-    model.mean = weights["data_mean"].double()
-    if "element_refs.property_offset" in weights:
-        model.references = weights["element_refs.property_offset"].double()
-    return model.eval()
+        theirs = ForeignWeights({re.sub(r"^model\.", "", k): v for k, v in weights.items()})
+        state = _translate(theirs, config, args, network["@model_version"])
+        theirs.check_all_read(BESIDES_NETWORK, name)
+        model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
+        load_weights(model, state, name)
+        references = weights.get("element_refs.property_offset", model.references)
+        set_energy_scale(model, weights["data_std"], weights["data_mean"], references, name)
+        return model.eval()
 
 
 def _check_supported(
@@ -86,6 +90,7 @@ def _check_supported(
     found = {
         "class": (description.get("@class"), ("Potential",)),
         "model": (potential.get("model", {}).get("@class"), ("TensorNet",)),
+        "@model_version": (potential.get("model", {}).get("@model_version"), (1, 2)),
         "calc_repuls": (potential.get("calc_repuls", False), (False,)),
         "include_state": (args.get("include_state", False), (False,)),
         "is_intensive": (args.get("is_intensive", True), (False,)),
@@ -122,18 +127,19 @@ def _config(args: Mapping[str, Any]) -> TensorNetConfig:
 
 
 def _translate(
-    weights: Mapping[str, Tensor], config: TensorNetConfig, args: Mapping[str, Any]
+    theirs: Mapping[str, Tensor], config: TensorNetConfig, args: Mapping[str, Any], version: int
 ) -> dict[str, Tensor]:
-    """MatGL weights under our names, with the three differences of convention undone.
+    """MatGL weights under our names, with its differences of convention undone.
 
-    The last scalar layers order their rows [F, 3]; the pair embedding takes the neighbor first;
-    edge vectors point from receiver to sender, which flips the sign of every skew part.
+    The last scalar layers order their rows [F, 3]. Edges run the other way round: up to MatGL 2,
+    whose TensorNet is version 1, the pair embedding takes the neighbor first; since MatGL 3 their
+    vectors point from receiver to sender instead, which flips the sign of every skew part.
     """
-    theirs = {re.sub(r"^model\.", "", key): value for key, value in weights.items()}
     half = config.hidden_channels
     ours: dict[str, Tensor] = {"embedding.element.weight": theirs["tensor_embedding.emb.weight"]}
     pair = theirs["tensor_embedding.emb2.weight"]
-    ours["embedding.pair.weight"] = torch.cat([pair[:, half:], pair[:, :half]], dim=1)
+    neighbor_first = torch.cat([pair[:, half:], pair[:, :half]], dim=1)
+    ours["embedding.pair.weight"] = neighbor_first if version == 1 else pair
     ours["embedding.pair.bias"] = theirs["tensor_embedding.emb2.bias"]
 
     last_scalars = {"embedding.scalar.1"} | {
@@ -159,12 +165,12 @@ def _translate(
 
     for kind in ("weight", "bias"):
         p1, p2, p3 = (theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3))
-        ours[f"embedding.radial.{kind}"] = torch.cat([p1, -p2, p3])
+        ours[f"embedding.radial.{kind}"] = torch.cat([p1, p2 if version == 1 else -p2, p3])
     ours["embedding.tensor.weight"] = stack_linears(theirs, "tensor_embedding", (0, 1, 2))
     for k in range(config.num_layers):
         ours[f"layers.{k}.tensor_in.weight"] = stack_linears(theirs, f"layers.{k}", (0, 1, 2))
         ours[f"layers.{k}.tensor_out.weight"] = stack_linears(theirs, f"layers.{k}", (3, 4, 5))
     if config.rbf_type == "gauss":
         ours["basis.offset"] = theirs["bond_expansion.rbf.centers"]
-        ours["basis.coeff"] = torch.tensor(-float(args.get("width", 0.5)))
+        ours["basis.coeff"] = torch.tensor(-float(args.get("width", 0.5)), dtype=torch.float64)
     return ours

@@ -10,9 +10,8 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 
-from mlff_triton.checkpoints._weights import load_weights
+from mlff_triton.checkpoints._weights import interpreting, load_weights, set_energy_scale
 from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.errors import CheckpointError, InputError, OutputError, UnsupportedModelError
 from mlff_triton.prediction import Ensemble
@@ -54,10 +53,10 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     }
     blob = safetensors.torch.save(tensors, metadata)
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as partial:
-            partial.write(blob)
-        Path(partial.name).chmod(0o644)
-        Path(partial.name).replace(target)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            partial.write_bytes(blob)
+            partial.replace(target)
     except OSError as error:
         raise OutputError(f"cannot write {target}: {error.strerror}") from error
 
@@ -83,15 +82,12 @@ def read_native(path: Path) -> TensorNet:
             f"{path} has format {metadata.get('format')!r}, expected {FORMAT!r}: "
             "write it with mlff_triton.save_model"
         )
-    config = _config(metadata, path)
-    model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
-    load_weights(model, {k: v for k, v in state.items() if k not in SCALE}, str(path))
-    for name in SCALE:
-        value = state.get(name)
-        if value is None or value.shape != getattr(model, name).shape:
-            raise CheckpointError(f"{path} lacks {name}, or it has the wrong shape")
-        setattr(model, name, value.to(torch.float64))
-    return model.eval()
+    with interpreting(str(path)):
+        model = TensorNet(_config(metadata)).to(state["embedding.pair.weight"].dtype)
+        load_weights(model, {k: v for k, v in state.items() if k not in SCALE}, str(path))
+        std, mean, references = (state[name] for name in SCALE)
+        set_energy_scale(model, std, mean, references, str(path))
+        return model.eval()
 
 
 def model_card(path: Path) -> str:
@@ -103,14 +99,11 @@ def model_card(path: Path) -> str:
         return ""
 
 
-def _config(metadata: dict[str, str], path: Path) -> TensorNetConfig:
-    try:
-        fields: dict[str, Any] = json.loads(metadata["config"])
-        fields["elements"] = tuple(fields["elements"])
-        if fields.get("zbl"):
-            zbl = fields["zbl"]
-            zbl["charges"] = None if zbl["charges"] is None else tuple(zbl["charges"])
-            fields["zbl"] = ZBLConfig(**zbl)
-        return TensorNetConfig(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} holds no readable architecture ({error})") from error
+def _config(metadata: dict[str, str]) -> TensorNetConfig:
+    fields: dict[str, Any] = json.loads(metadata["config"])
+    fields["elements"] = tuple(fields["elements"])
+    if fields.get("zbl"):
+        zbl = fields["zbl"]
+        zbl["charges"] = None if zbl["charges"] is None else tuple(zbl["charges"])
+        fields["zbl"] = ZBLConfig(**zbl)
+    return TensorNetConfig(**fields)

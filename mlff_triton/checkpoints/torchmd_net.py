@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from mlff_triton.checkpoints._weights import (
+    ForeignWeights,
     interleaved_to_blocks,
+    interpreting,
     load_weights,
+    set_energy_scale,
     stack_linears,
 )
-from mlff_triton.config import ACTIVATIONS, TensorNetConfig, ZBLConfig
-from mlff_triton.errors import CheckpointError, UnsupportedModelError
+from mlff_triton.config import ACTIVATIONS, MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
+from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.tensornet import TensorNet
 
 COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) as TorchMD-NET's ZBL prior has it
@@ -33,6 +36,13 @@ LAYER_NAMES = {  # ours <- theirs, below representation_model
     "readout.norm": "out_norm",
     "readout.linear": "linear",
 }
+
+
+# Tables that are rebuilt from the hyper-parameters, or read apart from the network's weights.
+BESIDES_NETWORK = (
+    r"std|mean|distance\.box|prior_model\.\d+\."
+    r"(initial_atomref|atomref\.weight|atomic_number|distance\.box)"
+)
 
 
 def is_torchmd_net(content: Any) -> bool:
@@ -66,27 +76,24 @@ def from_checkpoint(
     CheckpointError
         If hyper-parameters or weights are missing, superfluous or of the wrong shape.
     """
-    args = content["hyper_parameters"]
-    _check_supported(args, name)
-    weights = _without_wrappers(content["state_dict"])
-    # Checkpoints with this key were written when tensors were stored as [N, F, 3, 3]. Only the
-    # file's own hyper-parameters may decide this, never an option of the caller.
-    interleaved = "check_errors" in args
-    try:
+    with interpreting(name):
+        args = content["hyper_parameters"]
+        _check_supported(args, name)
+        weights = ForeignWeights(_without_wrappers(content["state_dict"]))
+        # Checkpoints with this key were written when tensors were stored as [N, F, 3, 3]. Only the
+        # file's own hyper-parameters may decide this, never an option of the caller.
+        interleaved = "check_errors" in args
         priors = _prior_arguments(args)
         config = _config(args, priors, energy_unit)
         state = _translate(weights, config, interleaved)
-        references = _references(weights, priors, len(config.elements))
-    except (KeyError, TypeError, IndexError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{name} lacks {error} that a TorchMD-NET TensorNet has: is it complete?"
-        ) from error
-    model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
-    load_weights(model, state, name)
-    model.std = weights.get("std", torch.tensor(1.0)).double() * energy_unit
-    model.mean = weights.get("mean", torch.tensor(0.0)).double() * energy_unit
-    model.references = references.double() * energy_unit
-    return model.eval()
+        weights.check_all_read(BESIDES_NETWORK, name)
+        model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
+        load_weights(model, state, name)
+        std = weights.get("std", torch.tensor(1.0)).double() * energy_unit
+        mean = weights.get("mean", torch.tensor(0.0)).double() * energy_unit
+        references = _references(weights, priors, len(config.elements)) * energy_unit
+        set_energy_scale(model, std, mean, references, name)
+        return model.eval()
 
 
 def _check_supported(args: Mapping[str, Any], name: str) -> None:
@@ -134,7 +141,7 @@ def _config(
     args: Mapping[str, Any], priors: list[dict[str, Any]], energy_unit: float
 ) -> TensorNetConfig:
     zbl = [prior for prior in priors if prior["name"] == "ZBL"]
-    elements = tuple(range(args["max_z"]))
+    elements = tuple(range(min(args["max_z"], MAX_ATOMIC_NUMBER + 1)))
     return TensorNetConfig(
         elements=elements,
         hidden_channels=args["embedding_dimension"],
@@ -188,6 +195,8 @@ def _translate(
         for kind in ("weight", "bias"):
             if f"{their_name}.{kind}" in theirs:
                 ours[f"{our_name}.{kind}"] = theirs[f"{their_name}.{kind}"]
+    # Rows beyond the last element, which a large max_z gives, stand for nothing.
+    ours["embedding.element.weight"] = ours["embedding.element.weight"][: len(config.elements)]
     for key in ["embedding.scalar.1"] + [f"layers.{k}.radial.2" for k in range(config.num_layers)]:
         for kind in ("weight", "bias"):
             ours[f"{key}.{kind}"] = order(ours[f"{key}.{kind}"])
@@ -200,7 +209,7 @@ def _translate(
         ours[f"layers.{k}.tensor_in.weight"] = stack_linears(theirs, f"layers.{k}", (0, 1, 2))
         ours[f"layers.{k}.tensor_out.weight"] = stack_linears(theirs, f"layers.{k}", (3, 4, 5))
     prefix = "distance_expansion."
-    ours |= {f"basis.{k[len(prefix) :]}": v for k, v in theirs.items() if k.startswith(prefix)}
+    ours |= {f"basis.{k[len(prefix) :]}": theirs[k] for k in theirs if k.startswith(prefix)}
     return ours
 
 

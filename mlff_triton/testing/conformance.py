@@ -379,13 +379,19 @@ def results_are_cached(case: Case) -> None:
 
 @_check
 def changes_are_noticed(case: Case) -> None:
-    """Expect a new calculator's results, to the bit, after any input is changed in place."""
+    """Expect a new calculator's results, to the bit, after any input is changed in place.
+
+    Where a new calculator refuses the changed input, the old one must refuse it too.
+    """
     for name, change in CHANGES.items():
         calculator, atoms = case.make_calculator(), case.atoms.copy()
         compute(calculator, atoms)
         change(atoms)
         with _about(f"after a change of the {name}"):
-            _assert_identical(compute(calculator, atoms), case.results(atoms))
+            if _raises(case.make_calculator(), atoms):
+                expect(_raises(calculator, atoms), "the last results came back")
+            else:
+                _assert_identical(compute(calculator, atoms), case.results(atoms))
 
 
 def _change_positions(atoms: Atoms) -> None:
