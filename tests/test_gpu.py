@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from ase import Atoms
@@ -9,9 +10,11 @@ from ase import Atoms
 from mlff_triton import TensorNetCalculator
 from mlff_triton.testing import (
     assert_close,
+    assert_within,
     check_calculator,
     random_cluster,
     random_crystal,
+    tolerance,
     water_box,
 )
 
@@ -46,7 +49,11 @@ def test_gpu_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
     if name != "one atom":
         assert_close(actual["forces"], expected["forces"], 1, dtype)
     if "stress" in expected:
-        assert_close(actual["stress"], expected["stress"], 1, dtype)
+        # Near equilibrium the stress is a small difference of large virials: theirs is the scale.
+        atoms = SYSTEMS[name]
+        virial = len(atoms) * np.abs(expected["forces"]).max() / atoms.get_volume()  # times 1 Å
+        allowed = tolerance(1, dtype)
+        assert_within(actual["stress"], expected["stress"], allowed, floor=virial)
 
 
 @pytest.mark.parametrize("name", ["cluster", "triclinic"])
