@@ -1,0 +1,161 @@
+"""The shards of `make_data.py` as one large graph in memory, and batches cut out of it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton import Graph, neighbor_list
+from mlff_triton.graph import concatenate
+
+TRAIN, VALIDATION = 0, 1  # splits that training knows by number
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All configurations as one large graph on one device.
+
+    Attributes
+    ----------
+    numbers : int64 [N]
+        Atomic numbers of all atoms.
+    positions, forces : float32 [N, 3]
+        Å and eV/Å.
+    energy : float64 [C]
+        eV.
+    split, task : int64 [C]
+        What each configuration is for, and the sampling task that it comes from.
+    atom_start, edge_start : int64 [C + 1]
+        Where atoms and edges of each configuration begin.
+    graph : Graph
+        Neighbors, with atoms and edges numbered through.
+    task_names, split_names : list of str
+        Names behind the numbers in ``task`` and ``split``.
+    """
+
+    numbers: Tensor
+    positions: Tensor
+    forces: Tensor
+    energy: Tensor
+    split: Tensor
+    task: Tensor
+    atom_start: Tensor
+    edge_start: Tensor
+    graph: Graph
+    task_names: list[str]
+    split_names: list[str]
+
+    def select(self, split: int) -> Tensor:
+        """Find the configurations of a split, int64."""
+        return (self.split == split).nonzero()[:, 0]
+
+    def batch(self, configs: Tensor) -> Batch:
+        """Cut out some configurations, with atoms and edges numbered anew."""
+        atoms, system = ragged_range(self.atom_start, configs)
+        edges, edge_system = ragged_range(self.edge_start, configs)
+        first_atom, first_edge = starts(self.atom_start, configs), starts(self.edge_start, configs)
+        atom_shift = (first_atom - self.atom_start[configs])[edge_system]
+        edge_shift = (first_edge - self.edge_start[configs])[edge_system]
+        counts = self.graph.row_ptr.diff()[atoms]
+        graph = Graph(
+            row_ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+            senders=self.graph.senders[edges] + atom_shift,
+            shifts=self.graph.shifts[edges],
+            reverse=self.graph.reverse[edges] + edge_shift,
+        )
+        return Batch(
+            numbers=self.numbers[atoms],
+            positions=self.positions[atoms],
+            forces=self.forces[atoms],
+            energy=self.energy[configs],
+            system=system,
+            graph=graph,
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Configurations that go through the model together.
+
+    Attributes
+    ----------
+    numbers, positions, forces, energy, graph
+        As in `Dataset`.
+    system : int64 [N]
+        Configuration of each atom, counted within the batch.
+    """
+
+    numbers: Tensor
+    positions: Tensor
+    forces: Tensor
+    energy: Tensor
+    system: Tensor
+    graph: Graph
+
+
+def load(folder: Path, cutoff: float, device: torch.device) -> Dataset:
+    """Read all shards and find all neighbors.
+
+    Parameters
+    ----------
+    folder : path
+        Where ``data_0.npz``, ``data_1.npz``... are.
+    cutoff : float
+        Of the neighbor list, in Å.
+    device : torch.device
+        Where to keep the data.
+    """
+    shards = [np.load(path) for path in sorted(folder.glob("data_*.npz"))]
+    if not shards:
+        sys.exit(f"there is no data_*.npz in {folder}: make it with make_data.py")
+    keys = ("n_atoms", "numbers", "positions", "energy", "forces", "split", "task")
+    data = {key: np.concatenate([shard[key] for shard in shards]) for key in keys}
+    bounds = np.concatenate([[0], data["n_atoms"].cumsum()])
+    graphs = [neighbor_list(data["positions"][a:b], cutoff) for a, b in itertools.pairwise(bounds)]
+    edges = np.concatenate([[0], np.cumsum([g.n_edges for g in graphs])])
+    return Dataset(
+        numbers=torch.tensor(data["numbers"].astype(np.int64), device=device),
+        positions=torch.tensor(data["positions"], device=device),
+        forces=torch.tensor(data["forces"], device=device),
+        energy=torch.tensor(data["energy"], device=device),
+        split=torch.tensor(data["split"].astype(np.int64), device=device),
+        task=torch.tensor(data["task"].astype(np.int64), device=device),
+        atom_start=torch.tensor(bounds, device=device),
+        edge_start=torch.tensor(edges, device=device),
+        graph=concatenate(graphs).to(device),
+        task_names=[str(name) for name in shards[0]["task_names"]],
+        split_names=[str(name) for name in shards[0]["split_names"]],
+    )
+
+
+def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Concatenate ``range(start[r], start[r + 1])`` over the rows.
+
+    Parameters
+    ----------
+    start : int64 [R + 1]
+        Bounds of all rows.
+    rows : int64 [B]
+        Rows to take.
+
+    Returns
+    -------
+    members, owner : int64
+        The ranges one after another, and for each member its place in ``rows``.
+    """
+    lengths = start.diff()[rows]
+    owner = torch.arange(len(rows), device=rows.device).repeat_interleave(lengths)
+    offset = start[rows] - starts(start, rows)
+    return torch.arange(len(owner), device=rows.device) + offset[owner], owner
+
+
+def starts(start: Tensor, rows: Tensor) -> Tensor:
+    """Where each row begins once the rows stand one after another."""
+    lengths = start.diff()[rows]
+    return lengths.cumsum(0) - lengths

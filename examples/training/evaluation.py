@@ -1,0 +1,110 @@
+"""How wrong a model is: errors of a batch, of a split, of each kind of configuration."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from dataset import TRAIN, Batch, Dataset
+from torch import Tensor
+
+from mlff_triton import TensorNet, predict
+from mlff_triton.units import EV_TO_KCAL_PER_MOL
+
+COLUMNS = ("split", "group", "configurations", "energy_mae_kcal_mol_atom", "force_mae_kcal_mol_A")
+Row = tuple[str, str, int, str, str]
+
+
+def errors(model: TensorNet, batch: Batch, create_graph: bool) -> tuple[Tensor, Tensor]:
+    """Compare a model with the labels of a batch.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model.
+    batch : Batch
+        B configurations of N atoms in all.
+    create_graph : bool
+        Whether the errors are to be differentiated.
+
+    Returns
+    -------
+    energy : float32 [B]
+        Error an atom, eV.
+    forces : float32 [N, 3]
+        eV/Å.
+    """
+    result = predict(
+        model,
+        batch.numbers,
+        batch.positions,
+        batch.graph,
+        batch=batch.system,
+        create_graph=create_graph,
+    )
+    counts = torch.bincount(batch.system)
+    return ((result.energy - batch.energy) / counts).float(), result.forces - batch.forces
+
+
+@torch.no_grad()
+def mean_absolute_errors(
+    model: TensorNet, data: Dataset, configs: Tensor, size: int
+) -> tuple[float, float]:
+    """Average the errors of some configurations, ``size`` at a time.
+
+    Returns
+    -------
+    energy, force : float
+        kcal/mol an atom, and kcal/mol/Å a component; NaN if there are no configurations.
+    """
+    if not len(configs):
+        return math.nan, math.nan
+    energy_sum = force_sum = 0.0
+    n_components = 0
+    for chunk in configs.split(size):
+        energy_error, force_error = errors(model, data.batch(chunk), create_graph=False)
+        energy_sum += float(energy_error.abs().double().sum())
+        force_sum += float(force_error.abs().double().sum())
+        n_components += force_error.numel()
+    return (
+        energy_sum / len(configs) * EV_TO_KCAL_PER_MOL,
+        force_sum / n_components * EV_TO_KCAL_PER_MOL,
+    )
+
+
+def error_table(model: TensorNet, data: Dataset, size: int) -> list[Row]:
+    """Errors by split and, of held-out data, by kind of sampling and by held-out molecule."""
+    rows: list[Row] = []
+    for split, split_name in enumerate(data.split_names):
+        configs = data.select(split)
+        labels = [data.task_names[task] for task in data.task[configs].tolist()]
+        groups = {"all": configs}
+        if split != TRAIN:
+            groups |= _grouped(configs, [label.split("_")[0] for label in labels])
+        if split_name == "test_molecule":
+            groups |= _grouped(configs, [re.split("[_.]", label)[1] for label in labels])
+        for group, members in groups.items():
+            energy, force = mean_absolute_errors(model, data, members, size)
+            rows.append((split_name, group, len(members), f"{energy:.4f}", f"{force:.4f}"))
+    return rows
+
+
+def write_table(rows: list[Row], path: Path) -> None:
+    """Write the rows of `error_table` as comma-separated values, with a header."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+
+
+def _grouped(configs: Tensor, labels: list[str]) -> dict[str, Tensor]:
+    """Split the configurations by label; labels in alphabetical order."""
+    names = np.array(labels)
+    return {
+        name: configs[torch.from_numpy(names == name).to(configs.device)]
+        for name in sorted(set(labels))
+    }

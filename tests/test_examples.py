@@ -1,0 +1,291 @@
+"""The examples, run as a user runs them: in a fresh interpreter, warnings being errors."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+
+import mlff_triton
+from mlff_triton import TensorNetCalculator, load_model
+
+ROOT = Path(mlff_triton.__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+TRAINING = EXAMPLES / "training"
+SMALL = {"water", "hydrogen", "methane", "hydrogen_peroxide", "ethanol", "acetoxime"}
+TINY = ("--steps", 20, "--batch", 16, "--channels", 8, "--layers", 1, "--rbf", 8, "--report", 1)
+KINDS = {"contact", "distort", "md", "torsion"}
+
+
+def start(script, *arguments, cwd):
+    command = [sys.executable, "-W", "error", str(EXAMPLES / script), *map(str, arguments)]
+    return subprocess.Popen(  # noqa: S603 - the scripts are those of the repository
+        command,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that a signal can go to the whole group, as a terminal's does
+    )
+
+
+def run(script, *arguments, cwd):
+    """What the script prints; it must succeed and complain of nothing."""
+    process = start(script, *arguments, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
+def interrupt_once(condition, process):
+    """Press Ctrl-C as soon as the condition holds; returns exit code, stdout, stderr."""
+    while process.poll() is None and not condition():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def numbers_in(text):
+    return [float(word) for word in re.findall(r"-?\d+\.?\d*", text)]
+
+
+def names_in(structures):
+    return set(re.findall(r" name=(\S+)", structures))
+
+
+def arrays_in(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.fixture
+def training_modules(monkeypatch):
+    """Import a module of the training example, which is not a package."""
+    monkeypatch.syspath_prepend(str(TRAINING))
+    yield importlib.import_module
+    for path in TRAINING.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_ase_md(tmp_path):
+    rows = [numbers_in(line) for line in run("01_ase_md.py", cwd=tmp_path).splitlines()]
+    times, energies, temperatures = zip(*rows, strict=True)
+    assert times == tuple(range(10, 101, 10))
+    assert all(-310.5 < energy < -309 for energy in energies)
+    assert all(0 < temperature < 600 for temperature in temperatures)
+
+
+@pytest.mark.parametrize(
+    ("crystal", "lattice_constant", "bulk_modulus"),
+    [
+        ((), (4.2, 4.3), (100, 180)),
+        (
+            ("--name", "Si", "--structure", "diamond", "--lattice-constant", 5.3, "--points", 5),
+            (5.4, 5.5),
+            (70, 110),
+        ),
+    ],
+    ids=["MgO", "Si"],
+)
+def test_relax_crystal(tmp_path, data_folder, crystal, lattice_constant, bulk_modulus):
+    model = data_folder / "matgl-tensornet-matpes-pbe"
+    out = run("02_relax_crystal.py", "--model", model, *crystal, cwd=tmp_path)
+    energies = [numbers_in(line)[-1] for line in out.splitlines() if "eV/atom" in line]
+    assert 0 < int(np.argmin(energies)) < len(energies) - 1
+    values = {line[:19].strip(): numbers_in(line[19:])[0] for line in out.splitlines()[-3:]}
+    assert lattice_constant[0] < values["lattice constant"] < lattice_constant[1]
+    assert values["equilibrium volume"] == pytest.approx(
+        values["lattice constant"] ** 3 / 8, rel=1e-3
+    )
+    assert bulk_modulus[0] < values["bulk modulus"] < bulk_modulus[1]
+
+
+def test_relax_crystal_asks_for_a_model(tmp_path):
+    process = start("02_relax_crystal.py", cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (1, "", 1)
+    assert "--model PATH" in err
+
+
+def test_train_on_made_up_data(tmp_path):
+    out = run("03_train.py", "--clusters", 6, "--epochs", 6, cwd=tmp_path)
+    losses = [numbers_in(line)[1] for line in out.splitlines() if line.startswith("epoch")]
+    assert len(losses) == 6
+    assert losses[-1] < 0.5 * losses[0]
+    energy, labelled = numbers_in(out.splitlines()[-2])
+    assert abs(energy - labelled) < 1.0
+    assert load_model(tmp_path / "copper.safetensors").config.elements == (29,)
+
+
+def test_shipped_droplet_is_what_its_script_makes(tmp_path, data_folder):
+    box = data_folder / "systems" / "alanine_dipeptide_explicit.pdb"
+    run("structures/build_droplet.py", box, "droplet.xyz", cwd=tmp_path)
+    shipped = ROOT / "mlff_triton" / "structures" / "alanine_dipeptide_water.xyz"
+    assert (tmp_path / "droplet.xyz").read_bytes() == shipped.read_bytes()
+
+
+def test_structures_of_the_training_set(tmp_path):
+    pytest.importorskip("rdkit", reason="needs RDKit: pip install mlff-triton[train]")
+    out = run("training/structures.py", "--out", "structures.xyz", cwd=tmp_path)
+    assert numbers_in(out)[1] == 249
+    shipped = (TRAINING / "structures.xyz").read_text()
+    made = (tmp_path / "structures.xyz").read_text()
+    assert names_in(made) == names_in(shipped)
+
+
+def test_structures_survive_their_file(tmp_path, training_modules):
+    structures = training_modules("structures")
+    shipped = TRAINING / "structures.xyz"
+    structures.write_structures(tmp_path / "copy.xyz", structures.read_structures(shipped))
+    assert (tmp_path / "copy.xyz").read_bytes() == shipped.read_bytes()
+
+
+def test_plan_keeps_held_out_molecules_out(training_modules):
+    tasks = training_modules("tasks")
+    structures = training_modules("structures").read_structures(TRAINING / "structures.xyz")
+    plan = tasks.plan(structures)
+    assert len({task.name for task in plan}) == len(plan) > 3000
+    held_out = {s.name for s in structures if s.split == "test_molecule"}
+    assert len(held_out) == 10
+    for task in plan:
+        is_held_out = any(s.name in held_out for s in task.pieces)
+        assert (task.split == tasks.SPLITS["test_molecule"]) == is_held_out
+    shares = np.bincount([task.split for task in plan]) / len(plan)
+    assert shares[0] > 0.8
+    assert shares.min() > 0.02
+    assert {task.kind for task in plan[:200]} == KINDS
+
+
+@pytest.fixture(scope="module")
+def small_structures(tmp_path_factory):
+    """The smallest of the shipped structures, one of them held out, to be labelled."""
+    pytest.importorskip("tblite", reason="needs tblite: pip install mlff-triton[train]")
+    path = tmp_path_factory.mktemp("structures") / "small.xyz"
+    lines = iter((TRAINING / "structures.xyz").read_text().splitlines(keepends=True))
+    with path.open("w") as file:
+        for count in lines:
+            frame = [count, *(next(lines) for _ in range(int(count) + 1))]
+            if names_in(frame[1]) <= SMALL and "conformer=0" in frame[1]:
+                file.writelines(frame)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(small_structures, tmp_path_factory):
+    """Two tasks of each kind, and the arguments that made them."""
+    folder = tmp_path_factory.mktemp("data")
+    arguments = ("--structures", small_structures, "--out", folder, "--workers", 1, "--limit", 2)
+    out = run("training/make_data.py", *arguments, cwd=folder)
+    assert "8 of 8 tasks to do" in out
+    return folder, arguments
+
+
+def test_no_task_is_in_two_splits(data):
+    folder, _ = data
+    shard = arrays_in(folder / "data_0.npz")
+    names = shard["task_names"].tolist()
+    assert names == sorted(path.stem for path in (folder / "tasks").iterdir())
+    assert sorted(name.split("_")[0] for name in names) == sorted([*KINDS, *KINDS])
+    for task, name in enumerate(names):
+        splits = set(shard["split"][shard["task"] == task].tolist())
+        assert len(splits) == 1
+        assert (shard["split_names"][splits.pop()] == "test_molecule") == ("acetoxime" in name)
+
+
+def test_labels_are_finite_and_whole(data):
+    folder, _ = data
+    shard = arrays_in(folder / "data_0.npz")
+    n_atoms = int(shard["n_atoms"].sum())
+    assert shard["numbers"].shape == (n_atoms,)
+    assert shard["positions"].shape == shard["forces"].shape == (n_atoms, 3)
+    assert len(shard["energy"]) == len(shard["split"]) == len(shard["n_atoms"]) > 50
+    assert np.isfinite(shard["energy"]).all()
+    assert np.abs(shard["forces"]).max() <= 25.0
+    free = dict(zip(shard["atom_numbers"].tolist(), shard["atom_energies"].tolist(), strict=True))
+    systems = np.split(shard["numbers"], shard["n_atoms"].cumsum()[:-1])
+    unbound = np.array([sum(free[z] for z in system) for system in systems])
+    assert (shard["energy"] < unbound).all()
+
+
+def test_a_task_repeats_itself_and_finished_ones_are_kept(data):
+    folder, arguments = data
+    paths = sorted((folder / "tasks").iterdir())
+    before = {path: arrays_in(path) for path in paths}
+    removed = [next(path for path in paths if path.stem.startswith(kind)) for kind in KINDS]
+    times = {path: path.stat().st_mtime_ns for path in set(paths) - set(removed)}
+    for path in removed:
+        path.unlink()
+    out = run("training/make_data.py", *arguments, cwd=folder)
+    assert "4 of 8 tasks to do" in out
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    for path in removed:
+        again = arrays_in(path)
+        if not path.stem.startswith("md"):  # where the rounding of tblite moves the atoms
+            np.testing.assert_array_equal(again["positions"], before[path]["positions"])
+        for name in again.keys() - {"seconds"}:
+            np.testing.assert_allclose(again[name], before[path][name], rtol=0, atol=1e-3)
+
+
+def test_interrupted_sampling_keeps_what_is_finished(small_structures, tmp_path):
+    arguments = ("--structures", small_structures, "--out", tmp_path, "--workers", 1)
+    process = start("training/make_data.py", *arguments, cwd=tmp_path)
+    tasks = tmp_path / "tasks"
+    code, _, err = interrupt_once(lambda: list(tasks.glob("*.npz")), process)
+    assert (code, err.count("\n")) == (130, 1)
+    assert "the same command goes on" in err
+    finished = list(tasks.glob("*.npz"))
+    assert all("energy" in arrays_in(path) for path in finished)
+    run("training/make_data.py", *arguments, "--minutes", 0, cwd=tmp_path)
+    assert len(arrays_in(tmp_path / "data_0.npz")["task_names"]) == len(finished)
+
+
+def test_interrupted_training_ends_as_unbroken_training(data, tmp_path):
+    arguments = ("training/train.py", "--data", data[0], *TINY)
+    whole = run(*arguments, "--out", "whole", cwd=tmp_path)
+    assert whole.count("loss") == 20
+    checkpoint = tmp_path / "broken" / "checkpoint.pt"
+    process = start(*arguments, "--out", "broken", cwd=tmp_path)
+    code, out, err = interrupt_once(checkpoint.exists, process)
+    assert (code, err) == (130, "")
+    assert "the same command goes on" in out
+    resumed = run(*arguments, "--out", "broken", cwd=tmp_path)
+    assert 0 < resumed.count("loss") < 20
+
+    folders = [tmp_path / name for name in ("whole", "broken")]
+    tables = [(folder / "errors.csv").read_text() for folder in folders]
+    assert tables[0] == tables[1]
+    splits = {row["split"] for row in csv.DictReader(tables[0].splitlines())}
+    assert splits == {"train", "validation", "test", "test_molecule"}
+    models = [load_model(folder / "model.safetensors") for folder in folders]
+    for name, weight in models[0].state_dict().items():
+        torch.testing.assert_close(models[1].state_dict()[name], weight)
+
+    atoms = molecule("CH3OH")
+    atoms.calc = TensorNetCalculator(folders[0] / "model.safetensors")
+    assert np.isfinite(atoms.get_potential_energy())
+    assert np.isfinite(atoms.get_forces()).all()
+
+    process = start(*arguments, "--out", "whole", "--channels", 4, cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.count("\n")) == (1, 1)
+    assert "is of another model: repeat its options" in err
+
+
+def test_training_asks_for_data(tmp_path):
+    process = start("training/train.py", "--data", "absent", "--out", "run", cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (1, "", 1)
+    assert "there is no data_*.npz in absent: make it with make_data.py" in err
