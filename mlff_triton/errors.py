@@ -33,5 +33,9 @@ class BackendError(MlffTritonError):
     """The requested backend or device cannot serve this model; the message names one that can."""
 
 
+class SimulationError(MlffTritonError):
+    """A simulation left the region where its potential or its time step makes sense."""
+
+
 class OutputError(MlffTritonError, OSError):
     """A result cannot be written where it was asked to go."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig
-from mlff_triton.errors import InputError, OutputError
+from mlff_triton.errors import InputError, OutputError, SimulationError
 from mlff_triton.md import (
     Settings,
     Simulation,
@@ -457,7 +457,9 @@ def test_a_failure_names_the_step_and_leaves_a_restart(tmp_path, energy):
     calculator = FailsAfter(atoms.positions, 13, energy)
     settings = Settings(stages=(Stage("nve", 50),), every=5)
     simulation = Simulation.start(atoms, calculator, settings, tmp_path)
-    with pytest.raises(InputError, match=r"blew up in step 13 .*smaller time step; .*restart\.npz"):
+    with pytest.raises(
+        SimulationError, match=r"blew up in step 13 .*smaller time step; .*restart\.npz"
+    ):
         simulation.run()
     assert load_restart(tmp_path / RESTART).step == 10
     assert len(ase.io.read(tmp_path / TRAJECTORY, index=":")) == 3
@@ -467,7 +469,7 @@ def test_a_hot_simulation_is_stopped(tmp_path):
     atoms = molecule("CH3CH2OH")
     settings = Settings(stages=(Stage("nve", 500),), timestep=30, every=1)
     simulation = Simulation.start(atoms, Springs(atoms.positions), settings, tmp_path)
-    with pytest.raises(InputError, match="blew up in step"):
+    with pytest.raises(SimulationError, match="blew up in step"):
         simulation.run()
     frames = ase.io.read(tmp_path / TRAJECTORY, index=":")
     assert all(frame.get_temperature() <= 13_000 for frame in frames)

@@ -71,7 +71,7 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
         head = file.read(9)
     if head[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
         return read_native(path)
-    if zipfile.is_zipfile(path) and _checkpoint_names(path):
+    if _checkpoint_names(path):
         return _load_ensemble(path, ENERGY_UNITS[energy_unit])
     return _from_pickle(read_pickle(path, str(path)), str(path), ENERGY_UNITS[energy_unit])
 
@@ -113,8 +113,11 @@ def _load_matgl(folder: Path) -> TensorNet:
 
 def _checkpoint_names(path: Path) -> list[str]:
     """Lightning checkpoints inside a zip; a PyTorch file is itself a zip, but holds none."""
-    with zipfile.ZipFile(path) as archive:
-        return sorted(name for name in archive.namelist() if name.endswith(".ckpt"))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sorted(name for name in archive.namelist() if name.endswith(".ckpt"))
+    except (zipfile.BadZipFile, OSError):
+        return []
 
 
 def _load_ensemble(path: Path, energy_unit: float) -> Ensemble:

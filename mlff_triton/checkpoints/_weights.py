@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +33,18 @@ def read_pickle(file: Path | IO[bytes], name: str) -> Any:
         If the file is truncated, no checkpoint, or asks for anything but tensors and plain data.
     """
     try:
+        # PyTorch would choose the format by a path's suffix; of an open file it reads the content.
+        if isinstance(file, Path):
+            file = io.BytesIO(file.read_bytes())
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{name} is not a plain checkpoint of tensors and numbers, so it was not loaded: "
             f"{_first_line(error)}"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    except Exception as error:  # a broken file can break the reader in any way
         raise CheckpointError(
             f"{name} is truncated or corrupt ({_first_line(error)}): copy it again"
         ) from error

@@ -9,7 +9,7 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator
 
-from mlff_triton.errors import InputError, MlffTritonError
+from mlff_triton.errors import InputError, MlffTritonError, SimulationError
 from mlff_triton.md import outputs
 from mlff_triton.md.integrators import Integrator, State, check_ensembles, make_integrator
 from mlff_triton.md.outputs import LogRow, RecordFile, frame, observe
@@ -167,7 +167,7 @@ class Simulation:
 
         Raises
         ------
-        InputError
+        SimulationError
             If the simulation blew up; the restart file holds the last good recorded step.
         OutputError
             If a file cannot be written.
@@ -223,11 +223,11 @@ class Simulation:
                 potential = float(self.atoms.get_potential_energy())
                 temperature = float(self.atoms.get_temperature())
         except MlffTritonError as error:
-            raise InputError(self._failure(str(error))) from error
+            raise SimulationError(self._failure(str(error))) from error
         limit = 10 * self.settings.temperature + 10_000
         finite = np.isfinite(self.atoms.positions).all() and np.isfinite(potential)
         if not (finite and temperature <= limit):  # false for NaN, too
-            raise InputError(
+            raise SimulationError(
                 self._failure(f"energy {potential:g} eV, temperature {temperature:.4g} K")
             )
         self.step += 1
