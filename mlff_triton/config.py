@@ -102,6 +102,16 @@ class TensorNetConfig:
             )
         if self.rbf_type == "bessel" and self.self_loops:
             raise InputError("the bessel basis has no value at distance 0: use self_loops=False")
+        sizes = (
+            self.hidden_channels,
+            self.num_rbf - (self.rbf_type == "gauss"),
+            self.num_layers + 1,
+        )
+        if min(sizes) < 1 or self.num_rbf % max(1, self.bessel_orders):
+            raise InputError(
+                f"hidden_channels={self.hidden_channels}, num_layers={self.num_layers}, "
+                f"num_rbf={self.num_rbf} and bessel_orders={self.bessel_orders} do not make a model"
+            )
         if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
             raise InputError("elements must be atomic numbers, and at least one")
 

@@ -7,6 +7,7 @@ follow MatGL 4.1 (`layers/_basis.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,18 @@ class GaussianBasis(nn.Module):
         return torch.exp(self.coeff * (distance[..., None] - self.offset) ** 2)
 
 
-class SmoothBesselBasis(nn.Module):
+class ExactConstants(nn.Module):
+    """A basis without weights: its constants stay in float64, whatever the model is cast to."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactConstants:
+        exact = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, value in exact.items():
+            setattr(self, name, value.to(getattr(self, name).device))
+        return self
+
+
+class SmoothBesselBasis(ExactConstants):
     """Orthogonal combinations of ``j_0`` whose value and two derivatives vanish at the cutoff.
 
     Source: https://doi.org/10.1063/1.5126701, eqs. (28)-(31), as MatGL's ``use_smooth`` basis.
@@ -100,7 +112,7 @@ class SmoothBesselBasis(nn.Module):
         return (waves[..., :-1] + waves[..., 1:]) @ self.mixing.to(waves).T
 
 
-class BesselBasis(nn.Module):
+class BesselBasis(ExactConstants):
     """``j_l(z_ln d / cutoff)``, normalised on the sphere, for ``l < bessel_orders``.
 
     Source: https://doi.org/10.48550/arXiv.2003.03123, eq. (6), as MatGL's plain basis.
@@ -119,9 +131,9 @@ class BesselBasis(nn.Module):
 
     def forward(self, distance: Tensor) -> Tensor:
         """Distances [...] in Å -> [..., num_rbf]."""
-        x = distance.clamp(max=self.cutoff)[..., None, None] / self.cutoff * self.roots
+        x = distance.clamp(max=self.cutoff)[..., None, None] / self.cutoff * self.roots.to(distance)
         waves = [spherical_bessel(k, x[..., k, :]) for k in range(self.orders)]
-        return (torch.stack(waves, dim=-2) * self.norm).flatten(-2)
+        return (torch.stack(waves, dim=-2) * self.norm.to(distance)).flatten(-2)
 
 
 def spherical_bessel(order: int, x: Tensor) -> Tensor:

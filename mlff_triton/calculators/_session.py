@@ -62,7 +62,7 @@ class Session:
         pbc: ArrayLike,
         charge: float = 0,
     ) -> Prediction:
-        """Energy, forces and virial of one system; the list of the last call is reused if it can be.
+        """Energy, forces and virial of one system; the last call's list is reused if it can be.
 
         Parameters
         ----------

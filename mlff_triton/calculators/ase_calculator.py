@@ -21,8 +21,8 @@ MAX_BATCH_ATOMS = 8192
 class TensorNetCalculator(Calculator):
     """Energies, forces and stresses of a TensorNet for any ASE workflow.
 
-    The total charge is read from ``atoms.info["charge"]`` (0 if absent). The neighbor list is reused
-    while the atoms stay within half a skin. Results are reproducible bit for bit on the CPU.
+    The total charge is read from ``atoms.info["charge"]`` (0 if absent). The neighbor list is
+    reused while the atoms stay within half a skin. Results are reproducible bit for bit on the CPU.
 
     Parameters
     ----------
