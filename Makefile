@@ -5,8 +5,8 @@ BIN := .venv/bin
 .PHONY: run test lint types clean
 
 run: .venv/installed
-	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 0.5 \
-	  --ensemble nvt --steps 2000 --ensemble nve --steps 2000 --out runs/alanine-dipeptide-water --overwrite
+	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
+	  --ensemble nvt --steps 1000 --ensemble nve --steps 1000 --out runs/alanine-dipeptide-water --overwrite
 
 test: .venv/tested lint types
 	$(BIN)/python -m pytest
