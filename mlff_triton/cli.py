@@ -346,4 +346,4 @@ def _card_paragraph(path: Path) -> str:
     beside = path.with_suffix(".md")
     text = model_card(path) or (beside.read_text() if beside.is_file() else "")
     prose = [part.strip() for part in text.split("\n\n") if not part.lstrip().startswith("#")]
-    return next((part for part in prose if part), "")
+    return " ".join(next((part for part in prose if part), "").split())
