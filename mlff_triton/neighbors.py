@@ -18,6 +18,8 @@ from mlff_triton.graph import Graph
 
 MIN_DISTANCE = 1e-3  # Å; closer than this is one point, where no direction is defined
 MAX_EDGES = 500_000_000
+MAX_CELLS_APART = 100_000  # beyond it the pair search overflows, or takes forever
+MAX_EXTENT = 10_000.0  # Å, likewise, where there are no cells
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -147,10 +149,6 @@ def _check_extent(points: FloatArray, box: Box) -> None:
     far = (extent[box.pbc] > MAX_CELLS_APART).any() or (extent[~box.pbc] > MAX_EXTENT).any()
     if far:
         raise InputError("atoms lie too far apart: the simulation may have blown up")
-
-
-MAX_CELLS_APART = 100_000
-MAX_EXTENT = 10_000.0
 
 
 def _find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
