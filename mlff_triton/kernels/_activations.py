@@ -1,0 +1,110 @@
+"""Activation functions and their derivatives, called inside kernels on float32 or float64 blocks.
+
+Everything goes through ``exp(-|x|)``, which cannot overflow: no finite argument gives NaN or a
+warning, and absolute errors stay at the rounding of the dtype.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LN_2 = tl.constexpr(0.6931471805599453)
+_SQRT_1_2 = tl.constexpr(0.7071067811865476)
+_1_SQRT_2PI = tl.constexpr(0.3989422804014327)
+_2_SQRT_2_PI = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
+_GELU_CUBIC = tl.constexpr(0.044715)
+
+
+@triton.jit
+def _sigmoid_and_rest(x):
+    """``1 / (1 + exp(-x))`` and what it lacks to one, both without cancellation."""
+    decay = tl.exp(-tl.abs(x))
+    near, far = 1 / (1 + decay), decay / (1 + decay)
+    return tl.where(x < 0, far, near), tl.where(x < 0, near, far)
+
+
+@triton.jit
+def sigmoid(x):
+    """``1 / (1 + exp(-x))``."""
+    return _sigmoid_and_rest(x)[0]
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent."""
+    s, rest = _sigmoid_and_rest(2 * x)
+    return s - rest
+
+
+@triton.jit
+def softplus(x):
+    """``log(1 + exp(x))``."""
+    return tl.where(x < 0, 0.0, x) + tl.log(1 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _tanh_softplus(x):
+    """``tanh(softplus(x))`` and one minus its square, as ratios of polynomials in ``exp(-|x|)``."""
+    decay = tl.exp(-tl.abs(x))
+    numerator = tl.where(x < 0, decay * (decay + 2), 1 + 2 * decay)
+    rest = tl.where(x < 0, 2.0, 2 * decay * decay)
+    denominator = numerator + rest
+    value = numerator / denominator
+    return value, rest / denominator * (1 + value)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """Activation of a block; ``ACTIVATION`` is one of the names compared with below."""
+    if ACTIVATION == "none":
+        y = x
+    elif ACTIVATION == "silu" or ACTIVATION == "swish":
+        y = x * sigmoid(x)
+    elif ACTIVATION == "gelu":
+        y = 0.5 * x * (1 + tl.erf(x * _SQRT_1_2))
+    elif ACTIVATION == "gelu_tanh":
+        y = x * sigmoid(_2_SQRT_2_PI * x * (1 + _GELU_CUBIC * x * x))
+    elif ACTIVATION == "relu":
+        y = tl.where(x < 0, 0.0, x)
+    elif ACTIVATION == "tanh":
+        y = tanh(x)
+    elif ACTIVATION == "sigmoid":
+        y = sigmoid(x)
+    elif ACTIVATION == "ssp":
+        y = softplus(x) - _LN_2
+    else:
+        tl.static_assert(ACTIVATION == "mish", "unknown activation")
+        y = x * _tanh_softplus(x)[0]
+    return y
+
+
+@triton.jit
+def activate_derivative(x, ACTIVATION: tl.constexpr):
+    """Derivative of `activate` with respect to ``x``."""
+    if ACTIVATION == "none":
+        slope = tl.full(x.shape, 1.0, x.dtype)
+    elif ACTIVATION == "silu" or ACTIVATION == "swish":
+        s, rest = _sigmoid_and_rest(x)
+        slope = s * (1 + x * rest)
+    elif ACTIVATION == "gelu":
+        density = _1_SQRT_2PI * tl.exp(-0.5 * x * x)
+        slope = 0.5 * (1 + tl.erf(x * _SQRT_1_2)) + x * density
+    elif ACTIVATION == "gelu_tanh":
+        s, rest = _sigmoid_and_rest(_2_SQRT_2_PI * x * (1 + _GELU_CUBIC * x * x))
+        slope = s * (1 + x * rest * _2_SQRT_2_PI * (1 + 3 * _GELU_CUBIC * x * x))
+    elif ACTIVATION == "relu":
+        slope = tl.where(x > 0, 1.0, 0.0).to(x.dtype)
+    elif ACTIVATION == "tanh":
+        s, rest = _sigmoid_and_rest(2 * x)
+        slope = 4 * s * rest
+    elif ACTIVATION == "sigmoid":
+        s, rest = _sigmoid_and_rest(x)
+        slope = s * rest
+    elif ACTIVATION == "ssp":
+        slope = sigmoid(x)
+    else:
+        tl.static_assert(ACTIVATION == "mish", "unknown activation")
+        value, rest = _tanh_softplus(x)
+        slope = value + x * rest * sigmoid(x)
+    return slope

@@ -1,0 +1,34 @@
+"""What the dense operators share: they take half precisions too, and compute in float32 then."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._operators import check_device
+
+COMPUTE_DTYPES = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+
+
+def check_dense(**tensors: Tensor | None) -> None:
+    """Raise unless the named tensors share a device that Triton serves, and one floating dtype.
+
+    Raises
+    ------
+    InputError
+        If they lie on several devices, or have another dtype or several.
+    BackendError
+        If their device is no GPU.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    dtypes = {tensor.dtype for tensor in given.values()}
+    if len(dtypes) > 1 or not dtypes.issubset(COMPUTE_DTYPES):
+        found = ", ".join(f"{name} is {t.dtype}" for name, t in given.items())
+        raise InputError(f"{found}: use float16, bfloat16, float32 or float64, one for all")
+    check_device(*given.values())

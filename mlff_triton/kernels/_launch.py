@@ -1,0 +1,150 @@
+"""How the kernels of the engine are cut into programs, all in one place.
+
+The numbers were measured on an NVIDIA H200 with F = 128. Few atoms cannot fill a chip, so what they
+need is spread over many small programs; many atoms want large tiles, and neighboring atoms beside
+one another, which share what they gather.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference.maps import Map
+
+FEW, MANY = 512, 2048  # atoms up to which, and beyond which, other programs are faster
+KIB = 1024
+
+
+class MessageBlocks(NamedTuple):
+    """Atoms a program, lanes that share an atom's neighbors, channels, unrolled steps, warps."""
+
+    atoms: int
+    lanes: int
+    channels: int
+    unroll: int
+    warps: int
+
+
+class LinearBlocks(NamedTuple):
+    """Atoms, output channels and input channels a step of a program; warps, loads in flight."""
+
+    atoms: int
+    channels: int
+    inner: int
+    warps: int
+    stages: int
+
+
+def message_blocks(y: Tensor) -> MessageBlocks:
+    """Gather from neighbors, y[9, N, F]."""
+    n_atoms, channels = y.shape[1:]
+    if n_atoms <= FEW:
+        return MessageBlocks(1, 8, min(channels, 32), 1, 2)
+    if n_atoms <= MANY:
+        return MessageBlocks(1, 4, min(channels, 32), 2, 1)
+    return MessageBlocks(8, 1, min(channels, 64), 1, 4)
+
+
+def message_backward_blocks(y: Tensor) -> MessageBlocks:
+    """Gather from neighbors, and sum over all channels for every edge."""
+    n_atoms, channels = y.shape[1:]
+    if n_atoms <= FEW:
+        return MessageBlocks(1, 4, channels, 1, 4)
+    return MessageBlocks(1, 1, channels, 4 if n_atoms <= MANY else 2, 1)
+
+
+def embedding_blocks(x: Tensor) -> MessageBlocks:
+    """Sum what the table gives for each neighbor."""
+    n_atoms, channels = x.shape[1:]
+    if n_atoms <= FEW:
+        return MessageBlocks(1, 8, min(channels, 32), 1, 2)
+    if n_atoms <= MANY:
+        return MessageBlocks(1, 2, min(channels, 64), 1, 1)
+    return MessageBlocks(2, 1, min(channels, 128), 1, 2)
+
+
+def embedding_backward_blocks(x: Tensor) -> MessageBlocks:
+    """Sum over all channels for every edge."""
+    n_atoms, channels = x.shape[1:]
+    if n_atoms <= FEW:
+        return MessageBlocks(1, 8, channels, 1, 8)
+    if n_atoms <= MANY:
+        return MessageBlocks(1, 2, channels, 1, 2)
+    return MessageBlocks(1, 1, channels, 1, 1)
+
+
+def tensor_blocks(x: Tensor) -> LinearBlocks:
+    """One pass over nine components: a warp, and two or four numbers a thread."""
+    n_atoms, channels = x.shape[1:]
+    width = min(channels, 32 if n_atoms <= MANY else 128)
+    atoms = 64 // width if n_atoms <= MANY else 128 // width
+    return LinearBlocks(atoms, width, width, 1, 1)
+
+
+def linear_blocks(x: Tensor) -> LinearBlocks:
+    """Products of x[9, N, F] alone: large tiles once there are enough of them."""
+    n_atoms, channels = x.shape[1:]
+    inner = min(128 // x.element_size(), channels)
+    if n_atoms <= FEW:
+        return LinearBlocks(16, min(32, channels), inner, 4, 3)
+    return LinearBlocks(64, min(64, channels), inner, 4, 3)
+
+
+def row_blocks(rows: Tensor) -> LinearBlocks:
+    """Products of rows[N, F] with what comes before and after."""
+    n_atoms, channels = rows.shape
+    inner = min(256 // rows.element_size(), channels)
+    if n_atoms <= FEW:
+        return LinearBlocks(16, min(32, channels), inner, 4, 2)
+    if n_atoms <= MANY or shared_memory(rows) < 160 * KIB:
+        return LinearBlocks(16, min(64, channels), inner, 4, 2)
+    return LinearBlocks(64, min(64, channels), min(32, channels), 4, 2)
+
+
+def readout_blocks(rows: Tensor) -> LinearBlocks:
+    """Products of the norms of whole tensors, which are read again for every block of outputs."""
+    channels = rows.shape[1]
+    return LinearBlocks(16, min(32, channels), min(512 // rows.element_size(), channels), 4, 1)
+
+
+def head_blocks(rows: Tensor) -> LinearBlocks:
+    """Two products and their adjoints for the same atoms."""
+    return LinearBlocks(16, min(256 // rows.element_size(), rows.shape[1]), 0, 4, 1)
+
+
+def readout_backward_blocks(rows: Tensor) -> LinearBlocks:
+    """Rows of all nine components, with a step of the inner channels at a time."""
+    n_atoms, channels = rows.shape
+    if shared_memory(rows) < 160 * KIB:
+        return LinearBlocks(16, channels, min(128 // rows.element_size(), channels), 4, 1)
+    return LinearBlocks(16, channels, min(64 if n_atoms <= MANY else 32, channels), 4, 2)
+
+
+def shared_memory(tensor: Tensor) -> int:
+    """Bytes of shared memory that a program may use; where that is not known, AMD's 64 KiB."""
+    if torch.version.hip is not None or not tensor.is_cuda:
+        return 64 * KIB
+    properties = torch.cuda.get_device_properties(tensor.device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 99 * KIB))
+
+
+def exact_precision(x: Tensor) -> str:
+    """How products are made to be as exact as float32, on the fastest unit that is."""
+    halves = x.dtype == torch.float32 and torch.version.hip is None
+    return "tf32x3" if halves else "ieee"
+
+
+def precision_of(weight: Map) -> str:
+    """How products with a map are made."""
+    precision = exact_precision(weight.weight)
+    return "tf32" if weight.tf32 and precision == "tf32x3" else precision
+
+
+def operands(weight: Map) -> tuple[Tensor, Tensor]:
+    """What kernels read of a map: its halves, or twice the whole where nothing is split."""
+    if precision_of(weight) == "ieee":
+        return weight.weight, weight.weight
+    return weight.high, weight.low

@@ -1,0 +1,283 @@
+"""3x3 tensors to their parts ``X = I 1 + A(a) + S`` and back, each in one pass.
+
+    I = tr X / 3        A = (X - X^T) / 2        S = (X + X^T) / 2 - I 1
+
+G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, equation 1. All maps
+are linear and have their adjoints among them, so derivatives of any order are passes of the same
+kind. The three projections are orthogonal, and therefore their own adjoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels import _irreps
+from mlff_triton.kernels._irreps import block_size, has_full_layout, load_nine, store_nine
+from mlff_triton.kernels._operators import check_floats, check_shape
+
+
+@triton.jit
+def _pack_kernel(t_ptr, x_ptr, n_elements, channels, ADJOINT: tl.constexpr, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    t = load_nine(t_ptr, index, mask, n_elements, channels, FULL=True)
+    x = _irreps.compose_adjoint(t) if ADJOINT else _irreps.decompose(t)
+
+    store_nine(x_ptr, x, index, mask, n_elements, channels, FULL=False)
+
+
+@triton.jit
+def _unpack_kernel(x_ptr, t_ptr, n_elements, channels, ADJOINT: tl.constexpr, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    x = load_nine(x_ptr, index, mask, n_elements, channels, FULL=False)
+    t = _irreps.decompose_adjoint(x) if ADJOINT else _irreps.compose(x)
+
+    store_nine(t_ptr, t, index, mask, n_elements, channels, FULL=True)
+
+
+@triton.jit
+def _split_kernel(
+    t_ptr, identity_ptr, skew_ptr, symmetric_ptr, n_elements, channels, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    t = load_nine(t_ptr, index, mask, n_elements, channels, FULL=True)
+
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = _irreps.decompose(t)
+    o = tl.zeros_like(i)
+    identity = (i, o, o, o, i, o, o, o, i)
+    skew = (o, -a2, a1, a2, o, -a0, -a1, a0, o)
+    symmetric = (s00, s01, s02, s01, s11, s12, s02, s12, -s00 - s11)
+
+    store_nine(identity_ptr, identity, index, mask, n_elements, channels, FULL=True)
+    store_nine(skew_ptr, skew, index, mask, n_elements, channels, FULL=True)
+    store_nine(symmetric_ptr, symmetric, index, mask, n_elements, channels, FULL=True)
+
+
+@triton.jit
+def _join_kernel(
+    identity_ptr, skew_ptr, symmetric_ptr, t_ptr, n_elements, channels, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    identity = load_nine(identity_ptr, index, mask, n_elements, channels, FULL=True)
+    skew = load_nine(skew_ptr, index, mask, n_elements, channels, FULL=True)
+    symmetric = load_nine(symmetric_ptr, index, mask, n_elements, channels, FULL=True)
+
+    i, _, _, _, _, _, _, _, _ = _irreps.decompose(identity)
+    _, a0, a1, a2, _, _, _, _, _ = _irreps.decompose(skew)
+    _, _, _, _, s00, s01, s02, s11, s12 = _irreps.decompose(symmetric)
+    t = _irreps.compose((i, a0, a1, a2, s00, s01, s02, s11, s12))
+
+    store_nine(t_ptr, t, index, mask, n_elements, channels, FULL=True)
+
+
+def launch_pack(t: Tensor, adjoint: bool) -> Tensor:
+    """[N, 3, 3, F] -> [9, N, F]: the components, or the adjoint of `launch_unpack`."""
+    t = t.contiguous()
+    x = _empty_packed(t, adjoint)
+    n_elements, block = t.numel() // 9, block_size(t)
+    with torch.cuda.device_of(t):
+        _pack_kernel[(triton.cdiv(n_elements, block),)](
+            t, x, n_elements, t.shape[-1], ADJOINT=adjoint, BLOCK=block
+        )
+    return x
+
+
+def launch_unpack(x: Tensor, adjoint: bool) -> Tensor:
+    """[9, N, F] -> [N, 3, 3, F]: the matrices, or the adjoint of `launch_pack`."""
+    x = x.contiguous()
+    t = _empty_full(x, adjoint)
+    n_elements, block = x.numel() // 9, block_size(x)
+    with torch.cuda.device_of(x):
+        _unpack_kernel[(triton.cdiv(n_elements, block),)](
+            x, t, n_elements, x.shape[-1], ADJOINT=adjoint, BLOCK=block
+        )
+    return t
+
+
+def launch_split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[N, 3, 3, F] -> its three projections, [N, 3, 3, F] each."""
+    t = t.contiguous()
+    parts = _empty_parts(t)
+    n_elements, block = t.numel() // 9, block_size(t)
+    with torch.cuda.device_of(t):
+        _split_kernel[(triton.cdiv(n_elements, block),)](
+            t, *parts, n_elements, t.shape[-1], BLOCK=block
+        )
+    return parts
+
+
+def launch_join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
+    """Three of [N, 3, 3, F] -> the sum of their projections: the adjoint of `launch_split`."""
+    parts = [part.contiguous() for part in (identity, skew, symmetric)]
+    t = torch.empty_like(parts[0])
+    n_elements, block = t.numel() // 9, block_size(t)
+    with torch.cuda.device_of(t):
+        _join_kernel[(triton.cdiv(n_elements, block),)](
+            *parts, t, n_elements, t.shape[-1], BLOCK=block
+        )
+    return t
+
+
+@torch.library.custom_op("mlff_triton::pack", mutates_args=())
+def _pack(t: Tensor, adjoint: bool) -> Tensor:
+    return launch_pack(t, adjoint)
+
+
+@torch.library.custom_op("mlff_triton::unpack", mutates_args=())
+def _unpack(x: Tensor, adjoint: bool) -> Tensor:
+    return launch_unpack(x, adjoint)
+
+
+@torch.library.custom_op("mlff_triton::split", mutates_args=())
+def _split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return launch_split(t)
+
+
+@torch.library.custom_op("mlff_triton::join", mutates_args=())
+def _join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
+    return launch_join(identity, skew, symmetric)
+
+
+def _empty_packed(t: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
+    return t.new_empty(9, t.shape[0], t.shape[-1])
+
+
+def _empty_full(x: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape[1], 3, 3, x.shape[-1])
+
+
+def _empty_parts(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return t.new_empty(t.shape), t.new_empty(t.shape), t.new_empty(t.shape)
+
+
+_pack.register_fake(_empty_packed)
+_unpack.register_fake(_empty_full)
+_split.register_fake(_empty_parts)
+_join.register_fake(lambda identity, skew, symmetric: identity.new_empty(identity.shape))  # noqa: ARG005
+
+
+def _keep_adjoint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    ctx.adjoint = inputs[1]
+
+
+_pack.register_autograd(
+    lambda ctx, grad: (_unpack(grad, not ctx.adjoint), None), setup_context=_keep_adjoint
+)
+_unpack.register_autograd(
+    lambda ctx, grad: (_pack(grad, not ctx.adjoint), None), setup_context=_keep_adjoint
+)
+_split.register_autograd(lambda ctx, *grads: _join(*grads))  # noqa: ARG005
+_join.register_autograd(lambda ctx, grad: _split(grad))  # noqa: ARG005
+
+
+def decompose(t: Tensor) -> Tensor:
+    """Components of 3x3 tensors.
+
+    Parameters
+    ----------
+    t : [N, 3, 3, F]
+        Full tensors; float32 or float64.
+
+    Returns
+    -------
+    [9, N, F]
+        Packed components, as in `mlff_triton.irreps`.
+
+    Raises
+    ------
+    InputError
+        If the shape or the dtype is another.
+    BackendError
+        If the tensor does not lie on a GPU.
+
+    Examples
+    --------
+    >>> decompose(torch.eye(3, device="cuda").reshape(1, 3, 3, 1)).flatten().tolist()
+    [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    _check("t", t, ("N", 3, 3, "F"))
+    result: Tensor = _pack(t, False)
+    return result
+
+
+def compose(x: Tensor) -> Tensor:
+    """3x3 tensors of components: the inverse of `decompose`.
+
+    Parameters
+    ----------
+    x : [9, N, F]
+        Packed components, as in `mlff_triton.irreps`; float32 or float64.
+
+    Returns
+    -------
+    [N, 3, 3, F]
+        Full tensors.
+
+    Raises
+    ------
+    InputError
+        If the shape or the dtype is another.
+    BackendError
+        If the tensor does not lie on a GPU.
+
+    Examples
+    --------
+    >>> x = torch.randn(9, 5, 8, device="cuda")
+    >>> torch.allclose(decompose(compose(x)), x, atol=1e-6)
+    True
+    """
+    _check("x", x, (9, "N", "F"))
+    result: Tensor = _unpack(x, False)
+    return result
+
+
+def decompose_tensor(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three parts of 3x3 tensors as full tensors, which add up to them.
+
+    The operation and its layout are those of TorchMD-NET 2; where memory matters, `decompose` says
+    the same in nine numbers instead of twenty-seven.
+
+    Parameters
+    ----------
+    t : [N, 3, 3, F]
+        Full tensors; float32 or float64.
+
+    Returns
+    -------
+    tuple of three [N, 3, 3, F]
+        The multiple of the identity, the skew and the symmetric traceless part.
+
+    Raises
+    ------
+    InputError
+        If the shape or the dtype is another.
+    BackendError
+        If the tensor does not lie on a GPU.
+
+    Examples
+    --------
+    >>> t = torch.randn(5, 3, 3, 8, device="cuda")
+    >>> torch.allclose(sum(decompose_tensor(t)), t, atol=1e-6)
+    True
+    """
+    _check("t", t, ("N", 3, 3, "F"))
+    result: tuple[Tensor, Tensor, Tensor] = _split(t)
+    return result
+
+
+def _check(name: str, x: Tensor, shape: tuple[int | str, ...]) -> None:
+    check_shape(name, x, shape)
+    has_full_layout(name, x)
+    check_floats(**{name: x})

@@ -1,0 +1,162 @@
+"""Squared norms of the three parts of 3x3 tensors.
+
+    (3 I^2, 2 |a|^2, |S|_F^2)    of    X = I 1 + A(a) + S
+
+the invariants that TensorNet reads out: G. Simeon and G. De Fabritiis, NeurIPS 2023,
+https://arxiv.org/abs/2306.06482. With respect to X their gradients are 2 I 1, 2 A and 2 S.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._irreps import (
+    block_size,
+    compose,
+    compose_adjoint,
+    decompose,
+    has_full_layout,
+    load_nine,
+    store_nine,
+)
+from mlff_triton.kernels._operators import check_floats, differentiate_by_reference
+from mlff_triton.kernels.reference import irrep_norms as reference
+
+
+@triton.jit
+def _irrep_norms_fwd_kernel(
+    x_ptr, out_ptr, n_elements, channels, FULL: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+    out_ptr += index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
+
+    x = load_nine(x_ptr, index, mask, n_elements, channels, FULL)
+    if FULL:
+        x = decompose(x)
+
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = x
+    s22 = s00 + s11
+    identity = 3 * i * i
+    skew = 2 * (a0 * a0 + a1 * a1 + a2 * a2)
+    symmetric = s00 * s00 + s11 * s11 + s22 * s22 + 2 * (s01 * s01 + s02 * s02 + s12 * s12)
+
+    tl.store(out_ptr, identity, mask)
+    tl.store(out_ptr + channels, skew, mask)
+    tl.store(out_ptr + 2 * channels, symmetric, mask)
+
+
+@triton.jit
+def _irrep_norms_bwd_kernel(
+    grad_ptr, x_ptr, grad_x_ptr, n_elements, channels, FULL: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+    grad_ptr += index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
+
+    g_i = 2 * tl.load(grad_ptr, mask, other=0.0)
+    g_a = 2 * tl.load(grad_ptr + channels, mask, other=0.0)
+    g_s = 2 * tl.load(grad_ptr + 2 * channels, mask, other=0.0)
+    x = load_nine(x_ptr, index, mask, n_elements, channels, FULL)
+    if FULL:
+        x = decompose(x)
+
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = x
+    scaled = (
+        g_i * i,
+        g_a * a0,
+        g_a * a1,
+        g_a * a2,
+        g_s * s00,
+        g_s * s01,
+        g_s * s02,
+        g_s * s11,
+        g_s * s12,
+    )
+    grad_x = compose(scaled)
+    if not FULL:
+        grad_x = compose_adjoint(grad_x)
+
+    store_nine(grad_x_ptr, grad_x, index, mask, n_elements, channels, FULL)
+
+
+def launch_irrep_norms(x: Tensor) -> Tensor:
+    """[9, N, F] or [N, 3, 3, F] -> [N, 3 F]."""
+    x = x.contiguous()
+    out = _empty_norms(x)
+    n_elements, block = x.numel() // 9, block_size(x)
+    with torch.cuda.device_of(x):
+        _irrep_norms_fwd_kernel[(triton.cdiv(n_elements, block),)](
+            x, out, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
+        )
+    return out
+
+
+def launch_irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """Gradients [N, 3 F] of the norms -> gradients of x, in the layout of x."""
+    grad, x = grad.contiguous(), x.contiguous()
+    grad_x = torch.empty_like(x)
+    n_elements, block = x.numel() // 9, block_size(x)
+    with torch.cuda.device_of(x):
+        _irrep_norms_bwd_kernel[(triton.cdiv(n_elements, block),)](
+            grad, x, grad_x, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
+        )
+    return grad_x
+
+
+@torch.library.custom_op("mlff_triton::irrep_norms", mutates_args=())
+def _irrep_norms(x: Tensor) -> Tensor:
+    return launch_irrep_norms(x)
+
+
+@torch.library.custom_op("mlff_triton::irrep_norms_backward", mutates_args=())
+def _irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return launch_irrep_norms_backward(grad, x)
+
+
+def _empty_norms(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0 if x.ndim == 4 else 1], 3 * x.shape[-1])
+
+
+_irrep_norms.register_fake(_empty_norms)
+_irrep_norms_backward.register_fake(lambda grad, x: x.new_empty(x.shape))  # noqa: ARG005
+_irrep_norms.register_autograd(
+    lambda ctx, grad: _irrep_norms_backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),  # noqa: ARG005
+)
+differentiate_by_reference(_irrep_norms_backward, reference.irrep_norms)
+
+
+def irrep_norms(x: Tensor) -> Tensor:
+    """Squared Frobenius norms of the three parts of 3x3 tensors, in one pass.
+
+    Parameters
+    ----------
+    x : [9, N, F] or [N, 3, 3, F]
+        Packed components, as in `mlff_triton.irreps`, or full tensors; float32 or float64.
+
+    Returns
+    -------
+    [N, 3 F]
+        ``3 I^2``, ``2 |a|^2`` and ``|S|_F^2``, one after the other, in the unit of x squared.
+
+    Raises
+    ------
+    InputError
+        If the shape or the dtype is another.
+    BackendError
+        If the tensor does not lie on a GPU.
+
+    Examples
+    --------
+    >>> x = torch.ones(9, 2, 4, device="cuda")
+    >>> irrep_norms(x)[0, ::4].tolist()
+    [3.0, 6.0, 12.0]
+    """
+    has_full_layout("x", x)
+    check_floats(x=x)
+    result: Tensor = _irrep_norms(x)
+    return result

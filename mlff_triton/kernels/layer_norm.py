@@ -1,0 +1,335 @@
+"""Layer normalization over the last axis, after adding a residual if there is one.
+
+    t = x (+ residual)      y = (t - mean(t)) / sqrt(var(t) + eps) * weight + bias
+
+J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", https://arxiv.org/abs/1607.06450.
+A program keeps whole rows in registers, several if they are short. For the gradients of weight and
+bias every program adds up its own rows, and these sums are added in a second pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels._operators import check_shape, differentiate_by_reference
+from mlff_triton.kernels.reference import layer_norm as reference
+
+_MAX_CHANNELS = 16384
+_MAX_BACKWARD_PROGRAMS = 512  # each leaves one row of partial sums
+
+
+@triton.jit
+def _layer_norm_fwd_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    total_ptr,
+    mean_ptr,
+    rstd_ptr,
+    n_rows,
+    channels,
+    eps,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    dtype: tl.constexpr = mean_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    channel = tl.arange(0, BLOCK_CHANNELS)
+    inside = channel < channels
+    mask = (row < n_rows)[:, None] & inside[None, :]
+    offsets = row[:, None] * channels + channel[None, :]
+
+    x = tl.load(x_ptr + offsets, mask, other=0.0).to(dtype)  # [BLOCK_ROWS, BLOCK_CHANNELS]
+    if residual_ptr is not None:
+        x += tl.load(residual_ptr + offsets, mask, other=0.0).to(dtype)
+        tl.store(total_ptr + offsets, x.to(total_ptr.dtype.element_ty), mask)
+    weight = tl.load(weight_ptr + channel, inside, other=0.0).to(dtype)
+    bias = tl.load(bias_ptr + channel, inside, other=0.0).to(dtype)
+
+    mean = tl.sum(x, 1) / channels
+    centered = tl.where(inside[None, :], x - mean[:, None], 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centered * centered, 1) / channels + eps)
+    y = centered * rstd[:, None] * weight[None, :] + bias[None, :]
+
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)
+    tl.store(mean_ptr + row, mean, row < n_rows)
+    tl.store(rstd_ptr + row, rstd, row < n_rows)
+
+
+@triton.jit
+def _layer_norm_bwd_kernel(
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    grad_x_ptr,
+    grad_weight_ptr,
+    grad_bias_ptr,
+    n_rows,
+    channels,
+    n_programs,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    dtype: tl.constexpr = mean_ptr.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK_CHANNELS)
+    inside = channel < channels
+    weight = tl.load(weight_ptr + channel, inside, other=0.0).to(dtype)[None, :]
+
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_CHANNELS), dtype)
+    grad_bias = tl.zeros((BLOCK_ROWS, BLOCK_CHANNELS), dtype)
+    for start in range(program * BLOCK_ROWS, n_rows, n_programs * BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS)
+        mask = (row < n_rows)[:, None] & inside[None, :]
+        offsets = row[:, None].to(tl.int64) * channels + channel[None, :]
+        grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(dtype)
+        x = tl.load(x_ptr + offsets, mask, other=0.0).to(dtype)
+        mean = tl.load(mean_ptr + row, row < n_rows, other=0.0)[:, None]
+        rstd = tl.load(rstd_ptr + row, row < n_rows, other=0.0)[:, None]
+
+        normed = tl.where(mask, (x - mean) * rstd, 0.0)
+        slope = grad * weight
+        level = (tl.sum(slope, 1) / channels)[:, None]
+        along = (tl.sum(slope * normed, 1) / channels)[:, None]
+        grad_x = rstd * (slope - level - normed * along)
+        grad_weight += grad * normed
+        grad_bias += grad
+        tl.store(grad_x_ptr + offsets, grad_x.to(grad_x_ptr.dtype.element_ty), mask)
+
+    partial = program * channels + channel
+    tl.store(grad_weight_ptr + partial, tl.sum(grad_weight, 0), inside)
+    tl.store(grad_bias_ptr + partial, tl.sum(grad_bias, 0), inside)
+
+
+class _Blocks(NamedTuple):
+    rows: int
+    channels: int
+    warps: int
+
+
+def _blocks(channels: int) -> _Blocks:
+    """About 1024 elements a program, or one row; at most 32 a thread."""
+    block = triton.next_power_of_2(channels)
+    return _Blocks(max(1, 1024 // block), block, min(16, max(4, block // 512)))
+
+
+def _launch_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    outputs = _empty_outputs(x, residual)
+    n_rows, channels = x.shape
+    if x.numel():
+        blocks = _blocks(channels)
+        with torch.cuda.device_of(x):
+            _layer_norm_fwd_kernel[(triton.cdiv(n_rows, blocks.rows),)](
+                x.contiguous(),
+                None if residual is None else residual.contiguous(),
+                weight.contiguous(),
+                bias.contiguous(),
+                *outputs,
+                n_rows,
+                channels,
+                eps,
+                BLOCK_ROWS=blocks.rows,
+                BLOCK_CHANNELS=blocks.channels,
+                num_warps=blocks.warps,
+            )
+    return outputs
+
+
+def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tensors y and t, which has no rows without a residual, and mean and 1 / deviation."""
+    dtype = COMPUTE_DTYPES[x.dtype]
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(0 if residual is None else len(x), x.shape[1]),
+        x.new_empty(len(x), dtype=dtype),
+        x.new_empty(len(x), dtype=dtype),
+    )
+
+
+def _launch_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    n_rows, channels = x.shape
+    if not x.numel():
+        return x.new_empty(x.shape), weight.new_zeros(channels), weight.new_zeros(channels)
+    grad_x = x.new_empty(x.shape)
+    blocks = _blocks(channels)
+    n_programs = min(triton.cdiv(n_rows, blocks.rows), _MAX_BACKWARD_PROGRAMS)
+    partial = mean.new_empty(2, n_programs, channels)
+    with torch.cuda.device_of(x):
+        _layer_norm_bwd_kernel[(n_programs,)](
+            grad.contiguous(),
+            x.contiguous(),
+            weight.contiguous(),
+            mean,
+            rstd,
+            grad_x,
+            partial[0],
+            partial[1],
+            n_rows,
+            channels,
+            n_programs,
+            BLOCK_ROWS=blocks.rows,
+            BLOCK_CHANNELS=blocks.channels,
+            num_warps=blocks.warps,
+        )
+    return grad_x, partial[0].sum(0).to(weight.dtype), partial[1].sum(0).to(weight.dtype)
+
+
+@torch.library.custom_op("mlff_triton::layer_norm", mutates_args=())
+def _layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows [M, F] to y, t, mean and 1 / deviation."""
+    return _launch_forward(x, residual, weight, bias, eps)
+
+
+@_layer_norm.register_fake
+def _(x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_outputs(x, residual)
+
+
+@torch.library.custom_op("mlff_triton::layer_norm_backward", mutates_args=())
+def _layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    mean: Tensor,
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    del bias, eps  # for the derivative alone
+    return _launch_backward(grad, x, weight, mean, rstd)
+
+
+@_layer_norm_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    del grad
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, bias, ctx.eps = inputs
+    _, total, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.has_residual = residual is not None
+    ctx.save_for_backward(total if ctx.has_residual else x, weight, bias, mean, rstd)
+
+
+def _differentiate(
+    ctx: Any, grad_y: Tensor, grad_total: Tensor, *_: Tensor
+) -> tuple[Tensor | None, ...]:
+    x, weight, bias, *statistics = ctx.saved_tensors
+    grad_x, grad_weight, grad_bias = _layer_norm_backward(
+        grad_y, x, weight, bias, ctx.eps, *statistics
+    )
+    if not ctx.has_residual:
+        return grad_x, None, grad_weight, grad_bias, None
+    grad_x = grad_x + grad_total
+    return grad_x, grad_x, grad_weight, grad_bias, None
+
+
+def _of_statistics(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, mean: Tensor, rstd: Tensor
+) -> Tensor:
+    """The reference, which finds mean and deviation itself."""
+    del mean, rstd
+    return reference.layer_norm(x, weight, bias, eps)
+
+
+_layer_norm.register_autograd(_differentiate, setup_context=_save)
+differentiate_by_reference(_layer_norm_backward, _of_statistics, wrt=(0, 1, 2))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """Layer normalization over the last axis.
+
+    Parameters
+    ----------
+    x : [..., F]
+        Rows of at most 16384 channels; float16, bfloat16, float32 or float64. Half precisions are
+        normalized in float32, and have no second derivatives.
+    weight, bias : [F]
+        Of the dtype of ``x``; the bias may be left out.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    [..., F]
+        Of the dtype of ``x``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    References
+    ----------
+    https://arxiv.org/abs/1607.06450
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 3.0]], device="cuda")
+    >>> layer_norm(x, torch.ones(2, device="cuda"), eps=0.0).tolist()
+    [[-1.0, 1.0]]
+    """
+    return _normalize(x, None, weight, bias, eps)[0]
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Layer normalization of a sum, and the sum, in one pass.
+
+    Parameters
+    ----------
+    x, residual : [..., F]
+        Added before they are normalized.
+    weight, bias, eps
+        As for `layer_norm`, whose notes and errors hold here too.
+
+    Returns
+    -------
+    tuple of [..., F] and [..., F]
+        The normalized sum, and the sum.
+    """
+    check_shape("residual", residual, x.shape)
+    y, total = _normalize(x, residual, weight, bias, eps)
+    return y, total.view(x.shape)
+
+
+def _normalize(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    check_dense(x=x, residual=residual, weight=weight, bias=bias)
+    if not x.dim() or not 0 < x.shape[-1] <= _MAX_CHANNELS:
+        raise InputError(f"x has the shape {list(x.shape)}: rows hold 1 to {_MAX_CHANNELS} numbers")
+    channels = x.shape[-1]
+    check_shape("weight", weight, (channels,))
+    if bias is None:
+        bias = torch.zeros_like(weight)
+    check_shape("bias", bias, (channels,))
+    rows = x.reshape(-1, channels)
+    residual_rows = None if residual is None else residual.reshape(-1, channels)
+    y, total, _, _ = _layer_norm(rows, residual_rows, weight, bias, eps)
+    return y.view(x.shape), total

@@ -1,0 +1,352 @@
+"""Sums of weighted neighbor tensors, and their derivatives.
+
+For every atom ``i``, over the edges ``e = (i, j)`` that it receives:
+
+    M_i = sum_e f(e) * y_j
+
+The sum is linear in both the tensors and the factors. Its two derivatives,
+
+    gy_j = sum_e f(reverse(e)) * gM_i      over the edges e = (j, i) that j receives
+    gf(e) = <gM_i, y_j>                    summed over the components that share a factor
+
+are a sum of the same kind and a product on every edge; these three are each other's derivatives to
+any order. A program owns an atom and a block of channels, and takes its edges one by one: nothing
+is scattered, so results are the same from run to run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._operators import check_device, check_floats, check_shape
+from mlff_triton.kernels._tiles import add, load_tensor, store_tensor
+
+
+@triton.jit
+def _load_factors(pointer, stride, mask, FACTORS: tl.constexpr):
+    """Factors of the nine components of one edge: one for all, one a part, or one each."""
+    if FACTORS == 9:
+        f = load_tensor(pointer, stride, mask)
+    elif FACTORS == 3:
+        i = tl.load(pointer, mask, other=0.0)
+        a = tl.load(pointer + stride, mask, other=0.0)
+        s = tl.load(pointer + 2 * stride, mask, other=0.0)
+        f = (i, a, a, a, s, s, s, s, s)
+    else:
+        i = tl.load(pointer, mask, other=0.0)
+        f = (i, i, i, i, i, i, i, i, i)
+    return f
+
+
+@triton.jit
+def _store_factors(pointer, stride, p, mask, FACTORS: tl.constexpr):
+    """Store products of nine components, summed over those that share a factor."""
+    if FACTORS == 9:
+        store_tensor(pointer, stride, p, mask)
+    else:
+        a = p[1] + p[2] + p[3]
+        s = p[4] + p[5] + p[6] + p[7] + p[8]
+        if FACTORS == 3:
+            tl.store(pointer, p[0], mask)
+            tl.store(pointer + stride, a, mask)
+            tl.store(pointer + 2 * stride, s, mask)
+        else:
+            tl.store(pointer, p[0] + a + s, mask)
+
+
+@triton.jit
+def _multiply(a, b):
+    """Componentwise product."""
+    return (
+        a[0] * b[0],
+        a[1] * b[1],
+        a[2] * b[2],
+        a[3] * b[3],
+        a[4] * b[4],
+        a[5] * b[5],
+        a[6] * b[6],
+        a[7] * b[7],
+        a[8] * b[8],
+    )
+
+
+@triton.jit
+def _message_passing_fwd_kernel(
+    y_ptr,
+    factors_ptr,
+    row_ptr_ptr,
+    senders_ptr,
+    reverse_ptr,
+    out_ptr,
+    component_stride,
+    atom_stride,
+    channels,
+    FACTORS: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    atom = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < channels
+    first = tl.load(row_ptr_ptr + atom).to(tl.int64)
+    last = tl.load(row_ptr_ptr + atom + 1).to(tl.int64)
+
+    z = tl.zeros((BLOCK,), y_ptr.dtype.element_ty)
+    message = (z, z, z, z, z, z, z, z, z)
+    for edge in range(first, last):
+        sender = tl.load(senders_ptr + edge).to(tl.int64)
+        source = tl.load(reverse_ptr + edge).to(tl.int64) if TRANSPOSED else edge
+        y = load_tensor(y_ptr + sender * atom_stride + offsets, component_stride, mask)
+        f = _load_factors(
+            factors_ptr + source * FACTORS * channels + offsets, channels, mask, FACTORS
+        )
+        message = add(message, _multiply(f, y))
+    store_tensor(out_ptr + atom * atom_stride + offsets, component_stride, message, mask)
+
+
+@triton.jit
+def _message_passing_bwd_factors_kernel(
+    grad_ptr,
+    y_ptr,
+    row_ptr_ptr,
+    senders_ptr,
+    out_ptr,
+    grad_component_stride,
+    grad_atom_stride,
+    y_component_stride,
+    y_atom_stride,
+    channels,
+    FACTORS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    atom = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < channels
+    first = tl.load(row_ptr_ptr + atom).to(tl.int64)
+    last = tl.load(row_ptr_ptr + atom + 1).to(tl.int64)
+
+    grad = load_tensor(grad_ptr + atom * grad_atom_stride + offsets, grad_component_stride, mask)
+    for edge in range(first, last):
+        sender = tl.load(senders_ptr + edge).to(tl.int64)
+        y = load_tensor(y_ptr + sender * y_atom_stride + offsets, y_component_stride, mask)
+        _store_factors(
+            out_ptr + edge * FACTORS * channels + offsets,
+            channels,
+            _multiply(grad, y),
+            mask,
+            FACTORS,
+        )
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """``x[9, N, F]`` itself if it is dense with the component or the atom first, or else a copy."""
+    return x if x.movedim(1, 0).is_contiguous() else x.contiguous()
+
+
+def _block(x: Tensor) -> int:
+    """Channels of a program: nine components and their sums must stay in a warp's registers."""
+    channels: int = triton.next_power_of_2(x.shape[2])
+    return min(channels, 512 // x.element_size())
+
+
+def _launch_sum(
+    y: Tensor, factors: Tensor, graph: tuple[Tensor, Tensor, Tensor], transposed: bool
+) -> Tensor:
+    y = _laid_out(y)
+    out = torch.empty_like(y)
+    _, n_atoms, channels = y.shape
+    if out.numel():
+        block = _block(y)
+        with torch.cuda.device_of(y):
+            _message_passing_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
+                y,
+                factors.contiguous(),
+                *graph,
+                out,
+                y.stride(0),
+                y.stride(1),
+                channels,
+                FACTORS=factors.shape[1],
+                TRANSPOSED=transposed,
+                BLOCK=block,
+                num_warps=1,
+            )
+    return out
+
+
+def _launch_products(
+    grad: Tensor, y: Tensor, row_ptr: Tensor, senders: Tensor, n_factors: int
+) -> Tensor:
+    grad, y = _laid_out(grad), _laid_out(y)
+    _, n_atoms, channels = y.shape
+    out = y.new_empty(len(senders), n_factors, channels)
+    if out.numel():
+        block = _block(y)
+        with torch.cuda.device_of(y):
+            _message_passing_bwd_factors_kernel[(n_atoms, triton.cdiv(channels, block))](
+                grad,
+                y,
+                row_ptr,
+                senders,
+                out,
+                grad.stride(0),
+                grad.stride(1),
+                y.stride(0),
+                y.stride(1),
+                channels,
+                FACTORS=n_factors,
+                BLOCK=block,
+                num_warps=1,
+            )
+    return out
+
+
+@torch.library.custom_op("mlff_triton::message_passing", mutates_args=())
+def _message_passing(
+    y: Tensor,
+    factors: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
+    transposed: bool,
+) -> Tensor:
+    """Sum at the receivers, or with ``transposed`` at the senders: [9, N, F]."""
+    return _launch_sum(y, factors, (row_ptr, senders, reverse), transposed)
+
+
+@_message_passing.register_fake
+def _(y: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(_laid_out(y))
+
+
+@torch.library.custom_op("mlff_triton::message_passing_backward_factors", mutates_args=())
+def _edge_products(
+    at_receivers: Tensor,
+    at_senders: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
+    n_factors: int,
+) -> Tensor:
+    """Products of both ends of every edge: [E, n_factors, F]."""
+    del reverse  # for the derivatives alone
+    return _launch_products(at_receivers, at_senders, row_ptr, senders, n_factors)
+
+
+@_edge_products.register_fake
+def _(
+    at_receivers: Tensor,
+    at_senders: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
+    n_factors: int,
+) -> Tensor:
+    del at_receivers, row_ptr, reverse
+    return at_senders.new_empty(len(senders), n_factors, at_senders.shape[2])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    *tensors, ctx.option = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    y, factors, *graph = ctx.saved_tensors
+    grad_y = grad_factors = None
+    if ctx.needs_input_grad[0]:
+        grad_y = _message_passing(grad, factors, *graph, not ctx.option)
+    if ctx.needs_input_grad[1]:
+        ends = (y, grad) if ctx.option else (grad, y)
+        grad_factors = _edge_products(*ends, *graph, factors.shape[1])
+    return grad_y, grad_factors, None, None, None, None
+
+
+def _differentiate_products(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    at_receivers, at_senders, *graph = ctx.saved_tensors
+    grad_receivers = grad_senders = None
+    if ctx.needs_input_grad[0]:
+        grad_receivers = _message_passing(at_senders, grad, *graph, False)
+    if ctx.needs_input_grad[1]:
+        grad_senders = _message_passing(at_receivers, grad, *graph, True)
+    return grad_receivers, grad_senders, None, None, None, None
+
+
+_message_passing.register_autograd(_differentiate_sum, setup_context=_save)
+_edge_products.register_autograd(_differentiate_products, setup_context=_save)
+
+
+def message_passing(
+    y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, reverse: Tensor
+) -> Tensor:
+    """Sum of the neighbors' tensors, weighted edge by edge; differentiable to any order.
+
+    Parameters
+    ----------
+    y : [9, N, F] or [N, 3, 3, F]
+        What every atom sends, packed as in `mlff_triton.irreps` or as full 3x3 tensors; float32
+        or float64.
+    factors : [E, 3, F], or [E, 3, 3, F] or [E, 1, 1, F] for full tensors
+        Factor of every edge, for each part of a packed tensor, each element of a full one, or all
+        elements alike; of the dtype of ``y``.
+    row_ptr, senders, reverse : int64 or int32 [N + 1], [E], [E]
+        The neighbor list, as in `mlff_triton.Graph`. Their values are not checked.
+
+    Returns
+    -------
+    [9, N, F] or [N, 3, 3, F]
+        Like ``y``; zero for atoms without neighbors.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    References
+    ----------
+    https://arxiv.org/abs/2306.06482, eq. 11; TorchMD-NET's ``tensor_message_passing``.
+
+    Examples
+    --------
+    >>> y, factors = torch.ones(9, 2, 8, device="cuda"), torch.ones(2, 3, 8, device="cuda")
+    >>> graph = torch.tensor([[0, 1, 2], [1, 0, 0], [1, 0, 0]], device="cuda")
+    >>> message_passing(y, factors, graph[0], graph[1, :2], graph[2, :2])[0, :, 0].tolist()
+    [1.0, 1.0]
+    """
+    _check(y, factors, row_ptr, senders, reverse)
+    full = y.dim() == 4
+    components = y.flatten(1, 2).movedim(1, 0) if full else y
+    message: Tensor = _message_passing(
+        components, factors.flatten(1, -2), row_ptr, senders, reverse, False
+    )
+    return message.movedim(0, 1).unflatten(1, (3, 3)) if full else message
+
+
+def _check(y: Tensor, factors: Tensor, *graph: Tensor) -> None:
+    row_ptr, senders, reverse = graph
+    check_floats(y=y, factors=factors)
+    check_device(y, *graph)
+    if any(index.dtype not in (torch.int64, torch.int32) for index in graph):
+        raise InputError("row_ptr, senders and reverse must be int64 or int32")
+    channels = y.shape[-1]
+    if y.dim() == 4:
+        check_shape("y", y, ("N", 3, 3, "F"))
+        n_atoms = len(y)
+        one_for_all = factors.shape[1:3] == (1, 1)
+        check_shape("factors", factors, ("E", *((1, 1) if one_for_all else (3, 3)), channels))
+    else:
+        check_shape("y", y, (9, "N", "F"))
+        n_atoms = y.shape[1]
+        check_shape("factors", factors, ("E", 3, channels))
+    check_shape("row_ptr", row_ptr, (n_atoms + 1,))
+    check_shape("senders", senders, (len(factors),))
+    check_shape("reverse", reverse, (len(factors),))

@@ -1,0 +1,34 @@
+"""Sums of weighted neighbor tensors, in plain PyTorch.
+
+For every atom ``i``, over the edges ``e = (i, j)`` that it receives:
+
+    M_i = sum_e f(e) * y_j
+
+with one factor an edge, channel and part of the tensor: Simeon and De Fabritiis, "TensorNet:
+Cartesian Tensor Representations for Efficient Learning of Molecular Potentials", NeurIPS 2023,
+https://arxiv.org/abs/2306.06482, eq. 11.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
+
+
+def message_passing(
+    y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, reverse: Tensor
+) -> Tensor:
+    """As `mlff_triton.kernels.message_passing.message_passing`."""
+    del reverse  # autograd scatters instead
+    full = y.dim() == 4
+    components = y.flatten(1, 2).movedim(1, 0) if full else y
+    weights = factors.flatten(1, -2).movedim(1, 0)
+    if len(weights) == 3:
+        weights = weights[list(PART_OF_COMPONENT)]
+    atoms = torch.arange(len(row_ptr) - 1, device=y.device)
+    receivers = atoms.repeat_interleave(row_ptr.diff(), output_size=len(senders))
+    messages = components.index_select(1, senders) * weights
+    summed = torch.zeros_like(components).index_add(1, receivers, messages)
+    return summed.movedim(0, 1).reshape(y.shape) if full else summed

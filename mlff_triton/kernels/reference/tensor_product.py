@@ -1,0 +1,46 @@
+"""TensorNet's product of node and message tensors, in plain PyTorch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mlff_triton.kernels.reference.decomposition import compose, decompose
+
+
+def tensor_product(
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None = None,
+    group: str = "O(3)",
+    normalize: bool = True,
+) -> Tensor:
+    """``P / (|P|_F^2 + 1)`` with ``P = q (Y M + M Y)`` for O(3) and ``P = 2 Y M`` for SO(3).
+
+    G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3; the
+    factor of the charge as in TorchMD-NET 3.1.
+
+    Parameters
+    ----------
+    y, message : [9, N, F] or [N, 3, 3, F]
+        Packed components or full tensors, both alike.
+    charge_factor : [N], optional
+        ``q``, one by default; O(3) only.
+    group : {"O(3)", "SO(3)"}
+        Symmetry of the product: only the first one keeps parity.
+    normalize : bool
+        Whether to divide.
+
+    Returns
+    -------
+    [9, N, F] or [N, 3, 3, F]
+        As the inputs.
+    """
+    full = y.ndim == 4
+    a, b = ((t if full else compose(t)).permute(0, 3, 1, 2) for t in (y, message))  # [N, F, 3, 3]
+    product = a @ b + b @ a if group == "O(3)" else 2 * (a @ b)
+    if charge_factor is not None:
+        product = charge_factor[:, None, None, None] * product
+    if normalize:
+        product = product / (product.square().sum((-2, -1), keepdim=True) + 1)
+    product = product.permute(0, 2, 3, 1)
+    return product if full else decompose(product)

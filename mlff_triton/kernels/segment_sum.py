@@ -1,0 +1,213 @@
+"""Sums of consecutive rows, such as atoms' energies of every system.
+
+    out_b = sum_m x_m      for row_ptr[b] <= m < row_ptr[b + 1]
+
+Its derivative copies row ``b`` to every row of its segment, and the derivative of that is the sum
+again. A long segment is split among programs that each sum every n-th block of it; their sums are
+added in a second pass. No order depends on the hardware.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._operators import check_device, check_floats, check_shape
+
+_BLOCK = 1024  # elements of a program's block, over rows and channels
+_BLOCKS_PER_SPLIT = 8
+_MAX_SPLITS = 128
+
+
+@triton.jit
+def _segment_sum_fwd_kernel(
+    x_ptr,
+    row_ptr_ptr,
+    out_ptr,
+    channels,
+    n_splits,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    segment = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    rows = tl.arange(0, BLOCK_ROWS)
+    offsets = tl.program_id(2) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    mask = offsets < channels
+    first = tl.load(row_ptr_ptr + segment).to(tl.int64) + split * BLOCK_ROWS
+    last = tl.load(row_ptr_ptr + segment + 1).to(tl.int64)
+
+    total = tl.zeros((BLOCK_ROWS, BLOCK_CHANNELS), out_ptr.dtype.element_ty)
+    for start in range(first, last, n_splits * BLOCK_ROWS):
+        row = start + rows
+        x = tl.load(
+            x_ptr + row[:, None] * channels + offsets[None, :],
+            (row < last)[:, None] & mask[None, :],
+            other=0.0,
+        )  # [BLOCK_ROWS, BLOCK_CHANNELS]
+        total += x.to(total.dtype)
+    out_row = segment * n_splits + split
+    tl.store(out_ptr + out_row * channels + offsets, tl.sum(total, 0), mask)
+
+
+@triton.jit
+def _segment_sum_bwd_kernel(
+    grad_ptr,
+    row_ptr_ptr,
+    out_ptr,
+    channels,
+    n_splits,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    segment = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    rows = tl.arange(0, BLOCK_ROWS)
+    offsets = tl.program_id(2) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    mask = offsets < channels
+    first = tl.load(row_ptr_ptr + segment).to(tl.int64) + split * BLOCK_ROWS
+    last = tl.load(row_ptr_ptr + segment + 1).to(tl.int64)
+
+    grad = tl.load(grad_ptr + segment * channels + offsets, mask, other=0.0)
+    grad = grad.to(out_ptr.dtype.element_ty)[None, :]
+    for start in range(first, last, n_splits * BLOCK_ROWS):
+        row = start + rows
+        tl.store(
+            out_ptr + row[:, None] * channels + offsets[None, :],
+            tl.broadcast_to(grad, (BLOCK_ROWS, BLOCK_CHANNELS)),
+            (row < last)[:, None] & mask[None, :],
+        )
+
+
+def _launch(kernel: Any, n_segments: int, n_rows: int, channels: int) -> tuple[Any, int]:
+    """Kernel with its grid and block, still to be called with its tensors, and the splits."""
+    block_channels = min(triton.next_power_of_2(channels), 128)
+    block_rows = _BLOCK // block_channels
+    blocks = triton.cdiv(n_rows, n_segments * block_rows)
+    n_splits = min(triton.cdiv(blocks, _BLOCKS_PER_SPLIT), _MAX_SPLITS)
+    grid = (n_segments, n_splits, triton.cdiv(channels, block_channels))
+
+    def launch(*tensors: Tensor) -> None:
+        with torch.cuda.device_of(tensors[0]):
+            kernel[grid](
+                *tensors,
+                channels,
+                n_splits,
+                BLOCK_ROWS=block_rows,
+                BLOCK_CHANNELS=block_channels,
+            )
+
+    return launch, n_splits
+
+
+def _launch_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    n_segments = len(row_ptr) - 1
+    n_rows, channels = x.shape
+    if not n_rows or not channels or not n_segments:
+        return x.new_zeros(n_segments, channels, dtype=dtype)
+    launch, n_splits = _launch(_segment_sum_fwd_kernel, n_segments, n_rows, channels)
+    out = x.new_empty(n_segments, n_splits, channels, dtype=dtype)
+    launch(x.contiguous(), row_ptr, out)
+    return out.sum(1) if n_splits > 1 else out[:, 0]
+
+
+def _launch_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
+    n_segments, channels = grad.shape
+    out = grad.new_empty(n_rows, channels, dtype=dtype)
+    if out.numel() and n_segments:
+        launch, _ = _launch(_segment_sum_bwd_kernel, n_segments, n_rows, channels)
+        launch(grad.contiguous(), row_ptr, out)
+    return out
+
+
+@torch.library.custom_op("mlff_triton::segment_sum", mutates_args=())
+def _segment_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [M, F] to sums [B, F] of another dtype."""
+    return _launch_sum(x, row_ptr, dtype)
+
+
+@_segment_sum.register_fake
+def _(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(len(row_ptr) - 1, x.shape[1], dtype=dtype)
+
+
+@torch.library.custom_op("mlff_triton::segment_sum_backward", mutates_args=())
+def _segment_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
+    """Sums [B, F] to rows [M, F] of another dtype."""
+    return _launch_spread(grad, row_ptr, n_rows, dtype)
+
+
+@_segment_spread.register_fake
+def _(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
+    del row_ptr
+    return grad.new_empty(n_rows, grad.shape[1], dtype=dtype)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    ctx.save_for_backward(inputs[1])
+    ctx.n_rows, ctx.dtype = len(inputs[0]), inputs[0].dtype
+
+
+def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (row_ptr,) = ctx.saved_tensors
+    return _segment_spread(grad, row_ptr, ctx.n_rows, ctx.dtype), None, None
+
+
+def _differentiate_spread(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (row_ptr,) = ctx.saved_tensors
+    return _segment_sum(grad, row_ptr, ctx.dtype), None, None, None
+
+
+_segment_sum.register_autograd(_differentiate_sum, setup_context=_save)
+_segment_spread.register_autograd(_differentiate_spread, setup_context=_save)
+
+
+def segment_sum(x: Tensor, row_ptr: Tensor, accumulate: str | None = None) -> Tensor:
+    """Sum of the rows of every segment; the same bits every time, differentiable to any order.
+
+    Parameters
+    ----------
+    x : [M, F] or [M]
+        Rows; float32 or float64.
+    row_ptr : int64 or int32 [B + 1]
+        Segment ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to M without gaps. Its
+        values are not checked.
+    accumulate : {"float64"}, optional
+        To add up and return float64, as energies need; by default in the dtype of ``x``.
+
+    Returns
+    -------
+    [B, F] or [B]
+        Zero for empty segments.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    Examples
+    --------
+    >>> x = torch.tensor([1.0, 2.0, 4.0], device="cuda")
+    >>> segment_sum(x, torch.tensor([0, 2, 2, 3], device="cuda")).tolist()
+    [3.0, 0.0, 4.0]
+    """
+    check_floats(x=x)
+    check_device(x, row_ptr)
+    check_shape("row_ptr", row_ptr, ("B + 1",))
+    if x.dim() not in (1, 2):
+        raise InputError(f"x has the shape {list(x.shape)} instead of [M, F] or [M]")
+    if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
+        raise InputError("row_ptr must be int64 or int32, with at least one element")
+    if accumulate not in (None, "float64"):
+        raise InputError(f"accumulate={accumulate!r} is unknown: use 'float64' or None")
+    rows = x if x.dim() == 2 else x[:, None]
+    sums: Tensor = _segment_sum(rows, row_ptr, torch.float64 if accumulate else x.dtype)
+    return sums if x.dim() == 2 else sums[:, 0]

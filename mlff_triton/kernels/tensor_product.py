@@ -1,0 +1,278 @@
+"""TensorNet's product of node and message tensors, norm and division in the same pass.
+
+    P = q (Y M + M Y)   for O(3)        P = 2 Y M   for SO(3)
+    out = P / (|P|_F^2 + 1)
+
+G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3; the factor
+``q`` of the charge as in TorchMD-NET 3.1. Backward, with ``r = 1 / (|P|_F^2 + 1)`` computed again,
+
+    gP = r g - 2 r^2 <g, P> P
+    gY = q (gP M^T + M^T gP), gM = q (gP Y^T + Y^T gP)   or   gY = 2 gP M^T, gM = 2 Y^T gP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._irreps import (
+    block_size,
+    combine,
+    compose,
+    compose_adjoint,
+    decompose,
+    decompose_adjoint,
+    dot,
+    has_full_layout,
+    load_nine,
+    matmul,
+    store_nine,
+    times,
+    transpose,
+)
+from mlff_triton.kernels._operators import check_floats, check_shape, differentiate_by_reference
+from mlff_triton.kernels.reference import tensor_product as reference
+
+GROUPS = ("O(3)", "SO(3)")
+
+
+@triton.jit
+def _product(q, a, b, SYMMETRIC: tl.constexpr):
+    """``q (a b + b a)`` or ``2 a b``."""
+    return combine(q, matmul(a, b), q, matmul(b, a)) if SYMMETRIC else times(2, matmul(a, b))
+
+
+@triton.jit
+def _load_charge_factor(charge_ptr, index, mask, channels, CHARGED: tl.constexpr):
+    return tl.load(charge_ptr + index // channels, mask, other=0.0) if CHARGED else 1
+
+
+@triton.jit
+def _tensor_product_fwd_kernel(
+    y_ptr,
+    message_ptr,
+    charge_ptr,
+    out_ptr,
+    n_elements,
+    channels,
+    FULL: tl.constexpr,
+    SYMMETRIC: tl.constexpr,
+    CHARGED: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
+    m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
+    q = _load_charge_factor(charge_ptr, index, mask, channels, CHARGED)
+    if not FULL:
+        y, m = compose(y), compose(m)
+
+    p = _product(q, y, m, SYMMETRIC)
+    if NORMALIZE:
+        p = times(1 / (dot(p, p) + 1), p)
+
+    if not FULL:
+        p = decompose(p)
+    store_nine(out_ptr, p, index, mask, n_elements, channels, FULL)
+
+
+@triton.jit
+def _tensor_product_bwd_kernel(
+    grad_ptr,
+    y_ptr,
+    message_ptr,
+    charge_ptr,
+    grad_y_ptr,
+    grad_message_ptr,
+    n_elements,
+    channels,
+    FULL: tl.constexpr,
+    SYMMETRIC: tl.constexpr,
+    CHARGED: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
+    m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
+    g = load_nine(grad_ptr, index, mask, n_elements, channels, FULL)
+    q = _load_charge_factor(charge_ptr, index, mask, channels, CHARGED)
+    if not FULL:
+        y, m, g = compose(y), compose(m), decompose_adjoint(g)
+
+    if NORMALIZE:
+        p = _product(q, y, m, SYMMETRIC)
+        r = 1 / (dot(p, p) + 1)
+        g = combine(r, g, -2 * r * r * dot(g, p), p)
+    grad_y = _product(q, g, transpose(m), SYMMETRIC)
+    grad_m = _product(q, transpose(y), g, SYMMETRIC)
+
+    if not FULL:
+        grad_y, grad_m = compose_adjoint(grad_y), compose_adjoint(grad_m)
+    store_nine(grad_y_ptr, grad_y, index, mask, n_elements, channels, FULL)
+    store_nine(grad_message_ptr, grad_m, index, mask, n_elements, channels, FULL)
+
+
+def launch_tensor_product(
+    y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
+) -> Tensor:
+    """Two of [9, N, F] or [N, 3, 3, F] -> one of the same layout."""
+    y, message = y.contiguous(), message.contiguous()
+    out = torch.empty_like(y)
+    n_elements, block = y.numel() // 9, block_size(y)
+    with torch.cuda.device_of(y):
+        _tensor_product_fwd_kernel[(triton.cdiv(n_elements, block),)](
+            y,
+            message,
+            None if charge_factor is None else charge_factor.contiguous(),
+            out,
+            n_elements,
+            y.shape[-1],
+            FULL=y.ndim == 4,
+            SYMMETRIC=group == "O(3)",
+            CHARGED=charge_factor is not None,
+            NORMALIZE=normalize,
+            BLOCK=block,
+        )
+    return out
+
+
+def launch_tensor_product_backward(
+    grad: Tensor,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None,
+    group: str,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the product -> gradients of both tensors, in their layout."""
+    grad, y, message = grad.contiguous(), y.contiguous(), message.contiguous()
+    grad_y, grad_message = torch.empty_like(y), torch.empty_like(message)
+    n_elements, block = y.numel() // 9, block_size(y)
+    with torch.cuda.device_of(y):
+        _tensor_product_bwd_kernel[(triton.cdiv(n_elements, block),)](
+            grad,
+            y,
+            message,
+            None if charge_factor is None else charge_factor.contiguous(),
+            grad_y,
+            grad_message,
+            n_elements,
+            y.shape[-1],
+            FULL=y.ndim == 4,
+            SYMMETRIC=group == "O(3)",
+            CHARGED=charge_factor is not None,
+            NORMALIZE=normalize,
+            BLOCK=block,
+        )
+    return grad_y, grad_message
+
+
+@torch.library.custom_op("mlff_triton::tensor_product", mutates_args=())
+def _tensor_product(
+    y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
+) -> Tensor:
+    return launch_tensor_product(y, message, charge_factor, group, normalize)
+
+
+@torch.library.custom_op("mlff_triton::tensor_product_backward", mutates_args=())
+def _tensor_product_backward(
+    grad: Tensor,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None,
+    group: str,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
+    return launch_tensor_product_backward(grad, y, message, charge_factor, group, normalize)
+
+
+@_tensor_product.register_fake
+def _(y: Tensor, *_: object) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+@_tensor_product_backward.register_fake
+def _(grad: Tensor, y: Tensor, *_: object) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return y.new_empty(y.shape), y.new_empty(y.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    y, message, charge_factor, ctx.group, ctx.normalize = inputs
+    ctx.save_for_backward(y, message, charge_factor)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = _tensor_product_backward(grad, *ctx.saved_tensors, ctx.group, ctx.normalize)
+    return (*gradients, None, None, None)
+
+
+_tensor_product.register_autograd(_backward, setup_context=_setup_context)
+differentiate_by_reference(_tensor_product_backward, reference.tensor_product, wrt=(0, 1))
+
+
+def tensor_product(
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None = None,
+    group: str = "O(3)",
+    normalize: bool = True,
+) -> Tensor:
+    """Multiply node and message tensors and divide by the norm, in one pass.
+
+    Parameters
+    ----------
+    y, message : [9, N, F] or [N, 3, 3, F]
+        Packed components, as in `mlff_triton.irreps`, or full tensors, both alike; float32 or
+        float64.
+    charge_factor : [N], optional
+        What to multiply the product with, one by default; O(3) only. It gets no gradient.
+    group : {"O(3)", "SO(3)"}
+        ``Y M + M Y``, which keeps parity, or ``2 Y M``.
+    normalize : bool
+        Whether to divide the product ``P`` by ``|P|_F^2 + 1``.
+
+    Returns
+    -------
+    [9, N, F] or [N, 3, 3, F]
+        As the inputs.
+
+    Raises
+    ------
+    InputError
+        If the group is unknown, a shape or dtype does not fit, or the charge factor is given for
+        SO(3) or requires a gradient.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    Examples
+    --------
+    >>> eye = torch.eye(3, device="cuda").reshape(1, 3, 3, 1)
+    >>> tensor_product(eye, eye, normalize=False).flatten().tolist()
+    [2.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 2.0]
+    """
+    if group not in GROUPS:
+        raise InputError(f"group={group!r} is unknown: use one of {', '.join(GROUPS)}")
+    full = has_full_layout("y", y)
+    check_shape("message", message, y.shape)
+    tensors = {"y": y, "message": message}
+    if charge_factor is not None:
+        check_shape("charge_factor", charge_factor, [y.shape[0 if full else 1]])
+        if group == "SO(3)":
+            raise InputError("charge_factor belongs to O(3): leave it out for SO(3)")
+        if charge_factor.requires_grad:
+            raise InputError("charge_factor gets no gradient: detach it, or use backend='torch'")
+        tensors["charge_factor"] = charge_factor
+    check_floats(**tensors)
+    result: Tensor = _tensor_product(y, message, charge_factor, group, normalize)
+    return result

@@ -1,0 +1,345 @@
+"""3x3 tensors of vectors, for each channel times its factor.
+
+    symmetric, traceless:  S(v) = v v^T - |v|^2 / 3        skew:  A(v) u = v x u
+
+    A_01 = -v_2    A_02 = v_1    A_12 = -v_0
+
+They are the first tensors of TensorNet: G. Simeon and G. De Fabritiis, NeurIPS 2023,
+https://arxiv.org/abs/2306.06482, section 3. Backward, with ``W = sum_f factor_f g_f``,
+
+    gv = (W + W^T) v - 2/3 tr(W) v    or    gv = (W_21 - W_12, W_02 - W_20, W_10 - W_01)
+    gfactor_f = <g_f, S(v)>           or    <g_f, A(v)>
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._irreps import MAX_ELEMENTS, block_size, dot, load_nine, store_nine, times
+from mlff_triton.kernels._operators import check_floats, check_shape, differentiate_by_reference
+from mlff_triton.kernels.reference import vector_to_tensor as reference
+
+
+@triton.jit
+def _load_vector(v_ptr, edge, mask):
+    v_ptr += edge.to(tl.int64) * 3
+    v0 = tl.load(v_ptr, mask, other=0.0)
+    v1 = tl.load(v_ptr + 1, mask, other=0.0)
+    v2 = tl.load(v_ptr + 2, mask, other=0.0)
+    return v0, v1, v2
+
+
+@triton.jit
+def _tensor(v0, v1, v2, SKEW: tl.constexpr):
+    """Nine entries, row by row."""
+    if SKEW:
+        o = tl.zeros_like(v0)
+        t = (o, -v2, v1, v2, o, -v0, -v1, v0, o)
+    else:
+        i = (v0 * v0 + v1 * v1 + v2 * v2) / 3
+        s01, s02, s12 = v0 * v1, v0 * v2, v1 * v2
+        t = (v0 * v0 - i, s01, s02, s01, v1 * v1 - i, s12, s02, s12, v2 * v2 - i)
+    return t
+
+
+@triton.jit
+def _tensor_adjoint(g, v0, v1, v2, SKEW: tl.constexpr):
+    """Gradient of the nine entries -> gradient of the vector."""
+    g00, g01, g02, g10, g11, g12, g20, g21, g22 = g
+    if SKEW:
+        h0, h1, h2 = g21 - g12, g02 - g20, g10 - g01
+    else:
+        i = (g00 + g11 + g22) / 3
+        h0 = 2 * (g00 - i) * v0 + (g01 + g10) * v1 + (g02 + g20) * v2
+        h1 = (g10 + g01) * v0 + 2 * (g11 - i) * v1 + (g12 + g21) * v2
+        h2 = (g20 + g02) * v0 + (g21 + g12) * v1 + 2 * (g22 - i) * v2
+    return h0, h1, h2
+
+
+@triton.jit
+def _vector_to_tensor_fwd_kernel(
+    v_ptr, out_ptr, n_edges, n_entries, SKEW: tl.constexpr, BLOCK: tl.constexpr
+):
+    # lanes own entries, not edges: what a warp stores is then one piece of memory
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    edge = entry // 9
+    row, column = entry % 9 // 3, entry % 3
+
+    v0, v1, v2 = _load_vector(v_ptr, edge, edge < n_edges)
+
+    if SKEW:
+        axis = 3 - row - column
+        u = tl.where(axis == 0, v0, tl.where(axis == 1, v1, v2))
+        out = tl.where(row == column, 0.0, tl.where((row + 1) % 3 == column, -u, u))
+    else:
+        u = tl.where(row == 0, v0, tl.where(row == 1, v1, v2))
+        w = tl.where(column == 0, v0, tl.where(column == 1, v1, v2))
+        out = u * w - tl.where(row == column, (v0 * v0 + v1 * v1 + v2 * v2) / 3, 0.0)
+
+    tl.store(out_ptr + entry, out, entry < n_entries)
+
+
+@triton.jit
+def _scaled_vector_to_tensor_fwd_kernel(
+    v_ptr, factors_ptr, out_ptr, n_elements, channels, SKEW: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    v0, v1, v2 = _load_vector(v_ptr, index // channels, mask)
+    factor = tl.load(factors_ptr + index, mask, other=0.0)
+
+    t = times(factor, _tensor(v0, v1, v2, SKEW))
+
+    store_nine(out_ptr, t, index, mask, n_elements, channels, FULL=True)
+
+
+@triton.jit
+def _vector_to_tensor_bwd_kernel(
+    grad_ptr,
+    v_ptr,
+    factors_ptr,
+    grad_v_ptr,
+    grad_factors_ptr,
+    n_edges,
+    channels,
+    SKEW: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    edge_mask = edge < n_edges
+
+    u0, u1, u2 = _load_vector(v_ptr, edge, edge_mask)
+    v0, v1, v2 = u0[:, None], u1[:, None], u2[:, None]
+
+    sum0 = tl.zeros([BLOCK_E, BLOCK_F], grad_ptr.dtype.element_ty)
+    sum1, sum2 = sum0, sum0
+    for start in range(0, channels, BLOCK_F):
+        channel = start + tl.arange(0, BLOCK_F)
+        index = edge[:, None] * channels + channel[None, :]  # [BLOCK_E, BLOCK_F]
+        mask = edge_mask[:, None] & (channel < channels)[None, :]
+
+        g = load_nine(grad_ptr, index, mask, n_edges * channels, channels, FULL=True)
+        h0, h1, h2 = _tensor_adjoint(g, v0, v1, v2, SKEW)
+        if SCALED:
+            factor = tl.load(factors_ptr + index, mask, other=0.0)
+            h0, h1, h2 = factor * h0, factor * h1, factor * h2
+            grad_factor = dot(g, _tensor(v0, v1, v2, SKEW))
+            tl.store(grad_factors_ptr + index, grad_factor, mask)
+        sum0, sum1, sum2 = sum0 + h0, sum1 + h1, sum2 + h2
+
+    grad_v_ptr += edge.to(tl.int64) * 3
+    tl.store(grad_v_ptr, tl.sum(sum0, 1), edge_mask)
+    tl.store(grad_v_ptr + 1, tl.sum(sum1, 1), edge_mask)
+    tl.store(grad_v_ptr + 2, tl.sum(sum2, 1), edge_mask)
+
+
+def launch_vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
+    """Vectors [E, 3] -> tensors [E, 3, 3]."""
+    v = v.contiguous()
+    n_edges, block = len(v), 1024
+    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # only whole vectors are stored at once
+    out = v.new_empty(n_entries)
+    with torch.cuda.device_of(v):
+        _vector_to_tensor_fwd_kernel[(triton.cdiv(n_entries, block),)](
+            v, out, n_edges, n_entries, SKEW=skew, BLOCK=block
+        )
+    return out[: 9 * n_edges].view(n_edges, 3, 3)
+
+
+def launch_scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
+    """Vectors [E, 3] and factors [E, F] -> tensors [E, 3, 3, F]."""
+    v, factors = v.contiguous(), factors.contiguous()
+    out = _empty_scaled_tensors(v, factors, skew)
+    n_elements, block = factors.numel(), block_size(v)
+    with torch.cuda.device_of(v):
+        _scaled_vector_to_tensor_fwd_kernel[(triton.cdiv(n_elements, block),)](
+            v, factors, out, n_elements, factors.shape[1], SKEW=skew, BLOCK=block
+        )
+    return out
+
+
+def launch_vector_to_tensor_backward(
+    grad: Tensor, v: Tensor, factors: Tensor | None, skew: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the tensors -> gradients of the vectors, and of the factors if there are any."""
+    grad, v = grad.contiguous(), v.contiguous()
+    factors = None if factors is None else factors.contiguous()
+    grad_v = torch.empty_like(v)
+    grad_factors = None if factors is None else torch.empty_like(factors)
+    channels = 1 if factors is None else factors.shape[1]
+    block_f = min(triton.next_power_of_2(channels), 256)
+    block_e = max(1, block_size(v) // block_f)
+    with torch.cuda.device_of(v):
+        _vector_to_tensor_bwd_kernel[(triton.cdiv(len(v), block_e),)](
+            grad,
+            v,
+            factors,
+            grad_v,
+            grad_factors,
+            len(v),
+            channels,
+            SKEW=skew,
+            SCALED=factors is not None,
+            BLOCK_E=block_e,
+            BLOCK_F=block_f,
+        )
+    return grad_v, grad_factors
+
+
+@torch.library.custom_op("mlff_triton::vector_to_tensor", mutates_args=())
+def _vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
+    return launch_vector_to_tensor(v, skew)
+
+
+@torch.library.custom_op("mlff_triton::vector_to_tensor_backward", mutates_args=())
+def _vector_to_tensor_backward(grad: Tensor, v: Tensor, skew: bool) -> Tensor:
+    return launch_vector_to_tensor_backward(grad, v, None, skew)[0]
+
+
+@torch.library.custom_op("mlff_triton::scaled_vector_to_tensor", mutates_args=())
+def _scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
+    return launch_scaled_vector_to_tensor(v, factors, skew)
+
+
+@torch.library.custom_op("mlff_triton::scaled_vector_to_tensor_backward", mutates_args=())
+def _scaled_vector_to_tensor_backward(
+    grad: Tensor, v: Tensor, factors: Tensor, skew: bool
+) -> tuple[Tensor, Tensor]:
+    grad_v, grad_factors = launch_vector_to_tensor_backward(grad, v, factors, skew)
+    assert grad_factors is not None
+    return grad_v, grad_factors
+
+
+@_vector_to_tensor.register_fake
+def _(v: Tensor, skew: bool) -> Tensor:  # noqa: ARG001
+    return v.new_empty(len(v), 3, 3)
+
+
+@_vector_to_tensor_backward.register_fake
+def _(grad: Tensor, v: Tensor, skew: bool) -> Tensor:  # noqa: ARG001
+    return v.new_empty(v.shape)
+
+
+def _empty_scaled_tensors(v: Tensor, factors: Tensor, skew: bool) -> Tensor:  # noqa: ARG001
+    return v.new_empty(len(v), 3, 3, factors.shape[1])
+
+
+_scaled_vector_to_tensor.register_fake(_empty_scaled_tensors)
+
+
+@_scaled_vector_to_tensor_backward.register_fake
+def _(grad: Tensor, v: Tensor, factors: Tensor, skew: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return v.new_empty(v.shape), factors.new_empty(factors.shape)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    *tensors, ctx.skew = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _reference(v: Tensor, *rest: Any) -> Tensor:
+    *factors, skew = rest
+    return (reference.vector_to_skew if skew else reference.vector_to_symmetric)(v, *factors)
+
+
+_vector_to_tensor.register_autograd(
+    lambda ctx, grad: (_vector_to_tensor_backward(grad, *ctx.saved_tensors, ctx.skew), None),
+    setup_context=_setup_context,
+)
+_scaled_vector_to_tensor.register_autograd(
+    lambda ctx, grad: (
+        *_scaled_vector_to_tensor_backward(grad, *ctx.saved_tensors, ctx.skew),
+        None,
+    ),
+    setup_context=_setup_context,
+)
+differentiate_by_reference(_vector_to_tensor_backward, _reference)
+differentiate_by_reference(_scaled_vector_to_tensor_backward, _reference)
+
+
+def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Symmetric traceless tensors ``v v^T - |v|^2 / 3``, for each channel times its factor.
+
+    Parameters
+    ----------
+    v : [E, 3]
+        Vectors; float32 or float64.
+    factors : [E, F], optional
+        Factors of the channels, of the same dtype.
+
+    Returns
+    -------
+    [E, 3, 3], or [E, 3, 3, F] with factors
+        In the unit of the vectors squared, times that of the factors.
+
+    Raises
+    ------
+    InputError
+        If a shape or dtype does not fit.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    Examples
+    --------
+    >>> vector_to_symmetric(torch.tensor([[0.0, 0.0, 3.0]], device="cuda"))[0].diagonal().tolist()
+    [-3.0, -3.0, 6.0]
+    """
+    return _checked(v, factors, skew=False)
+
+
+def vector_to_skew(v: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Skew tensors ``A`` with ``A u = v x u``, for each channel times its factor.
+
+    Parameters
+    ----------
+    v : [E, 3]
+        Vectors; float32 or float64.
+    factors : [E, F], optional
+        Factors of the channels, of the same dtype.
+
+    Returns
+    -------
+    [E, 3, 3], or [E, 3, 3, F] with factors
+        In the unit of the vectors, times that of the factors.
+
+    Raises
+    ------
+    InputError
+        If a shape or dtype does not fit.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    Examples
+    --------
+    >>> vector_to_skew(torch.tensor([[1.0, 2.0, 3.0]], device="cuda"))[0, 0].tolist()
+    [0.0, -3.0, 2.0]
+    """
+    return _checked(v, factors, skew=True)
+
+
+def _checked(v: Tensor, factors: Tensor | None, skew: bool) -> Tensor:
+    check_shape("v", v, ("E", 3))
+    if factors is None:
+        check_floats(v=v)
+        n_elements = 9 * len(v)
+    else:
+        check_shape("factors", factors, (len(v), "F"))
+        check_floats(v=v, factors=factors)
+        n_elements = factors.numel()
+    if n_elements > MAX_ELEMENTS:
+        raise InputError(f"v holds {len(v)} vectors, more than kernels count: split it")
+    result: Tensor = (
+        _vector_to_tensor(v, skew)
+        if factors is None
+        else _scaled_vector_to_tensor(v, factors, skew)
+    )
+    return result

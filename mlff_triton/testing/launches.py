@@ -1,0 +1,173 @@
+"""Record the launches of Triton kernels without a GPU, and compile them for any GPU.
+
+The launchers themselves say with which arguments, types, alignments and options a kernel is
+launched, so what is compiled here is what runs there. Works only without ``TRITON_INTERPRET``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from mlff_triton.errors import BackendError, InputError
+from mlff_triton.kernels import _launch, _operators
+
+KIB = 1024
+TARGETS: dict[str, tuple[GPUTarget, int]] = {
+    # and the shared memory in bytes that a block may use
+    "sm_80": (GPUTarget("cuda", 80, 32), 163 * KIB),
+    "sm_89": (GPUTarget("cuda", 89, 32), 99 * KIB),
+    "sm_90": (GPUTarget("cuda", 90, 32), 227 * KIB),
+    "sm_100": (GPUTarget("cuda", 100, 32), 227 * KIB),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * KIB),
+    "gfx950": (GPUTarget("hip", "gfx950", 64), 160 * KIB),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: positional arguments, and all that was given by name."""
+
+    kernel: JITFunction[Any]
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return str(self.kernel.fn.__name__)
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """Collect the launches made in the context, of tensors on any device; no kernel runs.
+
+    Yields
+    ------
+    list of Launch
+        Filled as launchers are called. Their outputs keep what uninitialised memory held.
+
+    Raises
+    ------
+    BackendError
+        If ``TRITON_INTERPRET`` is set, as kernels are then not made for compilation.
+
+    Examples
+    --------
+    >>> from mlff_triton.kernels.irrep_norms import irrep_norms
+    >>> with recorded_launches() as launches:
+    ...     _ = irrep_norms(torch.ones(9, 2, 8))
+    >>> [launch.name for launch in launches]
+    ['_irrep_norms_fwd_kernel']
+    """
+    if triton.knobs.runtime.interpret:
+        raise BackendError("kernels cannot be recorded under TRITON_INTERPRET=1: unset it")
+    launches: list[Launch] = []
+
+    def record(
+        kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any
+    ) -> None:
+        del grid, warmup
+        launches.append(Launch(kernel, args, options))
+
+    with (
+        mock.patch.object(JITFunction, "run", record),
+        mock.patch.object(_operators, "launch_anywhere", new=True),
+    ):
+        yield launches
+
+
+def compile_launch(launch: Launch, target: str) -> triton.compiler.CompiledKernel:
+    """Compile a recorded launch to machine code, as its first run on that GPU would.
+
+    Parameters
+    ----------
+    launch : Launch
+        From `recorded_launches`.
+    target : {"sm_80", "sm_89", "sm_90", "sm_100", "gfx942", "gfx950"}
+        Architecture of the GPU.
+
+    Raises
+    ------
+    InputError
+        If the target is unknown.
+    BackendError
+        If the kernel needs more shared memory than the target has.
+    """
+    source, options = _source(launch, target)
+    gpu, shared_memory = TARGETS[target]
+    compiled = triton.compile(source, target=gpu, options=options)
+    if compiled.metadata.shared > shared_memory:
+        raise BackendError(
+            f"{launch.name} needs {compiled.metadata.shared} bytes of shared memory, "
+            f"{target} has {shared_memory}: launch smaller blocks or fewer stages"
+        )
+    return compiled
+
+
+def compile_distinct(
+    cases: Mapping[str, Callable[[], object]], target: str
+) -> Iterator[tuple[str, str, str | None]]:
+    """Record every case, and compile each kernel once for all launches that share their code.
+
+    Parameters
+    ----------
+    cases : mapping of str to callable
+        Functions that call operators.
+    target : str
+        As for `compile_launch`.
+
+    Yields
+    ------
+    tuple of str, str and (str or None)
+        Names of the case and of the kernel, and the error if it did not compile.
+    """
+    done = set()
+    for case, call in cases.items():
+        with _choices_for(target), recorded_launches() as launches:
+            call()
+        for launch in launches:
+            source, options = _source(launch, target)
+            key = (source.hash(), str(options))
+            if key not in done:
+                done.add(key)
+                yield case, launch.name, _error(launch, target)
+
+
+@contextmanager
+def _choices_for(target: str) -> Iterator[None]:
+    """Let launchers choose as on that GPU: its vendor, and its shared memory."""
+    hip = "6" if target.startswith("gfx") else None
+    memory = mock.patch.object(_launch, "shared_memory", return_value=TARGETS[target][1])
+    with mock.patch("torch.version.hip", hip), memory:
+        yield
+
+
+def _source(launch: Launch, target: str) -> tuple[ASTSource, dict[str, Any]]:
+    """What `JITFunction.run` would compile, for a GPU that need not be there."""
+    if target not in TARGETS:
+        raise InputError(f"target={target!r} is unknown: use one of {', '.join(TARGETS)}")
+    kernel = launch.kernel
+    backend = make_backend(TARGETS[target][0])
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, given = bind(*launch.args, debug=False, **launch.options)
+    options, signature, constants, attributes = kernel._pack_args(
+        backend, launch.options, bound, specialization, given
+    )
+    return ASTSource(kernel, signature, constants, attributes), options.__dict__
+
+
+def _error(launch: Launch, target: str) -> str | None:
+    try:
+        compile_launch(launch, target)
+    except Exception as error:  # noqa: BLE001 - compilers raise all kinds, and all are reported
+        return f"{type(error).__name__}: {error}"
+    return None
