@@ -300,6 +300,11 @@ class TensorNet(nn.Module):
         return self.embedding.pair.weight.dtype
 
     @property
+    def interactions(self) -> list[Interaction]:
+        """The layers, in order."""
+        return [layer for layer in self.layers if isinstance(layer, Interaction)]
+
+    @property
     def cutoff(self) -> float:
         """Radius in Å of the neighbor list that the model needs."""
         return self.config.cutoff

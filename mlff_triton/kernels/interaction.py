@@ -1,0 +1,451 @@
+"""Linear maps over the three parts, and what follows them in TensorNet's layers.
+
+    Y = W_k X                                             linear
+    L = W_k X0,  X = s_k L                                embedding
+    D = W_k P,   X' = X + D + q D D                       update
+    X / (|X|^2 + 1)                                       the next layer's input
+
+and the adjoints. https://arxiv.org/abs/2306.06482, eqs. 8-12. The product is a kernel of its own:
+one that kept nine components of a tile in registers, for what follows, was slower at every size.
+What follows is one pass over memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._activations import activate, activate_derivative
+from mlff_triton.kernels._irreps import (
+    combine,
+    compose,
+    compose_adjoint,
+    decompose,
+    decompose_adjoint,
+    matmul,
+    times,
+    transpose,
+)
+from mlff_triton.kernels._launch import linear_blocks, operands, precision_of, tensor_blocks
+from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels._tiles import (
+    add,
+    dot_parts,
+    inverse_norm,
+    load_tensor,
+    multiply,
+    norm_gradients,
+    normalize_backward,
+    scale_parts,
+    store_tensor,
+)
+from mlff_triton.kernels.reference.maps import Map
+
+
+@triton.jit
+def _tile(n_atoms, F: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    """Atoms [M] and channels [N] of a program, their offsets, mask, and the component stride."""
+    atoms = tl.program_id(0) * M + tl.arange(0, M)
+    channels = tl.program_id(1) * N + tl.arange(0, N)
+    offset = atoms.to(tl.int64)[:, None] * F + channels[None, :]  # [M, N]
+    stride = tl.cast(n_atoms, tl.int64) * F
+    return atoms, channels, offset, (atoms < n_atoms)[:, None], stride
+
+
+@triton.jit
+def square_backward(grad, d):
+    """Gradient of ``d`` from that of ``decompose(D D)``."""
+    g, t = decompose_adjoint(grad), transpose(compose(d))
+    return compose_adjoint(add(matmul(g, t), matmul(t, g)))
+
+
+@triton.jit
+def _linear_kernel(
+    x_ptr,
+    high_ptr,
+    low_ptr,
+    y_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    component = tl.program_id(0) % 9
+    part = tl.where(component == 0, 0, tl.where(component < 4, 1, 2))
+    atoms = tl.program_id(0) // 9 * M + tl.arange(0, M)
+    channels = tl.program_id(1) * N + tl.arange(0, N)
+    inside = (atoms < n_atoms)[:, None]
+    rows = (component.to(tl.int64) * n_atoms + atoms)[:, None] * F  # [M, 1]
+    weights = (part * F + channels[None, :]) * F  # [1, N]
+    y = tl.zeros([M, N], x_ptr.dtype.element_ty)
+    for start in range(0, F, K):
+        k = start + tl.arange(0, K)
+        x = tl.load(x_ptr + rows + k[None, :], inside, other=0.0)
+        y = multiply(x, high_ptr, low_ptr, weights + k[:, None], y, PRECISION)
+    tl.store(y_ptr + rows + channels[None, :], y, inside)
+
+
+@triton.jit
+def _embedding_fwd_kernel(
+    mapped_ptr,
+    scales_ptr,
+    out_ptr,
+    inverse_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
+    mapped = load_tensor(mapped_ptr + offset, stride, inside)
+    z = _load_rows(
+        scales_ptr + atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :], inside, F
+    )
+    scales = activate(z[0], ACTIVATION), activate(z[1], ACTIVATION), activate(z[2], ACTIVATION)
+    x = scale_parts(scales, mapped)
+    inverse = inverse_norm(x)
+    store_tensor(out_ptr + offset, stride, times(inverse, x), inside)
+    tl.store(inverse_ptr + offset, inverse, inside)
+
+
+@triton.jit
+def _load_rows(pointer, inside, F: tl.constexpr):
+    """Three blocks of ``[N, 3, F]``."""
+    return (
+        tl.load(pointer, inside, other=0.0),
+        tl.load(pointer + F, inside, other=0.0),
+        tl.load(pointer + 2 * F, inside, other=0.0),
+    )
+
+
+@triton.jit
+def _update_kernel(
+    delta_ptr,
+    x_ptr,
+    charge_ptr,
+    out_ptr,
+    inverse_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
+    delta = load_tensor(delta_ptr + offset, stride, inside)
+    charge = tl.load(charge_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
+    full = compose(delta)
+    x = combine(1.0, delta, charge, decompose(matmul(full, full)))
+    x = add(x, load_tensor(x_ptr + offset, stride, inside))
+    if NORMALIZE:
+        inverse = inverse_norm(x)
+        tl.store(inverse_ptr + offset, inverse, inside)
+        x = times(inverse, x)
+    store_tensor(out_ptr + offset, stride, x, inside)
+
+
+@triton.jit
+def _product_bwd_kernel(
+    grad_ptr,
+    y_ptr,
+    message_ptr,
+    charge_ptr,
+    grad_y_ptr,
+    grad_message_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    GROUP: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
+    grad = load_tensor(grad_ptr + offset, stride, inside)
+    a = compose(load_tensor(y_ptr + offset, stride, inside))
+    b = compose(load_tensor(message_ptr + offset, stride, inside))
+    if GROUP == "O(3)":
+        factor = tl.load(charge_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
+        product = decompose(add(matmul(a, b), matmul(b, a)))
+    else:
+        factor = 2.0
+        product = decompose(matmul(a, b))
+    product = times(factor, product)
+    grad = times(factor, normalize_backward(grad, product, inverse_norm(product)))
+    g = decompose_adjoint(grad)
+    at, bt = transpose(a), transpose(b)
+    grad_a, grad_b = matmul(g, bt), matmul(at, g)
+    if GROUP == "O(3)":
+        grad_a, grad_b = add(grad_a, matmul(bt, g)), add(grad_b, matmul(g, at))
+    store_tensor(grad_y_ptr + offset, stride, compose_adjoint(grad_a), inside)
+    store_tensor(grad_message_ptr + offset, stride, compose_adjoint(grad_b), inside)
+
+
+@triton.jit
+def _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride):
+    """Gradient of what a layer was given, before that was normalised."""
+    grad = load_tensor(grad_y_ptr + offset, stride, inside)
+    grad = add(grad, load_tensor(residual_ptr + offset, stride, inside))
+    inverse = tl.load(inverse_ptr + offset, inside, other=1.0)
+    x = times(1 / inverse, load_tensor(x_ptr + offset, stride, inside))
+    return normalize_backward(grad, x, inverse)
+
+
+@triton.jit
+def _update_bwd_kernel(
+    grad_y_ptr,
+    residual_ptr,
+    x_ptr,
+    inverse_ptr,
+    delta_ptr,
+    charge_ptr,
+    grad_x_ptr,
+    grad_delta_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
+    grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
+    store_tensor(grad_x_ptr + offset, stride, grad, inside)
+    charge = tl.load(charge_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
+    delta = load_tensor(delta_ptr + offset, stride, inside)
+    grad = combine(1.0, grad, charge, square_backward(grad, delta))
+    store_tensor(grad_delta_ptr + offset, stride, grad, inside)
+
+
+@triton.jit
+def _embedding_bwd_kernel(
+    grad_y_ptr,
+    residual_ptr,
+    x_ptr,
+    inverse_ptr,
+    mapped_ptr,
+    scales_ptr,
+    grad_mapped_ptr,
+    grad_scales_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
+    grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
+    rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
+    z = _load_rows(scales_ptr + rows, inside, F)
+    scales = activate(z[0], ACTIVATION), activate(z[1], ACTIVATION), activate(z[2], ACTIVATION)
+    store_tensor(grad_mapped_ptr + offset, stride, scale_parts(scales, grad), inside)
+    sums = dot_parts(grad, load_tensor(mapped_ptr + offset, stride, inside))
+    for k in tl.static_range(3):
+        grad_z = sums[k] * activate_derivative(z[k], ACTIVATION)
+        tl.store(grad_scales_ptr + rows + k * F, grad_z, inside)
+
+
+@triton.jit
+def _embedding_input_bwd_kernel(
+    grad_ptr,
+    x_ptr,
+    grad_norm_ptr,
+    grad_x_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    _, _, offset, inside, stride = _tile(n_atoms, F, M, N)
+    grad = load_tensor(grad_ptr + offset, stride, inside)
+    x = load_tensor(x_ptr + offset, stride, inside)
+    grad_norm = tl.load(grad_norm_ptr + offset, inside, other=0.0)
+    grad = combine(1.0, grad, grad_norm, norm_gradients(x))
+    store_tensor(grad_x_ptr + offset, stride, grad, inside)
+
+
+def linear(x: Tensor, weight: Map) -> Tensor:
+    """Map each part: x [9, N, F], weights [3, F, F] -> [9, N, F]."""
+    check_device(x)
+    y = torch.empty_like(x)
+    n_atoms, channels = x.shape[1:]
+    blocks = linear_blocks(x)
+    grid = (9 * triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
+    with torch.cuda.device_of(x):
+        _linear_kernel[grid](
+            x,
+            *operands(weight),
+            y,
+            n_atoms,
+            F=channels,
+            M=blocks.atoms,
+            N=blocks.channels,
+            K=blocks.inner,
+            PRECISION=precision_of(weight),
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    return y
+
+
+def _launch(kernel, x: Tensor, *tensors: Tensor, **constants: object) -> None:
+    """One program a tile of atoms and channels of x[9, N, F]."""
+    n_atoms, channels = x.shape[1:]
+    blocks = tensor_blocks(x)
+    grid = (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
+    with torch.cuda.device_of(x):
+        kernel[grid](
+            x,
+            *tensors,
+            n_atoms,
+            F=channels,
+            **constants,
+            M=blocks.atoms,
+            N=blocks.channels,
+            num_warps=blocks.warps,
+        )
+
+
+def embed(x: Tensor, weight: Map, scales: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Map each part, scale it and normalise the whole.
+
+    Parameters
+    ----------
+    x : [9, N, F]
+        Sums over the neighbors.
+    weight : Map [3, F, F]
+        Linear maps.
+    scales : [N, 3, F]
+        Factors of the parts before their activation.
+    activation : str
+        Name of the activation.
+
+    Returns
+    -------
+    mapped, normalised : [9, N, F]
+        Tensors before scaling, and after scaling and normalisation.
+    inverse : [N, F]
+        ``1 / (|X|^2 + 1)`` of the scaled tensors.
+    """
+    mapped = linear(x, weight)
+    out, inverse = torch.empty_like(x), torch.empty_like(x[0])
+    _launch(_embedding_fwd_kernel, mapped, scales, out, inverse, ACTIVATION=activation)
+    return mapped, out, inverse
+
+
+def update(
+    p: Tensor, weight: Map, x: Tensor, charge_factor: Tensor, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """End of a layer: ``X + D + q D D`` with ``D = W P``.
+
+    Parameters
+    ----------
+    p : [9, N, F]
+        Normalised products.
+    weight : Map [3, F, F]
+        Linear maps.
+    x : [9, N, F]
+        What the layer was given, normalised.
+    charge_factor : [N]
+        q.
+    normalize : bool
+        Whether another layer follows, which wants it normalised.
+
+    Returns
+    -------
+    delta, x : [9, N, F]
+        D, and the updated tensors.
+    inverse : [N, F]
+        ``1 / (|X|^2 + 1)`` of the latter; not filled unless ``normalize``.
+    """
+    delta = linear(p, weight)
+    out, inverse = torch.empty_like(p), torch.empty_like(p[0])
+    _launch(_update_kernel, delta, x, charge_factor, out, inverse, NORMALIZE=normalize)
+    return delta, out, inverse
+
+
+def product_backward(
+    grad_delta: Tensor,
+    weight: Map,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor,
+    group: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients [9, N, F] of both operands of the product, from those of D."""
+    grad_y = linear(grad_delta, weight)
+    grad_message = torch.empty_like(y)
+    # In place: an element is written by the thread that has read it.
+    _launch(
+        _product_bwd_kernel, grad_y, y, message, charge_factor, grad_y, grad_message, GROUP=group
+    )
+    return grad_y, grad_message
+
+
+def update_backward(
+    grad_y: Tensor,
+    weight: Map,
+    residual: Tensor,
+    x: Tensor,
+    inverse: Tensor,
+    delta: Tensor,
+    charge_factor: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients [9, N, F] of a layer's input before normalisation, and of the D in front of it.
+
+    Parameters
+    ----------
+    grad_y : [9, N, F]
+        Gradients of Y.
+    weight : Map [3, F, F]
+        Adjoint of the maps that made Y.
+    residual : [9, N, F]
+        Gradients of the input by other ways.
+    x, inverse : [9, N, F], [N, F]
+        The input, normalised, and what it was normalised with.
+    delta : [9, N, F]
+        D of the layer before.
+    charge_factor : [N]
+        q.
+    """
+    grad_x = linear(grad_y, weight)
+    grad_delta = torch.empty_like(x)
+    given = grad_x, residual, x, inverse, delta, charge_factor
+    _launch(_update_bwd_kernel, *given, grad_x, grad_delta)  # in place
+    return grad_x, grad_delta
+
+
+def embed_backward(
+    grad_y: Tensor,
+    weight: Map,
+    residual: Tensor,
+    x: Tensor,
+    inverse: Tensor,
+    mapped: Tensor,
+    scales: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """As `update_backward` in front of the embedding.
+
+    Returns
+    -------
+    grad_mapped : [9, N, F]
+        Gradients of the mapped tensors.
+    grad_scales : [N, 3, F]
+        Gradients of the factors before their activation.
+    """
+    grad_mapped = linear(grad_y, weight)
+    grad_scales = torch.empty_like(scales)
+    given = grad_mapped, residual, x, inverse, mapped, scales
+    _launch(
+        _embedding_bwd_kernel, *given, grad_mapped, grad_scales, ACTIVATION=activation
+    )  # in place
+    return grad_mapped, grad_scales
+
+
+def embed_input_backward(grad: Tensor, weight: Map, x: Tensor, grad_norm: Tensor) -> Tensor:
+    """Gradients [9, N, F] of the sums over neighbors, by their map and by their norms."""
+    grad_x = linear(grad, weight)
+    _launch(_embedding_input_bwd_kernel, grad_x, x, grad_norm, grad_x)  # in place
+    return grad_x

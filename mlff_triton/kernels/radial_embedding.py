@@ -1,0 +1,293 @@
+"""The first tensor of every atom, from elements and geometry, and its gradient along the edges.
+
+    v_k = (P_i + Q_j) T_k(d_ij)
+    X_i = v_1(0) 1 + sum_j v_1 1 + v_2 A(u_ij) + v_3 (u_ij u_ij^T - 1/3)
+
+The embedding of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 5-8, with the linear pair
+embedding split into two tables of the elements, P and Q, and T interpolated from a radial table.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._launch import embedding_backward_blocks, embedding_blocks
+from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels._radial import look_up, look_up_with_slope
+from mlff_triton.kernels._tiles import add, load_tensor, part_norms, store_tensor
+from mlff_triton.kernels.radial_message_passing import sum_lanes
+from mlff_triton.kernels.reference.edges import Edges
+
+
+@triton.jit
+def _radial_embedding_fwd_kernel(
+    species_ptr,
+    receiver_ptr,
+    sender_ptr,
+    table_ptr,
+    self_ptr,
+    begin_ptr,
+    end_ptr,
+    senders_ptr,
+    interval_ptr,
+    fraction_ptr,
+    width_ptr,
+    direction_ptr,
+    x_ptr,
+    norm_ptr,
+    n_atoms,
+    n_slots,
+    F: tl.constexpr,
+    ATOMS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    row = tl.arange(0, ATOMS * LANES)
+    atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
+    channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
+    inside = atom < n_atoms
+    begin = tl.load(begin_ptr + atom, inside, other=0)
+    end = tl.load(end_ptr + atom, inside, other=0)
+    species = tl.load(species_ptr + atom, inside, other=0)
+    p = tl.load(receiver_ptr + species[:, None] * F + channel[None, :])
+
+    n_slots = tl.cast(n_slots, tl.int64)
+    zero = tl.zeros([ATOMS * LANES, BLOCK_F], table_ptr.dtype.element_ty)
+    acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    for k in range(0, tl.max(end - begin), LANES):
+        slot = begin + k + row % LANES
+        live = slot < end
+        sender = tl.load(senders_ptr + slot, live, other=0)
+        interval = tl.load(interval_ptr + slot, live, other=0)
+        fraction = tl.load(fraction_ptr + slot, live, other=0.0)
+        width = tl.load(width_ptr + slot, live, other=1.0)
+        ux = tl.load(direction_ptr + slot, live, other=0.0)[:, None]
+        uy = tl.load(direction_ptr + n_slots + slot, live, other=0.0)[:, None]
+        uz = tl.load(direction_ptr + 2 * n_slots + slot, live, other=0.0)[:, None]
+        factors = look_up(table_ptr, interval, fraction, width, channel, live, F)
+        species = tl.load(species_ptr + sender, live, other=0)
+        z = p + tl.load(sender_ptr + species[:, None] * F + channel[None, :])
+        v1, v2, v3 = z * factors[0], z * factors[1], z * factors[2]
+        third = (ux * ux + uy * uy + uz * uz) / 3
+        harmonics = (
+            v1,
+            v2 * ux,
+            v2 * uy,
+            v2 * uz,
+            v3 * (ux * ux - third),
+            v3 * (ux * uy),
+            v3 * (ux * uz),
+            v3 * (uy * uy - third),
+            v3 * (uy * uz),
+        )
+        acc = add(acc, harmonics)
+
+    atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
+    inside = atom < n_atoms
+    species = tl.load(species_ptr + atom, inside, other=0)
+    pair = species[:, None] * F + channel[None, :]
+    z = tl.load(receiver_ptr + pair) + tl.load(sender_ptr + pair)
+    own = z * tl.load(self_ptr + channel)[None, :]
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = sum_lanes(acc, ATOMS, LANES, BLOCK_F)
+    x = (i + own, a0, a1, a2, s00, s01, s02, s11, s12)
+    norm_i, norm_a, norm_s = part_norms(x)
+
+    offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
+    store_tensor(x_ptr + offset, tl.cast(n_atoms, tl.int64) * F, x, inside[:, None])
+    tl.store(norm_ptr + offset, norm_i + norm_a + norm_s, inside[:, None])
+
+
+@triton.jit
+def _radial_embedding_bwd_kernel(
+    grad_ptr,
+    species_ptr,
+    receiver_ptr,
+    sender_ptr,
+    table_ptr,
+    begin_ptr,
+    end_ptr,
+    senders_ptr,
+    origin_ptr,
+    interval_ptr,
+    fraction_ptr,
+    width_ptr,
+    direction_ptr,
+    distance_ptr,
+    slope_ptr,
+    edge_grad_ptr,
+    n_atoms,
+    n_slots,
+    F: tl.constexpr,
+    ATOMS: tl.constexpr,
+    LANES: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
+):
+    row = tl.arange(0, ATOMS * LANES)
+    atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
+    channel = tl.arange(0, F)
+    inside = atom < n_atoms
+    begin = tl.load(begin_ptr + atom, inside, other=0)
+    end = tl.load(end_ptr + atom, inside, other=0)
+    species = tl.load(species_ptr + atom, inside, other=0)
+    p = tl.load(receiver_ptr + species[:, None] * F + channel[None, :])
+    offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
+    stride = tl.cast(n_atoms, tl.int64) * F
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = load_tensor(grad_ptr + offset, stride, inside[:, None])
+
+    n_slots = tl.cast(n_slots, tl.int64)
+    for k in range(0, tl.max(end - begin), LANES):
+        slot = begin + k + row % LANES
+        live = slot < end
+        sender = tl.load(senders_ptr + slot, live, other=0)
+        origin = tl.load(origin_ptr + slot, live, other=0)
+        interval = tl.load(interval_ptr + slot, live, other=0)
+        fraction = tl.load(fraction_ptr + slot, live, other=0.0)
+        width = tl.load(width_ptr + slot, live, other=1.0)
+        x = tl.load(direction_ptr + slot, live, other=0.0)
+        y = tl.load(direction_ptr + n_slots + slot, live, other=0.0)
+        z = tl.load(direction_ptr + 2 * n_slots + slot, live, other=0.0)
+        distance = tl.load(distance_ptr + slot, live, other=1.0)
+        factors, slopes = look_up_with_slope(table_ptr, interval, fraction, width, channel, live, F)
+        species = tl.load(species_ptr + sender, live, other=0)
+        pair = p + tl.load(sender_ptr + species[:, None] * F + channel[None, :])
+
+        ux, uy, uz = x[:, None], y[:, None], z[:, None]
+        skew = a0 * ux + a1 * uy + a2 * uz  # [R, F]
+        wx = 2 * s00 * ux + s01 * uy + s02 * uz  # of u u^T with respect to u
+        wy = s01 * ux + 2 * s11 * uy + s12 * uz
+        wz = s02 * ux + s12 * uy
+        symmetric = 0.5 * (wx * ux + wy * uy + wz * uz) - (s00 + s11) / 3
+        radial = tl.sum(pair * (slopes[0] * i + slopes[1] * skew + slopes[2] * symmetric), axis=1)
+        gx = tl.sum(pair * (factors[1] * a0 + factors[2] * wx), axis=1)
+        gy = tl.sum(pair * (factors[1] * a1 + factors[2] * wy), axis=1)
+        gz = tl.sum(pair * (factors[1] * a2 + factors[2] * wz), axis=1)
+        if HAS_SLOPE:
+            radial += tl.load(slope_ptr + origin, live, other=0.0)
+        radial -= (gx * x + gy * y + gz * z) / distance
+
+        tl.store(edge_grad_ptr + origin, radial * x + gx / distance, live)
+        tl.store(edge_grad_ptr + n_slots + origin, radial * y + gy / distance, live)
+        tl.store(edge_grad_ptr + 2 * n_slots + origin, radial * z + gz / distance, live)
+
+
+def radial_embedding(
+    species: Tensor,
+    receiver: Tensor,
+    sender: Tensor,
+    table: Tensor,
+    own: Tensor,
+    edges: Edges,
+) -> tuple[Tensor, Tensor]:
+    """First tensors of all atoms, and their squared norms.
+
+    Parameters
+    ----------
+    species : int32 [N]
+        Element of each atom.
+    receiver, sender : [S, F]
+        Tables P and Q.
+    table : [K + 1, 3, 3, F]
+        T at the knots, see `mlff_triton.radial`.
+    own : [F]
+        ``T_1(0)``, or zeros without self-loops.
+    edges : Edges
+        Neighbors within the cutoff.
+
+    Returns
+    -------
+    x : [9, N, F]
+    norm : [N, F]
+    """
+    check_device(table)
+    n_atoms, channels = len(species), receiver.shape[1]
+    x = receiver.new_empty(9, n_atoms, channels)
+    norm = receiver.new_empty(n_atoms, channels)
+    blocks = embedding_blocks(x)
+    with torch.cuda.device_of(x):
+        _radial_embedding_fwd_kernel[
+            (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
+        ](
+            species,
+            receiver,
+            sender,
+            table,
+            own,
+            edges.begin,
+            edges.end,
+            edges.senders,
+            edges.interval,
+            edges.fraction,
+            edges.width,
+            edges.direction,
+            x,
+            norm,
+            n_atoms,
+            len(edges.senders),
+            F=channels,
+            ATOMS=blocks.atoms,
+            LANES=blocks.lanes,
+            BLOCK_F=blocks.channels,
+            num_warps=blocks.warps,
+        )
+    return x, norm
+
+
+def radial_embedding_backward(
+    grad: Tensor,
+    species: Tensor,
+    receiver: Tensor,
+    sender: Tensor,
+    table: Tensor,
+    edges: Edges,
+    slope: Tensor | None,
+) -> Tensor:
+    """Gradient of the energy along every edge.
+
+    Parameters
+    ----------
+    grad : [9, N, F]
+        Gradients of the first tensors.
+    species, receiver, sender, table, edges
+        As for `radial_embedding`.
+    slope : [slots], optional
+        Derivatives with respect to the distances from what came after, at ``edges.origin``.
+
+    Returns
+    -------
+    [3, slots]
+        ``dE/dr_e`` at ``edges.origin``, up to exchanging the shares of opposite edges.
+    """
+    check_device(table)
+    n_atoms, channels = len(species), receiver.shape[1]
+    edge_grad = torch.empty_like(edges.direction)
+    blocks = embedding_backward_blocks(grad)
+    with torch.cuda.device_of(grad):
+        _radial_embedding_bwd_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](
+            grad,
+            species,
+            receiver,
+            sender,
+            table,
+            edges.begin,
+            edges.end,
+            edges.senders,
+            edges.origin,
+            edges.interval,
+            edges.fraction,
+            edges.width,
+            edges.direction,
+            edges.distance,
+            edges.distance if slope is None else slope,
+            edge_grad,
+            n_atoms,
+            len(edges.senders),
+            F=channels,
+            ATOMS=blocks.atoms,
+            LANES=blocks.lanes,
+            HAS_SLOPE=slope is not None,
+            num_warps=blocks.warps,
+        )
+    return edge_grad

@@ -1,0 +1,251 @@
+"""Look-up of radial functions, three of every channel, in a table of splines.
+
+    f_k(d) = v + h (t (1 - t)^2 m + t^2 (3 - 2 t) s + t^2 (t - 1) m')      t = (d - d_0) / h
+
+with values, slopes and secants at the knots: see `reference.radial_table`. A table is made by
+`mlff_triton.radial` and contains the cutoff. It is a constant here: to train one, make factors with
+`linear` instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._operators import (
+    check_device,
+    check_floats,
+    check_shape,
+    differentiate_by_reference,
+)
+from mlff_triton.kernels._radial import look_up, look_up_with_slope
+from mlff_triton.kernels.reference import radial_factors as reference
+from mlff_triton.kernels.reference.edges import Knots
+
+_EDGES = 16  # of a program
+
+
+@triton.jit
+def _radial_factors_fwd_kernel(
+    interval_ptr,
+    fraction_ptr,
+    width_ptr,
+    table_ptr,
+    out_ptr,
+    n_edges,
+    F: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    mask = edge < n_edges
+    interval = tl.load(interval_ptr + edge, mask, other=0)
+    fraction = tl.load(fraction_ptr + edge, mask, other=0.0)
+    width = tl.load(width_ptr + edge, mask, other=1.0)
+
+    i, a, s = look_up(table_ptr, interval, fraction, width, channel, mask, F)
+
+    out_ptr += edge.to(tl.int64)[:, None] * (3 * F) + channel[None, :]
+    tl.store(out_ptr, i, mask[:, None])
+    tl.store(out_ptr + F, a, mask[:, None])
+    tl.store(out_ptr + 2 * F, s, mask[:, None])
+
+
+@triton.jit
+def _radial_factors_bwd_kernel(
+    grad_ptr,
+    interval_ptr,
+    fraction_ptr,
+    width_ptr,
+    table_ptr,
+    out_ptr,
+    n_edges,
+    F: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    mask = edge < n_edges
+    interval = tl.load(interval_ptr + edge, mask, other=0)
+    fraction = tl.load(fraction_ptr + edge, mask, other=0.0)
+    width = tl.load(width_ptr + edge, mask, other=1.0)
+    grad_ptr += edge.to(tl.int64)[:, None] * (3 * F)
+
+    total = tl.zeros([BLOCK_E, BLOCK_F], out_ptr.dtype.element_ty)
+    for start in range(0, F, BLOCK_F):
+        channel = start + tl.arange(0, BLOCK_F)
+        _, slopes = look_up_with_slope(table_ptr, interval, fraction, width, channel, mask, F)
+        pointer = grad_ptr + channel[None, :]
+        total += slopes[0] * tl.load(pointer, mask[:, None], other=0.0)
+        total += slopes[1] * tl.load(pointer + F, mask[:, None], other=0.0)
+        total += slopes[2] * tl.load(pointer + 2 * F, mask[:, None], other=0.0)
+
+    tl.store(out_ptr + edge, tl.sum(total, 1), mask)
+
+
+def _block_of(channels: int) -> int:
+    """Largest power of two that divides the channels, so that blocks end where rows do."""
+    return min(channels & -channels, 128)
+
+
+def locate(distance: Tensor, knots: Knots) -> tuple[Tensor, Tensor, Tensor]:
+    """Interval, fraction of it and its width as kernels read them, [E] each."""
+    interval, fraction, width = knots.locate(distance.double())
+    return interval.int(), fraction.to(distance.dtype), width.to(distance.dtype)
+
+
+def launch_radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
+    """Distances [E] -> factors [E, 3, F]."""
+    out = _empty_factors(distance, table)
+    n_edges, _, channels = out.shape
+    if out.numel():
+        block = _block_of(channels)
+        with torch.cuda.device_of(table):
+            _radial_factors_fwd_kernel[(triton.cdiv(n_edges, _EDGES), channels // block)](
+                *locate(distance, knots),
+                table.contiguous(),
+                out,
+                n_edges,
+                F=channels,
+                BLOCK_E=_EDGES,
+                BLOCK_F=block,
+            )
+    return out
+
+
+def launch_radial_factors_backward(
+    grad: Tensor, distance: Tensor, table: Tensor, knots: Knots
+) -> Tensor:
+    """Gradients of the factors -> those of the distances [E]."""
+    out = distance.new_empty(distance.shape)
+    channels = table.shape[3]
+    if not grad.numel():
+        return out.zero_()
+    with torch.cuda.device_of(table):
+        _radial_factors_bwd_kernel[(triton.cdiv(len(out), _EDGES),)](
+            grad.contiguous(),
+            *locate(distance, knots),
+            table.contiguous(),
+            out,
+            len(out),
+            F=channels,
+            BLOCK_E=_EDGES,
+            BLOCK_F=_block_of(channels),
+        )
+    return out
+
+
+@torch.library.custom_op("mlff_triton::radial_factors", mutates_args=())
+def _radial_factors(
+    distance: Tensor, table: Tensor, positions: Tensor, intervals: Tensor
+) -> Tensor:
+    return launch_radial_factors(distance, table, Knots(positions, intervals))
+
+
+@torch.library.custom_op("mlff_triton::radial_factors_backward", mutates_args=())
+def _radial_factors_backward(
+    grad: Tensor, distance: Tensor, table: Tensor, positions: Tensor, intervals: Tensor
+) -> Tensor:
+    return launch_radial_factors_backward(grad, distance, table, Knots(positions, intervals))
+
+
+def _empty_factors(distance: Tensor, table: Tensor, *_: object) -> Tensor:
+    return table.new_empty(len(distance), 3, table.shape[3])
+
+
+_radial_factors.register_fake(_empty_factors)
+_radial_factors_backward.register_fake(
+    lambda grad, distance, *_: distance.new_empty(distance.shape)  # noqa: ARG005
+)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+_radial_factors.register_autograd(
+    lambda ctx, grad: (_radial_factors_backward(grad, *ctx.saved_tensors), *[None] * 3),
+    setup_context=_save,
+)
+
+
+def _reference_factors(distance: Tensor, table: Tensor, *knots: Tensor) -> Tensor:
+    return reference.radial_factors(distance, table.detach(), constant_knots(knots))
+
+
+def constant_knots(knots: tuple[Tensor, ...]) -> Knots:
+    """Knots that get no gradient, of their positions and intervals."""
+    positions, intervals = knots
+    return Knots(positions.detach(), intervals)
+
+
+differentiate_by_reference(_radial_factors_backward, _reference_factors, wrt=(0,))
+
+
+def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
+    """Look up radial functions: the factors that `message_passing` and `edge_tensors` take.
+
+    Parameters
+    ----------
+    distance : [E]
+        Å, between the first knot and the last; float32 or float64.
+    table : [K + 1, 3, 3, F]
+        Value, slope and secant of 3 F functions at each knot, see `mlff_triton.radial`; of the
+        dtype of the distances. It gets no gradient.
+    knots : Knots
+        Knots of the table, in float64.
+
+    Returns
+    -------
+    [E, 3, F]
+        Continuous, with a continuous first derivative.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or the table requires a gradient.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    Examples
+    --------
+    >>> knots = Knots(torch.tensor([0.0, 4.0]).double().cuda(), torch.tensor([0]).int().cuda())
+    >>> line = torch.tensor([[4.0, -1.0, -1.0], [0.0, -1.0, 0.0]]).cuda()  # 4 - d
+    >>> table = line[:, :, None, None].expand(2, 3, 3, 8)
+    >>> radial_factors(torch.tensor([1.0, 3.0]).cuda(), table, knots)[:, 0, 0].tolist()
+    [3.0, 1.0]
+    """
+    check_shape("distance", distance, ("E",))
+    check_constants(knots, table=table)
+    check_floats(distance=distance, table=table)
+    factors: Tensor = _radial_factors(distance, table, *knots)
+    return factors
+
+
+def check_constants(knots: Knots, **constants: Tensor) -> None:
+    """Raise unless a table fits its knots, and nothing asks for a gradient.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or a constant requires a gradient.
+    BackendError
+        If the tensors do not lie on a GPU.
+    """
+    check_shape("knots.positions", knots.positions, ("K + 1",))
+    check_shape("table", constants["table"], (len(knots.positions), 3, 3, "F"))
+    check_device(*constants.values(), *knots)
+    if knots.positions.dtype != torch.float64:
+        raise InputError(f"knots.positions is {knots.positions.dtype}: use float64")
+    for name, constant in constants.items():
+        if constant.requires_grad:
+            raise InputError(
+                f"{name} gets no gradient: detach it, or make the factors with linear to train them"
+            )

@@ -1,0 +1,302 @@
+"""Message passing with factors from a radial table, and the tensor product that follows it.
+
+    M_i = f(0) Y_i + sum_j f_k(d_ij) Y_j          a factor for each part k of the nine components
+    P_i = q (Y_i M_i + M_i Y_i)  or  2 Y_i M_i    O(3) or SO(3)
+    out = P / (|P|^2 + 1)
+
+The interaction of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 10-12. The factors never lie in
+memory: each is interpolated from two rows of the table where it is needed. A program owns a few
+atoms, which share what they gather, and sums over their neighbors in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._irreps import compose, decompose, matmul, times
+from mlff_triton.kernels._launch import message_backward_blocks, message_blocks
+from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels._radial import look_up, look_up_with_slope
+from mlff_triton.kernels._tiles import (
+    add,
+    dot_parts,
+    inverse_norm,
+    load_parts,
+    load_tensor,
+    scale_parts,
+    store_tensor,
+)
+from mlff_triton.kernels.reference.edges import Edges
+
+
+@triton.jit
+def _radial_message_fwd_kernel(
+    y_ptr,
+    table_ptr,
+    self_ptr,
+    charge_ptr,
+    begin_ptr,
+    end_ptr,
+    senders_ptr,
+    interval_ptr,
+    fraction_ptr,
+    width_ptr,
+    message_ptr,
+    product_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    ATOMS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    UNROLL: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    row = tl.arange(0, ATOMS * LANES)
+    atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
+    channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
+    stride = tl.cast(n_atoms, tl.int64) * F
+    inside = atom < n_atoms
+    begin = tl.load(begin_ptr + atom, inside, other=0)
+    end = tl.load(end_ptr + atom, inside, other=0)
+
+    zero = tl.zeros([ATOMS * LANES, BLOCK_F], y_ptr.dtype.element_ty)
+    acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    for k in range(0, tl.max(end - begin), LANES * UNROLL):
+        for u in tl.static_range(UNROLL):
+            slot = begin + k + u * LANES + row % LANES
+            live = slot < end
+            sender = tl.load(senders_ptr + slot, live, other=0).to(tl.int64)
+            interval = tl.load(interval_ptr + slot, live, other=0)
+            fraction = tl.load(fraction_ptr + slot, live, other=0.0)
+            width = tl.load(width_ptr + slot, live, other=1.0)
+            factors = look_up(table_ptr, interval, fraction, width, channel, live, F)
+            y = load_tensor(y_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None])
+            acc = add(acc, scale_parts(factors, y))
+
+    atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
+    inside = (atom < n_atoms)[:, None]
+    offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
+    y = load_tensor(y_ptr + offset, stride, inside)
+    own = load_parts(self_ptr + channel[None, :], F)
+    message = add(sum_lanes(acc, ATOMS, LANES, BLOCK_F), scale_parts(own, y))
+    store_tensor(message_ptr + offset, stride, message, inside)
+    if GROUP != "none":
+        a, b = compose(y), compose(message)
+        ab = matmul(a, b)
+        if GROUP == "O(3)":
+            charge = tl.load(charge_ptr + atom, atom < n_atoms, other=1.0)[:, None]
+            product = times(charge, decompose(add(ab, matmul(b, a))))
+        else:
+            product = times(2, decompose(ab))
+        product = times(inverse_norm(product), product)
+        store_tensor(product_ptr + offset, stride, product, inside)
+
+
+@triton.jit
+def _radial_message_bwd_kernel(
+    grad_ptr,
+    y_ptr,
+    direct_ptr,
+    table_ptr,
+    self_ptr,
+    begin_ptr,
+    end_ptr,
+    senders_ptr,
+    origin_ptr,
+    interval_ptr,
+    fraction_ptr,
+    width_ptr,
+    grad_y_ptr,
+    slope_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    ATOMS: tl.constexpr,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
+    row = tl.arange(0, ATOMS * LANES)
+    atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
+    channel = tl.arange(0, F)
+    stride = tl.cast(n_atoms, tl.int64) * F
+    inside = atom < n_atoms
+    begin = tl.load(begin_ptr + atom, inside, other=0)
+    end = tl.load(end_ptr + atom, inside, other=0)
+    offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
+    y = load_tensor(y_ptr + offset, stride, inside[:, None])
+
+    zero = tl.zeros([ATOMS * LANES, F], y_ptr.dtype.element_ty)
+    acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
+    for k in range(0, tl.max(end - begin), LANES * UNROLL):
+        for u in tl.static_range(UNROLL):
+            slot = begin + k + u * LANES + row % LANES
+            live = slot < end
+            sender = tl.load(senders_ptr + slot, live, other=0).to(tl.int64)
+            origin = tl.load(origin_ptr + slot, live, other=0)
+            interval = tl.load(interval_ptr + slot, live, other=0)
+            fraction = tl.load(fraction_ptr + slot, live, other=0.0)
+            width = tl.load(width_ptr + slot, live, other=1.0)
+            factors, slopes = look_up_with_slope(
+                table_ptr, interval, fraction, width, channel, live, F
+            )
+            grad = load_tensor(
+                grad_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None]
+            )
+            acc = add(acc, scale_parts(factors, grad))
+            i, a, s = dot_parts(grad, y)
+            slope = tl.sum(slopes[0] * i + slopes[1] * a + slopes[2] * s, axis=1)
+            if ACCUMULATE:
+                slope += tl.load(slope_ptr + origin, live, other=0.0)
+            tl.store(slope_ptr + origin, slope, live)
+
+    atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
+    inside = (atom < n_atoms)[:, None]
+    offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
+    own = load_parts(self_ptr + channel[None, :], F)
+    grad = load_tensor(grad_ptr + offset, stride, inside)
+    direct = load_tensor(direct_ptr + offset, stride, inside)
+    gathered = sum_lanes(acc, ATOMS, LANES, F)
+    grad_y = add(add(gathered, scale_parts(own, grad)), direct)
+    store_tensor(grad_y_ptr + offset, stride, grad_y, inside)
+
+
+@triton.jit
+def sum_lanes(acc, ATOMS: tl.constexpr, LANES: tl.constexpr, BLOCK_F: tl.constexpr):
+    """Sum what the lanes of each atom have gathered: [A L, BF] -> [A, BF]."""
+    return (
+        _sum_lanes(acc[0], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[1], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[2], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[3], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[4], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[5], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[6], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[7], ATOMS, LANES, BLOCK_F),
+        _sum_lanes(acc[8], ATOMS, LANES, BLOCK_F),
+    )
+
+
+@triton.jit
+def _sum_lanes(x, ATOMS: tl.constexpr, LANES: tl.constexpr, BLOCK_F: tl.constexpr):
+    return x if LANES == 1 else tl.sum(tl.reshape(x, (ATOMS, LANES, BLOCK_F)), axis=1)
+
+
+def message_product(
+    y: Tensor, table: Tensor, own: Tensor, edges: Edges, charge_factor: Tensor, group: str
+) -> tuple[Tensor, Tensor]:
+    """Messages, and their normalised tensor product with what they meet.
+
+    Parameters
+    ----------
+    y : [9, N, F]
+        What the neighbors send.
+    table : [K + 1, 3, 3, F]
+        Factors at the knots, see `mlff_triton.radial`.
+    own : [3, F]
+        Factors of an atom's own tensor: those at distance 0, or zeros without self-loops.
+    edges : Edges
+        Neighbors within the cutoff.
+    charge_factor : [N]
+        ``1 + 0.1 q`` of each atom's system.
+    group : {"O(3)", "SO(3)", "none"}
+        Product; with "none" only the messages are computed.
+
+    Returns
+    -------
+    message, product : [9, N, F]
+    """
+    check_device(y)
+    channels = y.shape[2]
+    message = torch.empty_like(y)
+    product = message if group == "none" else torch.empty_like(y)
+    blocks = message_blocks(y)
+    grid = (triton.cdiv(y.shape[1], blocks.atoms), channels // blocks.channels)
+    with torch.cuda.device_of(y):
+        _radial_message_fwd_kernel[grid](
+            y,
+            table,
+            own,
+            charge_factor,
+            edges.begin,
+            edges.end,
+            edges.senders,
+            edges.interval,
+            edges.fraction,
+            edges.width,
+            message,
+            product,
+            y.shape[1],
+            F=channels,
+            ATOMS=blocks.atoms,
+            LANES=blocks.lanes,
+            BLOCK_F=blocks.channels,
+            UNROLL=blocks.unroll,
+            GROUP=group,
+            num_warps=blocks.warps,
+        )
+    return message, product
+
+
+def message_backward(
+    grad: Tensor,
+    y: Tensor,
+    direct: Tensor,
+    table: Tensor,
+    own: Tensor,
+    edges: Edges,
+    slope: Tensor,
+    accumulate: bool,
+) -> Tensor:
+    """Gradients of what the neighbors sent, and of the distances.
+
+    Parameters
+    ----------
+    grad : [9, N, F]
+        Gradients of the messages.
+    y, table, own, edges
+        As for `message_product`.
+    direct : [9, N, F]
+        Further gradients of ``y``, added to those through the messages.
+    slope : [slots]
+        Receives, at ``edges.origin``, the derivative with respect to the distance of the opposite
+        edge; added to what is there if ``accumulate``.
+    accumulate : bool
+        Whether an earlier call has filled ``slope``.
+
+    Returns
+    -------
+    [9, N, F]
+        Gradients of ``y``.
+    """
+    check_device(grad)
+    channels = y.shape[2]
+    grad_y = torch.empty_like(y)
+    blocks = message_backward_blocks(y)
+    with torch.cuda.device_of(y):
+        _radial_message_bwd_kernel[(triton.cdiv(y.shape[1], blocks.atoms),)](
+            grad,
+            y,
+            direct,
+            table,
+            own,
+            edges.begin,
+            edges.end,
+            edges.senders,
+            edges.origin,
+            edges.interval,
+            edges.fraction,
+            edges.width,
+            grad_y,
+            slope,
+            y.shape[1],
+            F=channels,
+            ATOMS=blocks.atoms,
+            LANES=blocks.lanes,
+            UNROLL=blocks.unroll,
+            ACCUMULATE=accumulate,
+            num_warps=blocks.warps,
+        )
+    return grad_y

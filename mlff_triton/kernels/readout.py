@@ -1,0 +1,379 @@
+"""From the last tensors to the energies of atoms, and back.
+
+    n = (3 I^2, 2 |a|^2, |S|^2)      z = W LayerNorm(n) + b      e = w2 act(W1 act(z) + b1) + b2
+
+https://arxiv.org/abs/2306.06482, eq. 13, with the ``Scalar`` output network of TorchMD-NET. The
+backward pass ends with the gradients that the last layer's own backward pass starts from.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._activations import activate, activate_derivative
+from mlff_triton.kernels._irreps import combine
+from mlff_triton.kernels._launch import (
+    head_blocks,
+    operands,
+    precision_of,
+    readout_backward_blocks,
+    readout_blocks,
+    tensor_blocks,
+)
+from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels._tiles import (
+    load_tensor,
+    multiply,
+    norm_gradients,
+    part_norms,
+    scale_parts,
+    store_tensor,
+)
+from mlff_triton.kernels.interaction import square_backward
+from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.reference.readout import gated_head
+from mlff_triton.kernels.scalar_network import EPS
+
+__all__ = ["gated_head", "readout", "readout_backward", "scalar_head"]
+
+
+@triton.jit
+def _moments(i, a, s, F: tl.constexpr, EPS: tl.constexpr):
+    """Mean of all 3 F norms, and what scales them to unit variance, [M, 1] each."""
+    mean = ((tl.sum(i, axis=1) + tl.sum(a, axis=1) + tl.sum(s, axis=1)) / (3 * F))[:, None]
+    i, a, s = i - mean, a - mean, s - mean
+    variance = (tl.sum(i * i, axis=1) + tl.sum(a * a, axis=1) + tl.sum(s * s, axis=1)) / (3 * F)
+    return mean, (1 / tl.sqrt(variance + EPS))[:, None]
+
+
+@triton.jit
+def _readout_fwd_kernel(
+    x_ptr,
+    gain_ptr,
+    shift_ptr,
+    high_ptr,
+    low_ptr,
+    bias_ptr,
+    hidden_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    EPS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
+    out = tl.program_id(1) * N + tl.arange(0, N)
+    inside = atoms < n_atoms
+    stride = tl.cast(n_atoms, tl.int64) * F
+    rows = x_ptr + atoms * F
+    i, a, s = part_norms(load_tensor(rows + tl.arange(0, F)[None, :], stride, inside))
+    mean, rstd = _moments(i, a, s, F, EPS)
+    hidden = tl.zeros([M, N], mean.dtype) + tl.load(bias_ptr + out)[None, :]
+    for start in range(0, F, K):
+        k = start + tl.arange(0, K)
+        norms = part_norms(load_tensor(rows + k[None, :], stride, inside))
+        for part in tl.static_range(3):
+            column = part * F + k
+            x = (norms[part] - mean) * rstd * tl.load(gain_ptr + column)[None, :]
+            x += tl.load(shift_ptr + column)[None, :]
+            weights = out[None, :] * (3 * F) + column[:, None]  # [K, N]
+            hidden = multiply(x, high_ptr, low_ptr, weights, hidden, PRECISION)
+    tl.store(hidden_ptr + atoms * F + out[None, :], hidden, inside)
+
+
+@triton.jit
+def _scalar_head_kernel(
+    hidden_ptr,
+    high_ptr,
+    low_ptr,
+    bias1_ptr,
+    adjoint_high_ptr,
+    adjoint_low_ptr,
+    weight2_ptr,
+    bias2_ptr,
+    energy_ptr,
+    grad_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    H: tl.constexpr,
+    FIRST: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = tl.program_id(0) * M + tl.arange(0, M)
+    mask = atoms < n_atoms
+    inside = mask[:, None]
+    rows = hidden_ptr + atoms.to(tl.int64)[:, None] * F
+    inner = tl.arange(0, H)
+    dtype: tl.constexpr = hidden_ptr.dtype.element_ty
+    u = tl.zeros([M, H], dtype) + tl.load(bias1_ptr + inner)[None, :]
+    for start in range(0, F, N):
+        n = start + tl.arange(0, N)
+        z = activate(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
+        weights = inner[None, :] * F + n[:, None]  # [N, H]
+        u = multiply(z, high_ptr, low_ptr, weights, u, PRECISION)
+    weight2 = tl.load(weight2_ptr + inner)[None, :]
+    energy = tl.sum(activate(u, ACTIVATION) * weight2, axis=1) + tl.load(bias2_ptr)
+    tl.store(energy_ptr + atoms, energy, mask)
+
+    slope = activate_derivative(u, ACTIVATION) * weight2
+    out = grad_ptr + atoms.to(tl.int64)[:, None] * F
+    for start in range(0, F, N):
+        n = start + tl.arange(0, N)
+        weights = n[None, :] * H + inner[:, None]  # [H, N]
+        grad = tl.zeros([M, N], dtype)
+        grad = multiply(slope, adjoint_high_ptr, adjoint_low_ptr, weights, grad, PRECISION)
+        grad *= activate_derivative(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
+        tl.store(out + n[None, :], grad, inside)
+
+
+@triton.jit
+def _invariants_bwd_kernel(
+    grad_ptr,
+    x_ptr,
+    gain_ptr,
+    high_ptr,
+    low_ptr,
+    factors_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    EPS: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
+    channel = tl.arange(0, F)
+    inside = atoms < n_atoms
+    g0 = tl.zeros([M, F], x_ptr.dtype.element_ty)
+    g1, g2 = g0, g0
+    for start in range(0, F, K):
+        k = start + tl.arange(0, K)
+        grad = tl.load(grad_ptr + atoms * F + k[None, :], inside, other=0.0)
+        weights = channel[None, :] * F + k[:, None]  # [K, F], of [3 F, F]
+        part: tl.constexpr = F * F
+        g0 = multiply(grad, high_ptr, low_ptr, weights, g0, PRECISION)
+        g1 = multiply(grad, high_ptr, low_ptr, weights + part, g1, PRECISION)
+        g2 = multiply(grad, high_ptr, low_ptr, weights + 2 * part, g2, PRECISION)
+    g0 *= tl.load(gain_ptr + channel)[None, :]
+    g1 *= tl.load(gain_ptr + F + channel)[None, :]
+    g2 *= tl.load(gain_ptr + 2 * F + channel)[None, :]
+
+    stride = tl.cast(n_atoms, tl.int64) * F
+    x = load_tensor(x_ptr + atoms * F + channel[None, :], stride, inside)
+    i, a, s = part_norms(x)
+    mean, rstd = _moments(i, a, s, F, EPS)
+    i, a, s = (i - mean) * rstd, (a - mean) * rstd, (s - mean) * rstd
+    mean = (tl.sum(g0, axis=1) + tl.sum(g1, axis=1) + tl.sum(g2, axis=1)) / (3 * F)
+    along = (tl.sum(g0 * i, axis=1) + tl.sum(g1 * a, axis=1) + tl.sum(g2 * s, axis=1)) / (3 * F)
+    mean, along = mean[:, None], along[:, None]
+    out = factors_ptr + atoms * (3 * F) + channel[None, :]
+    tl.store(out, (g0 - mean - i * along) * rstd, inside)
+    tl.store(out + F, (g1 - mean - a * along) * rstd, inside)
+    tl.store(out + 2 * F, (g2 - mean - s * along) * rstd, inside)
+
+
+@triton.jit
+def _tensors_bwd_kernel(
+    factors_ptr,
+    x_ptr,
+    delta_ptr,
+    charge_ptr,
+    grad_x_ptr,
+    grad_delta_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    channel = tl.program_id(1) * N + tl.arange(0, N)
+    inside = (row < n_atoms)[:, None]
+    atoms = row.to(tl.int64)[:, None]
+    stride = tl.cast(n_atoms, tl.int64) * F
+    offset = atoms * F + channel[None, :]
+    factors_ptr += atoms * (3 * F) + channel[None, :]
+    factors = (
+        tl.load(factors_ptr, inside, other=0.0),
+        tl.load(factors_ptr + F, inside, other=0.0),
+        tl.load(factors_ptr + 2 * F, inside, other=0.0),
+    )
+    x = load_tensor(x_ptr + offset, stride, inside)
+    grad_x = scale_parts(factors, norm_gradients(x))
+    store_tensor(grad_x_ptr + offset, stride, grad_x, inside)
+    charge = tl.load(charge_ptr + row, row < n_atoms, other=1.0)[:, None]
+    delta = load_tensor(delta_ptr + offset, stride, inside)
+    grad_delta = combine(1.0, grad_x, charge, square_backward(grad_x, delta))
+    store_tensor(grad_delta_ptr + offset, stride, grad_delta, inside)
+
+
+def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -> Tensor:
+    """Invariants of the last tensors, normalised and mapped.
+
+    Parameters
+    ----------
+    x : [9, N, F]
+        Last tensors.
+    gain, shift : [3 F]
+        Weights of the layer norm.
+    weight, bias : Map [F, 3 F], [F]
+        Linear map of the norms.
+
+    Returns
+    -------
+    [N, F]
+        z.
+    """
+    check_device(x)
+    n_atoms, channels = x.shape[1:]
+    hidden = x.new_empty(n_atoms, channels)
+    blocks = readout_blocks(hidden)
+    with torch.cuda.device_of(x):
+        _readout_fwd_kernel[(triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)](
+            x,
+            gain,
+            shift,
+            *operands(weight),
+            bias,
+            hidden,
+            n_atoms,
+            F=channels,
+            EPS=EPS,
+            M=blocks.atoms,
+            N=blocks.channels,
+            K=blocks.inner,
+            PRECISION=precision_of(weight),
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    return hidden
+
+
+def scalar_head(
+    hidden: Tensor,
+    weight1: Map,
+    bias1: Tensor,
+    adjoint1: Map,
+    weight2: Tensor,
+    bias2: Tensor,
+    first: str,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """Energies of atoms, and their gradients.
+
+    Parameters
+    ----------
+    hidden : [N, F]
+        z.
+    weight1, bias1, adjoint1 : Map [H, F], [H], Map [F, H]
+        First linear map, and its adjoint.
+    weight2, bias2 : [H], [1]
+        Second linear map.
+    first, activation : str
+        Activation of z ("none" for models without), and of the network.
+
+    Returns
+    -------
+    energies : [N]
+    grad : [N, F]
+        Derivatives of the energies with respect to z.
+    """
+    check_device(hidden)
+    n_atoms, channels = hidden.shape
+    energies, grad = hidden.new_empty(n_atoms), torch.empty_like(hidden)
+    blocks = head_blocks(hidden)
+    with torch.cuda.device_of(hidden):
+        _scalar_head_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](
+            hidden,
+            *operands(weight1),
+            bias1,
+            *operands(adjoint1),
+            weight2,
+            bias2,
+            energies,
+            grad,
+            n_atoms,
+            F=channels,
+            H=len(bias1),
+            FIRST=first,
+            ACTIVATION=activation,
+            M=blocks.atoms,
+            N=blocks.channels,
+            PRECISION=precision_of(weight1),
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    return energies, grad
+
+
+def readout_backward(
+    grad: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    weight: Map,
+    delta: Tensor,
+    charge_factor: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the last tensors, and of the D that the last layer added to them.
+
+    Parameters
+    ----------
+    grad : [N, F]
+        Gradients of z.
+    x : [9, N, F]
+        Last tensors.
+    gain : [3 F]
+        Weights of the layer norm.
+    weight : Map [3 F, F]
+        Adjoint of the linear map.
+    delta : [9, N, F]
+        D of the last layer.
+    charge_factor : [N]
+        q.
+
+    Returns
+    -------
+    grad_x, grad_delta : [9, N, F]
+    """
+    check_device(x)
+    n_atoms, channels = x.shape[1:]
+    factors = x.new_empty(n_atoms, 3, channels)
+    grad_x, grad_delta = torch.empty_like(x), torch.empty_like(x)
+    rows, tensors = readout_backward_blocks(grad), tensor_blocks(x)
+    with torch.cuda.device_of(x):
+        _invariants_bwd_kernel[(triton.cdiv(n_atoms, rows.atoms),)](
+            grad,
+            x,
+            gain,
+            *operands(weight),
+            factors,
+            n_atoms,
+            F=channels,
+            EPS=EPS,
+            M=rows.atoms,
+            K=rows.inner,
+            PRECISION=precision_of(weight),
+            num_warps=rows.warps,
+            num_stages=rows.stages,
+        )
+        _tensors_bwd_kernel[(triton.cdiv(n_atoms, tensors.atoms), channels // tensors.channels)](
+            factors,
+            x,
+            delta,
+            charge_factor,
+            grad_x,
+            grad_delta,
+            n_atoms,
+            F=channels,
+            M=tensors.atoms,
+            N=tensors.channels,
+            num_warps=tensors.warps,
+        )
+    return grad_x, grad_delta

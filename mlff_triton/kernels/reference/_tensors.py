@@ -1,0 +1,146 @@
+"""3x3 tensors of atoms and channels, ``x[9, N, F]`` or ``t[3, 3, N, F]``, and adjoints of maps.
+
+An adjoint turns the gradient of a map's result into that of its argument.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mlff_triton.kernels.reference.maps import Map
+
+PARTS = (1, 3, 5)
+
+
+def compose(x: Tensor) -> Tensor:
+    """[9, N, F] -> [3, 3, N, F]."""
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
+    entries = [i + s00, s01 - a2, s02 + a1, s01 + a2, i + s11, s12 - a0, s02 - a1, s12 + a0]
+    full: Tensor = torch.stack([*entries, i - s00 - s11]).unflatten(0, (3, 3))
+    return full
+
+
+def compose_adjoint(t: Tensor) -> Tensor:
+    """[3, 3, N, F] -> [9, N, F]."""
+    t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(0, 1).unbind(0)
+    skew = [t21 - t12, t02 - t20, t10 - t01]
+    symmetric = [t00 - t22, t01 + t10, t02 + t20, t11 - t22, t12 + t21]
+    return torch.stack([t00 + t11 + t22, *skew, *symmetric])
+
+
+def decompose(t: Tensor) -> Tensor:
+    """[3, 3, N, F] -> [9, N, F]."""
+    t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(0, 1).unbind(0)
+    i = (t00 + t11 + t22) / 3
+    skew = [(t21 - t12) / 2, (t02 - t20) / 2, (t10 - t01) / 2]
+    symmetric = [t00 - i, (t01 + t10) / 2, (t02 + t20) / 2, t11 - i, (t12 + t21) / 2]
+    return torch.stack([i, *skew, *symmetric])
+
+
+def decompose_adjoint(x: Tensor) -> Tensor:
+    """[9, N, F] -> [3, 3, N, F]."""
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
+    t22 = (i - s00 - s11) / 3
+    upper = [(s01 - a2) / 2, (s02 + a1) / 2, (s12 - a0) / 2]
+    lower = [(s01 + a2) / 2, (s02 - a1) / 2, (s12 + a0) / 2]
+    entries = [t22 + s00, upper[0], upper[1], lower[0], t22 + s11, upper[2], lower[1], lower[2]]
+    full: Tensor = torch.stack([*entries, t22]).unflatten(0, (3, 3))
+    return full
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Product of [3, 3, N, F] tensors."""
+    return torch.stack([sum_products(row, b) for row in a])
+
+
+def sum_products(row: Tensor, b: Tensor) -> Tensor:
+    """``sum_k row[k] b[k]``: [3, N, F] and [3, 3, N, F] -> [3, N, F]."""
+    return row[0] * b[0] + row[1] * b[1] + row[2] * b[2]
+
+
+def scale_parts(factors: Tensor, x: Tensor) -> Tensor:
+    """Each part times its own factor: [3, N, F] and [9, N, F] -> [9, N, F]."""
+    pairs = zip(factors.unbind(0), x.split(PARTS), strict=True)
+    return torch.cat([factor * part for factor, part in pairs])
+
+
+def dot_parts(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products of components, one a part: [9, N, F] twice -> [3, N, F]."""
+    return torch.stack([part.sum(0) for part in (a * b).split(PARTS)])
+
+
+def part_norms(x: Tensor) -> Tensor:
+    """Squared Frobenius norms of the parts: [9, N, F] -> [3, N, F]."""
+    return dot_parts(x, norm_gradients(x)) / 2
+
+
+def norm_gradients(x: Tensor) -> Tensor:
+    """Derivatives of the part norms with respect to the components: [9, N, F] -> [9, N, F]."""
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
+    symmetric = [4 * s00 + 2 * s11, 4 * s01, 4 * s02, 4 * s11 + 2 * s00, 4 * s12]
+    return torch.stack([6 * i, 4 * a0, 4 * a1, 4 * a2, *symmetric])
+
+
+def inverse_norm(x: Tensor) -> Tensor:
+    """``1 / (|x|^2 + 1)``: [9, N, F] -> [N, F]."""
+    return 1 / (part_norms(x).sum(0) + 1)
+
+
+def normalize_backward(grad: Tensor, x: Tensor, inverse: Tensor) -> Tensor:
+    """Gradient of x from that of ``x inverse``."""
+    along = (grad * x).sum(0) * inverse * inverse
+    return inverse * grad - along * norm_gradients(x)
+
+
+def square_backward(grad: Tensor, d: Tensor) -> Tensor:
+    """Gradient of d from that of ``decompose(D D)``."""
+    g, t = decompose_adjoint(grad), compose(d).transpose(0, 1)
+    return compose_adjoint(matmul(g, t) + matmul(t, g))
+
+
+def map_parts(x: Tensor, weight: Map) -> Tensor:
+    """Each part by its own weights [3, out, in]: [9, N, in] -> [9, N, out]."""
+    pairs = zip(x.split(PARTS), weight.weight.unbind(0), strict=True)
+    return torch.cat([part @ w.T for part, w in pairs])
+
+
+def sum_at_receivers(values: Tensor, receivers: Tensor, n_atoms: int) -> Tensor:
+    """Sum rows [E, F] of ascending receivers [E]: [N, F], the same bits at every run."""
+    if values.device.type == "cpu":
+        zeros = values.new_zeros(n_atoms, *values.shape[1:])
+        return zeros.index_add(0, receivers, values)
+    lengths = torch.bincount(receivers, minlength=n_atoms)  # index_add uses atomics on a GPU
+    return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, initial=0)
+
+
+_LN_2 = 0.6931471805599453
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    """Activation by the name that the model's configuration gives it, or "none"."""
+    if name == "none":
+        return x
+    if name in ("silu", "swish"):
+        return functional.silu(x)
+    if name == "ssp":
+        return functional.softplus(x) - _LN_2
+    if name == "mish":
+        return functional.mish(x)
+    return torch.tanh(x) if name == "tanh" else torch.sigmoid(x)
+
+
+def activate_derivative(x: Tensor, name: str) -> Tensor:
+    """Derivative of `activate`."""
+    if name == "none":
+        return torch.ones_like(x)
+    s = torch.sigmoid(x)
+    if name in ("silu", "swish"):
+        return s * (1 + x * (1 - s))
+    if name == "ssp":
+        return s
+    if name == "mish":
+        t = torch.tanh(functional.softplus(x))
+        return t + x * s * (1 - t * t)
+    return 1 - torch.tanh(x) ** 2 if name == "tanh" else s * (1 - s)

@@ -1,0 +1,29 @@
+"""Sums of the tensors of edges, in plain PyTorch.
+
+For every atom ``i``, over the edges ``e = (i, j)`` that it receives, with their directions u:
+
+    X_i = sum_e f_1 1 + f_2 A(u) + f_3 (u u^T - |u|^2 / 3)
+
+the first tensors of TensorNet: G. Simeon and G. De Fabritiis, NeurIPS 2023,
+https://arxiv.org/abs/2306.06482, eq. 8.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
+
+
+def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
+    """As `mlff_triton.kernels.edge_tensors.edge_tensors`."""
+    x, y, z = directions.unbind(1)
+    third = (x * x + y * y + z * z) / 3
+    symmetric = [x * x - third, x * y, x * z, y * y - third, y * z]
+    harmonics = torch.stack([torch.ones_like(x), x, y, z, *symmetric])  # [9, E]
+    tensors = harmonics[:, :, None] * factors.movedim(1, 0)[list(PART_OF_COMPONENT)]
+    edges = torch.arange(len(factors), device=row_ptr.device, dtype=row_ptr.dtype)
+    receivers = torch.searchsorted(row_ptr, edges, right=True) - 1  # N: of no atom
+    sums = tensors.new_zeros(9, len(row_ptr), factors.shape[2])
+    return sums.index_add(1, receivers, tensors)[:, :-1]

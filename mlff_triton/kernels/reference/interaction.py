@@ -1,0 +1,116 @@
+"""Linear maps over the three parts and what follows them in a layer, in plain PyTorch.
+
+Arguments and results are those of `mlff_triton.kernels.interaction`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mlff_triton.kernels.reference._tensors import (
+    activate,
+    activate_derivative,
+    compose,
+    compose_adjoint,
+    decompose,
+    decompose_adjoint,
+    dot_parts,
+    inverse_norm,
+    map_parts,
+    matmul,
+    norm_gradients,
+    normalize_backward,
+    scale_parts,
+    square_backward,
+)
+from mlff_triton.kernels.reference.maps import Map
+
+
+def linear(x: Tensor, weight: Map) -> Tensor:
+    """Map each part."""
+    return map_parts(x, weight)
+
+
+def embed(x: Tensor, weight: Map, scales: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Map each part, scale it and normalise the whole."""
+    mapped = map_parts(x, weight)
+    out = scale_parts(activate(scales, activation).transpose(0, 1), mapped)
+    inverse = inverse_norm(out)
+    return mapped, out * inverse, inverse
+
+
+def update(
+    p: Tensor, weight: Map, x: Tensor, charge_factor: Tensor, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """End of a layer: ``X + D + q D D`` with ``D = W P``."""
+    delta = map_parts(p, weight)
+    full = compose(delta)
+    out = x + delta + charge_factor[:, None] * decompose(matmul(full, full))
+    inverse = inverse_norm(out)
+    return delta, out * inverse if normalize else out, inverse
+
+
+def product_backward(
+    grad_delta: Tensor,
+    weight: Map,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor,
+    group: str,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of both operands of the product, from those of D."""
+    grad = map_parts(grad_delta, weight)
+    a, b = compose(y), compose(message)
+    even = group == "O(3)"
+    product = decompose(matmul(a, b) + matmul(b, a) if even else matmul(a, b))
+    factor = charge_factor[:, None] if even else 2.0
+    product = factor * product
+    g = decompose_adjoint(factor * normalize_backward(grad, product, inverse_norm(product)))
+    at, bt = a.transpose(0, 1), b.transpose(0, 1)
+    grad_a, grad_b = matmul(g, bt), matmul(at, g)
+    if even:
+        grad_a, grad_b = grad_a + matmul(bt, g), grad_b + matmul(g, at)
+    return compose_adjoint(grad_a), compose_adjoint(grad_b)
+
+
+def update_backward(
+    grad_y: Tensor,
+    weight: Map,
+    residual: Tensor,
+    x: Tensor,
+    inverse: Tensor,
+    delta: Tensor,
+    charge_factor: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a layer's input before normalisation, and of the D in front of it."""
+    grad = _input_gradient(grad_y, weight, residual, x, inverse)
+    return grad, grad + charge_factor[:, None] * square_backward(grad, delta)
+
+
+def embed_backward(
+    grad_y: Tensor,
+    weight: Map,
+    residual: Tensor,
+    x: Tensor,
+    inverse: Tensor,
+    mapped: Tensor,
+    scales: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """As `update_backward` in front of the embedding."""
+    grad = _input_gradient(grad_y, weight, residual, x, inverse)
+    factors = activate(scales, activation).transpose(0, 1)
+    sums = dot_parts(grad, mapped).transpose(0, 1)
+    return scale_parts(factors, grad), sums * activate_derivative(scales, activation)
+
+
+def embed_input_backward(grad: Tensor, weight: Map, x: Tensor, grad_norm: Tensor) -> Tensor:
+    """Gradients of the sums over neighbors, which were mapped and whose norms were used."""
+    return map_parts(grad, weight) + grad_norm * norm_gradients(x)
+
+
+def _input_gradient(
+    grad_y: Tensor, weight: Map, residual: Tensor, x: Tensor, inverse: Tensor
+) -> Tensor:
+    grad = map_parts(grad_y, weight) + residual
+    return normalize_backward(grad, x / inverse, inverse)

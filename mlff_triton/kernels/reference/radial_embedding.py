@@ -1,0 +1,81 @@
+"""The first tensor of every atom and its gradient along the edges, in plain PyTorch.
+
+Arguments and results are those of `mlff_triton.kernels.radial_embedding`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference._tensors import part_norms, scale_parts, sum_at_receivers
+from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
+
+
+def radial_embedding(
+    species: Tensor,
+    receiver: Tensor,
+    sender: Tensor,
+    table: Tensor,
+    own: Tensor,
+    edges: Edges,
+) -> tuple[Tensor, Tensor]:
+    """First tensors [9, N, F] of all atoms, and their squared norms [N, F]."""
+    slots, receivers = edges.live()
+    pair = receiver[species[receivers]] + sender[species[edges.senders[slots]]]
+    geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
+    factors = pair * look_up(table, *geometry)  # [3, E, F]
+    harmonics = _harmonics(edges.direction[:, slots])[:, :, None]  # [9, E, 1]
+    parts = zip(harmonics, (0, 1, 1, 1, 2, 2, 2, 2, 2), strict=True)
+    n_atoms = len(species)
+    x = torch.stack([sum_at_receivers(h * factors[k], receivers, n_atoms) for h, k in parts])
+    x[0] += (receiver + sender)[species] * own
+    return x, part_norms(x).sum(0)
+
+
+def radial_embedding_backward(
+    grad: Tensor,
+    species: Tensor,
+    receiver: Tensor,
+    sender: Tensor,
+    table: Tensor,
+    edges: Edges,
+    slope: Tensor | None,
+) -> Tensor:
+    """Gradient [3, slots] of the energy along every edge."""
+    slots, receivers = edges.live()
+    pair = receiver[species[receivers]] + sender[species[edges.senders[slots]]]
+    geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
+    u, origin = edges.direction[:, slots], edges.origin[slots].long()
+    factors = pair * look_up(table, *geometry)
+    slopes = pair * look_up_slope(table, *geometry)
+    # Derivatives by harmonics, summed over channels with the factors in front: [9, E].
+    g = grad[:, receivers]
+    along = scale_parts(slopes, g).sum(2)
+    across = scale_parts(factors, g).sum(2)
+    radial = (along * _harmonics(u)).sum(0)
+    if slope is not None:
+        radial = radial + slope[origin]
+    x, y, z = u
+    _, a0, a1, a2, s00, s01, s02, s11, s12 = across
+    tangent = torch.stack(
+        [
+            a0 + 2 * s00 * x + s01 * y + s02 * z,
+            a1 + s01 * x + 2 * s11 * y + s12 * z,
+            a2 + s02 * x + s12 * y,
+        ]
+    )
+    distance = edges.distance[slots]
+    radial = radial - (tangent * u).sum(0) / distance
+    edge_grad = torch.zeros_like(edges.direction)
+    edge_grad[:, origin] = radial * u + tangent / distance
+    return edge_grad
+
+
+def _harmonics(u: Tensor) -> Tensor:
+    """Components [9, E] of ``1 + A(u) + (u u^T - 1/3)`` for unit vectors [3, E]."""
+    x, y, z = u
+    third = (x * x + y * y + z * z) / 3
+    symmetric = [x * x - third, x * y, x * z, y * y - third, y * z]
+    return torch.stack([torch.ones_like(x), x, y, z, *symmetric])

@@ -1,0 +1,72 @@
+"""Message passing with factors from a radial table, and the product that follows, in plain PyTorch.
+
+Arguments and results are those of `mlff_triton.kernels.radial_message_passing`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference._tensors import (
+    compose,
+    decompose,
+    inverse_norm,
+    matmul,
+    scale_parts,
+    sum_at_receivers,
+)
+from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
+
+PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)
+
+
+def message_product(
+    y: Tensor, table: Tensor, own: Tensor, edges: Edges, charge_factor: Tensor, group: str
+) -> tuple[Tensor, Tensor]:
+    """Messages [9, N, F], and their normalised product with what they meet."""
+    message = _pass_messages(y, table, own, edges)
+    if group == "none":
+        return message, message
+    a, b = compose(y), compose(message)
+    if group == "O(3)":
+        product = charge_factor[:, None] * decompose(matmul(a, b) + matmul(b, a))
+    else:
+        product = 2 * decompose(matmul(a, b))
+    return message, product * inverse_norm(product)
+
+
+def message_backward(
+    grad: Tensor,
+    y: Tensor,
+    direct: Tensor,
+    table: Tensor,
+    own: Tensor,
+    edges: Edges,
+    slope: Tensor,
+    accumulate: bool,
+) -> Tensor:
+    """Gradients [9, N, F] of what the neighbors sent; those of the distances go to ``slope``."""
+    slots, receivers = edges.live()
+    geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
+    slopes = look_up_slope(table, *geometry)  # [3, E, F]
+    products = zip(grad, y, PART_OF_COMPONENT, strict=True)
+    senders = edges.senders[slots].long()
+    found = torch.zeros_like(geometry[1])
+    for g, own_y, k in products:  # a component at a time: arrays of one fit into the cache
+        found += (slopes[k] * g[senders] * own_y[receivers]).sum(1)
+    origin = edges.origin[slots].long()
+    slope[origin] = found + slope[origin] if accumulate else found
+    return _pass_messages(grad, table, own, edges) + direct
+
+
+def _pass_messages(y: Tensor, table: Tensor, own: Tensor, edges: Edges) -> Tensor:
+    slots, receivers = edges.live()
+    factors = look_up(table, edges.interval[slots], edges.fraction[slots], edges.width[slots])
+    senders = edges.senders[slots].long()
+    sums = [
+        sum_at_receivers(factors[k] * component[senders], receivers, y.shape[1])
+        for component, k in zip(y, PART_OF_COMPONENT, strict=True)
+    ]
+    return torch.stack(sums) + scale_parts(own[:, None, :], y)

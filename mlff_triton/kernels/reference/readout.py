@@ -1,0 +1,117 @@
+"""From the last tensors to the energies of atoms and back, in plain PyTorch.
+
+Arguments and results are those of `mlff_triton.kernels.readout`; `gated_head` serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference._tensors import (
+    activate,
+    activate_derivative,
+    norm_gradients,
+    part_norms,
+    scale_parts,
+    square_backward,
+)
+from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.reference.scalar_network import normalize_rows, normalize_rows_backward
+
+
+def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -> Tensor:
+    """Invariants of the last tensors, normalised and mapped: [9, N, F] -> [N, F]."""
+    normalized, _ = normalize_rows(_invariants(x))
+    return torch.addmm(bias, normalized * gain + shift, weight.weight.T)
+
+
+def readout_backward(
+    grad: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    weight: Map,
+    delta: Tensor,
+    charge_factor: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the last tensors, and of the D that the last layer added to them."""
+    by_part = normalize_rows_backward((grad @ weight.weight.T) * gain, _invariants(x))
+    factors = by_part.unflatten(1, (3, -1)).transpose(0, 1)
+    grad_x = scale_parts(factors, norm_gradients(x))
+    return grad_x, grad_x + charge_factor[:, None] * square_backward(grad_x, delta)
+
+
+def _invariants(x: Tensor) -> Tensor:
+    return part_norms(x).transpose(0, 1).flatten(1)
+
+
+def scalar_head(
+    hidden: Tensor,
+    weight1: Map,
+    bias1: Tensor,
+    adjoint1: Map,
+    weight2: Tensor,
+    bias2: Tensor,
+    first: str,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """Energies [N] of atoms, and their gradients [N, F]."""
+    u = torch.addmm(bias1, activate(hidden, first), weight1.weight.T)
+    energies = activate(u, activation) @ weight2 + bias2
+    grad = (activate_derivative(u, activation) * weight2) @ adjoint1.weight.T
+    return energies, grad * activate_derivative(hidden, first)
+
+
+def gated_head(
+    hidden: Tensor,
+    values: Sequence[tuple[Tensor, Tensor]],
+    gates: Sequence[tuple[Tensor, Tensor]],
+    scale: float,
+    first: str,
+) -> tuple[Tensor, Tensor]:
+    """MatGL's ``WeightedReadOut``: one network times the sigmoid of another.
+
+    Parameters
+    ----------
+    hidden : [N, F]
+        What the readout gives.
+    values, gates : sequence of ([in, out], [out])
+        Linear maps with SiLU in between.
+    scale : float
+        Energies are multiplied by this.
+    first : str
+        Activation of ``hidden``.
+
+    Returns
+    -------
+    energies : [N]
+    grad : [N, F]
+        Derivatives of the energies with respect to ``hidden``.
+    """
+    x = activate(hidden, first)
+    value, value_trace = _forward(x, values)
+    gate, gate_trace = _forward(x, gates)
+    weight = scale * torch.sigmoid(gate)
+    energies = value * weight
+    grad = _backward(weight, values, value_trace)
+    grad = grad + _backward(energies * (1 - torch.sigmoid(gate)), gates, gate_trace)
+    return energies[:, 0], grad * activate_derivative(hidden, first)
+
+
+def _forward(x: Tensor, maps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    trace = []
+    for weight, bias in maps[:-1]:
+        trace.append(torch.addmm(bias, x, weight))
+        x = activate(trace[-1], "silu")
+    weight, bias = maps[-1]
+    return torch.addmm(bias, x, weight), trace
+
+
+def _backward(
+    grad: Tensor, maps: Sequence[tuple[Tensor, Tensor]], trace: Sequence[Tensor]
+) -> Tensor:
+    for (weight, _), z in zip(maps[:0:-1], reversed(trace), strict=True):
+        grad = (grad @ weight.T) * activate_derivative(z, "silu")
+    return grad @ maps[0][0].T

@@ -1,0 +1,59 @@
+"""The network that turns norms into factors of the parts, in plain PyTorch.
+
+Arguments and results are those of `mlff_triton.kernels.scalar_network`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference._tensors import activate, activate_derivative
+from mlff_triton.kernels.reference.maps import Map
+
+EPS = 1e-5
+
+
+def scalar_network(
+    norm: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    weight1: Map,
+    bias1: Tensor,
+    weight2: Map,
+    bias2: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """Norms [N, F] to hidden values [N, 2 F] and factors [N, 3, F], both before activation."""
+    x, _ = normalize_rows(norm)
+    hidden = torch.addmm(bias1, x * gain + shift, weight1.weight.T)
+    scales = torch.addmm(bias2, activate(hidden, activation), weight2.weight.T)
+    return hidden, scales.unflatten(1, (3, -1))
+
+
+def scalar_network_backward(
+    grad: Tensor,
+    norm: Tensor,
+    gain: Tensor,
+    weight1: Map,
+    weight2: Map,
+    hidden: Tensor,
+    activation: str,
+) -> Tensor:
+    """Gradients [N, F] of the norms."""
+    inner = (grad.flatten(1) @ weight2.weight.T) * activate_derivative(hidden, activation)
+    return normalize_rows_backward((inner @ weight1.weight.T) * gain, norm)
+
+
+def normalize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of zero mean and unit variance, and the factors [N, 1] that made them so."""
+    centered = x - x.mean(1, keepdim=True)
+    rstd = torch.rsqrt(centered.square().mean(1, keepdim=True) + EPS)
+    return centered * rstd, rstd
+
+
+def normalize_rows_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """Gradient of rows from that of the normalised ones."""
+    x, rstd = normalize_rows(x)
+    along = (grad * x).mean(1, keepdim=True)
+    return (grad - grad.mean(1, keepdim=True) - x * along) * rstd

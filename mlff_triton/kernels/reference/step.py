@@ -1,0 +1,41 @@
+"""The operators of a whole step in plain PyTorch: the other op set of `engine`, and the oracle."""
+
+from mlff_triton.kernels.reference.forces import forces, totals
+from mlff_triton.kernels.reference.interaction import (
+    embed,
+    embed_backward,
+    embed_input_backward,
+    linear,
+    product_backward,
+    update,
+    update_backward,
+)
+from mlff_triton.kernels.reference.radial_embedding import (
+    radial_embedding,
+    radial_embedding_backward,
+)
+from mlff_triton.kernels.reference.radial_message_passing import message_backward, message_product
+from mlff_triton.kernels.reference.readout import gated_head, readout, readout_backward, scalar_head
+from mlff_triton.kernels.reference.scalar_network import scalar_network, scalar_network_backward
+
+__all__ = [
+    "embed",
+    "embed_backward",
+    "embed_input_backward",
+    "forces",
+    "gated_head",
+    "linear",
+    "message_backward",
+    "message_product",
+    "product_backward",
+    "radial_embedding",
+    "radial_embedding_backward",
+    "readout",
+    "readout_backward",
+    "scalar_head",
+    "scalar_network",
+    "scalar_network_backward",
+    "totals",
+    "update",
+    "update_backward",
+]

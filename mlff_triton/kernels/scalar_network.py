@@ -1,0 +1,285 @@
+"""The network that turns the norms of the first tensors into factors of their parts.
+
+    z1 = W1 LayerNorm(n) + b1      z2 = W2 act(z1) + b2      factors act(z2)
+
+https://arxiv.org/abs/2306.06482, eq. 8. Each linear map is fused with the normalisation or
+activation in front of it, and each adjoint with what follows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._activations import activate, activate_derivative
+from mlff_triton.kernels._launch import operands, precision_of, row_blocks
+from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels._tiles import multiply
+from mlff_triton.kernels.reference.maps import Map
+
+EPS = 1e-5
+
+
+@triton.jit
+def row_moments(x, COUNT: tl.constexpr, EPS: tl.constexpr):
+    """Mean of each row, and what scales it to unit variance, [M, 1] each."""
+    mean = (tl.sum(x, axis=1) / COUNT)[:, None]
+    centered = x - mean
+    rstd = 1 / tl.sqrt(tl.sum(centered * centered, axis=1) / COUNT + EPS)
+    return mean, rstd[:, None]
+
+
+@triton.jit
+def _hidden_fwd_kernel(
+    norm_ptr,
+    gain_ptr,
+    shift_ptr,
+    high_ptr,
+    low_ptr,
+    bias_ptr,
+    hidden_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    EPS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
+    out = tl.program_id(1) * N + tl.arange(0, N)
+    inside = atoms < n_atoms
+    rows = norm_ptr + atoms * F
+    mean, rstd = row_moments(tl.load(rows + tl.arange(0, F)[None, :], inside, other=0.0), F, EPS)
+    hidden = tl.zeros([M, N], mean.dtype) + tl.load(bias_ptr + out)[None, :]
+    for start in range(0, F, K):
+        k = start + tl.arange(0, K)
+        x = (tl.load(rows + k[None, :], inside, other=0.0) - mean) * rstd
+        x = x * tl.load(gain_ptr + k)[None, :] + tl.load(shift_ptr + k)[None, :]
+        weights = out[None, :] * F + k[:, None]  # [K, N]
+        hidden = multiply(x, high_ptr, low_ptr, weights, hidden, PRECISION)
+    tl.store(hidden_ptr + atoms * (2 * F) + out[None, :], hidden, inside)
+
+
+@triton.jit
+def _scales_fwd_kernel(
+    hidden_ptr,
+    high_ptr,
+    low_ptr,
+    bias_ptr,
+    scales_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
+    out = tl.program_id(1) * N + tl.arange(0, N)
+    inside = atoms < n_atoms
+    scales = tl.zeros([M, N], hidden_ptr.dtype.element_ty) + tl.load(bias_ptr + out)[None, :]
+    for start in range(0, 2 * F, K):
+        k = start + tl.arange(0, K)
+        hidden = tl.load(hidden_ptr + atoms * (2 * F) + k[None, :], inside, other=0.0)
+        weights = out[None, :] * (2 * F) + k[:, None]  # [K, N]
+        hidden = activate(hidden, ACTIVATION)
+        scales = multiply(hidden, high_ptr, low_ptr, weights, scales, PRECISION)
+    tl.store(scales_ptr + atoms * (3 * F) + out[None, :], scales, inside)
+
+
+@triton.jit
+def _hidden_bwd_kernel(
+    grad_ptr,
+    high_ptr,
+    low_ptr,
+    hidden_ptr,
+    grad_hidden_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
+    out = tl.program_id(1) * N + tl.arange(0, N)
+    inside = atoms < n_atoms
+    acc = tl.zeros([M, N], grad_ptr.dtype.element_ty)
+    for start in range(0, 3 * F, K):
+        k = start + tl.arange(0, K)
+        grad = tl.load(grad_ptr + atoms * (3 * F) + k[None, :], inside, other=0.0)
+        weights = out[None, :] * (3 * F) + k[:, None]  # [K, N]
+        acc = multiply(grad, high_ptr, low_ptr, weights, acc, PRECISION)
+    hidden = tl.load(hidden_ptr + atoms * (2 * F) + out[None, :], inside, other=0.0)
+    acc *= activate_derivative(hidden, ACTIVATION)
+    tl.store(grad_hidden_ptr + atoms * (2 * F) + out[None, :], acc, inside)
+
+
+@triton.jit
+def _norm_bwd_kernel(
+    grad_ptr,
+    norm_ptr,
+    gain_ptr,
+    high_ptr,
+    low_ptr,
+    grad_norm_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    EPS: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
+    channel = tl.arange(0, F)
+    inside = atoms < n_atoms
+    grad = tl.zeros([M, F], grad_ptr.dtype.element_ty)
+    for start in range(0, 2 * F, K):
+        k = start + tl.arange(0, K)
+        hidden = tl.load(grad_ptr + atoms * (2 * F) + k[None, :], inside, other=0.0)
+        weights = channel[None, :] * (2 * F) + k[:, None]  # [K, F]
+        grad = multiply(hidden, high_ptr, low_ptr, weights, grad, PRECISION)
+    norm = tl.load(norm_ptr + atoms * F + channel[None, :], inside, other=0.0)
+    mean, rstd = row_moments(norm, F, EPS)
+    x = (norm - mean) * rstd
+    grad *= tl.load(gain_ptr + channel)[None, :]
+    grad -= (tl.sum(grad, axis=1) / F)[:, None] + x * (tl.sum(grad * x, axis=1) / F)[:, None]
+    tl.store(grad_norm_ptr + atoms * F + channel[None, :], grad * rstd, inside)
+
+
+def scalar_network(
+    norm: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    weight1: Map,
+    bias1: Tensor,
+    weight2: Map,
+    bias2: Tensor,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """Norms to factors.
+
+    Parameters
+    ----------
+    norm : [N, F]
+        Squared norms.
+    gain, shift : [F]
+        Weights of the layer norm.
+    weight1, bias1 : Map [2 F, F], [2 F]
+        First linear map.
+    weight2, bias2 : Map [3 F, 2 F], [3 F]
+        Second linear map.
+    activation : str
+        Name of the activation after either.
+
+    Returns
+    -------
+    hidden : [N, 2 F]
+        z1.
+    scales : [N, 3, F]
+        z2, the factors before their activation.
+    """
+    check_device(norm)
+    n_atoms, channels = norm.shape
+    hidden = norm.new_empty(n_atoms, 2 * channels)
+    scales = norm.new_empty(n_atoms, 3, channels)
+    blocks, precision = row_blocks(norm), precision_of(weight1)
+    programs = triton.cdiv(n_atoms, blocks.atoms)
+    with torch.cuda.device_of(norm):
+        _hidden_fwd_kernel[(programs, 2 * channels // blocks.channels)](
+            norm,
+            gain,
+            shift,
+            *operands(weight1),
+            bias1,
+            hidden,
+            n_atoms,
+            F=channels,
+            EPS=EPS,
+            M=blocks.atoms,
+            N=blocks.channels,
+            K=blocks.inner,
+            PRECISION=precision,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+        _scales_fwd_kernel[(programs, 3 * channels // blocks.channels)](
+            hidden,
+            *operands(weight2),
+            bias2,
+            scales,
+            n_atoms,
+            F=channels,
+            ACTIVATION=activation,
+            M=blocks.atoms,
+            N=blocks.channels,
+            K=blocks.inner,
+            PRECISION=precision,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    return hidden, scales
+
+
+def scalar_network_backward(
+    grad: Tensor,
+    norm: Tensor,
+    gain: Tensor,
+    weight1: Map,
+    weight2: Map,
+    hidden: Tensor,
+    activation: str,
+) -> Tensor:
+    """Gradients [N, F] of the norms.
+
+    Parameters
+    ----------
+    grad : [N, 3, F]
+        Gradients of the factors before their activation.
+    norm, gain, hidden, activation
+        As for `scalar_network`.
+    weight1, weight2 : Map [F, 2 F], [2 F, 3 F]
+        Adjoint maps.
+    """
+    check_device(norm)
+    n_atoms, channels = norm.shape
+    grad_hidden, grad_norm = torch.empty_like(hidden), torch.empty_like(norm)
+    blocks, precision = row_blocks(norm), precision_of(weight1)
+    programs = triton.cdiv(n_atoms, blocks.atoms)
+    with torch.cuda.device_of(norm):
+        _hidden_bwd_kernel[(programs, 2 * channels // blocks.channels)](
+            grad,
+            *operands(weight2),
+            hidden,
+            grad_hidden,
+            n_atoms,
+            F=channels,
+            ACTIVATION=activation,
+            M=blocks.atoms,
+            N=blocks.channels,
+            K=blocks.inner,
+            PRECISION=precision,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+        _norm_bwd_kernel[(programs,)](
+            grad_hidden,
+            norm,
+            gain,
+            *operands(weight1),
+            grad_norm,
+            n_atoms,
+            F=channels,
+            EPS=EPS,
+            M=blocks.atoms,
+            K=blocks.inner,
+            PRECISION=precision,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    return grad_norm

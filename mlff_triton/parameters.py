@@ -1,0 +1,227 @@
+"""The numbers of a TensorNet, laid out as the engine's operators want them.
+
+Radial networks become tables, the pair embedding two tables of elements, and every linear map lies
+there twice, the other time transposed for the backward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.config import TensorNetConfig
+from mlff_triton.errors import UnknownElementError, UnsupportedModelError
+from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.radial import TOLERANCES, RadialTables, tabulate
+from mlff_triton.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
+
+SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16; zeros fill up smaller heads
+
+Linear = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class TensorMaps:
+    """Linear maps [3, F, F] over the three parts, and their adjoints."""
+
+    forward: Map
+    backward: Map
+
+
+@dataclass(frozen=True)
+class ScalarNetworkWeights:
+    """Layer norm and two linear maps F -> 2 F -> 3 F; names as in `kernels.scalar_network`."""
+
+    gain: Tensor
+    shift: Tensor
+    weight1: Map
+    bias1: Tensor
+    weight2: Map
+    bias2: Tensor
+    adjoint1: Map
+    adjoint2: Map
+
+
+@dataclass(frozen=True)
+class ReadoutWeights:
+    """Layer norm over 3 F and a linear map to F; names as in `kernels.readout`."""
+
+    gain: Tensor
+    shift: Tensor
+    weight: Map
+    bias: Tensor
+    adjoint: Map
+
+
+@dataclass(frozen=True)
+class ScalarHeadWeights:
+    """Two linear maps F -> H -> 1, the second one in eV; names as in `kernels.readout`."""
+
+    weight1: Map
+    bias1: Tensor
+    adjoint1: Map
+    weight2: Tensor
+    bias2: Tensor
+
+
+@dataclass(frozen=True)
+class GatedHeadWeights:
+    """Two chains of linear maps, and the eV that their product is worth."""
+
+    values: list[Linear]
+    gates: list[Linear]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Everything that a step of one model needs, but for the atoms.
+
+    Attributes
+    ----------
+    config : TensorNetConfig
+        The architecture.
+    species_of_number : int64 [119]
+        Index of each element, or -1.
+    receiver, sender : [S, F]
+        Pair embedding ``P[z_i] + Q[z_j]``.
+    tables : RadialTables
+        Radial networks.
+    scalar, embedding, layers, readout, head
+        Weights; ``layers`` has a pair (in, out) for each layer.
+    references : float64 [S]
+        Energy of each element, eV.
+    mean : float64 [1]
+        Energy of each system, eV.
+    """
+
+    config: TensorNetConfig
+    species_of_number: Tensor
+    receiver: Tensor
+    sender: Tensor
+    tables: RadialTables
+    scalar: ScalarNetworkWeights
+    embedding: TensorMaps
+    layers: list[tuple[TensorMaps, TensorMaps]]
+    readout: ReadoutWeights
+    head: ScalarHeadWeights | GatedHeadWeights
+    references: Tensor
+    mean: Tensor
+
+    def species(self, numbers: Tensor) -> Tensor:
+        """Index of each atom's element: int64 [N] -> int32 [N].
+
+        Raises
+        ------
+        UnknownElementError
+            If the model was not made for an element.
+        """
+        known = self.species_of_number
+        inside = (numbers >= 0) & (numbers < len(known))
+        species = torch.where(inside, known[torch.where(inside, numbers, 0)], -1)
+        if bool((species < 0).any()):
+            unknown = sorted(set(numbers[species < 0].tolist()))
+            raise UnknownElementError(
+                f"the model does not know atomic numbers {unknown}; it knows "
+                f"{list(self.config.elements)}"
+            )
+        return species.int()
+
+    @classmethod
+    def of(
+        cls, model: TensorNet, device: torch.device, dtype: torch.dtype, tf32: bool = False
+    ) -> Parameters:
+        """Lay out the numbers of a model, worked out in float64.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the model has no interaction layer, or its radial networks cannot be tabulated.
+        """
+        if not model.layers:
+            raise UnsupportedModelError("the engine needs a layer: use backend='exact'")
+        exact = copy.deepcopy(model).double().requires_grad_(False).eval().to(device)
+
+        def numbers(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device, dtype).contiguous()
+
+        def both(weight: Tensor) -> tuple[Map, Map]:
+            forward = Map.of(numbers(weight), tf32)
+            return forward, forward.transposed
+
+        def maps(linear: IrrepLinear) -> TensorMaps:
+            return TensorMaps(*both(linear.weight))
+
+        embedding, readout = exact.embedding, exact.readout
+        half = exact.config.hidden_channels
+        elements, pair = embedding.element.weight, embedding.pair
+        first, second = (_linear(module) for module in embedding.scalar)
+        weight1, adjoint1 = both(first.weight)
+        weight2, adjoint2 = both(second.weight)
+        weight, adjoint = both(readout.linear.weight)
+        return cls(
+            config=exact.config,
+            species_of_number=exact.species_of_number,
+            receiver=numbers(elements @ pair.weight[:, :half].T),
+            sender=numbers(elements @ pair.weight[:, half:].T + pair.bias),
+            tables=tabulate(exact, TOLERANCES[dtype]).to(device, dtype),
+            scalar=ScalarNetworkWeights(
+                gain=numbers(embedding.norm.weight),
+                shift=numbers(embedding.norm.bias),
+                weight1=weight1,
+                bias1=numbers(first.bias),
+                weight2=weight2,
+                bias2=numbers(second.bias),
+                adjoint1=adjoint1,
+                adjoint2=adjoint2,
+            ),
+            embedding=maps(embedding.tensor),
+            layers=[
+                (maps(layer.tensor_in), maps(layer.tensor_out)) for layer in exact.interactions
+            ],
+            readout=ReadoutWeights(
+                gain=numbers(readout.norm.weight),
+                shift=numbers(readout.norm.bias),
+                weight=weight,
+                bias=numbers(readout.linear.bias),
+                adjoint=adjoint,
+            ),
+            head=_head(readout.head, exact.std, device, dtype, tf32),
+            references=exact.references,
+            mean=exact.mean.reshape(1),
+        )
+
+
+def _head(
+    head: nn.Module, scale: Tensor, device: torch.device, dtype: torch.dtype, tf32: bool
+) -> ScalarHeadWeights | GatedHeadWeights:
+    def numbers(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, dtype).contiguous()
+
+    if isinstance(head, ScalarHead):
+        missing = max(0, SMALLEST_HIDDEN - head.linear1.out_features)
+        padding = scale.new_zeros(missing, head.linear1.in_features)
+        weight1 = Map.of(numbers(torch.cat([head.linear1.weight, padding])), tf32)
+        weight2 = torch.cat([head.linear2.weight[0] * scale, scale.new_zeros(missing)])
+        return ScalarHeadWeights(
+            weight1=weight1,
+            bias1=numbers(torch.cat([head.linear1.bias, scale.new_zeros(missing)])),
+            adjoint1=weight1.transposed,
+            weight2=numbers(weight2),
+            bias2=numbers(head.linear2.bias * scale),
+        )
+    assert isinstance(head, GatedHead)
+
+    def chain(modules: nn.ModuleList) -> list[Linear]:
+        linears = [_linear(module) for module in modules]
+        return [(numbers(linear.weight.T), numbers(linear.bias)) for linear in linears]
+
+    return GatedHeadWeights(chain(head.values), chain(head.gates), float(scale))
+
+
+def _linear(module: nn.Module) -> nn.Linear:
+    assert isinstance(module, nn.Linear)
+    return module

@@ -1,0 +1,245 @@
+"""Radial networks as tables: exact at the knots, cubic in between, to an error that is measured.
+
+In TensorNet the networks of the edges depend on the distance alone: F numbers for each of the three
+parts, in the embedding and in every layer. Each becomes a cubic Hermite spline, which holds values
+and slopes at its knots, so the energy keeps a continuous gradient, and forces are the exact
+derivatives of the interpolated energy. A row of the table is the value and the slope at a knot, and
+the secant from there to the next: see `kernels.reference.radial_table`.
+
+All tables of a model share their knots. They stand where the functions need them: an interval is
+halved until the spline meets the requested error in it. For the usual bases that leaves only some
+fifty knots beyond 2.5 Å, where nearly all neighbors are, and these few rows stay in a GPU's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlff_triton.config import TensorNetConfig
+from mlff_triton.errors import UnsupportedModelError
+from mlff_triton.kernels.reference.edges import Knots
+from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
+from mlff_triton.radial_basis import cosine_cutoff
+from mlff_triton.tensornet import TensorNet
+
+TOLERANCES = {
+    # largest errors of values and of slopes, relative to the largest value and slope
+    torch.float32: (5e-8, 2e-7),
+    torch.float64: (5e-12, 5e-11),
+}
+CLOSE = 0.5  # Å; no two nuclei come closer, and the bases are steepest there
+CLOSE_TOLERANCE = 1000.0  # how much looser the tolerances are below
+COARSEST, FINEST = 4, 20  # log2 of the number of intervals
+SAMPLES = (0.21, 0.5, 0.79)  # where in an interval the errors of slope, value and slope peak
+ROUNDING = 4e-15  # of values in float64, which a secant divides by the width of its interval
+CHUNK = 4096  # distances that are evaluated at once
+
+RadialFunction = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class RadialTables:
+    """All radial networks of a model.
+
+    Attributes
+    ----------
+    knots : Knots
+        Distances of the K + 1 knots.
+    embedding : [K + 1, 3, 3, F]
+        Value, slope and secant at each knot of the three factors of the embedding, cutoff included.
+    layers : list of [K + 1, 3, 3, F]
+        Likewise of each layer's factors.
+    embedding_self : [F]
+        First factor of the embedding at distance 0; zeros for models without self-loops.
+    layer_self : list of [3, F]
+        Factors of each layer at distance 0, likewise.
+    errors : (float, float)
+        Largest errors found between the knots, of values and slopes beyond 0.5 Å, relative to the
+        largest value and slope.
+    """
+
+    knots: Knots
+    embedding: Tensor
+    layers: list[Tensor]
+    embedding_self: Tensor
+    layer_self: list[Tensor]
+    errors: tuple[float, float]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> RadialTables:
+        """The same tables in another precision, on another device; knots stay in float64."""
+        return RadialTables(
+            Knots(*(t.to(device) for t in self.knots)),
+            self.embedding.to(device, dtype),
+            [t.to(device, dtype) for t in self.layers],
+            self.embedding_self.to(device, dtype),
+            [t.to(device, dtype) for t in self.layer_self],
+            self.errors,
+        )
+
+
+def radial_functions(model: TensorNet) -> list[RadialFunction]:
+    """Radial networks of the embedding and of each layer: distances [n] -> factors [n, 3 F]."""
+
+    def function(networks: Iterable[torch.nn.Module], activated: bool) -> RadialFunction:
+        def evaluate(distance: Tensor) -> Tensor:
+            x: Tensor = model.basis(distance)
+            for network in networks:
+                x = network(x)
+                if activated:
+                    x = model.embedding.activation(x)
+            config = model.config
+            weight = cosine_cutoff(distance, config.cutoff_lower, config.cutoff_upper)
+            return x * weight[:, None]
+
+        return evaluate
+
+    layers = [function(layer.radial, activated=True) for layer in model.interactions]
+    return [function([model.embedding.radial], activated=False), *layers]
+
+
+def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
+    """Tabulate the radial networks of a model.
+
+    Parameters
+    ----------
+    model : TensorNet
+        In float64.
+    tolerances : (float, float)
+        Errors allowed in values and slopes, relative to the largest value and slope of each table.
+
+    Returns
+    -------
+    RadialTables
+        In float64, on the model's device.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If no table of reasonable size is that exact.
+
+    Examples
+    --------
+    >>> from mlff_triton import load_model
+    >>> tabulate(load_model("default").double(), (1e-6, 1e-5)).embedding.shape[1:]
+    torch.Size([3, 3, 64])
+    """
+    functions = radial_functions(model)
+    with torch.no_grad():
+        marks, span, errors = _place_knots(functions, model.config, tolerances, model)
+        lower = model.config.cutoff_upper - span
+        positions = lower + span * marks.double() / 2**FINEST
+        tables = [_table(f, positions) for f in functions]
+        return RadialTables(
+            Knots(positions, _intervals(marks)),
+            tables[0],
+            tables[1:],
+            *_self_factors(functions, model),
+            errors,
+        )
+
+
+def _place_knots(
+    functions: list[RadialFunction],
+    config: TensorNetConfig,
+    tolerances: tuple[float, float],
+    model: TensorNet,
+) -> tuple[Tensor, float, tuple[float, float]]:
+    """Knots as int64 multiples of the finest interval, the span in Å, the errors between them."""
+    device = model.std.device
+    # Plain Bessel functions divide by the distance; a lower cutoff leaves a kink, and zeros below.
+    lower = CLOSE / 2 if config.rbf_type == "bessel" else config.cutoff_lower
+    span = config.cutoff_upper - lower
+    unit = span / 2**FINEST
+    size = 2 ** (FINEST - COARSEST)
+    pending = torch.arange(0, 2**FINEST, size, device=device)
+    coarse = lower + unit * torch.arange(0, 2**FINEST + 1, size // 8, device=device).double()
+    scales = [_scales(f, coarse[coarse > CLOSE]) for f in functions]
+    accepted, worst = [], torch.zeros(2, dtype=torch.float64, device=device)
+    while len(pending):
+        start, width = lower + unit * pending.double(), unit * size
+        errors = [_interval_errors(f, start, width) for f in functions]
+        error = torch.stack([e / scale for e, scale in zip(errors, scales, strict=True)]).amax(0)
+        noise = max(ROUNDING * float(value / slope) / width for value, slope in scales)
+        close = start + width <= CLOSE
+        allowed = error.new_tensor([tolerances[0], max(tolerances[1], noise)])
+        allowed = allowed * torch.where(close, CLOSE_TOLERANCE, 1.0)[:, None]
+        fine = (error <= allowed).all(1)
+        worst = torch.maximum(
+            worst, error[fine & ~close].amax(0) if (fine & ~close).any() else worst
+        )
+        accepted.append(pending[fine])
+        pending = pending[~fine]
+        if size == 1 and len(pending):
+            raise UnsupportedModelError(
+                "the radial networks change too fast to be tabulated near "
+                f"{lower + unit * float(pending[0]):.2f} Å: use backend='exact'"
+            )
+        size //= 2
+        pending = torch.cat([pending, pending + size])
+    marks = torch.cat([*accepted, torch.tensor([2**FINEST], device=device)]).sort()[0]
+    return marks, span, (float(worst[0]), float(worst[1]))
+
+
+def _scales(function: RadialFunction, distance: Tensor) -> Tensor:
+    """Largest value and slope, float64 [2]."""
+    value, slope = _differentiate(function, distance)
+    return torch.stack([value.abs().max(), slope.abs().max()]).clamp(min=1e-300)
+
+
+def _interval_errors(function: RadialFunction, start: Tensor, width: float) -> Tensor:
+    """Largest errors of value and slope in each interval, float64 [n, 2]."""
+    fractions = start.new_tensor(SAMPLES)
+    chunks = []
+    for part in start.split(CHUNK // (len(SAMPLES) + 2)):
+        table = _table(function, torch.stack([part, part + width], dim=1).flatten())
+        t = fractions.repeat(len(part))
+        interval = 2 * torch.arange(len(part), device=start.device)
+        interval = interval.repeat_interleave(len(fractions))
+        exact = _differentiate(function, (part[:, None] + width * fractions).flatten())
+        h = torch.full_like(t, width)
+        found = look_up(table, interval, t, h), look_up_slope(table, interval, t, h)
+        errors = [
+            (f.transpose(0, 1).flatten(1) - e).abs().amax(1).unflatten(0, (-1, len(fractions)))
+            for f, e in zip(found, exact, strict=True)
+        ]
+        chunks.append(torch.stack([error.amax(1) for error in errors], dim=1))
+    return torch.cat(chunks)
+
+
+def _table(function: RadialFunction, positions: Tensor) -> Tensor:
+    """Table [K + 1, 3, 3, F] with knots at float64 ``positions``."""
+    parts = [_differentiate(function, p) for p in positions.split(CHUNK)]
+    value, slope = (torch.cat(arrays) for arrays in zip(*parts, strict=True))
+    secant = torch.zeros_like(value)
+    secant[:-1] = value.diff(dim=0) / positions.diff()[:, None]
+    table: Tensor = torch.stack([value, slope, secant], dim=1).unflatten(2, (3, -1))
+    return table
+
+
+def _differentiate(function: RadialFunction, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and slopes, float64 [n, 3 F] each."""
+    tangent = torch.ones_like(distance)
+    value, slope = torch.func.jvp(function, (distance,), (tangent,))  # type: ignore[misc]
+    return value, slope
+
+
+def _intervals(marks: Tensor) -> Tensor:
+    """Interval of each of the even cells that all knots are multiples of, int32."""
+    widths = marks.diff()
+    cell = widths.min()
+    counts = widths // cell
+    index = torch.arange(len(widths), device=marks.device, dtype=torch.int32)
+    return index.repeat_interleave(counts)
+
+
+def _self_factors(functions: list[RadialFunction], model: TensorNet) -> tuple[Tensor, list[Tensor]]:
+    if not model.config.self_loops:
+        zeros = model.std.new_zeros(3, model.config.hidden_channels)
+        return zeros[0], [zeros] * len(model.layers)
+    origin = model.std.new_zeros(1)
+    embedding, *layers = [f(origin).unflatten(1, (3, -1))[0] for f in functions]
+    return embedding[0].contiguous(), layers

@@ -1,0 +1,93 @@
+"""Graphs and radial tables to put operators to the test with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from operators import assert_matches
+from torch import Tensor
+
+from mlff_triton.graph import Graph
+from mlff_triton.kernels.reference.edges import Knots
+
+
+class Case:
+    """A random graph and random tables; the last atom has no neighbors."""
+
+    def __init__(self, n_atoms: int, channels: int, device: str) -> None:
+        generator = torch.Generator().manual_seed(n_atoms + channels)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+
+        linked = torch.rand(n_atoms, n_atoms, generator=generator) < 2 / max(n_atoms, 1)
+        linked = (linked | linked.T).fill_diagonal_(False)
+        linked[-1:] = linked[:, -1:] = False
+        receivers, senders = linked.nonzero(as_tuple=True)
+        shifts = torch.zeros(len(senders), 3, dtype=torch.int64)
+        graph = Graph.from_pairs(receivers, senders, shifts, n_atoms).to(device)
+        self.graph = graph.row_ptr, graph.senders, graph.reverse
+        vectors = randn(n_atoms, 3)[graph.receivers] - randn(n_atoms, 3)[graph.senders]
+        vectors = vectors - vectors[graph.reverse]
+        lengths = 0.6 + 2.2 * torch.sigmoid(vectors.square().sum(1) - 3)
+        self.vectors = vectors * (lengths / vectors.norm(dim=1))[:, None]
+        self.distance = lengths
+        self.y = randn(9, n_atoms, channels)
+        self.species = torch.arange(n_atoms, device=device) % 3
+        self.elements = randn(2, 3, channels)
+        self.own = randn(3, channels)
+        widths = torch.tensor([1, 1, 2, 4, 1, 3])
+        zero = torch.zeros(1, dtype=torch.int64)
+        positions = 0.5 + 0.2 * torch.cat([zero, widths.cumsum(0)]).double()
+        intervals = torch.arange(6, dtype=torch.int32).repeat_interleave(widths)
+        self.knots = Knots(positions.to(device), intervals.to(device))
+        self.table = randn(len(positions), 3, 3, channels)
+
+    def leaves(self, name: str) -> list[Tensor]:
+        """What gets gradients."""
+        return {
+            "radial_factors": [self.distance],
+            "radial_message_passing": [self.y, self.distance],
+            "radial_embedding": [self.vectors],
+        }[name]
+
+    def call(self, operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The operator as a function of its leaves."""
+
+        def evaluate(*leaves: Tensor) -> Tensor:
+            own, table, elements = (t.to(leaves[0]) for t in (self.own, self.table, self.elements))
+            constants: dict[str, tuple[Any, ...]] = {
+                "radial_factors": (table, self.knots),
+                "radial_message_passing": (table, own, self.knots, *self.graph),
+                "radial_embedding": (
+                    self.species,
+                    *elements,
+                    table,
+                    own[0],
+                    self.knots,
+                    *self.graph,
+                ),
+            }
+            return operator(*leaves, *constants[operator.__name__])
+
+        return evaluate
+
+
+def check(
+    operator: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    case: Case,
+    dtype: torch.dtype,
+) -> None:
+    """Hold an operator to its reference of the same name, to second order."""
+    leaves = [leaf.to(dtype) for leaf in case.leaves(operator.__name__)]
+    assert_matches(case.call(operator), case.call(reference), *leaves)
+
+
+def check_derivatives(reference: Callable[..., Tensor], case: Case) -> None:
+    """Hold a reference to finite differences, to second order."""
+    leaves = [leaf.requires_grad_() for leaf in case.leaves(reference.__name__)]
+    assert torch.autograd.gradcheck(case.call(reference), leaves)
+    assert torch.autograd.gradgradcheck(case.call(reference), leaves)

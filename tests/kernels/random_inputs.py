@@ -1,0 +1,142 @@
+"""Random inputs for the operators of the engine, and comparisons with the references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.testing import assert_close
+
+KNOTS = 6
+GROUPS = ("O(3)", "SO(3)", "none")
+ACTIVATIONS = ("silu", "swish", "ssp", "tanh", "sigmoid", "mish")
+LARGE = 9, 3000
+"""Atoms to repeat a computation with: under the interpreter, and on a GPU."""
+
+
+def numbers(*shape: int) -> Tensor:
+    """Random float64 numbers that float32 holds exactly: either dtype computes with the same."""
+    return torch.randn(shape).double()
+
+
+def weights(*shape: int) -> Map:
+    """Random maps [..., out, in] that keep the size of what they map."""
+    return Map.of((numbers(*shape) / shape[-1] ** 0.5).float().double())
+
+
+def charge_factors(n_atoms: int) -> Tensor:
+    return (1 + 0.1 * torch.randint(-3, 4, (n_atoms,))).float().double()
+
+
+def random_edges(n_atoms: int, layout: str = "csr", neighbors: int = 5) -> Edges:
+    """Some neighbors for each atom but the last one, in either layout.
+
+    The layouts are ``csr`` without gaps, and ``rows`` of equal length: there an edge does not lie
+    where its quantities are kept, and what no edge fills is poisoned.
+    """
+    linked = torch.rand(n_atoms, n_atoms) < 0.5 * neighbors / n_atoms
+    linked = (linked | linked.T).fill_diagonal_(False)
+    linked[-1] = linked[:, -1] = False
+    receivers, senders = linked.nonzero(as_tuple=True)
+    number = torch.full((n_atoms, n_atoms), -1)
+    number[receivers, senders] = torch.arange(len(senders))
+    count = linked.sum(1)
+    begin = count.cumsum(0) - count
+    index = torch.arange(len(senders))
+    reverse = number[senders, receivers]
+    pair = torch.minimum(index, reverse)
+    direction = numbers(3, len(senders))[:, pair] * (1 - 2 * (pair < index).double())
+    edges = Edges(
+        begin=begin.int(),
+        end=(begin + count).int(),
+        senders=senders.int(),
+        origin=index.int(),
+        reverse=reverse.int(),
+        interval=torch.randint(KNOTS, senders.shape)[pair].int(),
+        fraction=torch.rand(len(senders)).double()[pair],
+        width=(0.1 + torch.rand(len(senders))).double()[pair],
+        direction=direction / direction.norm(dim=0),
+        distance=(1 + torch.rand(len(senders))).double()[pair],
+    )
+    return edges if layout == "csr" else _in_rows(edges, count, receivers)
+
+
+def _in_rows(edges: Edges, count: Tensor, receivers: Tensor) -> Edges:
+    capacity = int(count.max()) + 2
+    rank = torch.arange(len(receivers)) - edges.begin[receivers]
+    slot = receivers * capacity + rank
+    origin = (slot + (rank >= 1)).int()  # the list had another neighbor, now too far
+
+    def spread(values: Tensor, index: Tensor = slot) -> Tensor:
+        poison = torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).max
+        out = values.new_full((*values.shape[:-1], len(count) * capacity), poison)
+        out[..., index.long()] = values
+        return out
+
+    begin = torch.arange(len(count)).int() * capacity
+    return Edges(
+        begin=begin,
+        end=begin + count.int(),
+        senders=spread(edges.senders),
+        origin=spread(origin),
+        reverse=spread(origin[edges.reverse.long()], origin),
+        interval=spread(edges.interval),
+        fraction=spread(edges.fraction),
+        width=spread(edges.width),
+        direction=spread(edges.direction),
+        distance=spread(edges.distance),
+    )
+
+
+def at_origins(values: Tensor, edges: Edges) -> Tensor:
+    """What is kept for the edges, without the slots that belong to none."""
+    slots, _ = edges.live()
+    return values[..., edges.origin[slots].long()]
+
+
+def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+    """Tensors, and those in tuples, on a device; floating-point ones in a dtype."""
+    if isinstance(value, Edges):
+        return Edges(*(moved(v, device, dtype) for v in value))
+    if isinstance(value, Map):
+        return Map.of(moved(value.weight, device, dtype))
+    if isinstance(value, list | tuple):
+        return [moved(v, device, dtype) for v in value]
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype if value.is_floating_point() else value.dtype)
+
+
+def assert_matches(
+    operator: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: tuple[object, ...],
+    device: str,
+    dtype: torch.dtype,
+    order: int,
+) -> None:
+    """Compare what both make of the inputs, the truth being the reference in float64."""
+    outputs = as_tuple(operator(*moved(inputs, device, dtype)))
+    expected = as_tuple(reference(*moved(inputs, "cpu", torch.float64)))
+    for actual, truth in zip(outputs, expected, strict=True):
+        assert actual.dtype == dtype
+        assert_close(actual, truth, order, dtype)
+
+
+def assert_repeats(
+    operator: Callable[..., Any], inputs: tuple[object, ...], device: str, dtype: torch.dtype
+) -> None:
+    """Two runs agree to the bit."""
+    first, second = (as_tuple(operator(*moved(inputs, device, dtype))) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+
+
+def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

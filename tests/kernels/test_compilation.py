@@ -1,0 +1,48 @@
+"""Every kernel compiles, with its real launch arguments, for every GPU that the package serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlff_triton.testing.launches import TARGETS
+
+SCRIPT = Path(__file__).with_name("launch_cases.py")
+HALVES = tuple(TARGETS)[::2], tuple(TARGETS)[1::2]
+
+
+@pytest.fixture(scope="module")
+def compilations() -> dict[str, tuple[list[list[str]], str]]:
+    """Kernels of each target, and what stopped it. Kernels in this process are interpreted."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    processes = [
+        subprocess.Popen(  # noqa: S603 - the script lies beside this file
+            [sys.executable, str(SCRIPT), *targets],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for targets in HALVES
+    ]
+    results = {}
+    for process, targets in zip(processes, HALVES, strict=True):
+        out, err = process.communicate()
+        rows = [json.loads(line) for line in out.splitlines()]
+        crash = err[-2000:] if process.returncode else ""
+        results |= {t: ([row for row in rows if row[0] == t], crash) for t in targets}
+    return results
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles(target, compilations):
+    rows, crash = compilations[target]
+    failures = [f"{case}, {kernel}: {error}" for _, case, kernel, error in rows if error]
+    assert not crash, f"after {rows[-1:]}: {crash}"
+    assert rows
+    assert not failures, "\n".join(failures)

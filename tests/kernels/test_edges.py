@@ -1,0 +1,214 @@
+"""Edges of neighbor rows against the edges of the CPU's neighbor list, edge for edge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_neighbor_list import KINDS, structure, tensors
+from torch import Tensor
+
+from mlff_triton.graph import Graph, concatenate
+from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
+from mlff_triton.kernels.reference.edges import Edges, Knots, edges_of_graph
+from mlff_triton.kernels.reference.neighbor_list import NeighborRows, build_rows
+from mlff_triton.neighbors import neighbor_list
+from mlff_triton.testing import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+CUTOFF, SKIN, CAPACITY = 2.5, 0.5, 70
+MARKS = torch.tensor([0, 3, 4, 6, 10, 16])
+KNOTS = Knots(
+    positions=CUTOFF * MARKS.double() / 16,
+    intervals=torch.arange(len(MARKS) - 1).repeat_interleave(MARKS.diff()).int(),
+)
+
+
+def rows_of(structures, radius: float = CUTOFF + SKIN) -> tuple[NeighborRows, Tensor, Tensor]:
+    """Rows in an order of their own, cells, and the system of each atom."""
+    positions, cell, pbc, batch = tensors(structures, "cpu")
+    order = torch.randperm(len(positions))
+    order = order[torch.argsort(batch[order], stable=True)].int()
+    rows = build_rows(positions, cell, pbc, batch, radius, CAPACITY, order)
+    assert rows.needed <= CAPACITY
+    return rows, cell, batch
+
+
+def run(
+    positions: Tensor,
+    rows: NeighborRows,
+    cell: Tensor,
+    batch: Tensor,
+    device: str,
+    dtype: torch.dtype = torch.float64,
+    knots: Knots = KNOTS,
+    *,
+    built: Tensor | None = None,
+    strain: Tensor | None = None,
+    limits: tuple[float, ...] = (0.25,),
+) -> tuple[Edges, Tensor]:
+    """The operator, on the device and back."""
+    if strain is None:
+        strain = torch.eye(3).double().repeat(len(cell), 1, 1)
+    limit = torch.tensor(limits).double().expand(len(cell)).contiguous()
+    built = positions if built is None else built
+    given = (t.to(device) for t in (positions, built, cell, strain, limit, batch.int()))
+    on_device = NeighborRows(**{name: t.to(device) for name, t in vars(rows).items()})
+    knots = Knots(*(t.to(device) for t in knots))
+    found, status = edges(*given, on_device, knots, CUTOFF, dtype)
+    return Edges(*(t.cpu() for t in found)), status.cpu()
+
+
+def assert_same_edges(
+    found: Edges, rows: NeighborRows, graph: Graph, vectors: Tensor, dtype: torch.dtype
+) -> None:
+    """Compare what was found in the order of rows with a graph in the user's."""
+    expected = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, KNOTS)
+    rank, capacity = rows.rank.long(), rows.senders.shape[1]
+    begin = found.begin.long()[rank]
+    assert torch.equal(begin, rank * capacity)
+    assert torch.equal(found.end.long()[rank] - begin, graph.row_ptr.diff())
+    edge = torch.arange(graph.n_edges)
+    slots = begin[graph.receivers] + edge - graph.row_ptr[graph.receivers]
+
+    assert torch.equal(rows.order[found.senders[slots].long()].long(), graph.senders)
+    origin = found.origin[slots].long()
+    assert torch.equal(rows.senders.flatten()[origin], found.senders[slots])
+    assert torch.equal(found.reverse[origin], found.origin[slots[graph.reverse]])
+    for name in ("fraction", "width", "distance"):
+        assert getattr(found, name).dtype == dtype
+    assert_close(found.distance[slots], expected.distance, 0, dtype)
+    assert_close(found.direction[:, slots], expected.direction, 0, dtype)
+    assert_close(found.fraction[slots], expected.fraction, 0, dtype)
+    assert_close(found.width[slots], expected.width, 0, dtype)
+    assert torch.equal(found.interval[slots], expected.interval)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_atoms", [1, 20])
+def test_finds_the_edges_within_the_cutoff(kind, n_atoms, device, dtype):
+    check([structure(kind, n_atoms)], device, dtype)
+
+
+def test_finds_the_edges_of_a_batch(device, dtype):
+    check(
+        [structure("cluster", 9), structure("slab", 1), structure("triclinic", 12)], device, dtype
+    )
+
+
+def check(structures, device, dtype):
+    """Atoms move after the rows were built; the list of where they are now is the truth."""
+    rows, cell, batch = rows_of(structures)
+    moved = [
+        (p + np.random.default_rng(1).normal(0, 0.05, p.shape), *box) for p, *box in structures
+    ]
+    graph = concatenate([neighbor_list(p, CUTOFF, *box) for p, *box in moved])
+    positions = torch.tensor(np.concatenate([p for p, *_ in moved]))
+    vectors = graph.vectors(positions, cell, batch)
+    built = torch.tensor(np.concatenate([p for p, *_ in structures]))
+    found, status = run(positions, rows, cell, batch, device, dtype, built=built)
+    assert_same_edges(found, rows, graph, vectors, dtype)
+    assert not status.any()
+
+
+def test_a_list_without_skin_misses_nothing(device):
+    structures = [structure("triclinic", 20)]
+    rows, cell, batch = rows_of(structures, CUTOFF)
+    positions, *box = structures[0]
+    graph = neighbor_list(positions, CUTOFF, *box)
+    positions = torch.tensor(positions)
+    found, _ = run(positions, rows, cell, batch, device)
+    vectors = graph.vectors(positions, cell, batch)
+    assert_same_edges(found, rows, graph, vectors, torch.float64)
+    assert torch.equal((found.end - found.begin)[rows.rank.long()], rows.count[rows.rank.long()])
+
+
+def test_gives_the_same_bits_again(device):
+    rows, cell, batch = rows_of([structure("cubic", 20)])
+    positions = torch.tensor(structure("cubic", 20)[0])
+    (first, _), (second, _) = (run(positions, rows, cell, batch, device) for _ in range(2))
+    slots, _ = first.live()
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other) or torch.equal(one[..., slots], other[..., slots])
+
+
+def pair(distance: float) -> Tensor:
+    return torch.tensor([[0.0, 0.0, 0.0], [distance, 0.0, 0.0]]).double()
+
+
+def run_pair(distance: float, device: str, **options: object) -> tuple[Edges, Tensor]:
+    rows, cell, batch = rows_of([(pair(1.0).numpy(), None, False)])
+    return run(pair(distance), rows, cell, batch, device, **options)
+
+
+def test_the_cutoff_itself_is_outside(device):
+    for distance, n_edges in ((np.nextafter(CUTOFF, 0), 1), (CUTOFF, 0)):
+        found, _ = run_pair(distance, device)
+        assert (found.end - found.begin).tolist() == [n_edges] * 2
+
+
+@pytest.mark.parametrize("distance", KNOTS.positions[1:-1].tolist())
+def test_knots_belong_to_an_interval_beside_them(distance, device):
+    for d in (np.nextafter(distance, 0), distance, np.nextafter(distance, 9)):
+        found, _ = run_pair(d, device)
+        slot = found.begin[0]
+        start = KNOTS.positions[found.interval[slot]]
+        assert_close(start + found.fraction[slot] * found.width[slot], d, 0)
+        assert KNOTS.positions[found.interval[slot] + 1] - start == found.width[slot]
+        assert 0 <= found.fraction[slot] <= 1
+
+
+def test_distances_below_the_first_knot_count_as_it(device):
+    knots = KNOTS._replace(positions=KNOTS.positions + 0.5)
+    found, _ = run_pair(0.3, device, knots=knots)
+    assert found.interval[found.begin.long()].tolist() == [0, 0]
+    assert found.fraction[found.begin.long()].tolist() == [0, 0]
+
+
+def test_atoms_that_moved_too_far_are_stale(device):
+    for distance, expected in ((1.24, 0), (1.26, STALE)):
+        _, status = run_pair(distance, device, built=pair(1.0))
+        assert status.tolist() == [0, expected]
+
+
+def test_strain_is_no_motion(device):
+    structures = [structure("triclinic", 12), structure("cubic", 5)]
+    rows, cell, batch = rows_of(structures)
+    built = torch.tensor(np.concatenate([p for p, *_ in structures])) + 30.0
+    strain = torch.eye(3).double() + 0.1 * torch.randn(2, 3, 3).double()
+    positions = (built[:, None] @ strain[batch])[:, 0]
+    options = {"built": built, "strain": strain}
+    _, status = run(positions, rows, cell @ strain, batch, device, **options)
+    assert not status.any()
+    positions[3, 1] += 0.26
+    _, status = run(positions, rows, cell @ strain, batch, device, **options)
+    assert status.nonzero().tolist() == [[3]]
+    _, status = run(positions, rows, cell @ strain, batch, device, built=built)
+    assert (status & STALE).all()
+
+
+def test_each_system_has_its_limit(device):
+    structures = [(pair(1.0).numpy(), None, False)] * 2
+    rows, cell, batch = rows_of(structures)
+    built = torch.cat([pair(1.0)] * 2)
+    limits = 0.17, 0.18  # 0.1 sqrt(3) lies between
+    _, status = run(built + 0.1, rows, cell, batch, device, built=built, limits=limits)
+    assert status.tolist() == [STALE, STALE, 0, 0]
+
+
+@pytest.mark.parametrize("distance", [0.0, 9e-4])
+def test_atoms_in_one_place_overlap(distance, device):
+    _, status = run_pair(distance, device)
+    assert status.tolist() == [OVERLAP, OVERLAP]
+    _, status = run_pair(distance, device, built=pair(1.0))
+    assert status.tolist() == [OVERLAP, OVERLAP | STALE]
+    _, status = run_pair(1.1e-3, device)
+    assert status.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_positions_that_are_no_numbers(number, device):
+    found, status = run_pair(number, device)
+    assert status.tolist() == [0, NOT_FINITE]
+    assert torch.equal(found.begin, found.end)

@@ -1,0 +1,70 @@
+"""A whole step of fused kernels, from positions to forces, against the exact module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ase import Atoms
+from test_step import CONFIG, Batch, assert_same, model_of
+
+from mlff_triton.kernels import step as fused
+from mlff_triton.kernels.edges import edges
+from mlff_triton.kernels.neighbor_list import build_rows
+from mlff_triton.parameters import Parameters
+from mlff_triton.step import Outputs, step
+from mlff_triton.testing import random_cluster, random_crystal, water_box
+
+# NumPy would have the interpreter take the bounds of loops another way; what PyTorch compiles when
+# it first differentiates forward, it compiles in a way that it deprecates.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+]
+
+SKIN, CAPACITY = 0.5, 128
+VARIANTS = {
+    "O(3)": ({"num_layers": 2, "activation": "silu"}, torch.float32),
+    "SO(3)": (
+        {"num_layers": 2, "group": "SO(3)", "head": "gated", "readout_activation": False},
+        torch.float64,
+    ),
+}
+
+
+def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs:
+    positions, cell = batch.positions.to(device), batch.cell.to(device)
+    system = batch.system.to(device)
+    pbc = torch.tensor([a.pbc.tolist() for a in batch.structures], device=device)
+    rows = build_rows(positions, cell, pbc, system, CONFIG.cutoff + SKIN, CAPACITY)
+    assert rows.needed <= CAPACITY
+    strain = torch.eye(3, dtype=torch.float64, device=device).repeat(len(cell), 1, 1)
+    limit = torch.full((len(cell),), SKIN / 2, dtype=torch.float64, device=device)
+    motion = positions, positions, cell, strain, limit, system.int()
+    found, status = edges(*motion, rows, p.tables.knots, CONFIG.cutoff, dtype)
+    return step(fused, p, batch.systems(p, rows.order), found, status)
+
+
+def on_cpu(outputs: Outputs) -> Outputs:
+    return Outputs(*(t.cpu() for t in outputs))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_agrees_with_the_exact_module(variant, device):
+    changes, dtype = VARIANTS[variant]
+    model = model_of(**changes)
+    lonely = Atoms("C", [[0, 0, 0]])
+    batch = Batch([random_cluster(5), lonely, random_crystal(2, "triclinic")], [1, 0, -2])
+    p = Parameters.of(model, torch.device(device), dtype)
+    assert_same(on_cpu(run(batch, p, dtype, device)), batch.predict(model), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
+@pytest.mark.parametrize("n_molecules", [7, 343, 1000])
+def test_many_atoms(n_molecules, group, device, dtype):
+    model = model_of(hidden_channels=128, group=group)
+    batch = Batch([water_box(n_molecules)], [0])
+    p = Parameters.of(model, torch.device(device), dtype)
+    outputs, again = (on_cpu(run(batch, p, dtype, device)) for _ in range(2))
+    assert_same(outputs, batch.predict(model), dtype)
+    assert all(torch.equal(one, other) for one, other in zip(outputs, again, strict=True))

@@ -1,0 +1,122 @@
+"""An accelerated TensorNet on the kernels, to second order: `test_patch` holds the rest."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.patch import accelerate, accelerated
+from mlff_triton.testing import assert_close, random_cluster, random_crystal
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "O(3)": {"activation": "ssp"},
+    "SO(3)": {"equivariance_invariance_group": "SO(3)"},
+    "static shapes": {"static_shapes": True, "max_num_neighbors": 8},
+    "one layer": {"num_layers": 1, "trainable_rbf": True},
+}
+
+
+@pytest.fixture
+def make_network(monkeypatch, device):
+    """TensorNets that compute with PyTorch's operations instead of Warp kernels."""
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    with warnings.catch_warnings():  # Warp speaks and warns when it is first imported
+        warnings.simplefilter("ignore")
+        from torchmdnet.models import tensornet
+    monkeypatch.setattr(tensornet, "OPT", False)
+    for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
+        monkeypatch.setattr(tensornet, name, getattr(tensornet, f"_{name}"))
+
+    def make(**options: Any) -> nn.Module:
+        torch.set_default_dtype(torch.float64)  # that of the constant of its softplus
+        try:
+            defaults = {"hidden_channels": 8, "num_rbf": 5, "static_shapes": False, "max_z": 20}
+            return tensornet.TensorNet(**(defaults | options)).double().to(device)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return make
+
+
+def inputs(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Two charged molecules, one of them an atom."""
+    images = [random_cluster(n, seed=n) for n in (5, 1)]
+    numbers, positions = (
+        torch.cat([torch.from_numpy(getattr(atoms, name)) for atoms in images])
+        for name in ("numbers", "positions")
+    )
+    batch, charge = torch.tensor([0] * 5 + [1]), torch.tensor([-2, 1])
+    tensors = {"z": numbers, "batch": batch, "q": charge, "pos": positions.to(dtype)}
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def training_step(network: nn.Module, inputs: dict[str, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
+    """Features, forces, and the gradients of a loss on the latter."""
+    positions = inputs["pos"].requires_grad_()
+    features = network(**inputs)[0]
+    (forces,) = torch.autograd.grad(features.square().sum(), positions, create_graph=True)
+    parameters = [*network.parameters(), positions]
+    gradients = torch.autograd.grad(forces.square().sum(), parameters, allow_unused=True)
+    return (features,), (forces,), tuple(g for g in gradients if g is not None)
+
+
+@pytest.mark.parametrize(
+    ("option", "dtype"),
+    [
+        ("O(3)", torch.float32),
+        ("SO(3)", torch.float64),
+        ("static shapes", torch.float32),
+        ("one layer", torch.float64),
+    ],
+)
+def test_training_is_that_of_torchmd_net(make_network, option, device, dtype):
+    network = make_network(**OPTIONS[option])
+    truth = training_step(network, inputs(device, torch.float64))
+    network.to(dtype)
+    with accelerated(network, "triton"):
+        found = training_step(network, inputs(device, dtype))
+    for order, pairs in enumerate(zip(found, truth, strict=True)):
+        for actual, expected in zip(*pairs, strict=True):
+            assert actual.dtype == dtype
+            assert_close(actual, expected, order, dtype)
+
+
+def test_a_periodic_box(make_network, device):
+    network = make_network(cutoff_upper=3.0)
+    atoms = random_crystal(8, "triclinic", seed=2)
+    atoms.set_cell([[7.0, 0, 0], [1.0, 7.0, 0], [-1.0, 0.5, 7.0]], scale_atoms=True)
+    box = {
+        "z": torch.from_numpy(atoms.numbers),
+        "pos": torch.from_numpy(atoms.positions),
+        "batch": torch.zeros(len(atoms), dtype=torch.int64),
+        "box": torch.from_numpy(atoms.cell.array),
+    }
+    box = {name: tensor.to(device) for name, tensor in box.items()}
+    expected = network(**box)[0]
+    assert_close(accelerate(network, "triton")(**box)[0], expected, 0)
+
+
+@pytest.mark.gpu
+def test_static_shapes_are_captured_in_a_cuda_graph(make_network):
+    network = make_network(static_shapes=True, max_num_neighbors=8).requires_grad_(False)
+    tensors = inputs("cuda", torch.float64)
+
+    def forces() -> Tensor:
+        positions = tensors["pos"].detach().requires_grad_()
+        return torch.autograd.grad(network(**(tensors | {"pos": positions}))[0].sum(), positions)[0]
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with accelerated(network, "triton"):
+        with torch.cuda.stream(stream):
+            forces()  # compiles
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            captured = forces()
+    tensors["pos"] += 0.1 * torch.randn_like(tensors["pos"])
+    graph.replay()
+    assert_close(captured, forces(), 1)

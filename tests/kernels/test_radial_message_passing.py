@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from random_inputs import (
+    KNOTS,
+    LARGE,
+    assert_matches,
+    assert_repeats,
+    at_origins,
+    charge_factors,
+    moved,
+    numbers,
+    random_edges,
+)
+
+from mlff_triton.kernels import radial_message_passing as operator
+from mlff_triton.kernels._launch import MessageBlocks
+from mlff_triton.kernels.reference import radial_message_passing as reference
+from mlff_triton.kernels.reference._tensors import scale_parts
+from mlff_triton.testing import assert_close
+
+CASES = [
+    # atoms, channels, layout, group, and whether slopes are added to earlier ones
+    (1, 16, "csr", "O(3)", False),
+    (5, 16, "rows", "none", True),
+    (5, 128, "csr", "SO(3)", False),
+    (37, 32, "rows", "O(3)", True),
+    pytest.param(3000, 128, "rows", "O(3)", True, marks=pytest.mark.gpu),
+]
+BLOCKS = [
+    # atoms, lanes, channels, neighbors in flight
+    MessageBlocks(1, 8, 16, 1, 4),
+    MessageBlocks(2, 2, 32, 2, 4),
+    MessageBlocks(4, 1, 16, 4, 4),
+    MessageBlocks(8, 1, 32, 1, 4),
+]
+
+
+def forward_inputs(n_atoms: int, channels: int, layout: str, group: str) -> tuple[object, ...]:
+    table, own = numbers(KNOTS + 1, 3, 3, channels), numbers(3, channels)
+    edges = random_edges(n_atoms, layout)
+    return numbers(9, n_atoms, channels), table, own, edges, charge_factors(n_atoms), group
+
+
+def backward_inputs(n_atoms: int, channels: int, layout: str, add: bool) -> tuple[object, ...]:
+    y, table, own, edges, *_ = forward_inputs(n_atoms, channels, layout, "none")
+    grad, direct = numbers(2, 9, n_atoms, channels)
+    return grad, y, direct, table, own, edges, numbers(len(edges.senders)), add
+
+
+def gradients(module):
+    """The backward pass, which writes the slopes into an argument, as a function."""
+
+    def message_backward(*inputs):
+        *others, edges, slope, add = inputs
+        slope = slope.clone()
+        return module.message_backward(*others, edges, slope, add), at_origins(slope, edges)
+
+    return message_backward
+
+
+def check(n_atoms, channels, layout, group, add, device, dtype):
+    inputs = forward_inputs(n_atoms, channels, layout, group)
+    assert_matches(operator.message_product, reference.message_product, inputs, device, dtype, 0)
+    inputs = backward_inputs(n_atoms, channels, layout, add)
+    assert_matches(gradients(operator), gradients(reference), inputs, device, dtype, 1)
+
+
+@pytest.mark.parametrize(("n_atoms", "channels", "layout", "group", "add"), CASES)
+def test_agrees_with_the_reference(n_atoms, channels, layout, group, add, device, dtype):
+    check(n_atoms, channels, layout, group, add, device, dtype)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_agrees_however_it_is_launched(blocks, device, monkeypatch):
+    for name in ("message_blocks", "message_backward_blocks"):
+        monkeypatch.setattr(operator, name, lambda _: blocks)
+    check(11, 32, "rows", "O(3)", True, device, torch.float32)
+
+
+def test_gives_the_same_bits_again(device):
+    n_atoms = LARGE[device == "cuda"]
+    inputs = forward_inputs(n_atoms, 32, "rows", "O(3)")
+    assert_repeats(operator.message_product, inputs, device, torch.float32)
+    inputs = backward_inputs(n_atoms, 32, "rows", True)
+    assert_repeats(gradients(operator), inputs, device, torch.float32)
+
+
+def test_isolated_atoms_hear_of_themselves_alone(device):
+    y, _, own, *_ = inputs = forward_inputs(5, 16, "rows", "none")
+    message, _ = operator.message_product(*moved(inputs, device, torch.float64))
+    assert_close(message[:, -1], scale_parts(own[:, None, :], y)[:, -1], 0)
+
+
+@pytest.mark.parametrize("layout", ["csr", "rows"])
+def test_reference_has_the_right_gradients(layout):
+    y, table, own, edges, *others = forward_inputs(7, 16, layout, "none")
+    y.requires_grad_()
+    growth = torch.zeros_like(edges.distance, requires_grad=True)
+    longer = edges._replace(fraction=edges.fraction + growth / edges.width)
+    message, _ = reference.message_product(y, table, own, longer, *others)
+    grad, direct = numbers(2, *y.shape)
+    grad_y, slope = torch.autograd.grad((message * grad + y * direct).sum(), (y, growth))
+
+    earlier = numbers(len(slope))
+    inputs = grad, y.detach(), direct, table, own, edges
+    found, found_slope = gradients(reference)(*inputs, earlier, False)
+    _, added_slope = gradients(reference)(*inputs, earlier, True)
+    slots, _ = edges.live()
+    origin = edges.origin[slots].long()
+    slope = torch.zeros_like(slope).index_add(0, origin, slope[slots])
+    assert_close(found, grad_y, 1)
+    assert_close(found_slope, slope[edges.reverse[origin].long()], 1)
+    assert_close(added_slope, at_origins(earlier, edges) + found_slope, 1)
