@@ -155,7 +155,7 @@ def _find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     n_atoms = len(points)
     _check_cutoff(cutoff)
     _check_extent(points, box)
-    _check_size(n_atoms, box, cutoff)
+    check_box(n_atoms, box, cutoff)
     search = vesin.NeighborList(cutoff=cutoff, full_list=True)
     pairs, shifts, distances = search.compute(points, box.cell, box.pbc, quantities="PSd")
     if len(distances) and distances.min() < MIN_DISTANCE:
@@ -169,7 +169,7 @@ def _find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     )
 
 
-def _check_size(n_atoms: int, box: Box, cutoff: float) -> None:
+def check_box(n_atoms: int, box: Box, cutoff: float) -> None:
     """Refuse what could only run out of memory: a cell far smaller than its own cutoff sphere."""
     if not box.pbc.any():
         return

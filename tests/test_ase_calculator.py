@@ -213,7 +213,7 @@ def test_velocity_verlet_reuses_the_list():
     atoms.calc = calculator(dtype="float32")
     draw_momenta(atoms, 300, np.random.default_rng(0))
     VelocityVerlet(atoms, 0.5 * units.fs).run(60)
-    assert 1 <= atoms.calc.session.neighbors.n_builds <= 10
+    assert 1 <= atoms.calc.session.engine.n_builds <= 10
     fresh = calculator(dtype="float32", skin=0.0)
     assert_close(atoms.get_forces(), fresh.get_forces(atoms), 1, "float32")
 
@@ -334,7 +334,7 @@ def test_path_model_and_name_give_one_calculator(tmp_path):
     ("options", "error", "message"),
     [
         ({"dtype": "float16"}, InputError, "use one of float32, float64"),
-        ({"backend": "cuda"}, BackendError, "use one of auto"),
+        ({"backend": "cuda"}, BackendError, "use 'auto'"),
         ({"device": "quantum"}, InputError, "use 'auto', 'cpu' or 'cuda'"),
         ({"model": "missing.ckpt"}, CheckpointError, "no model 'missing.ckpt'"),
         ({"skin": -0.1}, InputError, "skin must be"),
@@ -350,7 +350,7 @@ def test_wrong_options_are_refused(options, error, message):
 def test_missing_gpu_is_said():
     with pytest.raises(BackendError, match="device='cpu' or 'auto'"):
         TensorNetCalculator(device="cuda")
-    assert TensorNetCalculator(MODELS["O(3)"]).session.device.type == "cpu"
+    assert TensorNetCalculator(MODELS["O(3)"]).session.engine.device.type == "cpu"
 
 
 def test_unknown_keywords_are_refused():

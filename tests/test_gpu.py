@@ -68,7 +68,7 @@ def test_calculator_on_the_gpu_conforms(name: str) -> None:
 
 
 def test_auto_takes_the_gpu() -> None:
-    assert TensorNetCalculator().session.device.type == "cuda"
+    assert TensorNetCalculator().session.engine.device.type == "cuda"
 
 
 def test_results_leave_no_memory_behind() -> None:

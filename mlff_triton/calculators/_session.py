@@ -1,40 +1,30 @@
-"""One model on one device, evaluated again and again: what every front end shares."""
+"""One engine, evaluated again and again: what every front end shares."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
-from mlff_triton.checkpoints import load_model
-from mlff_triton.errors import BackendError, InputError
-from mlff_triton.graph import concatenate
-from mlff_triton.neighbors import Box, VerletList, check_positions, neighbor_list
-from mlff_triton.prediction import Ensemble, Prediction, predict
+from mlff_triton.batch import Batch
+from mlff_triton.engine import Engine
+from mlff_triton.errors import InputError
+from mlff_triton.neighbors import Box, check_positions
+from mlff_triton.prediction import Ensemble, Prediction
 from mlff_triton.tensornet import TensorNet
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-BACKENDS = ("auto", "torch")
+System = tuple[ArrayLike, ArrayLike, ArrayLike | None, ArrayLike, float]
+"""Atomic numbers, positions, cell, periodicity and charge of one system."""
 
 
 class Session:
-    """A model prepared for inference, with its neighbor list kept from step to step.
+    """An engine, and the last system's cell and atoms, which are not checked anew if they stay.
 
     Parameters
     ----------
-    model : TensorNet, Ensemble, path or str
-        A loaded model (a private copy is made), a checkpoint, or a shipped name.
-    device : str
-        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``...
-    dtype : {"float32", "float64"}
-        Precision of the network.
-    backend : {"auto", "torch"}
-        What computes; ``"auto"`` takes the fastest that serves the model.
-    skin : float
-        Verlet skin of the neighbor list in Å.
+    model, device, dtype, backend, skin
+        As for `mlff_triton.engine.Engine`.
     """
 
     def __init__(
@@ -45,14 +35,8 @@ class Session:
         backend: str = "auto",
         skin: float = 0.5,
     ) -> None:
-        if dtype not in DTYPES:
-            raise InputError(f"dtype={dtype!r} is unknown: use one of {', '.join(DTYPES)}")
-        if backend not in BACKENDS:
-            raise BackendError(f"backend={backend!r} is unknown: use one of {', '.join(BACKENDS)}")
-        loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
-        self.device = _device(device)
-        self.model = loaded.eval().requires_grad_(False).to(self.device, DTYPES[dtype])
-        self.neighbors = VerletList(self.model.cutoff, skin)
+        self.engine = Engine(model, device, dtype, backend, skin=skin)
+        self._last: tuple[np.ndarray, np.ndarray, Batch] | None = None
 
     def evaluate(
         self,
@@ -62,7 +46,7 @@ class Session:
         pbc: ArrayLike,
         charge: float = 0,
     ) -> Prediction:
-        """Energy, forces and virial of one system; the last call's list is reused if it can be.
+        """Energy, forces and virial of one system; what has not changed is reused.
 
         Parameters
         ----------
@@ -80,7 +64,7 @@ class Session:
         Returns
         -------
         Prediction
-            With one system.
+            With one system, on the CPU.
 
         Raises
         ------
@@ -88,50 +72,48 @@ class Session:
             If a number is not finite, shapes disagree, the charge is not an integer, an element is
             unknown or two atoms coincide.
         """
-        points = check_positions(positions)
-        graph = self.neighbors.update(points, cell, pbc)
-        return predict(
-            self.model,
-            self._numbers(numbers, len(points)),
-            self._tensor(points),
-            graph.to(self.device),
-            cell=self._tensor(Box.of(cell, pbc).cell[None]),
-            charge=self._charges([charge]),
-        )
+        batch = self._update(numbers, positions, cell, pbc, charge)
+        return self.engine.evaluate(batch)
 
-    def evaluate_many(
-        self, systems: list[tuple[ArrayLike, ArrayLike, ArrayLike | None, ArrayLike, float]]
-    ) -> Prediction:
+    def evaluate_many(self, systems: list[System]) -> Prediction:
         """Several systems, each as the arguments of `evaluate`, in one batch."""
-        points = [check_positions(positions) for _, positions, *_ in systems]
-        graphs = [
-            neighbor_list(p, self.model.cutoff, cell, pbc)
-            for p, (_, _, cell, pbc, _) in zip(points, systems, strict=True)
-        ]
-        numbers = [self._numbers(z, len(p)) for p, (z, *_) in zip(points, systems, strict=True)]
-        counts = torch.tensor([len(p) for p in points], device=self.device)
-        return predict(
-            self.model,
-            torch.cat(numbers),
-            self._tensor(np.concatenate(points)),
-            concatenate(graphs).to(self.device),
-            cell=self._tensor(np.stack([Box.of(cell, pbc).cell for _, _, cell, pbc, _ in systems])),
-            batch=torch.arange(len(systems), device=self.device).repeat_interleave(counts),
-            charge=self._charges([charge for *_, charge in systems]),
+        batches = [Batch.of(z, x, c, pbc, charge=check_charge(q)) for z, x, c, pbc, q in systems]
+        counts = [len(batch.numbers) for batch in batches]
+        return self.engine.evaluate(
+            Batch(
+                numbers=np.concatenate([batch.numbers for batch in batches]),
+                positions=np.concatenate([batch.positions for batch in batches]),
+                boxes=tuple(batch.boxes[0] for batch in batches),
+                system=np.repeat(np.arange(len(systems)), counts),
+                charge=np.concatenate([batch.charge for batch in batches]),
+            )
         )
 
-    def _numbers(self, numbers: ArrayLike, n_atoms: int) -> torch.Tensor:
-        values = np.asarray(numbers, dtype=np.int64)
-        if values.shape != (n_atoms,):
-            raise InputError(f"{n_atoms} atoms need {n_atoms} numbers, not {list(values.shape)}")
-        return torch.as_tensor(values, device=self.device)
-
-    def _charges(self, charges: list[float]) -> torch.Tensor | None:
-        values = [check_charge(charge) for charge in charges]
-        return torch.tensor(values, device=self.device) if any(values) else None
-
-    def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(values, dtype=torch.float64, device=self.device)
+    def _update(
+        self,
+        numbers: ArrayLike,
+        positions: ArrayLike,
+        cell: ArrayLike | None,
+        pbc: ArrayLike,
+        charge: float,
+    ) -> Batch:
+        """The batch of a system; arrays equal to the last one's are the last one's."""
+        rows = np.zeros(0) if cell is None else np.asarray(cell)
+        periodic = np.asarray(pbc)
+        if self._last is not None:
+            last_rows, last_periodic, batch = self._last
+            same_box = np.array_equal(rows, last_rows) and np.array_equal(periodic, last_periodic)
+            same_atoms = np.array_equal(np.asarray(numbers), batch.numbers)
+            if same_atoms and charge == batch.charge[0]:
+                points = check_positions(positions)
+                boxes = batch.boxes if same_box else (Box.of(cell, pbc),)
+                if len(points) == len(batch.numbers):
+                    batch = Batch(batch.numbers, points, boxes, batch.system, batch.charge)
+                    self._last = rows.copy(), periodic.copy(), batch
+                    return batch
+        batch = Batch.of(numbers, positions, cell, pbc, charge=check_charge(charge))
+        self._last = rows.copy(), periodic.copy(), batch
+        return batch
 
 
 def check_charge(charge: float) -> float:
@@ -143,15 +125,3 @@ def check_charge(charge: float) -> float:
     if not value.is_integer():
         raise InputError(f"the total charge must be an integer, not {charge!r}")
     return value
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device={name!r} is unknown: use 'auto', 'cpu' or 'cuda'") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("there is no usable GPU here: use device='cpu' or 'auto'")
-    return device

@@ -1,0 +1,309 @@
+"""Steps that stay on a GPU: neighbor rows, Triton kernels, and the whole of it as one CUDA graph.
+
+A step uploads positions, replays a graph and downloads energies and forces. Whether the neighbor
+rows still hold is found out on the device, in the step itself, and comes back with its results; if
+they do not, the step is done once more with new rows. Nothing is ever dropped: rows that are too
+short are built again with more room.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton.batch import Batch, to_tensor
+from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
+from mlff_triton.host import system_pointer
+from mlff_triton.kernels import step as kernels
+from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
+from mlff_triton.kernels.neighbor_list import MAX_REACH, NeighborRows, build_rows
+from mlff_triton.neighbors import Box, check_box
+from mlff_triton.parameters import Parameters
+from mlff_triton.prediction import Prediction
+from mlff_triton.step import Outputs, Systems, step
+
+FIRST_CAPACITY = 64  # slots of an atom before anything is known
+CAPACITY_STEP = 16  # each capacity is compiled for, so there are few
+KEPT_GRAPHS = 8
+MARGIN = 1e-6  # Å that the rows' reach is rounded down by
+
+
+class DeviceSteps:
+    """Steps of one model on one GPU, from any thread, one call at a time.
+
+    Parameters
+    ----------
+    parameters : Parameters
+        The model, on the GPU.
+    cutoff, skin : float
+        Å.
+    dtype : torch.dtype
+        Of the network.
+    graphs : bool
+        Whether steps become CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        cutoff: float,
+        device: torch.device,
+        dtype: torch.dtype,
+        skin: float,
+        graphs: bool = True,
+    ) -> None:
+        self.parameters = parameters
+        self.cutoff, self.skin = cutoff, skin
+        self.device, self.dtype = device, dtype
+        self.graphs = graphs
+        self.n_builds = 0
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+        self._states: OrderedDict[tuple[int, int], DeviceState] = OrderedDict()
+
+    def evaluate(self, batch: Batch) -> Prediction:
+        """Energies, forces and virials of a batch, on the CPU."""
+        with torch.cuda.device_of(self.parameters.receiver):
+            state = self._state(batch)
+            return state.fetch()
+
+    def prepare(self, batch: Batch) -> Callable[[], Prediction]:
+        """A function that queues the step of a batch, without waiting or looking at its status.
+
+        What it returns is overwritten by the next step of a batch of this size.
+        """
+        with torch.cuda.device_of(self.parameters.receiver):
+            state = self._state(batch)
+            state.fetch()
+        return lambda: state.run().prediction
+
+    def _state(self, batch: Batch) -> DeviceState:
+        """The buffers for batches of this size, filled with this one."""
+        key = len(batch.numbers), len(batch.boxes)
+        state = self._states.pop(key, None) or DeviceState(self, *key)
+        self._states[key] = state
+        while len(self._states) > KEPT_GRAPHS:
+            self._states.popitem(last=False)
+        state.fill(batch)
+        return state
+
+
+class DeviceState:
+    """Static buffers for N atoms in B systems, and the graph that works on them."""
+
+    def __init__(self, steps: DeviceSteps, n_atoms: int, n_systems: int) -> None:
+        device = steps.device
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        on_gpu = device.type == "cuda"  # elsewhere only Triton's interpreter comes here
+
+        def pinned(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, pin_memory=on_gpu)
+
+        self._steps = steps
+        self._staging = pinned(n_atoms, 3)
+        self._results = Outputs(pinned(n_systems, 11), pinned(n_atoms, 3), pinned(n_atoms))
+        self._positions, self._built = floats(n_atoms, 3), floats(n_atoms, 3)
+        self._cell, self._strain = floats(n_systems, 3, 3), floats(n_systems, 3, 3)
+        self._limit = floats(n_systems)
+        self._system = torch.zeros(n_atoms, dtype=torch.int32, device=device)
+        self.system_ptr = torch.zeros(n_systems + 1, dtype=torch.int32, device=device)
+        self._batch: Batch | None = None
+        self._built_boxes: tuple[Box, ...] = ()
+        self._rows: NeighborRows | None = None
+        self._systems: Systems | None = None
+        self._status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: Outputs | None = None
+
+    def fill(self, batch: Batch) -> None:
+        """Take over what has changed since the last batch."""
+        last, self._batch = self._batch, batch
+        self._staging.numpy()[:] = batch.positions
+        self._positions.copy_(self._staging, non_blocking=True)
+        same_atoms = (
+            last is not None
+            and np.array_equal(last.numbers, batch.numbers)
+            and np.array_equal(last.system, batch.system)
+            and np.array_equal(last.charge, batch.charge)
+        )
+        if not same_atoms:
+            self._system.copy_(to_tensor(batch.system, self._system.device))
+            self.system_ptr.copy_(to_tensor(system_pointer(batch), self._system.device))
+            self._built_boxes = ()
+        if last is None or last.boxes is not batch.boxes:
+            cells = np.stack([box.cell for box in batch.boxes])
+            self._cell.copy_(to_tensor(cells, self._cell.device))
+            if self._built_boxes:
+                self._set_limits()
+
+    def run(self) -> Outputs:
+        """Queue a step; what it returns is overwritten by the next one."""
+        if not self._built_boxes:
+            self._build()
+        if not self._steps.graphs:
+            return self._step()
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None
+        assert self._outputs is not None
+        self._graph.replay()
+        return self._outputs
+
+    def fetch(self) -> Prediction:
+        """Run a step, wait for it, repeat it if its rows were stale; results are on the CPU.
+
+        Raises
+        ------
+        InputError
+            If a position is not finite.
+        OverlappingAtomsError
+            If atoms have come to one point.
+        """
+        worst = self._run_and_wait()
+        if worst in (STALE, STALE | OVERLAP):
+            self._build()
+            worst = self._run_and_wait()
+        if worst & NOT_FINITE:
+            bad = self._flagged(NOT_FINITE)
+            raise InputError(
+                f"the position of atom {bad[0]} is NaN or infinite ({len(bad)} such atoms): "
+                "the simulation may have blown up"
+            )
+        if worst & OVERLAP:
+            raise OverlappingAtomsError(
+                f"atoms {self._flagged(OVERLAP)[:2]} have come to one point: move or remove one, "
+                "or look at the time step and the starting structure"
+            )
+        return Prediction(*(tensor.clone() for tensor in vars(self._results.prediction).values()))
+
+    def _run_and_wait(self) -> int:
+        """Run a step, download its results, and return the highest status."""
+        for host, device in zip(self._results, self.run(), strict=True):
+            host.copy_(device, non_blocking=True)
+        if self._positions.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        return int(self._results.status.max())
+
+    def _flagged(self, bit: int) -> list[int]:
+        return torch.nonzero(self._status & bit)[:, 0].tolist()
+
+    def _step(self) -> Outputs:
+        steps, rows, systems = self._steps, self._rows, self._systems
+        assert rows is not None
+        assert systems is not None
+        near, status = edges(
+            self._positions,
+            self._built,
+            self._cell,
+            self._strain,
+            self._limit,
+            self._system,
+            rows,
+            steps.parameters.tables.knots,
+            steps.cutoff,
+            steps.dtype,
+        )
+        self._status = status
+        return step(kernels, steps.parameters, systems, near, status)
+
+    def _capture(self) -> None:
+        """Record the step as a graph, after a first run that compiles its kernels."""
+        current = torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                self._step()
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                graph,
+                pool=self._steps._pool,
+                stream=stream,
+                capture_error_mode="thread_local",  # other threads go on working
+            ):
+                self._outputs = self._step()
+        except torch.OutOfMemoryError as error:
+            n_atoms, channels = len(self._system), self._steps.parameters.receiver.shape[1]
+            needed = 16 * 9 * n_atoms * channels * self._steps.parameters.receiver.element_size()
+            raise BackendError(
+                f"{n_atoms} atoms need about {needed / 2**30:.1f} GiB of GPU memory, "
+                f"{torch.cuda.mem_get_info()[0] / 2**30:.1f} are free: use fewer atoms at a time, "
+                "or dtype='float32'"
+            ) from error
+        self._graph = graph
+
+    def _build(self) -> None:
+        """Build the neighbor rows where the atoms are now."""
+        batch, steps = self._batch, self._steps
+        assert batch is not None
+        radius = steps.cutoff + steps.skin
+        for box, count in zip(batch.boxes, batch.counts.tolist(), strict=True):
+            check_box(count, box, radius)
+        device = self._positions.device
+        pbc = to_tensor(np.stack([box.pbc for box in batch.boxes]), device)
+        system = self._system.long()
+        capacity = FIRST_CAPACITY if self._rows is None else self._rows.senders.shape[1]
+        while True:
+            rows = build_rows(self._positions, self._cell, pbc, system, radius, capacity)
+            needed, reach = torch.stack([rows.needed, rows.reach]).tolist()
+            if reach > MAX_REACH:
+                raise InputError(
+                    "atoms lie too far outside their cell, or are not finite: wrap them into it, "
+                    "or the simulation may have blown up"
+                )
+            if needed <= capacity:
+                break
+            capacity = -(-(needed + needed // 16) // CAPACITY_STEP) * CAPACITY_STEP
+        steps.n_builds += 1
+        self._take(rows, batch)
+        self._built.copy_(self._positions)
+        self._built_boxes = batch.boxes
+        self._set_limits()
+
+    def _take(self, rows: NeighborRows, batch: Batch) -> None:
+        """Put rows where the graph expects them; a graph of other sizes is let go."""
+        device = self._positions.device
+        systems = Systems.of(
+            self._steps.parameters,
+            to_tensor(batch.numbers, device),
+            to_tensor(batch.charge, device),
+            self.system_ptr,
+            rows.order,
+        )
+        if self._rows is None or self._rows.senders.shape != rows.senders.shape:
+            self._rows, self._systems = rows, systems
+            self._graph = self._outputs = None
+            return
+        assert self._systems is not None
+        for kept, new in ((self._rows, rows), (self._systems, systems)):
+            for old_tensor, new_tensor in zip(vars(kept).values(), vars(new).values(), strict=True):
+                old_tensor.copy_(new_tensor)
+
+    def _set_limits(self) -> None:
+        """How far atoms may move in the cells of now, so that no pair is missed.
+
+        With ``pos = pos0 @ F + u``, where F maps the old cell to the new one, a pair that was
+        farther apart than cutoff + skin is now farther than ``sigma (cutoff + skin) - |u_i| -
+        |u_j|``, with sigma the smallest singular value of F.
+        """
+        assert self._batch is not None
+        steps, boxes = self._steps, self._batch.boxes
+        strains, limits = np.empty((len(boxes), 3, 3)), np.empty(len(boxes))
+        for k, (old, new) in enumerate(zip(self._built_boxes, boxes, strict=True)):
+            strain, sigma = np.eye(3), 1.0
+            if old is not new and (old.cell != new.cell).any():
+                before, after = old.cell[old.pbc], new.cell[new.pbc]
+                strain = strain + np.linalg.pinv(before) @ (after - before)
+                sigma = np.linalg.svd(strain, compute_uv=False).min()
+            same = old is new or (old.pbc == new.pbc).all()
+            reach = sigma * (steps.cutoff + steps.skin) - steps.cutoff if same else -1.0
+            strains[k], limits[k] = strain, reach / 2 - MARGIN
+        self._strain.copy_(to_tensor(strains, self._strain.device))
+        self._limit.copy_(to_tensor(limits, self._limit.device))

@@ -1,0 +1,219 @@
+"""The inference engine: energies, forces and virials, as fast as the device allows."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from numpy.typing import ArrayLike
+
+from mlff_triton import dispatch
+from mlff_triton.batch import Batch
+from mlff_triton.checkpoints import load_model
+from mlff_triton.device import DeviceSteps
+from mlff_triton.errors import BackendError, InputError
+from mlff_triton.host import ExactSteps, TorchSteps
+from mlff_triton.parameters import Parameters
+from mlff_triton.prediction import Ensemble, Prediction
+from mlff_triton.tensornet import TensorNet
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRECISIONS = ("exact", "tf32")
+Steps = ExactSteps | TorchSteps | DeviceSteps
+
+
+class Engine:
+    """A model prepared for inference on one device.
+
+    Parameters
+    ----------
+    model : TensorNet, Ensemble, path or str
+        A loaded model (a private copy is made), a checkpoint, or a shipped name.
+    device : str or torch.device
+        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``...
+    dtype : {"float32", "float64"}
+        Precision of the network; energies, forces and virials add up in float64 either way.
+    backend : str
+        ``"auto"``, or one of `mlff_triton.dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in
+        a CUDA graph), ``"triton"`` (without the graph), ``"torch"`` (the same sequence over plain
+        PyTorch) and ``"exact"`` (the module itself, without tables, by autograd).
+    precision : {"exact", "tf32"}
+        With "tf32", products of float32 matrices keep eleven bits: faster, and good to three
+        digits only.
+    skin : float
+        Extra radius of the neighbor list in Å; larger means rarer, longer lists.
+
+    Notes
+    -----
+    Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
+    sums by atomics. Any thread may call; calls wait for one another.
+
+    Raises
+    ------
+    InputError
+        If an option is unknown.
+    BackendError
+        If the device or the backend asked for cannot serve the model: the message names one that
+        can.
+
+    Examples
+    --------
+    >>> engine = Engine("default", device="cpu")
+    >>> prediction = engine.compute([8, 1, 1], [[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]])
+    >>> prediction.forces.shape
+    torch.Size([3, 3])
+    """
+
+    def __init__(
+        self,
+        model: TensorNet | Ensemble | str | Path = "default",
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        backend: str = "auto",
+        precision: str = "exact",
+        skin: float = 0.5,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InputError(f"dtype={dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if precision not in PRECISIONS:
+            raise InputError(f"precision={precision!r}: use one of {', '.join(PRECISIONS)}")
+        loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
+        self.device = find_device(device)
+        self.dtype = DTYPES[dtype]
+        members = list(loaded.members) if isinstance(loaded, Ensemble) else [loaded]
+        self.uses_charge = loaded.uses_charge
+        self.cutoff = loaded.cutoff
+        self.backend = dispatch.choose(backend, members, self.device, self.dtype)
+        self._steps = [self._prepare(member, precision, skin) for member in members]
+        self._lock = threading.RLock()
+
+    def _prepare(self, model: torch.nn.Module, precision: str, skin: float) -> Steps:
+        assert isinstance(model, TensorNet)
+        if self.backend == "exact":
+            return ExactSteps(model, self.device, self.dtype, skin)
+        parameters = Parameters.of(model, self.device, self.dtype, tf32=precision == "tf32")
+        common = (parameters, model.cutoff, self.device, self.dtype, skin)
+        if self.backend == "torch":
+            return TorchSteps(*common)
+        return DeviceSteps(*common, graphs=self.backend == "triton-graph")
+
+    @property
+    def n_builds(self) -> int:
+        """How often neighbor lists have been built."""
+        return sum(
+            s.n_builds if isinstance(s, DeviceSteps) else s.source.n_builds for s in self._steps
+        )
+
+    def compute(
+        self,
+        numbers: ArrayLike,
+        positions: ArrayLike,
+        cell: ArrayLike | None = None,
+        pbc: ArrayLike = False,
+        batch: ArrayLike | None = None,
+        charge: ArrayLike | None = None,
+    ) -> Prediction:
+        """Energies, forces and virials of one or several systems.
+
+        Parameters
+        ----------
+        numbers : int [N]
+            Atomic numbers.
+        positions : float [N, 3]
+            Å; arrays or tensors on any device.
+        cell : float [3, 3] or [B, 3, 3], optional
+            Lattice vectors (rows) in Å, of all systems or of each.
+        pbc : bool, bool [3] or bool [B, 3]
+            Periodic directions, likewise.
+        batch : int [N], optional
+            System of each atom, ascending from 0 without gaps; one system by default.
+        charge : int or int [B], optional
+            Total charge in elementary charges; 0 by default.
+
+        Returns
+        -------
+        Prediction
+            New tensors on the engine's device.
+
+        Raises
+        ------
+        InputError
+            If a number is not finite, shapes disagree, a charge is not whole or the model was made
+            for neutral systems, or a cell is absurdly small.
+        UnknownElementError
+            If the model was not made for an element.
+        OverlappingAtomsError
+            If two atoms coincide.
+        BackendError
+            If the GPU's memory is too small; the message says what is needed.
+        """
+        prediction = self.evaluate(Batch.of(numbers, positions, cell, pbc, batch, charge))
+        return Prediction(*(tensor.to(self.device) for tensor in vars(prediction).values()))
+
+    def evaluate(self, batch: Batch) -> Prediction:
+        """As `compute`, of systems that have been checked; results are on the CPU."""
+        if not self.uses_charge and batch.charge.any():
+            raise InputError("the model was made for neutral systems: set the charge to 0")
+        with self._lock:
+            predictions = [steps.evaluate(batch) for steps in self._steps]
+        if len(predictions) == 1:
+            return predictions[0]
+        columns = zip(*(vars(p).values() for p in predictions), strict=True)
+        return Prediction(*(torch.stack(tensors).mean(0) for tensors in columns))
+
+    def prepare(
+        self,
+        numbers: ArrayLike,
+        positions: ArrayLike,
+        cell: ArrayLike | None = None,
+        pbc: ArrayLike = False,
+        batch: ArrayLike | None = None,
+        charge: ArrayLike | None = None,
+    ) -> Callable[[], Prediction]:
+        """Make a step of fixed systems ready to be run again and again, for measurements.
+
+        Parameters
+        ----------
+        numbers, positions, cell, pbc, batch, charge
+            As for `compute`.
+
+        Returns
+        -------
+        callable
+            Queues one whole step on the current stream, and returns a `Prediction` that holds once
+            the GPU is done, until the next step.
+
+        Raises
+        ------
+        BackendError
+            If the engine does not run on a GPU, or has several members.
+        """
+        steps = self._steps[0]
+        if len(self._steps) > 1 or not isinstance(steps, DeviceSteps):
+            raise BackendError("only single models on a GPU can be prepared: use compute")
+        with self._lock:
+            return steps.prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """The device of a name, which may be "auto".
+
+    Raises
+    ------
+    InputError
+        If there is no such kind of device.
+    BackendError
+        If there is none of the kind here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device={name!r} is unknown: use 'auto', 'cpu' or 'cuda'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError("there is no usable GPU here: use device='cpu' or 'auto'")
+    return device
