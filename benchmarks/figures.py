@@ -1,0 +1,220 @@
+"""Figures and tables, from the CSV files alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.schema import Row, bytes_of, read_rows
+
+OURS = "engine"
+EAGER = "torch"
+PEERS = ("torch", "warp", "warp-graph", "warp-compile")
+LABELS = {
+    "engine": "mlff_triton",
+    "exact": "mlff_triton, exact module",
+    "torch": "TorchMD-NET, PyTorch",
+    "warp": "TorchMD-NET, Warp",
+    "warp-graph": "TorchMD-NET, Warp + CUDA graph",
+    "warp-compile": "TorchMD-NET, Warp + torch.compile",
+}
+Times = dict[str, dict[str, Row]]  # case -> implementation -> row that passed
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw every figure whose data is there, as SVG beside it."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    drawn = []
+    for bench in ("step", "shipped"):
+        times = passed(read_rows(folder / f"{bench}.csv"))
+        if not times:
+            continue
+        with mpl.rc_context({"svg.hashsalt": "mlff_triton", "svg.fonttype": "none"}):
+            figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+            axes = figure.subplots()
+            for name, label in LABELS.items():
+                rows = sorted(_rows_of(times, name), key=lambda row: row.atoms)
+                if rows:
+                    style = {"linewidth": 2.5, "marker": "o"} if name == OURS else {"marker": "."}
+                    axes.loglog(
+                        [r.atoms for r in rows], [r.ms_p50 for r in rows], label=label, **style
+                    )
+            axes.set(xlabel="atoms", ylabel="energy and forces, ms a step", title=_gpu(times))
+            axes.grid(visible=True, which="major", alpha=0.3)
+            axes.legend(frameon=False, fontsize="small")
+            path = folder / f"{bench}.svg"
+            figure.savefig(path, metadata={"Date": None})
+            drawn.append(path)
+    return drawn
+
+
+def tables(folder: Path) -> str:
+    """Every table whose data is there, as Markdown."""
+    parts = [readme_table(folder, bench) for bench in ("step", "shipped", "batch")]
+    parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
+    parts.append(readme_table(folder, "matpes"))
+    return "\n\n".join(part for part in parts if part)
+
+
+def readme_table(folder: Path, bench: str = "step") -> str:
+    """Times case by case: PyTorch, the best peer, ours; empty without data."""
+    times = passed(read_rows(folder / f"{bench}.csv"))
+    if not any(OURS in rows for rows in times.values()):
+        return ""
+    baseline = EAGER if any(EAGER in rows for rows in times.values()) else "exact"
+    head = ["atoms", LABELS[baseline], "best peer", "mlff_triton", "over the best", "memory, GB"]
+    head.append("error of forces (float32 PyTorch)")
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        ours, best = rows.get(OURS), best_peer(rows)
+        if ours is None:
+            continue
+        other = rows.get(baseline)
+        error = _error(ours) + (f" ({_error(other)})" if other else "")
+        lines.append(
+            [
+                case if bench in ("matpes", "batch") else f"{ours.atoms:,}",
+                _ms(other),
+                f"{_ms(best)} ({best.impl})" if best else "–",
+                f"**{_ms(ours)}**",
+                _ratio(best, ours),
+                _memory(ours) + (f" (peer {_memory(best)})" if best else ""),
+                error,
+            ]
+        )
+    return _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def molecules_table(folder: Path) -> str:
+    """MD17 and MD22: ms a step and speed-ups, with their means; empty without data."""
+    lines = [["molecule", "atoms", "PyTorch", "best peer", "ours", "over PyTorch", "over the best"]]
+    lines.append(["---"] * 7)
+    over_eager, over_best = [], []
+    times: Times = {}
+    for bench in ("md17", "md22"):
+        times |= passed(read_rows(folder / f"{bench}.csv"))
+    for case, rows in times.items():
+        ours, eager, best = rows.get(OURS), rows.get(EAGER), best_peer(rows)
+        if ours is None or eager is None or best is None:
+            continue
+        over_eager.append(speed_up(eager, ours))
+        over_best.append(speed_up(best, ours))
+        ratios = [_ratio(eager, ours), _ratio(best, ours)]
+        lines.append([case, str(ours.atoms), _ms(eager), _ms(best), _ms(ours), *ratios])
+    if not over_eager:
+        return ""
+    means = [f"{sum(values) / len(values):.1f}x" for values in (over_eager, over_best)]
+    lines.append(["mean", "", "", "", "", *means])
+    return _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def operators_table(folder: Path) -> str:
+    """Speed-up of each operator over PyTorch and its share of a copy's bandwidth, size by size."""
+    times = passed(read_rows(folder / "ops.csv"))
+    moved = {
+        case.split("@")[0]: (bytes_of(case), rows)
+        for case, rows in passed(read_rows(folder / "bandwidth.csv")).items()
+    }
+    copy = _bandwidth(*moved["copy"], EAGER) if "copy" in moved else math.nan
+    operators: dict[str, dict[int, str]] = {}
+    for case, rows in times.items():
+        ours, eager = rows.get("triton"), rows.get(EAGER)
+        if ours is None or eager is None:
+            continue
+        share = ""
+        if case in moved:
+            share = f" ({_bandwidth(*moved[case], 'triton') / copy:.0%})"
+        name = case.rpartition("-")[0]
+        operators.setdefault(name, {})[ours.atoms] = f"{speed_up(eager, ours):.1f}x{share}"
+    if not operators:
+        return ""
+    sizes = sorted({size for row in operators.values() for size in row})
+    lines = [["operator", *(f"{size:,} atoms" for size in sizes)], ["---"] * (len(sizes) + 1)]
+    for name, row in operators.items():
+        lines.append([name, *(row.get(size, "–") for size in sizes)])
+    note = f"In brackets: of the {copy / 1e12:.2f} TB/s of a copy. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def overhead_table(folder: Path) -> str:
+    """What ASE adds to a step of the engine; empty without data."""
+    times = passed(read_rows(folder / "ase.csv"))
+    lines = [["atoms", "engine, ms", "calculator, ms", "more, ms"], ["---"] * 4]
+    for rows in times.values():
+        ours, calculator = rows.get(OURS), rows.get("calculator")
+        if ours and calculator:
+            more = _p50(calculator) - _p50(ours)
+            lines.append([f"{ours.atoms:,}", _ms(ours), _ms(calculator), f"{more:.3f}"])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def passed(rows: Sequence[Row]) -> Times:
+    """Rows with a time, by case in the order of size, and by implementation."""
+    times: Times = {}
+    for row in sorted(rows, key=lambda row: row.atoms):
+        if row.ms_p50 is not None:
+            times.setdefault(row.case, {})[row.impl] = row
+    return times
+
+
+def best_peer(rows: dict[str, Row]) -> Row | None:
+    """The fastest of the peers that were right."""
+    found = [rows[name] for name in PEERS if name in rows]
+    return min(found, key=_p50, default=None)
+
+
+def speed_up(slow: Row, fast: Row) -> float:
+    """Ratio of the medians."""
+    return _p50(slow) / _p50(fast)
+
+
+def _rows_of(times: Times, name: str) -> list[Row]:
+    return [rows[name] for rows in times.values() if name in rows]
+
+
+def _p50(row: Row) -> float:
+    return math.nan if row.ms_p50 is None else row.ms_p50
+
+
+def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
+    return n_bytes / (_p50(rows[name]) * 1e-3) if name in rows else math.nan
+
+
+def _ms(row: Row | None) -> str:
+    return f"{_p50(row):.3g}" if row else "–"
+
+
+def _ratio(slow: Row | None, fast: Row) -> str:
+    return f"{speed_up(slow, fast):.1f}x" if slow else "–"
+
+
+def _memory(row: Row) -> str:
+    return "–" if row.peak_mib is None else f"{row.peak_mib / 1024:.2g}"
+
+
+def _error(row: Row) -> str:
+    return "–" if row.error is None else f"{row.error:.0e}"
+
+
+def _gpu(times: Times) -> str:
+    return ", ".join(sorted({row.gpu for rows in times.values() for row in rows.values()}))
+
+
+def _provenance(times: Times) -> str:
+    """Where and when the numbers were measured."""
+    rows = [row for by_name in times.values() for row in by_name.values()]
+    parts: list[Callable[[Row], str]] = [
+        lambda r: r.gpu,
+        lambda r: f"PyTorch {r.torch}",
+        lambda r: f"Triton {r.triton}",
+        lambda r: f"commit {r.commit}",
+        lambda r: r.date,
+    ]
+    return "Measured: " + ", ".join(" and ".join(sorted(set(map(part, rows)))) for part in parts)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,65 @@
+"""The models that are measured, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from mlff_triton.checkpoints import load_model
+from mlff_triton.config import TensorNetConfig
+from mlff_triton.errors import InputError
+from mlff_triton.tensornet import TensorNet
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+MATPES = "matgl-tensornet-matpes-pbe"
+DATA_FOLDERS = (CHECKOUT / "shared" / "data", CHECKOUT.parent / "shared" / "data")
+
+
+def random_model(channels: int = 128) -> TensorNet:
+    """Random weights in TorchMD-NET's usual architecture: the time of a step is the same."""
+    config = TensorNetConfig(elements=tuple(range(100)), hidden_channels=channels)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TensorNet(config).eval()
+
+
+def shipped_model() -> TensorNet:
+    """The model that comes with the package."""
+    return _single("default")
+
+
+def matpes_model() -> TensorNet:
+    """MatGL's universal potential, which is not part of the repository.
+
+    Raises
+    ------
+    InputError
+        If it is not there.
+    """
+    for folder in DATA_FOLDERS:
+        if (folder / MATPES).is_dir():
+            return _single(folder / MATPES)
+    raise InputError(f"{MATPES} is in none of {', '.join(map(str, DATA_FOLDERS))}")
+
+
+def _single(model: str | Path) -> TensorNet:
+    loaded = load_model(model)
+    if not isinstance(loaded, TensorNet):
+        raise InputError(f"{model} is an ensemble: measure a single model")
+    return loaded.float()
+
+
+MODELS: dict[str, Callable[[], TensorNet]] = {
+    "random": random_model,
+    "shipped": shipped_model,
+    "matpes": matpes_model,
+}
+
+
+@cache
+def model(name: str) -> TensorNet:
+    """A model by name, in float32 on the CPU; nobody may change it."""
+    return MODELS[name]()

@@ -1,0 +1,126 @@
+"""Measures single operators: forward, and forward with backward, against eager PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gate import GateError
+from benchmarks.guards import at_most, clean_up, quiet
+from benchmarks.operators import OPERATORS, Function, Inputs, Operator, Source
+from benchmarks.runner import Lab
+from benchmarks.schema import make_row, with_bytes
+from mlff_triton.testing import tolerance
+from mlff_triton.timing import COPY_BYTES, Timing, copy_timing, measure
+
+CHECK_ATOMS = 4096  # the most for which the float64 truth is computed
+SAMPLING = 0.2  # s
+TOLERANCE = tolerance(1, "float32")
+OURS, EAGER = "triton", "torch"
+
+
+def run_operators(
+    lab: Lab, sizes: Sequence[int], operators: Sequence[Operator] = OPERATORS
+) -> None:
+    """Measure a copy, then operators at several numbers of atoms."""
+    clean_up(lab.device)
+    copied = with_bytes("copy", 2 * COPY_BYTES)
+    timing = copy_timing(lab.device)
+    lab.report(make_row("bandwidth", copied, EAGER, (0, 0), lab.where, timing, 0.0))
+    for operator in operators:
+        for n_atoms in sizes:
+            for backward in (False, True)[: 1 + operator.differentiable]:
+                if lab.budget.left <= 0:
+                    print(f"ops {operator.name}: skipped, the time is up", file=sys.stderr)
+                    return
+                run_operator(lab, operator, n_atoms, backward)
+
+
+def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> None:
+    """Measure one operator, ours and PyTorch's."""
+    case = operator.name + ("+grad" if backward else "") + f"-{n_atoms}"
+    for implementation, function in ((OURS, operator.ours), (EAGER, operator.eager)):
+        timing, error, moved, edges = None, None, 0, 0
+        clean_up(lab.device)
+        try:
+            with at_most(min(lab.budget.each, lab.budget.left)), quiet():
+                error = _error(lab.device, operator, function, min(n_atoms, CHECK_ATOMS), backward)
+                clean_up(lab.device)
+                inputs = operator.inputs(Source(n_atoms, lab.device))
+                edges = Source(n_atoms, lab.device).graph.n_edges if operator.has_edges else 0
+                moved = traffic(inputs, function(*inputs))
+                call = _call(function, inputs, backward)
+                timing = measure(call, lab.device, seconds=SAMPLING, flush=True)
+                del inputs, call
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the others can still run
+            error = problem.error if isinstance(problem, GateError) else error
+            lab.complain(f"ops {case} {implementation}", problem)
+        _report(lab, case, implementation, (n_atoms, edges), timing, error)
+        if timing is not None and not backward:
+            _report(lab, with_bytes(case, moved), implementation, (n_atoms, edges), timing, error)
+
+
+def _report(
+    lab: Lab,
+    case: str,
+    implementation: str,
+    size: tuple[int, int],
+    timing: Timing | None,
+    error: float | None,
+) -> None:
+    bench = "bandwidth" if "@" in case else "ops"
+    lab.report(make_row(bench, case, implementation, size, lab.where, timing, error))
+
+
+def traffic(inputs: Inputs, outputs: Any) -> int:
+    """Bytes that any implementation must move: each input read once, each output written once."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs_of(outputs)))
+
+
+def outputs_of(outputs: Any) -> Inputs:
+    """What a function returned, as a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _call(function: Function, inputs: Inputs, backward: bool) -> Callable[[], Inputs]:
+    """A call without arguments: outputs, or gradients of all real inputs for random cotangents."""
+    if not backward:
+        return lambda: outputs_of(function(*inputs))
+    inputs = tuple(t.requires_grad_() if t.is_floating_point() else t for t in inputs)
+    leaves = [t for t in inputs if t.is_floating_point()]
+    cotangents = [_like(t) for t in outputs_of(function(*inputs))]
+    return lambda: torch.autograd.grad(outputs_of(function(*inputs)), leaves, cotangents)
+
+
+def _like(output: Tensor) -> Tensor:
+    """Random numbers, the same in every precision."""
+    generator = torch.Generator(output.device).manual_seed(1)
+    numbers = torch.randn(output.shape, generator=generator, device=output.device)
+    return numbers.to(output.dtype)
+
+
+def _error(
+    device: torch.device, operator: Operator, function: Function, n_atoms: int, backward: bool
+) -> float:
+    """Largest error over the largest true number, against eager PyTorch in float64."""
+    given = operator.inputs(Source(n_atoms, device))
+    exact = tuple(t.double() if t.is_floating_point() else t for t in given)
+    expected = _call(operator.eager, exact, backward)()
+    actual = _call(function, given, backward)()
+    errors = [_relative(a, e) for a, e in zip(actual, expected, strict=True)]
+    for error in errors:
+        if not error <= TOLERANCE:  # NaN too
+            raise GateError(f"off by {error:.1e}, allowed is {TOLERANCE:.0e}", error)
+    return max(errors)
+
+
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        raise GateError(f"the shape is {list(actual.shape)} instead of {list(expected.shape)}")
+    scale = float(expected.abs().max())
+    difference = float((actual.double() - expected).abs().max())
+    return difference / scale if scale else difference

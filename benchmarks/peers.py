@@ -1,0 +1,219 @@
+"""TorchMD-NET with the weights of a model of ours, in every mode its users can run it in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.implementations import (
+    PEER_TOLERANCE,
+    Implementation,
+    Outcome,
+    Prepared,
+)
+from benchmarks.systems import System
+from mlff_triton.checkpoints.torchmd_net import LAYER_NAMES
+from mlff_triton.tensornet import TensorNet
+
+NEIGHBORS = 64  # an atom, itself included, that its neighbor list has room for on average
+NETWORK = "representation_model."
+NO_WEIGHTS = r"^(mean|std)$|distance\.box$"
+OPERATORS = ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3")
+
+
+def rebuild(model: TensorNet, *, warp: bool, **changes: Any) -> nn.Module:
+    """The same network in TorchMD-NET's code, float32, without element references.
+
+    Parameters
+    ----------
+    model : TensorNet
+        A model of TorchMD-NET's kind.
+    warp : bool
+        Whether it computes with Warp kernels, which is its default, or with PyTorch alone.
+    **changes
+        Of TorchMD-NET's own hyper-parameters.
+    """
+    from torchmdnet.models.model import create_model
+
+    _select_operators(warp)
+    config = model.config
+    args = {
+        "model": "tensornet",
+        "embedding_dimension": config.hidden_channels,
+        "num_layers": config.num_layers,
+        "num_rbf": config.num_rbf,
+        "rbf_type": config.rbf_type,
+        "trainable_rbf": config.trainable_rbf,
+        "activation": config.activation,
+        "cutoff_lower": config.cutoff_lower,
+        "cutoff_upper": config.cutoff_upper,
+        "max_z": max(config.elements) + 1,
+        "max_num_neighbors": NEIGHBORS,
+        "equivariance_invariance_group": config.group,
+        "precision": 32,
+        "derivative": True,
+        "output_model": "Scalar",
+        "reduce_op": "sum",
+        "prior_model": None,
+        "atom_filter": -1,
+        "static_shapes": False,
+        "box_vecs": None,
+        **changes,
+    }
+    theirs = create_model(args, mean=model.mean.float(), std=model.std.float()).eval()
+    theirs.load_state_dict(_translate(model, theirs.state_dict()))
+    return theirs.requires_grad_(False)
+
+
+def _select_operators(warp: bool) -> None:
+    """TorchMD-NET reads this when it makes a model and again when it runs it: globals of a module.
+
+    Only one of its models is in use at a time here.
+    """
+    from torchmdnet.extensions import warp_ops
+    from torchmdnet.models import tensornet
+
+    tensornet.OPT = warp
+    for name in OPERATORS:
+        if warp:
+            theirs = f"fn_{name}" + ("_3x3" if "matmul" in name else "")
+            setattr(tensornet, name, getattr(warp_ops, theirs))
+        else:
+            setattr(tensornet, name, getattr(tensornet, f"_{name}"))
+
+
+def _translate(model: TensorNet, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights under TorchMD-NET's names: the reader of its checkpoints backwards."""
+    ours = {name: value.float() for name, value in model.state_dict().items()}
+    layers = range(model.config.num_layers)
+    names = {our: NETWORK + their for our, their in LAYER_NAMES.items()}
+    names |= {
+        f"layers.{k}.radial.{m}": f"{NETWORK}layers.{k}.linears_scalar.{m}"
+        for k in layers
+        for m in range(3)
+    }
+    for m in (1, 2):
+        names[f"readout.head.linear{m}"] = f"output_model.output_network.layers.{2 * m - 2}"
+    weights = {
+        f"{their}.{kind}": ours[f"{our}.{kind}"]
+        for our, their in names.items()
+        for kind in ("weight", "bias")
+        if f"{our}.{kind}" in ours
+    }
+    embedding = f"{NETWORK}tensor_embedding."
+    for kind in ("weight", "bias"):
+        for m, part in enumerate(ours[f"embedding.radial.{kind}"].chunk(3), start=1):
+            weights[f"{embedding}distance_proj{m}.{kind}"] = part
+    stacks = {f"{embedding}linears_tensor": [ours["embedding.tensor.weight"]]}
+    for k in layers:
+        pair = [ours[f"layers.{k}.tensor_{end}.weight"] for end in ("in", "out")]
+        stacks[f"{NETWORK}layers.{k}.linears_tensor"] = pair
+    for name, stacked in stacks.items():
+        for m, weight in enumerate(torch.cat(stacked)):
+            weights[f"{name}.{m}.weight"] = weight
+    table = torch.zeros_like(theirs[f"{embedding}emb.weight"])
+    table[list(model.config.elements)] = ours["embedding.element.weight"]
+    weights[f"{embedding}emb.weight"] = table
+    weights |= {
+        f"{NETWORK}distance_expansion.{name.removeprefix('basis.')}": value
+        for name, value in ours.items()
+        if name.startswith("basis.")
+    }
+    return weights | {name: theirs[name] for name in theirs if re.search(NO_WEIGHTS, name)}
+
+
+Runner = Callable[[nn.Module, dict[str, Any]], Callable[[], tuple[Tensor, Tensor]]]
+
+
+def _peer(name: str, run: Runner, *, warp: bool, **changes: Any) -> Implementation:
+    def prepare(model: TensorNet, system: System, device: torch.device) -> Prepared:
+        needed = 1 + system.count_edges(model.config.cutoff_upper) / system.n_atoms
+        room = max(NEIGHBORS, 16 * math.ceil(needed / 16))
+        theirs = rebuild(model, warp=warp, max_num_neighbors=room, **changes).to(device)
+        batch = torch.from_numpy(system.batch)
+        species = model.species(torch.from_numpy(system.numbers))
+        references = torch.zeros(system.n_systems, dtype=torch.float64)
+        references.index_add_(0, batch, model.references[species])
+        references = references.to(device)
+
+        def read(result: tuple[Tensor, Tensor]) -> Outcome:
+            energy, forces = result
+            return Outcome(energy.detach()[:, 0].double() + references, forces.detach())
+
+        return Prepared(run(theirs, _inputs(system, device)), read)
+
+    return Implementation(
+        name,
+        prepare,
+        max_atoms=65536,
+        tolerance=PEER_TOLERANCE,
+        needs_self_loops=True,
+        needs_gpu=run is not eager,
+    )
+
+
+def _inputs(system: System, device: torch.device) -> dict[str, Any]:
+    box = None
+    if system.cell is not None:
+        box = torch.tensor(system.cell, dtype=torch.float32, device=device)
+    return {
+        "z": torch.from_numpy(system.numbers).to(device),
+        "pos": torch.tensor(system.positions, dtype=torch.float32, device=device),
+        "batch": torch.from_numpy(system.batch).to(device),
+        "box": box,
+    }
+
+
+def eager(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Step after step, as in a simulation without further options."""
+    return lambda: theirs(**inputs)
+
+
+def graphed(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A CUDA graph of the step, as TorchMD-NET's ``External`` captures it."""
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            theirs(**inputs)
+        with torch.cuda.graph(graph):
+            result = theirs(**inputs)
+
+    def step() -> tuple[Tensor, Tensor]:
+        graph.replay()
+        return result
+
+    return step
+
+
+def compiled(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
+    """``torch.compile`` as in TorchMD-NET's own ASE calculator."""
+    positions = inputs["pos"].requires_grad_()
+    n_systems = int(inputs["batch"][-1]) + 1
+    arguments = {**inputs, "q": torch.zeros(n_systems, device=positions.device)}
+    with torch.no_grad():
+        theirs(**arguments)  # learns the number of systems, which compiled code cannot ask for
+    fast = torch.compile(
+        theirs, backend="inductor", dynamic=False, fullgraph=True, mode="reduce-overhead"
+    )
+
+    def step() -> tuple[Tensor, Tensor]:
+        positions.grad = None
+        energy, _ = fast(**arguments)
+        energy.sum().backward()
+        return energy, -positions.grad
+
+    return step
+
+
+PEERS: tuple[Implementation, ...] = (
+    _peer("torch", eager, warp=False),
+    _peer("warp", eager, warp=True),
+    _peer("warp-graph", graphed, warp=True, static_shapes=True),
+    _peer("warp-compile", compiled, warp=True, static_shapes=True, derivative=False),
+)

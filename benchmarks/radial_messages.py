@@ -1,0 +1,155 @@
+"""The fused operator: from positions and a neighbor list to messages.
+
+Ours finds the distance of every edge, its cut-off and its place in the radial table in one kernel,
+and looks factors up and sums messages in another. PyTorch computes distances, basis, radial network
+and cut-off, gathers, multiplies and scatters. Neither builds the list. Both are for inference.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.models import model
+from benchmarks.systems import System, random_box
+from mlff_triton.graph import Graph
+from mlff_triton.irreps import PARTS
+from mlff_triton.radial import TOLERANCES, RadialTables, radial_functions, tabulate
+from mlff_triton.tensornet import TensorNet
+
+if TYPE_CHECKING:
+    from benchmarks.operators import Inputs, Source
+
+SKIN = 0.5  # Å; our lists are kept for some steps, so they hold more than the edges
+CAPACITY = 128  # neighbors that a row has room for
+BIN = 3.5  # Å; atoms are sorted in space, as the engine sorts them
+
+
+@dataclass(frozen=True)
+class Box:
+    """What both need besides the inputs.
+
+    Attributes
+    ----------
+    system : System
+        The atoms, sorted in space.
+    cell : float64 [1, 3, 3]
+        Lattice vectors in Å.
+    graph : Graph
+        Edges within the cutoff, for PyTorch.
+    rows : NeighborRows
+        Neighbors within cutoff and skin, for us.
+    """
+
+    system: System
+    cell: Tensor
+    graph: Graph
+    rows: Any
+
+
+@lru_cache(maxsize=2)
+def _box(n_atoms: int, device: torch.device) -> Box:
+    system = random_box(n_atoms)
+    order = np.lexsort((system.positions // BIN).T)
+    system = System(system.numbers[order], system.positions[order], system.cell, system.batch)
+    cutoff = model("random").cutoff
+    wide = system.graph(cutoff + SKIN).to(device)
+    cell = torch.eye(3).double()[None] if system.cells is None else torch.from_numpy(system.cells)
+    return Box(system, cell.to(device), system.graph(cutoff).to(device), rows_of(wide))
+
+
+def rows_of(graph: Graph, capacity: int = CAPACITY) -> Any:
+    """A graph as neighbor rows; atoms keep their order."""
+    from mlff_triton.kernels.reference.neighbor_list import NeighborRows, pack_shifts
+
+    device, n_atoms = graph.senders.device, graph.n_atoms
+    count = graph.row_ptr.diff()
+    needed = int(count.max())
+    if needed > capacity:
+        raise ValueError(f"an atom has {needed} neighbors, and there is room for {capacity}")
+    atoms = torch.arange(n_atoms, device=device)
+    edges = torch.arange(graph.n_edges, device=device)
+    slot = graph.receivers * capacity + edges - graph.row_ptr[graph.receivers]
+    senders = atoms[:, None].repeat(1, capacity)
+    senders.view(-1)[slot] = graph.senders
+    shifts = pack_shifts(torch.zeros(n_atoms, capacity, 3, dtype=torch.int64, device=device))
+    shifts.view(-1)[slot] = pack_shifts(graph.shifts)
+    reverse = torch.arange(n_atoms * capacity, device=device)
+    reverse[slot] = slot[graph.reverse]
+    unmoved = atoms.int()
+    largest = (count.max().int(), graph.shifts.abs().max().int())
+    return NeighborRows(
+        unmoved, unmoved, count.int(), senders.int(), shifts, reverse.int(), *largest
+    )
+
+
+@lru_cache(maxsize=1)
+def _tables(device: torch.device, dtype: torch.dtype) -> RadialTables:
+    exact = copy.deepcopy(model("random")).double()
+    return tabulate(exact, TOLERANCES[dtype]).to(device, dtype)
+
+
+@lru_cache(maxsize=2)
+def _network(device: torch.device, dtype: torch.dtype) -> TensorNet:
+    return copy.deepcopy(model("random")).to(device, dtype).requires_grad_(False)
+
+
+def inputs(source: Source) -> Inputs:
+    """Tensors [9, N, F] and positions, float64 [N, 3]."""
+    box = _box(source.n_atoms, source.device)
+    channels = model("random").config.hidden_channels
+    y = source.random(9, source.n_atoms, channels)
+    return y, torch.from_numpy(box.system.positions).to(source.device)
+
+
+def eager(y: Tensor, positions: Tensor) -> Tensor:
+    """Messages [9, N, F] of the first layer, in the dtype of ``y``."""
+    box, network = _box(len(positions), y.device), _network(y.device, y.dtype)
+    graph = box.graph
+    distances = torch.linalg.vector_norm(graph.vectors(positions, box.cell, None), dim=1)
+    factors = radial_functions(network)[1](distances.to(y.dtype)).unflatten(1, (3, -1))
+    own = radial_functions(network)[1](distances.new_zeros(1, dtype=y.dtype)).unflatten(1, (3, -1))
+    messages = []
+    for part, factor, mine in zip(y.split(PARTS), factors.unbind(1), own.unbind(1), strict=True):
+        sent = part.index_select(1, graph.senders) * factor
+        messages.append((part * mine).index_add(1, graph.receivers, sent))
+    return torch.cat(messages)
+
+
+def ours(y: Tensor, positions: Tensor) -> Tensor:
+    """The same by the kernels."""
+    from mlff_triton.kernels.edges import edges
+    from mlff_triton.kernels.radial_message_passing import message_product
+
+    box, tables = _box(len(positions), y.device), _tables(y.device, y.dtype)
+    found, _ = edges(
+        positions,
+        positions,
+        box.cell,
+        *_still(len(positions), y.device),
+        box.rows,
+        tables.knots,
+        model("random").cutoff,
+        y.dtype,
+    )
+    factors = tables.layers[0], tables.layer_self[0]
+    message, _ = message_product(y, *factors, found, _neutral(y), "none")
+    return message
+
+
+@lru_cache(maxsize=2)
+def _still(n_atoms: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Strain, largest move and system of atoms that have not moved since the list was built."""
+    strain = torch.eye(3, dtype=torch.float64, device=device)[None]
+    return strain, strain.new_ones(1), torch.zeros(n_atoms, dtype=torch.int32, device=device)
+
+
+def _neutral(y: Tensor) -> Tensor:
+    """Charge factors that nothing reads, as there is no product."""
+    return y.new_empty(0)

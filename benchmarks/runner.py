@@ -1,0 +1,182 @@
+"""Runs cases: gate, time, gate again, row."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+
+from benchmarks.cases import Case, standing_in
+from benchmarks.gate import GateError, Truth, check_plausible
+from benchmarks.guards import at_most, clean_up, quiet
+from benchmarks.implementations import Implementation, Prepared
+from benchmarks.models import model
+from benchmarks.schema import Results, Row, make_row
+from benchmarks.systems import System
+from mlff_triton.errors import MlffTritonError
+from mlff_triton.timing import Environment, Timing, measure, synchronize
+
+
+@dataclass
+class Budget:
+    """How long a run may take.
+
+    Attributes
+    ----------
+    total : float
+        Seconds after which nothing new is started.
+    each : float
+        Seconds for one implementation on one case, compilation included.
+    sampling : float
+        Seconds to repeat a step for, about.
+    """
+
+    total: float = 3600.0
+    each: float = 240.0
+    sampling: float = 1.0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.total - (time.monotonic() - self.started)
+
+
+@dataclass
+class Lab:
+    """Where measurements are made and where they go.
+
+    Attributes
+    ----------
+    device : torch.device
+        What is measured.
+    where : Environment
+        Its description.
+    results : Results
+        The CSV files.
+    budget : Budget
+        How long it may take.
+    errors : dict
+        Of each case and implementation that was right in this run.
+    """
+
+    device: torch.device
+    where: Environment
+    results: Results
+    budget: Budget = field(default_factory=Budget)
+    errors: dict[tuple[Case, str], float] = field(default_factory=dict)
+
+    def report(self, row: Row) -> None:
+        """Write a row and show it."""
+        self.results.add([row])
+        time_text = "no time" if row.ms_p50 is None else f"{row.ms_p50:10.4f} ms"
+        error = "" if row.error is None else f"error {row.error:.1e}"
+        memory = "" if row.peak_mib is None else f"{row.peak_mib:9.0f} MiB"
+        print(
+            f"{row.bench:10} {row.case:28} {row.impl:14} {time_text:>13} {memory} {error} "
+            f"{row.gate}",
+            flush=True,
+        )
+
+    def complain(self, what: str, error: BaseException) -> None:
+        """Say on stderr why there is no time; end the run if the device is lost."""
+        text = " ".join(str(error).split())[:500]
+        print(f"{what}: {type(error).__name__}: {text}", file=sys.stderr, flush=True)
+        try:
+            synchronize(self.device)
+        except RuntimeError as lost:
+            raise SystemExit(f"{what} has broken the device; start again without it") from lost
+
+
+def run_case(lab: Lab, case: Case, implementations: Sequence[Implementation]) -> None:
+    """Measure a case with each implementation that is made for it."""
+    try:
+        network = model(case.model)
+    except MlffTritonError as error:
+        print(f"{case.bench} {case.name}: skipped, {error}", file=sys.stderr, flush=True)
+        return
+    system = case.build()
+    size = system.n_atoms, system.count_edges(network.cutoff)
+    for implementation in implementations:
+        reason = implementation.refusal(network, system.n_atoms, lab.device)
+        if reason is None and lab.budget.left <= 0:
+            reason = "the time is up"
+        if reason is not None:
+            what = f"{case.bench} {case.name} {implementation.name}"
+            print(f"{what}: skipped, {reason}", file=sys.stderr, flush=True)
+            continue
+        timing, error = run_one(lab, case, system, implementation)
+        name = implementation.name
+        lab.report(make_row(case.bench, case.name, name, size, lab.where, timing, error))
+
+
+def run_one(
+    lab: Lab, case: Case, system: System, implementation: Implementation
+) -> tuple[Timing | None, float | None]:
+    """Time of a right implementation (None of a wrong one), and its error."""
+    try:
+        checked = standing_in(case)
+        if checked is case or (checked, implementation.name) not in lab.errors:
+            clean_up(lab.device)
+            truth(checked, lab.device)  # its time and memory are not the implementation's
+        with at_most(min(lab.budget.each, lab.budget.left)), quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if checked is case:
+                return _examine(lab, case, system, implementation)
+            return _examine_large(lab, case, checked, system, implementation)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others can still run
+        lab.complain(f"{case.bench} {case.name} {implementation.name}", error)
+        return None, error.error if isinstance(error, GateError) else None
+
+
+@lru_cache(maxsize=2)
+def truth(case: Case, device: torch.device) -> Truth:
+    """The truth of a case."""
+    return Truth.of(model(case.model), case.build(), device)
+
+
+def _examine(
+    lab: Lab, case: Case, system: System, implementation: Implementation
+) -> tuple[Timing, float]:
+    """Gate, time, and gate again: a replayed graph may be right only once."""
+    prepared = _prepare(lab, case, system, implementation)
+    error = _gate(lab, case, implementation, prepared)
+    timing = _time(lab, implementation, prepared)
+    error = max(error, _gate(lab, case, implementation, prepared))
+    lab.errors[case, implementation.name] = error
+    return timing, error
+
+
+def _examine_large(
+    lab: Lab, case: Case, checked: Case, system: System, implementation: Implementation
+) -> tuple[Timing, float]:
+    """Gate on the smaller case, unless it has been measured in this run, and time the large one."""
+    key = checked, implementation.name
+    if key not in lab.errors:
+        small = _prepare(lab, checked, checked.build(), implementation)
+        lab.errors[key] = _gate(lab, checked, implementation, small)
+        del small
+    prepared = _prepare(lab, case, system, implementation)
+    timing = _time(lab, implementation, prepared)
+    check_plausible(prepared.read(prepared.step()))
+    return timing, lab.errors[key]
+
+
+def _prepare(lab: Lab, case: Case, system: System, implementation: Implementation) -> Prepared:
+    clean_up(lab.device)
+    return implementation.prepare(model(case.model), system, lab.device)
+
+
+def _time(lab: Lab, implementation: Implementation, prepared: Prepared) -> Timing:
+    seconds, wall = lab.budget.sampling, implementation.wall
+    return measure(prepared.step, lab.device, seconds=seconds, wall=wall)
+
+
+def _gate(lab: Lab, case: Case, implementation: Implementation, prepared: Prepared) -> float:
+    outcome = prepared.read(prepared.step())
+    return truth(case, lab.device).check(outcome, implementation.tolerance, stress=case.stress)
