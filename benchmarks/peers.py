@@ -177,6 +177,7 @@ def eager(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tenso
 def graphed(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
     """A CUDA graph of the step, as TorchMD-NET's ``External`` captures it."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which is still uploading the inputs
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         for _ in range(4):

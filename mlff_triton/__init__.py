@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME_OF = {
+    "Engine": "mlff_triton.engine",
     "Ensemble": "mlff_triton.prediction",
     "Graph": "mlff_triton.graph",
     "Prediction": "mlff_triton.prediction",
@@ -18,13 +19,17 @@ _HOME_OF = {
     "TensorNetCalculator": "mlff_triton.calculators",
     "TensorNetConfig": "mlff_triton.config",
     "VerletList": "mlff_triton.neighbors",
+    "accelerate": "mlff_triton.patch",
+    "accelerated": "mlff_triton.patch",
     "load_model": "mlff_triton.checkpoints",
     "neighbor_list": "mlff_triton.neighbors",
     "predict": "mlff_triton.prediction",
+    "restore": "mlff_triton.patch",
     "save_model": "mlff_triton.checkpoints",
 }
 
 __all__ = [
+    "Engine",
     "Ensemble",
     "Graph",
     "Prediction",
@@ -33,9 +38,12 @@ __all__ = [
     "TensorNetConfig",
     "VerletList",
     "__version__",
+    "accelerate",
+    "accelerated",
     "load_model",
     "neighbor_list",
     "predict",
+    "restore",
     "save_model",
 ]
 
@@ -43,8 +51,10 @@ if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.checkpoints import load_model, save_model
     from mlff_triton.config import TensorNetConfig
+    from mlff_triton.engine import Engine
     from mlff_triton.graph import Graph
     from mlff_triton.neighbors import VerletList, neighbor_list
+    from mlff_triton.patch import accelerate, accelerated, restore
     from mlff_triton.prediction import Ensemble, Prediction, predict
     from mlff_triton.tensornet import TensorNet
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlff_triton import __version__
+from mlff_triton.bench import PASS_ON, bench
 from mlff_triton.errors import InputError, MlffTritonError, OutputError
 
 if TYPE_CHECKING:
@@ -165,6 +166,26 @@ def info(
 
 
 @app.command()
+def explain(
+    model: Annotated[str, typer.Argument(help="Shipped name or checkpoint.")] = "default",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+) -> None:
+    """Say which backend would compute a model here, and why not the others."""
+    from mlff_triton import dispatch
+    from mlff_triton.checkpoints import load_model
+    from mlff_triton.engine import find_device, find_dtype
+
+    place = find_device(device)
+    Console().print(
+        f"{model} in {dtype} on {place}:\n"
+        + dispatch.explain(load_model(model), place, find_dtype(dtype)),
+        markup=False,
+        highlight=False,
+    )
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Checkpoint of any supported kind.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .safetensors.")],
@@ -300,6 +321,9 @@ def _run_and_report(simulation: Simulation) -> None:
             soft_wrap=True,
         )
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+app.command(context_settings=PASS_ON)(bench)
 
 
 def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from mlff_triton.errors import BackendError
+from mlff_triton.prediction import Ensemble
 from mlff_triton.tensornet import TensorNet
 
 BACKENDS = ("triton-graph", "triton", "exact", "torch")
@@ -63,7 +64,9 @@ def choose(
 
 
 def explain(
-    model: TensorNet, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    model: TensorNet | Ensemble,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> str:
     """A line for each backend: whether it is taken, and if not, why.
 
@@ -73,7 +76,8 @@ def explain(
     >>> print(explain(load_model("default")).splitlines()[0])
     triton-graph  no: Triton kernels need a GPU, and the device is cpu
     """
-    ranked = candidates([model], torch.device(device), dtype)
+    members = list(model.members) if isinstance(model, Ensemble) else [model]
+    ranked = candidates(members, torch.device(device), dtype)
     taken = next(c.backend for c in ranked if c.obstacle is None)
     lines = []
     for c in ranked:

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from numpy.typing import ArrayLike
@@ -13,16 +14,17 @@ from numpy.typing import ArrayLike
 from mlff_triton import dispatch
 from mlff_triton.batch import Batch
 from mlff_triton.checkpoints import load_model
-from mlff_triton.device import DeviceSteps
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.host import ExactSteps, TorchSteps
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Ensemble, Prediction
 from mlff_triton.tensornet import TensorNet
 
+if TYPE_CHECKING:
+    from mlff_triton.device import DeviceSteps
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRECISIONS = ("exact", "tf32")
-Steps = ExactSteps | TorchSteps | DeviceSteps
 
 
 class Engine:
@@ -76,13 +78,11 @@ class Engine:
         precision: str = "exact",
         skin: float = 0.5,
     ) -> None:
-        if dtype not in DTYPES:
-            raise InputError(f"dtype={dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if precision not in PRECISIONS:
             raise InputError(f"precision={precision!r}: use one of {', '.join(PRECISIONS)}")
         loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         self.device = find_device(device)
-        self.dtype = DTYPES[dtype]
+        self.dtype = find_dtype(dtype)
         members = list(loaded.members) if isinstance(loaded, Ensemble) else [loaded]
         self.uses_charge = loaded.uses_charge
         self.cutoff = loaded.cutoff
@@ -90,7 +90,7 @@ class Engine:
         self._steps = [self._prepare(member, precision, skin) for member in members]
         self._lock = threading.RLock()
 
-    def _prepare(self, model: torch.nn.Module, precision: str, skin: float) -> Steps:
+    def _prepare(self, model: torch.nn.Module, precision: str, skin: float) -> ExactSteps | TorchSteps | DeviceSteps:
         assert isinstance(model, TensorNet)
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, skin)
@@ -98,14 +98,14 @@ class Engine:
         common = (parameters, model.cutoff, self.device, self.dtype, skin)
         if self.backend == "torch":
             return TorchSteps(*common)
+        from mlff_triton.device import DeviceSteps  # and so Triton, which need not be there
+
         return DeviceSteps(*common, graphs=self.backend == "triton-graph")
 
     @property
     def n_builds(self) -> int:
         """How often neighbor lists have been built."""
-        return sum(
-            s.n_builds if isinstance(s, DeviceSteps) else s.source.n_builds for s in self._steps
-        )
+        return sum(steps.n_builds for steps in self._steps)
 
     def compute(
         self,
@@ -192,10 +192,23 @@ class Engine:
             If the engine does not run on a GPU, or has several members.
         """
         steps = self._steps[0]
-        if len(self._steps) > 1 or not isinstance(steps, DeviceSteps):
+        if len(self._steps) > 1 or isinstance(steps, (ExactSteps, TorchSteps)):
             raise BackendError("only single models on a GPU can be prepared: use compute")
         with self._lock:
             return steps.prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """The dtype of a name.
+
+    Raises
+    ------
+    InputError
+        If networks do not come in it.
+    """
+    if name not in DTYPES:
+        raise InputError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def find_device(name: str | torch.device) -> torch.device:

@@ -49,11 +49,16 @@ class ExactSteps:
     ) -> None:
         self.model = model.eval().requires_grad_(False).to(device, dtype)
         self.device = device
-        self.source = GraphSource(model.cutoff, skin)
+        self._source = GraphSource(model.cutoff, skin)
+
+    @property
+    def n_builds(self) -> int:
+        """How often a kept neighbor list was built."""
+        return self._source.n_builds
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
-        graph = self.source.graph(batch).to(self.device)
+        graph = self._source.graph(batch).to(self.device)
         cells = np.stack([box.cell for box in batch.boxes])
         prediction = predict(
             self.model,
@@ -80,12 +85,17 @@ class TorchSteps:
     ) -> None:
         self.parameters = parameters
         self.device, self.dtype = device, dtype
-        self.source = GraphSource(cutoff, skin)
+        self._source = GraphSource(cutoff, skin)
+
+    @property
+    def n_builds(self) -> int:
+        """How often a kept neighbor list was built."""
+        return self._source.n_builds
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
         p, device = self.parameters, self.device
-        graph = self.source.graph(batch).to(device)
+        graph = self._source.graph(batch).to(device)
         system = to_tensor(batch.system, device)
         cells = to_tensor(np.stack([box.cell for box in batch.boxes]), device)
         vectors = graph.vectors(to_tensor(batch.positions, device), cells, system)

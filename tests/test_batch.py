@@ -1,0 +1,168 @@
+"""Systems as users give them: what is taken, in which form it comes out, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mlff_triton.batch import Batch
+from mlff_triton.errors import InputError
+
+NUMBERS = [8, 1, 1]
+POSITIONS = [[0.0, 0.0, 0.1], [0.0, 0.8, -0.5], [0.0, -0.8, -0.5]]
+CELL = [[9.0, 0.0, 0.0], [1.0, 8.0, 0.0], [0.0, 2.0, 7.0]]
+TWO = [0, 0, 1]  # systems of the three atoms
+
+
+def test_one_system_by_default():
+    batch = Batch.of(NUMBERS, POSITIONS)
+    assert batch.numbers.tolist() == NUMBERS
+    assert batch.positions.tolist() == POSITIONS
+    assert batch.system.tolist() == [0, 0, 0]
+    assert batch.counts.tolist() == [3]
+    assert batch.charge.tolist() == [0.0]
+    (box,) = batch.boxes
+    assert not box.pbc.any()
+
+
+def test_dtypes_are_always_the_same():
+    batch = Batch.of(
+        np.array(NUMBERS, np.uint8),
+        np.array(POSITIONS, np.float32),
+        batch=np.array(TWO, np.int32),
+        charge=np.array([1, -1], np.int16),
+    )
+    integers = batch.numbers, batch.system, batch.counts
+    assert {a.dtype for a in integers} == {np.dtype(np.int64)}
+    assert {a.dtype for a in (batch.positions, batch.charge)} == {np.dtype(np.float64)}
+
+
+@pytest.mark.parametrize("form", [np.array, torch.from_numpy], ids=["array", "tensor"])
+def test_arrays_and_tensors_are_as_good_as_lists(form):
+    given = NUMBERS, POSITIONS, CELL, [True, True, False], TWO, [1, -2]
+    batch = Batch.of(*(form(np.array(values)) for values in given))
+    expected = Batch.of(*given)
+    for name in ("numbers", "positions", "system", "charge"):
+        assert np.array_equal(getattr(batch, name), getattr(expected, name)), name
+    for box, expected_box in zip(batch.boxes, expected.boxes, strict=True):
+        assert np.array_equal(box.cell, expected_box.cell)
+        assert box.pbc.tolist() == [True, True, False]
+
+
+def test_tensors_may_require_gradients():
+    positions = torch.tensor(POSITIONS, requires_grad=True)
+    assert np.allclose(Batch.of(NUMBERS, positions).positions, POSITIONS)
+
+
+def test_systems_share_one_cell():
+    batch = Batch.of(NUMBERS, POSITIONS, CELL, True, TWO)
+    first, second = batch.boxes
+    assert first is second
+    assert first.cell.tolist() == CELL
+
+
+def test_systems_have_cells_of_their_own():
+    batch = Batch.of(NUMBERS, POSITIONS, [CELL, np.eye(3) * 20], True, TWO)
+    assert [box.cell[0, 0] for box in batch.boxes] == [9.0, 20.0]
+
+
+def test_systems_have_periodic_directions_of_their_own():
+    batch = Batch.of(NUMBERS, POSITIONS, CELL, [[True, True, True], [False] * 3], TWO)
+    assert [bool(box.pbc.any()) for box in batch.boxes] == [True, False]
+    assert batch.boxes[0].cell.tolist() == CELL
+
+
+def test_cells_of_their_own_with_directions_of_their_own():
+    batch = Batch.of(NUMBERS, POSITIONS, [CELL, CELL], [[True] * 3, [True, True, False]], TWO)
+    assert [box.pbc.tolist() for box in batch.boxes] == [[True] * 3, [True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("charge", "expected"), [(None, [0, 0]), (-1, [-1, -1]), ([2], [2, 2]), ([1, -2.0], [1, -2])]
+)
+def test_charges(charge, expected):
+    assert Batch.of(NUMBERS, POSITIONS, batch=TWO, charge=charge).charge.tolist() == expected
+
+
+def test_counts():
+    batch = Batch.of([1] * 6, np.arange(18.0).reshape(6, 3), batch=[0, 1, 1, 1, 2, 2])
+    assert batch.counts.tolist() == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"numbers": [8, 1]}, "3 atoms need 3 whole atomic numbers"),
+        ({"numbers": [8.0, 1.0, 1.0]}, "whole atomic numbers, not float64"),
+        ({"numbers": [True, True, True]}, "whole atomic numbers, not bool"),
+        ({"numbers": "OHH"}, "whole atomic numbers"),
+        ({"numbers": [[8, 1, 1]]}, r"whole atomic numbers, not int64 \[1, 3\]"),
+        ({"positions": np.zeros((3, 2))}, r"shape \[N, 3\], not \[3, 2\]"),
+        ({"positions": np.zeros(9)}, r"shape \[N, 3\], not \[9\]"),
+        ({"positions": np.zeros((0, 3)), "numbers": []}, "no atoms"),
+        ({"positions": "here"}, "array of real numbers"),
+        ({"positions": [[0, 0, 0], [0, 0, np.nan], [1, 1, 1]]}, "atom 1 is NaN or infinite"),
+        ({"positions": [[0, 0, 0], [0, 0, 1], [np.inf, 1, 1]]}, "atom 2 is NaN or infinite"),
+        ({"batch": [0, 0]}, "without gaps"),
+        ({"batch": [[0, 0, 1]]}, "without gaps"),
+        ({"batch": [1, 1, 1]}, "without gaps"),
+        ({"batch": [0, 0, 2]}, "without gaps"),
+        ({"batch": [0, 1, 0]}, "without gaps"),
+        ({"cell": np.eye(2), "pbc": True}, r"shape \[3, 3\], not \[2, 2\]"),
+        ({"cell": [9.0, 9.0, 9.0], "pbc": True}, r"cells \[1, 3, 3\]"),
+        ({"cell": np.stack([np.eye(3)] * 2), "pbc": True}, r"1 systems need cells \[1, 3, 3\]"),
+        ({"cell": np.full((3, 3), np.nan), "pbc": True}, "the cell holds NaN"),
+        ({"pbc": True}, "no independent cell vector"),
+        ({"cell": CELL, "pbc": [True, False]}, "one bool or three"),
+        ({"cell": CELL, "pbc": [[True] * 3] * 2}, r"1 systems need pbc \[1, 3\]"),
+        ({"charge": 0.5}, r"must be an integer, not \[0.5\]"),
+        ({"charge": np.nan}, "must be an integer"),
+        ({"charge": [0, 0]}, "one number, or 1"),
+        ({"charge": "positive"}, "one number, or 1"),
+        ({"charge": [[1, 2], [3]]}, "one number, or 1"),
+    ],
+)
+def test_wrong_input_is_refused(change, message):
+    given = {"numbers": NUMBERS, "positions": POSITIONS} | change
+    with pytest.raises(InputError, match=message):
+        Batch.of(**given)
+
+
+@pytest.mark.xfail(strict=True, reason="only NaN is looked for")
+def test_an_infinite_charge_is_refused():
+    with pytest.raises(InputError, match="must be an integer"):
+        Batch.of(NUMBERS, POSITIONS, charge=np.inf)
+
+
+@pytest.mark.xfail(strict=True, reason="numbers are cut off before they are checked")
+def test_fractions_do_not_number_systems():
+    with pytest.raises(InputError, match="without gaps"):
+        Batch.of(NUMBERS, POSITIONS, batch=[0, 0.7, 1])
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="NumPy's own error comes through")
+@pytest.mark.parametrize("name", ["numbers", "positions", "cell", "pbc", "batch"])
+def test_ragged_lists_are_refused(name):
+    given = {"numbers": NUMBERS, "positions": POSITIONS, name: [[1, 2], [3]]}
+    with pytest.raises(InputError):
+        Batch.of(**given)
+
+
+@pytest.mark.xfail(strict=True, reason="the charge is a view of the user's array")
+def test_later_changes_of_the_users_arrays_do_not_matter():
+    arrays = {
+        "numbers": np.array(NUMBERS),
+        "cell": np.array(CELL),
+        "pbc": np.array([True, True, False]),
+        "batch": np.array(TWO),
+        "charge": np.array([1.0, -2.0]),
+    }
+    batch, expected = (Batch.of(positions=POSITIONS, **arrays) for _ in range(2))
+    for array in arrays.values():
+        array[...] = 0
+    assert batch.numbers.tolist() == NUMBERS
+    assert batch.system.tolist() == TWO
+    assert batch.boxes[0].cell.tolist() == expected.boxes[0].cell.tolist()
+    assert batch.boxes[0].pbc.tolist() == [True, True, False]
+    assert batch.charge.tolist() == [1.0, -2.0]

@@ -1,0 +1,167 @@
+"""Which backend serves which model, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mlff_triton import dispatch
+from mlff_triton.config import TensorNetConfig, ZBLConfig
+from mlff_triton.dispatch import BACKENDS, candidates, choose, explain
+from mlff_triton.errors import BackendError
+from mlff_triton.tensornet import TensorNet
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")  # nothing runs, so there need be no GPU
+CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=32, num_layers=1, num_rbf=4)
+TRITON = ("triton-graph", "triton")
+ZBL = ZBLConfig(cutoff=2.0, prefactor=14.4)
+
+
+def model_of(**changes: object) -> TensorNet:
+    return TensorNet(replace(CONFIG, **changes))
+
+
+def obstacles(
+    model: TensorNet, device: torch.device = GPU, dtype: torch.dtype = torch.float32
+) -> dict[str, str | None]:
+    return {c.backend: c.obstacle for c in candidates([model], device, dtype)}
+
+
+@pytest.fixture(autouse=True)
+def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # tests of kernels may have set it
+
+
+@pytest.fixture
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        dispatch.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
+    )
+
+
+@pytest.mark.parametrize("channels", dispatch.CHANNELS)
+@pytest.mark.parametrize("dtype", dispatch.DTYPES)
+def test_a_gpu_takes_the_graph(channels, dtype):
+    pytest.importorskip("triton")
+    model = model_of(hidden_channels=channels)
+    assert list(obstacles(model, GPU, dtype)) == list(BACKENDS)
+    assert set(obstacles(model, GPU, dtype).values()) == {None}
+    assert choose("auto", [model], GPU, dtype) == "triton-graph"
+
+
+def test_a_cpu_has_no_kernels():
+    found = obstacles(model_of(), CPU)
+    for backend in TRITON:
+        assert found[backend] == "Triton kernels need a GPU, and the device is cpu"
+    assert found["torch"] is found["exact"] is None
+    assert choose("auto", [model_of()], CPU, torch.float32) in ("torch", "exact")
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_what_is_asked_for_is_taken(device):
+    for backend, obstacle in obstacles(model_of(), device).items():
+        if obstacle is None:
+            assert choose(backend, [model_of()], device, torch.float32) == backend
+
+
+@pytest.mark.parametrize(
+    ("changes", "obstacle", "able"),
+    [
+        ({"num_layers": 0}, "needs a model with an interaction layer", {"exact"}),
+        ({"zbl": ZBL}, "no nuclear repulsion", {"exact"}),
+        ({"hidden_channels": 48}, "channels, not 48", {"torch", "exact"}),
+    ],
+    ids=["no layers", "ZBL", "48 channels"],
+)
+def test_models_that_kernels_do_not_serve(changes, obstacle, able):
+    pytest.importorskip("triton")
+    model = model_of(**changes)
+    found = obstacles(model)
+    assert {backend for backend in BACKENDS if found[backend] is None} == able
+    for backend in set(BACKENDS) - able:
+        assert obstacle in found[backend]
+    assert choose("auto", [model], GPU, torch.float32) in able
+
+
+def test_half_precision_is_not_for_kernels():
+    pytest.importorskip("triton")
+    found = obstacles(model_of(), GPU, torch.float16)
+    for backend in TRITON:
+        assert "float32 and float64, not torch.float16" in found[backend]
+
+
+@pytest.mark.usefixtures("without_triton")
+def test_without_triton():
+    found = obstacles(model_of())
+    for backend in TRITON:
+        assert found[backend] == "Triton is not installed"
+    assert choose("auto", [model_of()], GPU, torch.float32) not in TRITON
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("changes", [{"num_layers": 0}, {"zbl": ZBL}, {"hidden_channels": 48}, {}])
+def test_refusals_name_an_alternative_that_serves(changes, device):
+    model = model_of(**changes)
+    found = obstacles(model, device)
+    for backend in BACKENDS:
+        if found[backend] is None:
+            continue
+        with pytest.raises(BackendError) as refusal:
+            choose(backend, [model], device, torch.float32)
+        message = str(refusal.value)
+        assert message.startswith(f"backend={backend!r}: {found[backend]}; use backend='")
+        named = message.rsplit("'", 2)[1]
+        assert choose(named, [model], device, torch.float32) == named
+
+
+@pytest.mark.parametrize("backend", ["cuda", "", "Torch", None])
+def test_unknown_backends_are_refused(backend):
+    with pytest.raises(BackendError, match="is unknown: use 'auto' or one of triton-graph"):
+        choose(backend, [model_of()], CPU, torch.float32)
+
+
+def test_one_member_hinders_an_ensemble():
+    members = [model_of(), model_of(num_layers=0)]
+    found = candidates(members, CPU, torch.float32)
+    assert {c.backend for c in found if c.obstacle is None} == {"exact"}
+    assert choose("auto", members, CPU, torch.float32) == "exact"
+    with pytest.raises(BackendError, match="interaction layer; use backend='exact'"):
+        choose("torch", members, CPU, torch.float32)
+
+
+def test_the_interpreter_is_only_taken_when_asked_for(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found = obstacles(model_of(), CPU)
+    assert found["triton"] is None
+    assert "need a GPU" in found["triton-graph"]
+    assert choose("triton", [model_of()], CPU, torch.float32) == "triton"
+    assert choose("auto", [model_of()], CPU, torch.float32) not in TRITON
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("changes", [{}, {"num_layers": 0}, {"zbl": ZBL}, {"hidden_channels": 48}])
+def test_explain_says_what_choose_does(changes, device):
+    model = model_of(**changes)
+    lines = [line.split(maxsplit=1) for line in explain(model, device).splitlines()]
+    verdicts = dict(lines)
+    assert list(verdicts) == list(BACKENDS)
+    (taken,) = (backend for backend, verdict in verdicts.items() if verdict == "taken")
+    assert taken == choose("auto", [model], torch.device(device), torch.float32)
+    for backend, obstacle in obstacles(model, torch.device(device)).items():
+        if obstacle:
+            assert verdicts[backend] == f"no: {obstacle}"
+        elif backend != taken:
+            assert verdicts[backend] == "slower"
+
+
+@pytest.mark.xfail(strict=True, reason="explain says that the interpreter is taken")
+def test_explain_says_what_choose_does_under_the_interpreter(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    verdicts = dict(line.split(maxsplit=1) for line in explain(model_of()).splitlines())
+    assert verdicts[choose("auto", [model_of()], CPU, torch.float32)] == "taken"
