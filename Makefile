@@ -9,7 +9,7 @@ run: .venv/installed
 	  --ensemble nvt --steps 1000 --ensemble nve --steps 1000 --out runs/alanine-dipeptide-water --overwrite
 
 test: .venv/tested lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: .venv/tested
 	$(BIN)/ruff check .

@@ -75,13 +75,21 @@ class Batch:
 
 def as_array(values: ArrayLike | Tensor) -> NDArray[np.generic]:
     """An array of what may be a tensor on any device."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"rows of unequal length are no array: {error}") from error
 
 
 def _check_system(batch: ArrayLike | Tensor | None, n_atoms: int) -> IntArray:
     if batch is None:
         return np.zeros(n_atoms, dtype=np.int64)
-    system = as_array(batch).astype(np.int64)
+    given = as_array(batch)
+    if given.dtype.kind not in "iu":
+        raise InputError(f"batch must number systems in integers without gaps, not {given.dtype}")
+    system = given.astype(np.int64)
     if system.shape != (n_atoms,) or system[0] != 0 or not np.isin(np.diff(system), (0, 1)).all():
         raise InputError(
             f"batch must number the systems of {n_atoms} atoms 0, 0, ..., 1, 1, ... without gaps"
@@ -117,9 +125,9 @@ def _check_charge(charge: ArrayLike | Tensor | None, n_systems: int) -> FloatArr
         )
     except (TypeError, ValueError) as error:
         raise InputError(f"charge must be one number, or {n_systems}: {error}") from error
-    if not (values == np.floor(values)).all():
+    if not (np.isfinite(values) & (values == np.floor(values))).all():
         raise InputError(f"the total charge must be an integer, not {values.tolist()}")
-    return values
+    return values.copy()
 
 
 def to_tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from mlff_triton.host import system_pointer
 from mlff_triton.kernels import step as kernels
 from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
 from mlff_triton.kernels.neighbor_list import MAX_REACH, NeighborRows, build_rows
-from mlff_triton.neighbors import Box, check_box
+from mlff_triton.neighbors import Box, check_box, check_skin
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Prediction
 from mlff_triton.step import Outputs, Systems, step
@@ -56,6 +56,7 @@ class DeviceSteps:
         skin: float,
         graphs: bool = True,
     ) -> None:
+        check_skin(skin)
         self.parameters = parameters
         self.cutoff, self.skin = cutoff, skin
         self.device, self.dtype = device, dtype
@@ -298,12 +299,13 @@ class DeviceState:
         strains, limits = np.empty((len(boxes), 3, 3)), np.empty(len(boxes))
         for k, (old, new) in enumerate(zip(self._built_boxes, boxes, strict=True)):
             strain, sigma = np.eye(3), 1.0
-            if old is not new and (old.cell != new.cell).any():
+            if old is not new and (old.pbc != new.pbc).any():
+                sigma = 0.0  # other images: the rows are of no use
+            elif old is not new and (old.cell != new.cell).any():
                 before, after = old.cell[old.pbc], new.cell[new.pbc]
                 strain = strain + np.linalg.pinv(before) @ (after - before)
                 sigma = np.linalg.svd(strain, compute_uv=False).min()
-            same = old is new or (old.pbc == new.pbc).all()
-            reach = sigma * (steps.cutoff + steps.skin) - steps.cutoff if same else -1.0
+            reach = sigma * (steps.cutoff + steps.skin) - steps.cutoff
             strains[k], limits[k] = strain, reach / 2 - MARGIN
         self._strain.copy_(to_tensor(strains, self._strain.device))
         self._limit.copy_(to_tensor(limits, self._limit.device))

@@ -52,7 +52,7 @@ def choose(
     ranked = candidates(models, device, dtype)
     able = [c.backend for c in ranked if c.obstacle is None]
     if backend == "auto":
-        return next(b for b in able if b != "triton" or device.type == "cuda")  # not interpreted
+        return _preferred(ranked, device)
     asked = next((c for c in ranked if c.backend == backend), None)
     if asked is None:
         raise BackendError(
@@ -78,12 +78,18 @@ def explain(
     """
     members = list(model.members) if isinstance(model, Ensemble) else [model]
     ranked = candidates(members, torch.device(device), dtype)
-    taken = next(c.backend for c in ranked if c.obstacle is None)
+    taken = _preferred(ranked, torch.device(device))
     lines = []
     for c in ranked:
         verdict = f"no: {c.obstacle}" if c.obstacle else "taken" if c.backend == taken else "slower"
         lines.append(f"{c.backend:<12}  {verdict}")
     return "\n".join(lines)
+
+
+def _preferred(ranked: Sequence[Candidate], device: torch.device) -> str:
+    """The first that can serve; the interpreter, which only tests ask for, is none."""
+    able = [c.backend for c in ranked if c.obstacle is None]
+    return next(b for b in able if b != "triton" or device.type == "cuda")
 
 
 def _obstacle(

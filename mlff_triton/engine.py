@@ -90,7 +90,9 @@ class Engine:
         self._steps = [self._prepare(member, precision, skin) for member in members]
         self._lock = threading.RLock()
 
-    def _prepare(self, model: torch.nn.Module, precision: str, skin: float) -> ExactSteps | TorchSteps | DeviceSteps:
+    def _prepare(
+        self, model: torch.nn.Module, precision: str, skin: float
+    ) -> ExactSteps | TorchSteps | DeviceSteps:
         assert isinstance(model, TensorNet)
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, skin)
@@ -225,8 +227,10 @@ def find_device(name: str | torch.device) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise InputError(f"device={name!r} is unknown: use 'auto', 'cpu' or 'cuda'") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("there is no usable GPU here: use device='cpu' or 'auto'")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device={name!r} is not served: use 'auto', 'cpu' or 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BackendError(f"there is no usable GPU here for device={name!r}: use 'cpu' or 'auto'")
     return device

@@ -143,6 +143,12 @@ def _check_cutoff(cutoff: float) -> None:
         raise InputError(f"the cutoff must be positive and finite, not {cutoff}")
 
 
+def check_skin(skin: float) -> None:
+    """Raise `InputError` for what cannot be an extra radius."""
+    if not 0 <= skin < np.inf:
+        raise InputError(f"skin must be finite and not negative, not {skin}")
+
+
 def _check_extent(points: FloatArray, box: Box) -> None:
     """Refuse atoms so far apart that the search would overflow, or never end."""
     extent = np.ptp(points @ np.linalg.inv(box.cell), axis=0)
@@ -198,8 +204,7 @@ class VerletList:
 
     def __init__(self, cutoff: float, skin: float = 0.5) -> None:
         _check_cutoff(cutoff)
-        if not 0 <= skin < np.inf:
-            raise InputError(f"skin must be finite and not negative, not {skin}")
+        check_skin(skin)
         self.cutoff = cutoff
         self.skin = skin
         self.n_builds = 0

@@ -23,6 +23,9 @@ FLUSH_BYTES = 512 << 20  # several times the largest L2 cache, and long enough t
 COPY_BYTES = 1 << 30
 
 
+COMMIT = "MLFF_TRITON_COMMIT"  # for copies of a checkout, whose git may say something else
+
+
 @dataclass(frozen=True)
 class Timing:
     """Quantiles of the time of one call.
@@ -50,7 +53,7 @@ class Environment:
     gpu, torch, triton : str
         Name of the device, versions.
     commit : str
-        Short git hash of the checkout; without git, the variable ``MLFF_TRITON_COMMIT``.
+        Short git hash of the checkout, or the variable ``MLFF_TRITON_COMMIT`` where that is set.
     date : str
         Today, YYYY-MM-DD in UTC.
     """
@@ -195,6 +198,8 @@ def environment(device: torch.device | str) -> Environment:
 
 
 def _commit() -> str:
+    if COMMIT in os.environ:
+        return os.environ[COMMIT]
     git = shutil.which("git")
     if git is not None:
         command = [git, "rev-parse", "--short", "HEAD"]
@@ -202,4 +207,4 @@ def _commit() -> str:
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode == 0:
             return result.stdout.strip()
-    return os.environ.get("MLFF_TRITON_COMMIT", "unknown")
+    return "unknown"

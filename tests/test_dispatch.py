@@ -159,7 +159,6 @@ def test_explain_says_what_choose_does(changes, device):
             assert verdicts[backend] == "slower"
 
 
-@pytest.mark.xfail(strict=True, reason="explain says that the interpreter is taken")
 def test_explain_says_what_choose_does_under_the_interpreter(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")

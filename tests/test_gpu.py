@@ -1,13 +1,24 @@
-"""The exact module on a GPU against itself in float64 on the CPU."""
+"""The engine and the exact module on a GPU against the exact module in float64 on the CPU."""
 
 from __future__ import annotations
+
+import gc
+import threading
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
+from ase import Atoms, units
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
+from ase.md.verlet import VelocityVerlet
+from test_step import model_of
 
 from mlff_triton import TensorNetCalculator
+from mlff_triton.device import DeviceState
+from mlff_triton.engine import Engine
+from mlff_triton.errors import BackendError
+from mlff_triton.prediction import Prediction
 from mlff_triton.testing import (
     assert_close,
     assert_within,
@@ -17,6 +28,7 @@ from mlff_triton.testing import (
     tolerance,
     water_box,
 )
+from mlff_triton.units import ENERGY_UNITS
 
 pytestmark = pytest.mark.gpu
 
@@ -80,3 +92,157 @@ def test_results_leave_no_memory_behind() -> None:
         calculator.get_forces(atoms)
         sizes.append(torch.cuda.memory_allocated())
     assert sizes[-1] <= sizes[1]
+
+
+GRAPH = "triton-graph"
+KCAL_PER_MOL = ENERGY_UNITS["kcal/mol"]  # eV
+LARGE = {21: random_cluster(21), 1029: water_box(343), 3000: water_box(1000)}
+
+
+@cache
+def engine_of(
+    device: str, dtype: str, backend: str, large: bool = False, name: str = "first"
+) -> Engine:
+    """An engine of the shipped model, or of a random one of 128 channels, for each name."""
+    del name
+    model = model_of(hidden_channels=128, num_rbf=32, cutoff_upper=5.0) if large else "default"
+    return Engine(model, device, dtype, backend)
+
+
+def compute(engine: Engine, atoms: Atoms) -> Prediction:
+    arrays = engine.compute(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    return Prediction(*(tensor.cpu().double() for tensor in vars(arrays).values()))
+
+
+def assert_equal(actual: Prediction, expected: Prediction) -> None:
+    for name, tensor in vars(actual).items():
+        assert torch.equal(tensor, getattr(expected, name)), name
+
+
+def rattled(atoms: Atoms, seed: int, size: float = 0.02) -> Atoms:
+    copy = atoms.copy()
+    copy.rattle(size, seed=seed)
+    return copy
+
+
+def test_the_engine_takes_the_graph() -> None:
+    assert Engine().backend == GRAPH
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_engine_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
+    atoms = SYSTEMS[name]
+    expected = compute(engine_of("cpu", "float64", "exact"), atoms)
+    actual = compute(engine_of("cuda", dtype, GRAPH), atoms)
+    largest = float(expected.forces.abs().max())
+    assert_close(actual.energy, expected.energy, 0, dtype)
+    assert_close(actual.atom_energies, expected.atom_energies, 0, dtype)
+    assert_close(actual.forces, expected.forces, 1, dtype, floor=1e-3)
+    # Near equilibrium the virial is a small difference of large ones: theirs is the scale.
+    assert_close(actual.virial, expected.virial, 1, dtype, floor=len(atoms) * max(largest, 1e-3))
+
+
+@pytest.mark.parametrize("n_atoms", LARGE)
+def test_float32_is_as_exact_as_the_modules(n_atoms: int) -> None:
+    atoms = LARGE[n_atoms]
+    truth = compute(engine_of("cuda", "float64", "exact", large=True), atoms)
+    own = compute(engine_of("cuda", "float32", "exact", large=True), atoms)
+    actual = compute(engine_of("cuda", "float32", GRAPH, large=True), atoms)
+    for name in ("energy", "forces", "virial"):
+        exact, *computed = (getattr(p, name) for p in (truth, actual, own))
+        error, own_error = (float((x - exact).abs().max() / exact.abs().max()) for x in computed)
+        assert error <= max(2 * own_error, 2e-6), name
+
+
+@pytest.mark.parametrize("n_atoms", LARGE)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_two_engines_agree_to_the_bit(n_atoms: int, dtype: str) -> None:
+    """One of them has seen other positions, and its rows were built there."""
+    veteran, novice = (engine_of("cuda", dtype, GRAPH, True, name) for name in ("first", "second"))
+    compute(veteran, LARGE[n_atoms])
+    atoms = rattled(LARGE[n_atoms], seed=1)
+    first, again, other = (compute(engine, atoms) for engine in (veteran, veteran, novice))
+    assert_equal(first, again)
+    assert_equal(first, other)
+
+
+def test_memory_does_not_grow() -> None:
+    engine = Engine("default", "cuda")
+    sizes = list(range(3, 93, 3))
+    clusters = [random_cluster(n) for n in sizes]
+
+    def memory_after(structures: list[Atoms]) -> int:
+        for atoms in structures:
+            engine.compute(atoms.numbers, atoms.positions)
+        gc.collect()
+        return torch.cuda.memory_reserved()
+
+    before = memory_after(clusters)
+    assert memory_after(clusters) <= 1.2 * before
+    steps = [rattled(clusters[-1], seed, size=0.05) for seed in range(200)]
+    before = memory_after(steps[:20])
+    assert memory_after(steps[20:]) <= before
+
+
+def test_graphs_replay_in_any_thread() -> None:
+    engine = Engine("default", "cuda")
+    captured, atoms = SYSTEMS["water"], rattled(SYSTEMS["water"], seed=1)
+    here = [compute(engine, a) for a in (captured, atoms)]
+    there: list[Prediction] = []
+    thread = threading.Thread(
+        target=lambda: there.extend(compute(engine, a) for a in (captured, atoms))
+    )
+    thread.start()
+    thread.join()
+    for found, expected in zip(there, here, strict=True):
+        assert_equal(found, expected)
+
+
+def test_threads_capture_side_by_side() -> None:
+    jobs = [(Engine("default", "cuda"), random_cluster(20 + n)) for n in range(4)]
+    found: dict[int, Prediction] = {}
+
+    def work(k: int) -> None:
+        start.wait()
+        found[k] = compute(*jobs[k])
+
+    start = threading.Barrier(len(jobs))
+    threads = [threading.Thread(target=work, args=[k]) for k in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, (_, atoms) in enumerate(jobs):
+        assert_equal(found[k], compute(engine_of("cuda", "float32", GRAPH), atoms))
+
+
+def test_a_trajectory_stays_true() -> None:
+    """At every hundredth of 1,000 steps of 0.5 fs."""
+    atoms = water_box(64)
+    rng = np.random.default_rng(0)
+    MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=rng)
+    Stationary(atoms)
+    atoms.calc = TensorNetCalculator(device="cuda")
+    dynamics = VelocityVerlet(atoms, 0.5 * units.fs)
+    truth = engine_of("cuda", "float64", "exact")
+    for _ in range(10):
+        dynamics.run(100)
+        expected = compute(truth, atoms)
+        error = abs(atoms.get_potential_energy() - float(expected.energy)) / len(atoms)
+        assert error <= 1e-6 * KCAL_PER_MOL
+        assert_within(atoms.get_forces(), expected.forces, 1e-5)
+
+
+def test_too_little_memory_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine("default", "cuda")
+    atoms = SYSTEMS["water"]
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceState, "_step", _run_out_of_memory)
+        with pytest.raises(BackendError, match=r"192 atoms need about .* GiB of GPU memory"):
+            compute(engine, atoms)
+    assert_equal(compute(engine, atoms), compute(engine_of("cuda", "float32", GRAPH), atoms))
+
+
+def _run_out_of_memory(_: DeviceState) -> None:
+    raise torch.OutOfMemoryError
