@@ -9,7 +9,8 @@ short are built again with more room.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -67,19 +68,32 @@ class DeviceSteps:
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
-        with torch.cuda.device_of(self.parameters.receiver):
-            state = self._state(batch)
-            return state.fetch()
+        with torch.cuda.device_of(self.parameters.receiver), self._memory_explained(batch):
+            return self._state(batch).fetch()
 
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:
         """A function that queues the step of a batch, without waiting or looking at its status.
 
         What it returns is overwritten by the next step of a batch of this size.
         """
-        with torch.cuda.device_of(self.parameters.receiver):
+        with torch.cuda.device_of(self.parameters.receiver), self._memory_explained(batch):
             state = self._state(batch)
             state.fetch()
         return lambda: state.run().prediction
+
+    @contextmanager
+    def _memory_explained(self, batch: Batch) -> Iterator[None]:
+        """Turn a lack of memory into an error that says how much is needed."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self._states.clear()
+            n_atoms, weights = len(batch.numbers), self.parameters.receiver
+            needed = 16 * 9 * n_atoms * weights.shape[1] * weights.element_size()
+            raise BackendError(
+                f"{n_atoms} atoms need about {needed / 2**30:.2g} GiB of GPU memory, more than is "
+                "free: use fewer atoms at a time, or dtype='float32'"
+            ) from error
 
     def _state(self, batch: Batch) -> DeviceState:
         """The buffers for batches of this size, filled with this one."""
@@ -218,26 +232,17 @@ class DeviceState:
         current = torch.cuda.current_stream()
         stream = torch.cuda.Stream()
         stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(stream):
-                self._step()
-            current.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph,
-                pool=self._steps._pool,
-                stream=stream,
-                capture_error_mode="thread_local",  # other threads go on working
-            ):
-                self._outputs = self._step()
-        except torch.OutOfMemoryError as error:
-            n_atoms, channels = len(self._system), self._steps.parameters.receiver.shape[1]
-            needed = 16 * 9 * n_atoms * channels * self._steps.parameters.receiver.element_size()
-            raise BackendError(
-                f"{n_atoms} atoms need about {needed / 2**30:.1f} GiB of GPU memory, "
-                f"{torch.cuda.mem_get_info()[0] / 2**30:.1f} are free: use fewer atoms at a time, "
-                "or dtype='float32'"
-            ) from error
+        with torch.cuda.stream(stream):
+            self._step()
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph,
+            pool=self._steps._pool,
+            stream=stream,
+            capture_error_mode="thread_local",  # other threads go on working
+        ):
+            self._outputs = self._step()
         self._graph = graph
 
     def _build(self) -> None:

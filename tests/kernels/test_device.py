@@ -19,7 +19,7 @@ from mlff_triton import device as device_module
 from mlff_triton.batch import Batch
 from mlff_triton.device import DeviceState, DeviceSteps
 from mlff_triton.engine import Engine
-from mlff_triton.errors import InputError, OverlappingAtomsError, UnknownElementError
+from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.kernels.reference import step as plain_torch
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Prediction
@@ -393,3 +393,16 @@ def test_refused_systems_leave_no_trace(new_steps):
 def test_impossible_skins_are_refused(new_steps, skin):
     with pytest.raises(InputError, match="skin must be finite and not negative"):
         new_steps(skin=skin).evaluate(batch_of(random_cluster(2)))
+
+
+def test_too_little_memory_says_what_is_needed(new_steps, monkeypatch):
+    steps, atoms = new_steps(), crystal(3, "cubic")
+
+    def run_out(self):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceState, "_step", run_out)
+        with pytest.raises(BackendError, match=r"3 atoms need about .* GiB of GPU memory"):
+            steps.evaluate(batch_of(atoms))
+    check(steps, atoms)
