@@ -398,7 +398,7 @@ def test_impossible_skins_are_refused(new_steps, skin):
 def test_too_little_memory_says_what_is_needed(new_steps, monkeypatch):
     steps, atoms = new_steps(), crystal(3, "cubic")
 
-    def run_out(self):
+    def run_out(_):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
