@@ -232,5 +232,5 @@ def find_device(name: str | torch.device) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={name!r} is not served: use 'auto', 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BackendError(f"there is no usable GPU here for device={name!r}: use 'cpu' or 'auto'")
+        raise BackendError(f"there is no usable GPU for {device}: use device='cpu' or 'auto'")
     return device

@@ -318,7 +318,7 @@ def test_models_beyond_the_engine_are_refused(changes, message):
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(engine_module.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BackendError, match="no usable GPU here for device='cuda'"):
+    with pytest.raises(BackendError, match="no usable GPU for cuda: use device='cpu'"):
         Engine(model_of(**SMALL), "cuda")
     assert find_device("auto").type == "cpu"
 

@@ -240,6 +240,6 @@ class Kinked(nn.Module):
 def test_networks_that_cannot_be_tabulated_are_refused():
     model = model_of("expnorm")
     model.basis = Kinked()
-    message = r"change too fast near 1\.23 Å to be tabulated: use backend='exact'"
+    message = r"change too fast to be tabulated near 1\.23 Å: use backend='exact'"
     with pytest.raises(UnsupportedModelError, match=message):
         tabulate(model, TOLERANCES[torch.float32])

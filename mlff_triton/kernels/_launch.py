@@ -118,9 +118,10 @@ def head_blocks(rows: Tensor) -> LinearBlocks:
 def readout_backward_blocks(rows: Tensor) -> LinearBlocks:
     """Rows of all nine components, with a step of the inner channels at a time."""
     n_atoms, channels = rows.shape
-    if shared_memory(rows) < 160 * KIB:
-        return LinearBlocks(16, channels, min(128 // rows.element_size(), channels), 4, 1)
-    return LinearBlocks(16, channels, min(64 if n_atoms <= MANY else 32, channels), 4, 2)
+    inner = min(128 // rows.element_size(), channels)
+    if shared_memory(rows) < 220 * KIB:
+        return LinearBlocks(16, channels, inner, 4, 1)
+    return LinearBlocks(16, channels, min(64, channels) if n_atoms <= MANY else inner, 4, 2)
 
 
 def shared_memory(tensor: Tensor) -> int:
