@@ -44,6 +44,11 @@ class Batch:
         """Number of atoms of each system, int64 [B]."""
         return np.bincount(self.system, minlength=len(self.boxes))
 
+    @property
+    def system_ptr(self) -> NDArray[np.int32]:
+        """First atom of each system, and the number of all atoms, int32 [B + 1]."""
+        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
+
     @classmethod
     def of(
         cls,

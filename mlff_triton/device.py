@@ -18,11 +18,10 @@ from torch import Tensor
 
 from mlff_triton.batch import Batch, to_tensor
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
-from mlff_triton.host import system_pointer
 from mlff_triton.kernels import step as kernels
 from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
 from mlff_triton.kernels.neighbor_list import MAX_REACH, NeighborRows, build_rows
-from mlff_triton.neighbors import Box, check_box, check_skin
+from mlff_triton.neighbors import Box, check_box, check_skin, deformation
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Prediction
 from mlff_triton.step import Outputs, Systems, step
@@ -149,7 +148,7 @@ class DeviceState:
         )
         if not same_atoms:
             self._system.copy_(to_tensor(batch.system, self._system.device))
-            self.system_ptr.copy_(to_tensor(system_pointer(batch), self._system.device))
+            self.system_ptr.copy_(to_tensor(batch.system_ptr, self._system.device))
             self._built_boxes = ()
         if last is None or last.boxes is not batch.boxes:
             cells = np.stack([box.cell for box in batch.boxes])
@@ -195,7 +194,7 @@ class DeviceState:
                 f"atoms {self._flagged(OVERLAP)[:2]} have come to one point: move or remove one, "
                 "or look at the time step and the starting structure"
             )
-        return Prediction(*(tensor.clone() for tensor in vars(self._results.prediction).values()))
+        return self._results.prediction.map(Tensor.clone)
 
     def _run_and_wait(self) -> int:
         """Run a step, download its results, and return the highest status."""
@@ -293,23 +292,15 @@ class DeviceState:
                 old_tensor.copy_(new_tensor)
 
     def _set_limits(self) -> None:
-        """How far atoms may move in the cells of now, so that no pair is missed.
-
-        With ``pos = pos0 @ F + u``, where F maps the old cell to the new one, a pair that was
-        farther apart than cutoff + skin is now farther than ``sigma (cutoff + skin) - |u_i| -
-        |u_j|``, with sigma the smallest singular value of F.
-        """
+        """How far atoms may move in the cells of now, so that no pair is missed."""
         assert self._batch is not None
         steps, boxes = self._steps, self._batch.boxes
         strains, limits = np.empty((len(boxes), 3, 3)), np.empty(len(boxes))
         for k, (old, new) in enumerate(zip(self._built_boxes, boxes, strict=True)):
-            strain, sigma = np.eye(3), 1.0
-            if old is not new and (old.pbc != new.pbc).any():
-                sigma = 0.0  # other images: the rows are of no use
-            elif old is not new and (old.cell != new.cell).any():
-                before, after = old.cell[old.pbc], new.cell[new.pbc]
-                strain = strain + np.linalg.pinv(before) @ (after - before)
-                sigma = np.linalg.svd(strain, compute_uv=False).min()
+            if (old.pbc != new.pbc).any():
+                strain, sigma = np.eye(3), 0.0  # other images: the rows are of no use
+            else:
+                strain, sigma = deformation(old, new)
             reach = sigma * (steps.cutoff + steps.skin) - steps.cutoff
             strains[k], limits[k] = strain, reach / 2 - MARGIN
         self._strain.copy_(to_tensor(strains, self._strain.device))

@@ -15,7 +15,7 @@ from mlff_triton import dispatch
 from mlff_triton.batch import Batch
 from mlff_triton.checkpoints import load_model
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.host import ExactSteps, TorchSteps
+from mlff_triton.host import ExactSteps, HostSteps, TorchSteps
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Ensemble, Prediction
 from mlff_triton.tensornet import TensorNet
@@ -153,7 +153,7 @@ class Engine:
             If the GPU's memory is too small; the message says what is needed.
         """
         prediction = self.evaluate(Batch.of(numbers, positions, cell, pbc, batch, charge))
-        return Prediction(*(tensor.to(self.device) for tensor in vars(prediction).values()))
+        return prediction.map(lambda tensor: tensor.to(self.device))
 
     def evaluate(self, batch: Batch) -> Prediction:
         """As `compute`, of systems that have been checked; results are on the CPU."""
@@ -194,7 +194,7 @@ class Engine:
             If the engine does not run on a GPU, or has several members.
         """
         steps = self._steps[0]
-        if len(self._steps) > 1 or isinstance(steps, (ExactSteps, TorchSteps)):
+        if len(self._steps) > 1 or isinstance(steps, HostSteps):
             raise BackendError("only single models on a GPU can be prepared: use compute")
         with self._lock:
             return steps.prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlff_triton.batch import Batch, to_tensor
 from mlff_triton.graph import Graph, concatenate
@@ -16,8 +17,8 @@ from mlff_triton.step import Systems, step
 from mlff_triton.tensornet import TensorNet
 
 
-class GraphSource:
-    """Neighbor lists of successive batches; that of a single system is kept while it holds."""
+class HostSteps:
+    """What steps with lists from the CPU share: that of a single system is kept while it holds."""
 
     def __init__(self, cutoff: float, skin: float) -> None:
         self._list = VerletList(cutoff, skin)
@@ -27,12 +28,12 @@ class GraphSource:
         """How often a kept list was built."""
         return self._list.n_builds
 
-    def graph(self, batch: Batch) -> Graph:
+    def _graph(self, batch: Batch) -> Graph:
         """The neighbor list of a batch, on the CPU."""
         if len(batch.boxes) == 1:
             box = batch.boxes[0]
             return self._list.update(batch.positions, box.cell, box.pbc)
-        parts = np.split(batch.positions, np.cumsum(batch.counts)[:-1])
+        parts = np.split(batch.positions, batch.system_ptr[1:-1])
         return concatenate(
             [
                 neighbor_list(points, self._list.cutoff, box.cell, box.pbc)
@@ -41,24 +42,19 @@ class GraphSource:
         )
 
 
-class ExactSteps:
+class ExactSteps(HostSteps):
     """The exact module and autograd."""
 
     def __init__(
         self, model: TensorNet, device: torch.device, dtype: torch.dtype, skin: float
     ) -> None:
+        super().__init__(model.cutoff, skin)
         self.model = model.eval().requires_grad_(False).to(device, dtype)
         self.device = device
-        self._source = GraphSource(model.cutoff, skin)
-
-    @property
-    def n_builds(self) -> int:
-        """How often a kept neighbor list was built."""
-        return self._source.n_builds
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
-        graph = self._source.graph(batch).to(self.device)
+        graph = self._graph(batch).to(self.device)
         cells = np.stack([box.cell for box in batch.boxes])
         prediction = predict(
             self.model,
@@ -69,10 +65,10 @@ class ExactSteps:
             batch=to_tensor(batch.system, self.device),
             charge=to_tensor(batch.charge, self.device),
         )
-        return Prediction(*(tensor.cpu() for tensor in vars(prediction).values()))
+        return prediction.map(Tensor.cpu)
 
 
-class TorchSteps:
+class TorchSteps(HostSteps):
     """The engine's own sequence over plain PyTorch operators, on any device."""
 
     def __init__(
@@ -83,19 +79,14 @@ class TorchSteps:
         dtype: torch.dtype,
         skin: float,
     ) -> None:
+        super().__init__(cutoff, skin)
         self.parameters = parameters
         self.device, self.dtype = device, dtype
-        self._source = GraphSource(cutoff, skin)
-
-    @property
-    def n_builds(self) -> int:
-        """How often a kept neighbor list was built."""
-        return self._source.n_builds
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
         p, device = self.parameters, self.device
-        graph = self._source.graph(batch).to(device)
+        graph = self._graph(batch).to(device)
         system = to_tensor(batch.system, device)
         cells = to_tensor(np.stack([box.cell for box in batch.boxes]), device)
         vectors = graph.vectors(to_tensor(batch.positions, device), cells, system)
@@ -105,14 +96,9 @@ class TorchSteps:
             p,
             to_tensor(batch.numbers, device),
             to_tensor(batch.charge, device),
-            to_tensor(system_pointer(batch), device),
+            to_tensor(batch.system_ptr, device),
             torch.arange(n_atoms, dtype=torch.int32, device=device),
         )
         status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
         prediction = step(reference, p, systems, cast(edges, self.dtype), status).prediction
-        return Prediction(*(tensor.cpu() for tensor in vars(prediction).values()))
-
-
-def system_pointer(batch: Batch) -> np.ndarray:
-    """First atom of each system, and the number of all, int32 [B + 1]."""
-    return np.concatenate([[0], np.cumsum(batch.counts)]).astype(np.int32)
+        return prediction.map(Tensor.cpu)

@@ -187,6 +187,20 @@ def check_box(n_atoms: int, box: Box, cutoff: float) -> None:
         )
 
 
+def deformation(old: Box, new: Box) -> tuple[FloatArray, float]:
+    """The matrix F that maps one cell to another of the same periodicity, and its least stretch.
+
+    With ``pos = pos0 @ F + u`` a pair that was farther apart than a radius is now farther than
+    ``sigma radius - |u_i| - |u_j|``, where sigma is the smallest singular value of F.
+    """
+    strain = np.eye(3)
+    if old is new or (old.cell == new.cell).all():
+        return strain, 1.0
+    before, after = old.cell[old.pbc], new.cell[new.pbc]
+    strain += np.linalg.pinv(before) @ (after - before)
+    return strain, float(np.linalg.svd(strain, compute_uv=False).min())
+
+
 class VerletList:
     """A neighbor list that is rebuilt only when it must be.
 
@@ -231,19 +245,12 @@ class VerletList:
         return self._graph.select(squared < self.cutoff**2)
 
     def _is_stale(self, points: FloatArray, box: Box) -> bool:
-        """Whether a pair outside the list may now be within the cutoff.
-
-        With ``pos = pos0 @ F + u`` (F maps the old cell to the new one) a pair that was farther
-        than ``cutoff + skin`` is now farther than ``sigma_min(F) (cutoff + skin) - |u_i| - |u_j|``.
-        """
+        """Whether a pair outside the list may now be within the cutoff: see `deformation`."""
         assert self._reference is not None
         points0, box0 = self._reference
         if len(points0) != len(points) or (box0.pbc != box.pbc).any():
             return True
-        deformation = np.eye(3)
-        if (box0.cell != box.cell).any():
-            old, new = box0.cell[box0.pbc], box.cell[box.pbc]
-            deformation += np.linalg.pinv(old) @ (new - old)
-        moved = np.linalg.norm(points - points0 @ deformation, axis=1)
-        reach = np.linalg.svd(deformation, compute_uv=False).min() * (self.cutoff + self.skin)
+        strain, sigma = deformation(box0, box)
+        moved = np.linalg.norm(points - points0 @ strain, axis=1)
+        reach = sigma * (self.cutoff + self.skin)
         return bool(reach - np.sort(moved)[-2:].sum() <= self.cutoff)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +77,10 @@ class Prediction:
     forces: Tensor
     virial: Tensor
     atom_energies: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Prediction:
+        """The same with a function applied to every tensor."""
+        return Prediction(*(function(tensor) for tensor in vars(self).values()))
 
 
 def predict(

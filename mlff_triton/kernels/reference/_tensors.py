@@ -12,6 +12,7 @@ from torch.nn import functional
 from mlff_triton.kernels.reference.maps import Map
 
 PARTS = (1, 3, 5)
+PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
 
 
 def compose(x: Tensor) -> Tensor:

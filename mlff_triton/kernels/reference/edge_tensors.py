@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
+from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT
 
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
+from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT
 
 
 def message_passing(

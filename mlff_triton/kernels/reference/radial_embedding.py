@@ -8,7 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import part_norms, scale_parts, sum_at_receivers
+from mlff_triton.kernels.reference._tensors import (
+    PART_OF_COMPONENT,
+    part_norms,
+    scale_parts,
+    sum_at_receivers,
+)
 from mlff_triton.kernels.reference.edges import Edges
 from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
 
@@ -27,7 +32,7 @@ def radial_embedding(
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
     factors = pair * look_up(table, *geometry)  # [3, E, F]
     harmonics = _harmonics(edges.direction[:, slots])[:, :, None]  # [9, E, 1]
-    parts = zip(harmonics, (0, 1, 1, 1, 2, 2, 2, 2, 2), strict=True)
+    parts = zip(harmonics, PART_OF_COMPONENT, strict=True)
     n_atoms = len(species)
     x = torch.stack([sum_at_receivers(h * factors[k], receivers, n_atoms) for h, k in parts])
     x[0] += (receiver + sender)[species] * own

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.reference._tensors import (
+    PART_OF_COMPONENT,
     compose,
     decompose,
     inverse_norm,
@@ -18,8 +19,6 @@ from mlff_triton.kernels.reference._tensors import (
 )
 from mlff_triton.kernels.reference.edges import Edges
 from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
-
-PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)
 
 
 def message_product(

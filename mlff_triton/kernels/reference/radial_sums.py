@@ -12,9 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT
 from mlff_triton.kernels.reference.edge_tensors import edge_tensors
 from mlff_triton.kernels.reference.edges import Knots
-from mlff_triton.kernels.reference.message_passing import PART_OF_COMPONENT, message_passing
+from mlff_triton.kernels.reference.message_passing import message_passing
 from mlff_triton.kernels.reference.radial_factors import radial_factors
 
 
