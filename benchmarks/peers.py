@@ -40,7 +40,7 @@ def rebuild(model: TensorNet, *, warp: bool, **changes: Any) -> nn.Module:
     """
     from torchmdnet.models.model import create_model
 
-    _select_operators(warp)
+    select_operators(warp=warp)
     config = model.config
     args = {
         "model": "tensornet",
@@ -70,10 +70,10 @@ def rebuild(model: TensorNet, *, warp: bool, **changes: Any) -> nn.Module:
     return theirs.requires_grad_(False)
 
 
-def _select_operators(warp: bool) -> None:
+def select_operators(*, warp: bool) -> None:
     """TorchMD-NET reads this when it makes a model and again when it runs it: globals of a module.
 
-    Only one of its models is in use at a time here.
+    Only one of its models is in use at a time here; its own default is ``warp=True``.
     """
     from torchmdnet.extensions import warp_ops
     from torchmdnet.models import tensornet
@@ -185,7 +185,8 @@ def graphed(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Ten
         with torch.cuda.graph(graph):
             result = theirs(**inputs)
 
-    def step() -> tuple[Tensor, Tensor]:
+    def step(_alive: tuple[nn.Module, dict[str, Any]] = (theirs, inputs)) -> tuple[Tensor, Tensor]:
+        """Keeps alive what the graph reads by address: weights and inputs."""
         graph.replay()
         return result
 

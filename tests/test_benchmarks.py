@@ -65,6 +65,14 @@ def small_model(monkeypatch) -> Iterator[None]:
         cached.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def _peers_as_they_were() -> Iterator[None]:
+    """Rebuilding a peer selects operators for the whole process: undo that for other tests."""
+    yield
+    if "torchmdnet.models.tensornet" in sys.modules:
+        peers.select_operators(warp=True)
+
+
 @pytest.fixture
 def lab(tmp_path) -> Lab:
     return Lab(CPU, WHERE, Results(tmp_path), Budget(sampling=0.01))
@@ -361,6 +369,19 @@ def test_torchmd_net_gets_the_weights_of_the_shipped_model(lab):
     runner.run_case(lab, case, peers.PEERS[:1])
     (found,) = read_rows(lab.results.path("shipped"))
     assert found.error < 1e-5
+
+
+@pytest.mark.usefixtures("small_model")
+@pytest.mark.parametrize("warp", [True, False])
+def test_peers_compute_with_the_operators_that_they_are_named_for(warp):
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    peers.rebuild(models.model("random"), warp=warp)
+    from torchmdnet.models import tensornet
+
+    assert tensornet.OPT is warp
+    names = ["compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"]
+    homes = [getattr(tensornet, name).__module__ for name in names]
+    assert [home.startswith("torchmdnet.extensions.warp_ops") for home in homes] == 4 * [warp]
 
 
 def test_the_calculator_is_read_where_it_began():
