@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import figures
+from benchmarks import fidelity, figures
 from benchmarks.cases import CASES, Case
 from benchmarks.implementations import OURS, Implementation
 from benchmarks.operators import OPERATORS, SIZES, Operator
@@ -24,7 +24,7 @@ from mlff_triton.timing import environment
 
 RESULTS = Path(__file__).with_name("results")
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
-BENCHES = (*STEP_BENCHES, "ops")
+BENCHES = (*STEP_BENCHES, "ops", "fidelity")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,6 +85,17 @@ def _run(options: argparse.Namespace) -> None:
         run_case(lab, case, _implementations(case, options))
     if operators:
         run_operators(lab, sizes, operators)
+    if "fidelity" in (options.benches or BENCHES):
+        _run_fidelity(lab, options)
+
+
+def _run_fidelity(lab: Lab, options: argparse.Namespace) -> None:
+    names = [one.name for one in fidelity.SIMULATED]
+    cases = [name for name in options.cases if name in fidelity.CASES]
+    if options.cases and not cases:
+        return
+    only = options.only.split(",") if options.only else names
+    fidelity.run_fidelity(lab, cases or list(fidelity.CASES), [n for n in names if n in only])
 
 
 def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], list[int]]:
@@ -95,6 +106,7 @@ def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], li
     if not options.cases:
         return cases, operators, sizes
     names = [case.name for case in cases] + [op.name for op in operators]
+    names += fidelity.CASES if "fidelity" in benches else ()
     wanted = _known(options.cases, [*names, *map(str, sizes)], "case")
     cases = [case for case in cases if case.name in wanted]
     some_operators = [op for op in operators if op.name in wanted]
@@ -120,7 +132,7 @@ def _implementations(case: Case, options: argparse.Namespace) -> list[Implementa
     """Ours first: whatever happens to the others, those are measured."""
     ours = ASE if case.bench == "ase" else OURS
     peers = () if case.bench == "ase" else PEERS
-    names = [one.name for one in (*OURS, *ASE, *PEERS)]
+    names = [one.name for one in (*OURS, *ASE, *PEERS, *fidelity.SIMULATED)]
     if options.only:
         wanted = _known(options.only.split(","), names, "implementation")
         return [one for one in (*ours, *peers) if one.name in wanted]

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 import typer
+from ase import Atoms
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import (
     cases,
+    fidelity,
     figures,
     geometries,
     models,
@@ -405,6 +407,57 @@ def test_quiet_is_quiet_and_gives_everything_back(capfd):
     out, err = capfd.readouterr()
     assert out == "heard\n"
     assert err == ""
+
+
+# Fidelity of simulations
+
+
+def test_a_drift_is_found_under_a_ripple(rng):
+    time_ps = 0.005 * np.arange(20_000)
+    ripple = 5e-5 * np.sin(2 * np.pi * time_ps / 0.0103) + 1e-5 * rng.normal(size=len(time_ps))
+    for slope in (0.0, 3e-6, -3e-6):
+        found, sigma = fidelity.drift(slope * time_ps + ripple, 0.005)
+        assert abs(found - slope) < 4 * sigma < 1e-7
+
+
+def test_simulations_are_held_against_the_truth(lab, monkeypatch):
+    monkeypatch.setattr(fidelity, "NVE_STEPS", 4)
+    monkeypatch.setattr(fidelity, "NVE_EVERY", 2)
+    monkeypatch.setattr(fidelity, "ENERGY_LIMIT", 1e-12)
+    ways = (fidelity.SIMULATED[2], fidelity.TRUTH)
+    monkeypatch.setattr(fidelity, "SIMULATED", ways)
+    fidelity.run_fidelity(lab, ["nve-aspirin"], [way.name for way in ways])
+    rows = {(r.case, r.impl): r for r in read_rows(lab.results.path("fidelity"))}
+    assert rows["nve-energy-aspirin", "exact-float64"].error == 0
+    assert rows["nve-forces-aspirin", "exact-float64"].gate == "pass"
+    rounded = rows["nve-energy-aspirin", "exact"]
+    assert 1e-7 < rounded.error < 1e-3
+    assert (rounded.gate, rounded.ms_p50) == ("fail", None)
+    forces = rows["nve-forces-aspirin", "exact"]
+    assert 1e-8 < forces.error < 1e-5
+    assert forces.ms_p50 > 0
+
+
+def test_a_drift_is_that_of_the_total_energy(lab, monkeypatch):
+    monkeypatch.setattr(fidelity, "DRIFT_STEPS", 20)
+    monkeypatch.setattr(fidelity, "DRIFT_EVERY", 1)
+    monkeypatch.setattr(fidelity, "simulate", heating)
+    monkeypatch.setattr(fidelity, "DRIFT_LIMIT", 1e-2)
+    fidelity.run_fidelity(lab, ["drift-aspirin"], ["exact"])
+    rows = {r.case: r for r in read_rows(lab.results.path("fidelity"))}
+    assert rows["drift-aspirin"].gate == "pass"
+    assert rows["drift-aspirin"].error == pytest.approx(2e-3, rel=1e-3)
+    assert rows["drift-aspirin-sigma"].error < 1e-5
+
+
+def heating(atoms: Atoms, steps: int, every: int, times: list[float]) -> Iterator[Atoms]:
+    """Atoms that stay where they are and gain 2 meV an atom and picosecond."""
+    gained = 2e-3 * len(atoms) * every * fidelity.TIME_STEP / 1000
+    for _ in range(steps // every):
+        kinetic = atoms.get_kinetic_energy()
+        atoms.set_momenta(atoms.get_momenta() * np.sqrt(1 + gained / kinetic))
+        times.append(1e-3)
+        yield atoms
 
 
 # Operators
