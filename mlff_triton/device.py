@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.batch import Batch, to_tensor
@@ -78,7 +79,12 @@ class DeviceSteps:
         with torch.cuda.device_of(self.parameters.receiver), self._memory_explained(batch):
             state = self._state(batch)
             state.fetch()
-        return lambda: state.run().prediction
+
+        def queue() -> Prediction:
+            with torch.cuda.device_of(self.parameters.receiver):
+                return state.run().prediction
+
+        return queue
 
     @contextmanager
     def _memory_explained(self, batch: Batch) -> Iterator[None]:
@@ -142,9 +148,9 @@ class DeviceState:
         self._positions.copy_(self._staging, non_blocking=True)
         same_atoms = (
             last is not None
-            and np.array_equal(last.numbers, batch.numbers)
-            and np.array_equal(last.system, batch.system)
-            and np.array_equal(last.charge, batch.charge)
+            and _same(last.numbers, batch.numbers)
+            and _same(last.system, batch.system)
+            and _same(last.charge, batch.charge)
         )
         if not same_atoms:
             self._system.copy_(to_tensor(batch.system, self._system.device))
@@ -305,3 +311,8 @@ class DeviceState:
             strains[k], limits[k] = strain, reach / 2 - MARGIN
         self._strain.copy_(to_tensor(strains, self._strain.device))
         self._limit.copy_(to_tensor(limits, self._limit.device))
+
+
+def _same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
+    """Whether two arrays hold the same; of one array there is no need to look."""
+    return a is b or np.array_equal(a, b)

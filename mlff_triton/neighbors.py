@@ -122,11 +122,13 @@ def check_positions(positions: ArrayLike) -> FloatArray:
         raise InputError(f"positions must have shape [N, 3], not {list(points.shape)}")
     if len(points) == 0:
         raise InputError("there are no atoms: give at least one")
-    bad = ~np.isfinite(points).all(axis=1)
-    if bad.any():
+    with np.errstate(all="ignore"):
+        suspicious = not np.isfinite(points.sum())  # one fast pass; which one is asked only then
+    bad = np.flatnonzero(~np.isfinite(points).all(axis=1)) if suspicious else ()
+    if len(bad):
         raise InputError(
-            f"the position of atom {int(bad.argmax())} is NaN or infinite "
-            f"({int(bad.sum())} such atoms): the simulation may have blown up"
+            f"the position of atom {bad[0]} is NaN or infinite ({len(bad)} such atoms): "
+            "the simulation may have blown up"
         )
     return points
 

@@ -76,6 +76,7 @@ class TensorNetCalculator(Calculator):
     ) -> None:
         super().__init__()
         self.session = Session(model, device, dtype, backend, skin)
+        self._last: Atoms | None = None
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:  # noqa: ARG002 (ASE's)
         """What changed since the last calculation; a new total charge counts as a change."""
@@ -99,10 +100,11 @@ class TensorNetCalculator(Calculator):
         system_changes: Sequence[str] = tuple(all_changes),
     ) -> None:
         """Fill ``self.results``; called by ASE when something changed."""
-        super().calculate(atoms, list(properties), list(system_changes))
-        current = self.atoms
-        assert current is not None
+        current = self.atoms if atoms is None else atoms
+        if current is None:
+            raise InputError("there are no atoms yet: ask through atoms, or give them")
         self.results = {}
+        self.atoms = self._last = _copied(current, self._last)
         self.results = _results([current], self.session.evaluate(*_arguments(current)))[0]
 
     def calculate_many(self, images: Sequence[Atoms]) -> list[dict[str, Any]]:
@@ -126,6 +128,17 @@ class TensorNetCalculator(Calculator):
         return results
 
 
+def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
+    """A copy of the atoms; the one before takes over what has moved, as copying costs more."""
+    if last is None or not np.array_equal(last.numbers, atoms.numbers):
+        return atoms.copy()
+    last.arrays["positions"][:] = atoms.arrays["positions"]
+    last.cell.array[:] = atoms.cell.array
+    last.pbc[:] = atoms.pbc
+    last.info["charge"] = _charge(atoms)
+    return last
+
+
 def _charge(atoms: Atoms) -> Any:
     return atoms.info.get("charge", 0)
 
@@ -138,10 +151,11 @@ def _arguments(atoms: Atoms) -> tuple[Any, Any, Any, Any, Any]:
 
 def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]]:
     """Split a prediction into ASE's dictionaries, as float64 arrays of their own."""
-    energy = prediction.energy.cpu().numpy()
-    virial = prediction.virial.double().cpu().numpy()
-    forces = prediction.forces.double().cpu().numpy()
-    energies = prediction.atom_energies.cpu().numpy()
+    energy = prediction.energy.numpy()
+    virial = prediction.virial.double().numpy()
+    forces = prediction.forces.double().numpy()
+    energies = prediction.atom_energies.numpy()
+    alone = len(images) == 1
     results: list[dict[str, Any]] = []
     start = 0
     for k, atoms in enumerate(images):
@@ -149,11 +163,12 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
         entry = {
             "energy": float(energy[k]),
             "free_energy": float(energy[k]),
-            "forces": forces[start:stop].copy(),
-            "energies": energies[start:stop].copy(),
+            "forces": forces if alone else forces[start:stop].copy(),
+            "energies": energies if alone else energies[start:stop].copy(),
         }
-        if atoms.pbc.any() and atoms.cell.rank == 3:
-            entry["stress"] = full_3x3_to_voigt_6_stress(virial[k] / atoms.get_volume())
+        volume = abs(np.linalg.det(atoms.cell.array))
+        if volume > 0 and atoms.pbc.any():
+            entry["stress"] = full_3x3_to_voigt_6_stress(virial[k] / volume)
         results.append(entry)
         start = stop
     return results
