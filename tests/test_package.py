@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +55,17 @@ def test_public_names_resolve_to_what_they_say():
         assert thing.__name__ == name
         assert thing.__module__.startswith("mlff_triton.")
         assert thing.__doc__
+
+
+def test_the_index_of_operators_is_true():
+    pytest.importorskip("triton")
+    folder = Path(mlff_triton.__file__).parent / "kernels"
+    rows = re.findall(r"^\| (`.+`) \| `(\w+)` \|", (folder / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 12
+    for names, stem in rows:
+        module = importlib.import_module(f"mlff_triton.kernels.{stem}")
+        for name in re.findall(r"`(\w+)`", names):
+            assert getattr(module, name).__module__ == module.__name__
 
 
 def test_unknown_names_are_attribute_errors():
