@@ -93,11 +93,11 @@ class DeviceSteps:
             yield
         except torch.OutOfMemoryError as error:
             self._states.clear()
-            n_atoms, weights = len(batch.numbers), self.parameters.receiver
-            needed = 16 * 9 * n_atoms * weights.shape[1] * weights.element_size()
+            config, n_atoms = self.parameters.config, len(batch.numbers)
+            size = config.hidden_channels, config.num_layers, self.dtype
             raise BackendError(
-                f"{n_atoms} atoms need about {needed / 2**30:.2g} GiB of GPU memory, more than is "
-                "free: use fewer atoms at a time, or dtype='float32'"
+                f"{n_atoms} atoms need about {step_memory(n_atoms, *size) / 2**30:.2g} GiB of GPU "
+                "memory, more than is free: use fewer atoms at a time, or dtype='float32'"
             ) from error
 
     def _state(self, batch: Batch) -> DeviceState:
@@ -311,6 +311,16 @@ class DeviceState:
             strains[k], limits[k] = strain, reach / 2 - MARGIN
         self._strain.copy_(to_tensor(strains, self._strain.device))
         self._limit.copy_(to_tensor(limits, self._limit.device))
+
+
+def step_memory(n_atoms: int, channels: int, layers: int, dtype: torch.dtype) -> int:
+    """Bytes that a step takes at its peak, about, without what any step takes.
+
+    Each layer keeps four tensors [9, N, F] for its backward pass, and eight more are alive besides;
+    an atom has about ninety slots for neighbors (5 Å in water), of eight numbers and indices each.
+    """
+    tensors = (8 + 4 * layers) * 9 * n_atoms * channels * dtype.itemsize
+    return tensors + 90 * n_atoms * (6 * dtype.itemsize + 24)
 
 
 def _same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:

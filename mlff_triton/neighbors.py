@@ -123,8 +123,10 @@ def check_positions(positions: ArrayLike) -> FloatArray:
     if len(points) == 0:
         raise InputError("there are no atoms: give at least one")
     with np.errstate(all="ignore"):
-        suspicious = not np.isfinite(points.sum())  # one fast pass; which one is asked only then
-    bad = np.flatnonzero(~np.isfinite(points).all(axis=1)) if suspicious else ()
+        sound = np.isfinite(points.sum())  # one fast pass; which atom it is is asked only then
+    if sound:
+        return points
+    bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
     if len(bad):
         raise InputError(
             f"the position of atom {bad[0]} is NaN or infinite ({len(bad)} such atoms): "

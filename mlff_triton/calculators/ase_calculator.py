@@ -96,8 +96,8 @@ class TensorNetCalculator(Calculator):
     def calculate(
         self,
         atoms: Atoms | None = None,
-        properties: Sequence[str] = ("energy",),
-        system_changes: Sequence[str] = tuple(all_changes),
+        properties: Sequence[str] = ("energy",),  # noqa: ARG002 (ASE's)
+        system_changes: Sequence[str] = tuple(all_changes),  # noqa: ARG002 (ASE's)
     ) -> None:
         """Fill ``self.results``; called by ASE when something changed."""
         current = self.atoms if atoms is None else atoms
@@ -131,7 +131,8 @@ class TensorNetCalculator(Calculator):
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
     """A copy of the atoms; the one before takes over what has moved, as copying costs more."""
     if last is None or not np.array_equal(last.numbers, atoms.numbers):
-        return atoms.copy()
+        copy: Atoms = atoms.copy()
+        return copy
     last.arrays["positions"][:] = atoms.arrays["positions"]
     last.cell.array[:] = atoms.cell.array
     last.pbc[:] = atoms.pbc

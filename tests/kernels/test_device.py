@@ -6,8 +6,10 @@ in a few tests; the others are about the rows, and compute the network in plain 
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from test_step import model_of
 
 from mlff_triton import device as device_module
 from mlff_triton.batch import Batch
-from mlff_triton.device import DeviceState, DeviceSteps
+from mlff_triton.device import DeviceState, DeviceSteps, step_memory
 from mlff_triton.engine import Engine
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.kernels.reference import step as plain_torch
@@ -32,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 CUTOFF, SKIN = 3.0, 0.5
 Steps = Callable[..., DeviceSteps]
 
@@ -393,6 +396,15 @@ def test_refused_systems_leave_no_trace(new_steps):
 def test_impossible_skins_are_refused(new_steps, skin):
     with pytest.raises(InputError, match="skin must be finite and not negative"):
         new_steps(skin=skin).evaluate(batch_of(random_cluster(2)))
+
+
+@pytest.mark.parametrize("n_atoms", ["16384", "65536", "1000000"])
+def test_memory_is_what_was_measured(n_atoms):
+    with (ROOT / "benchmarks" / "results" / "step.csv").open(newline="") as file:
+        rows = {row["case"]: row for row in csv.DictReader(file) if row["impl"] == "engine"}
+    measured = float(rows[n_atoms]["peak_mib"]) * 2**20
+    stated = step_memory(int(n_atoms), channels=128, layers=2, dtype=torch.float32)
+    assert stated == pytest.approx(measured, rel=0.1)
 
 
 def test_too_little_memory_says_what_is_needed(new_steps, monkeypatch):
