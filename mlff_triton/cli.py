@@ -16,6 +16,7 @@ from rich.table import Table
 
 from mlff_triton import __version__
 from mlff_triton.bench import PASS_ON, bench
+from mlff_triton.calibrate import calibrate
 from mlff_triton.errors import InputError, MlffTritonError, OutputError
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ def explain(
     model: Annotated[str, typer.Argument(help="Shipped name or checkpoint.")] = "default",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    atoms: Annotated[
+        int | None, typer.Option(min=1, help="Size that times are predicted for.")
+    ] = None,
 ) -> None:
     """Say which backend would compute a model here, and why not the others."""
     from mlff_triton import dispatch
@@ -177,11 +181,13 @@ def explain(
     from mlff_triton.engine import find_device, find_dtype
 
     place = find_device(device)
+    n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms
     Console().print(
         f"{model} in {dtype} on {place}:\n"
-        + dispatch.explain(load_model(model), place, find_dtype(dtype)),
+        + dispatch.explain(load_model(model), place, find_dtype(dtype), n_atoms),
         markup=False,
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -323,6 +329,7 @@ def _run_and_report(simulation: Simulation) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+app.command()(calibrate)
 app.command(context_settings=PASS_ON)(bench)
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class Environment:
     Attributes
     ----------
     gpu, torch, triton : str
-        Name of the device, versions.
+        `device_name`, versions.
     commit : str
         Short git hash of the checkout, or the variable ``MLFF_TRITON_COMMIT`` where that is set.
     date : str
@@ -184,17 +185,38 @@ def copy_bandwidth(device: torch.device | str, n_bytes: int = COPY_BYTES) -> flo
 
 def environment(device: torch.device | str) -> Environment:
     """Describe a device and the software."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"CPU {platform.machine()}"
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = "none"
     today = datetime.now(timezone.utc).date().isoformat()
-    return Environment(name, torch.__version__, triton, _commit(), today)
+    versions = torch.__version__, version_of("triton")
+    return Environment(device_name(device), *versions, _commit(), today)
+
+
+def device_name(device: torch.device | str) -> str:
+    """What a device calls itself; of a CPU, also how many threads PyTorch uses."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"{_processor()} (threads: {torch.get_num_threads()})"
+    if (device.index or 0) >= torch.cuda.device_count():
+        return "absent GPU"
+    return torch.cuda.get_device_name(device)
+
+
+@cache
+def _processor() -> str:
+    """Name of the CPU, as far as the operating system tells."""
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return f"CPU {platform.processor() or platform.machine()}"
+
+
+def version_of(package: str) -> str:
+    """Version that is installed, or "none"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _commit() -> str:

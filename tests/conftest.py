@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+from mlff_triton import costs
 
 hypothesis.settings.register_profile(
     "deterministic",
@@ -30,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests know nothing of what the user has calibrated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(costs.CACHE, str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton.errors import OutputError
+from mlff_triton.files import reported
 
 TRAJECTORY = "trajectory.xyz"
 LOG = "log.csv"
@@ -128,7 +126,7 @@ class RecordFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
-        with _reported(path):
+        with reported(path):
             present = path.stat().st_size if path.exists() else 0
             if present < size:
                 raise OutputError(
@@ -141,7 +139,7 @@ class RecordFile:
     def append(self, record: str) -> None:
         """Write a record in one system call; if it does not fit, leave none of it."""
         data = record.encode()
-        with _reported(self.path), self.path.open("ab", buffering=0) as file:
+        with reported(self.path), self.path.open("ab", buffering=0) as file:
             try:
                 written = file.write(data)
             except OSError:
@@ -153,31 +151,11 @@ class RecordFile:
         self.size += len(data)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under another name, then rename it: it is the old one or the new one, whole.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be written.
-    """
-    with _reported(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        partial = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            partial.chmod(0o644)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
 def check_directory(directory: Path, overwrite: bool) -> None:
     """Raise an `OutputError` if a new run must not write there; changes nothing."""
     if directory.exists() and not directory.is_dir():
         raise OutputError(f"{directory} is a file: give another --out")
-    with _reported(directory):
+    with reported(directory):
         occupied = directory.exists() and any(directory.iterdir())
     if occupied and not overwrite:
         raise OutputError(
@@ -188,18 +166,7 @@ def check_directory(directory: Path, overwrite: bool) -> None:
 
 def clear_directory(directory: Path) -> None:
     """Make the directory, without the outputs of an earlier run; other files stay."""
-    with _reported(directory):
+    with reported(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name in OUTPUTS:
             (directory / name).unlink(missing_ok=True)
-
-
-@contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into ours."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

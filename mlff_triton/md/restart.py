@@ -13,8 +13,8 @@ import numpy as np
 from ase import Atoms
 
 from mlff_triton.errors import InputError
+from mlff_triton.files import replace_file
 from mlff_triton.md.integrators import State
-from mlff_triton.md.outputs import replace_file
 from mlff_triton.md.preparation import Minimization
 from mlff_triton.md.settings import Settings
 
