@@ -114,6 +114,10 @@ class TensorNetConfig:
             )
         if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
             raise InputError("elements must be atomic numbers, and at least one")
+        if self.zbl is not None:
+            charges = self.elements if self.zbl.charges is None else self.zbl.charges
+            if not self.zbl.cutoff > 0 or len(charges) != len(self.elements):
+                raise InputError("zbl needs a positive cutoff, and one charge for each element")
 
     @property
     def cutoff(self) -> float:

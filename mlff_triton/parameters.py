@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import UnknownElementError, UnsupportedModelError
 from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.reference.repulsion import Nuclei
 from mlff_triton.radial import TOLERANCES, RadialTables, tabulate
+from mlff_triton.repulsion import nuclei_of
 from mlff_triton.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
 
 SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16; zeros fill up smaller heads
@@ -96,6 +98,8 @@ class Parameters:
         Energy of each element, eV.
     mean : float64 [1]
         Energy of each system, eV.
+    nuclei : Nuclei, optional
+        Nuclear repulsion, of models that have it.
     """
 
     config: TensorNetConfig
@@ -110,6 +114,7 @@ class Parameters:
     head: ScalarHeadWeights | GatedHeadWeights
     references: Tensor
     mean: Tensor
+    nuclei: Nuclei | None
 
     def species(self, numbers: Tensor) -> Tensor:
         """Index of each atom's element: int64 [N] -> int32 [N].
@@ -192,6 +197,7 @@ class Parameters:
             head=_head(readout.head, exact.std, device, dtype, tf32),
             references=exact.references,
             mean=exact.mean.reshape(1),
+            nuclei=nuclei_of(exact.config, device),
         )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.config import ZBLConfig
+from mlff_triton.config import TensorNetConfig, ZBLConfig
+from mlff_triton.kernels.reference.repulsion import SCREENING, Nuclei
 from mlff_triton.radial_basis import cosine_cutoff
 from mlff_triton.units import BOHR
 
-SCREENING = ((0.1818, 3.2), (0.5099, 0.9423), (0.2802, 0.4029), (0.02817, 0.2016))
+SCREENING_LENGTH = 0.8854 * BOHR  # Å
 
 
 def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Tensor:
@@ -33,7 +34,25 @@ def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Te
     [E]
         eV.
     """
-    x = distance * zbl.length_scale * (z_i**0.23 + z_j**0.23) / (0.8854 * BOHR)
+    x = distance * zbl.length_scale * (z_i**0.23 + z_j**0.23) / SCREENING_LENGTH
     screening = torch.stack([weight * torch.exp(-rate * x) for weight, rate in SCREENING]).sum(0)
     coulomb = 0.5 * zbl.prefactor * z_i * z_j / distance
     return coulomb * screening * cosine_cutoff(distance, 0.0, zbl.cutoff)
+
+
+def nuclei_of(config: TensorNetConfig, device: torch.device) -> Nuclei | None:
+    """What `zbl_energy` needs of each element of a model, for the engine; None without ZBL."""
+    zbl = config.zbl
+    if zbl is None:
+        return None
+
+    def numbers(*values: float) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)
+
+    charge = numbers(*(zbl.charges or config.elements))
+    return Nuclei(
+        charge=charge,
+        inverse_length=charge**0.23 * (zbl.length_scale / SCREENING_LENGTH),
+        half_coulomb=numbers(zbl.prefactor / 2),
+        cutoff=numbers(zbl.cutoff),
+    )

@@ -132,7 +132,11 @@ def step(ops: Any, p: Parameters, systems: Systems, edges: Edges, status: Tensor
         The atoms, their edges within the cutoff, and what is wrong with them.
     """
     energies, edge_grad = energies_and_edge_gradients(ops, p, systems, edges)
-    forces, atoms = ops.forces(edge_grad, edges, energies, systems.offsets, systems.order)
+    offsets = systems.offsets
+    if p.nuclei is not None:
+        # adds to edge_grad, too
+        offsets = offsets + ops.repulsion(edge_grad, systems.species, p.nuclei, edges)
+    forces, atoms = ops.forces(edge_grad, edges, energies, offsets, systems.order)
     totals = ops.totals(atoms, status, systems.system_ptr)
     return Outputs(totals, forces, atoms[0])
 

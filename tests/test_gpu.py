@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from ase import Atoms, units
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
 from ase.md.verlet import VelocityVerlet
-from test_step import model_of
+from test_step import ZBL, model_of
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.device import DeviceState
@@ -141,6 +142,20 @@ def test_engine_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
     assert_close(actual.forces, expected.forces, 1, dtype, floor=1e-3)
     # Near equilibrium the virial is a small difference of large ones: theirs is the scale.
     assert_close(actual.virial, expected.virial, 1, dtype, floor=len(atoms) * max(largest, 1e-3))
+
+
+@pytest.mark.parametrize("cutoff", [2.5, 4.5])
+@pytest.mark.parametrize("name", ["cluster", "triclinic"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nuclear_repulsion(dtype: str, name: str, cutoff: float) -> None:
+    """Within the cutoff of the network, and beyond it."""
+    model = model_of(hidden_channels=64, zbl=replace(ZBL, cutoff=cutoff))
+    expected = compute(Engine(model, "cpu", "float64", "exact"), SYSTEMS[name])
+    engine = Engine(model, "cuda", dtype, GRAPH)
+    actual, again = (compute(engine, SYSTEMS[name]) for _ in range(2))
+    assert_equal(actual, again)
+    for quantity, order in (("energy", 0), ("atom_energies", 0), ("forces", 1), ("virial", 1)):
+        assert_close(getattr(actual, quantity), getattr(expected, quantity), order, dtype)
 
 
 @pytest.mark.parametrize("n_atoms", LARGE)

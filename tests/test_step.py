@@ -12,7 +12,7 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from mlff_triton.config import TensorNetConfig
+from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.graph import Graph, concatenate
 from mlff_triton.kernels.reference import step as plain_torch
@@ -31,6 +31,7 @@ CPU = torch.device("cpu")
 CONFIG = TensorNetConfig(
     elements=(1, 6, 7, 8), hidden_channels=16, num_rbf=6, cutoff_upper=3.5, num_layers=2
 )
+ZBL = ZBLConfig(cutoff=2.5, prefactor=14.4, length_scale=1.1, charges=(1.0, 5.5, 7.0, 0.0))
 VARIANTS = {
     "O(3)": {},
     "SO(3)": {"group": "SO(3)", "activation": "ssp"},
@@ -47,20 +48,22 @@ VARIANTS = {
         "num_layers": 1,
     },
     "more channels than heads fill": {"hidden_channels": 64, "num_layers": 1},
+    "nuclear repulsion": {"zbl": ZBL, "num_layers": 1},
 }
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Several structures, with a charge each."""
+    """Several structures, with a charge each, and their neighbors within a cutoff."""
 
     structures: Sequence[Atoms]
     charges: Sequence[float]
+    cutoff: float = CONFIG.cutoff
 
     @cached_property
     def graph(self) -> Graph:
         lists = [
-            neighbor_list(a.positions, CONFIG.cutoff, a.cell.array, a.pbc) for a in self.structures
+            neighbor_list(a.positions, self.cutoff, a.cell.array, a.pbc) for a in self.structures
         ]
         return concatenate(lists)
 
@@ -191,6 +194,17 @@ def atoms_alone(model: TensorNet, batch: Batch) -> Tensor:
     return model.mean + torch.zeros(len(batch.sizes)).double().index_add(
         0, batch.system, references
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nuclear_repulsion_may_reach_farther_than_the_network(batch, dtype):
+    model = model_of(zbl=replace(ZBL, cutoff=4.5), num_layers=1)
+    far = replace(batch, cutoff=model.cutoff)
+    p = Parameters.of(model, CPU, dtype)
+    expected = far.predict(model)
+    assert_same(far.step(p, dtype), expected, dtype)
+    beyond = expected.energy - batch.predict(model).energy
+    assert beyond.max() > 1e-3
 
 
 def test_two_steps_agree_to_the_bit(batch):

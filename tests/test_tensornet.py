@@ -425,6 +425,9 @@ def test_charge_is_refused_by_models_of_neutral_systems():
         ({"elements": ()}, "at least one"),
         ({"elements": (1, 119)}, "atomic numbers"),
         ({"elements": (-1,)}, "atomic numbers"),
+        ({"zbl": ZBLConfig(0.0, 14.4)}, "positive cutoff"),
+        ({"zbl": ZBLConfig(float("nan"), 14.4)}, "positive cutoff"),
+        ({"zbl": ZBLConfig(3.0, 14.4, charges=(1.0,))}, "one charge for each element"),
     ],
 )
 def test_impossible_configurations_are_refused(changes, message):

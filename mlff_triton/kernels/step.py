@@ -13,6 +13,7 @@ from mlff_triton.kernels.interaction import (
 from mlff_triton.kernels.radial_embedding import radial_embedding, radial_embedding_backward
 from mlff_triton.kernels.radial_message_passing import message_backward, message_product
 from mlff_triton.kernels.readout import gated_head, readout, readout_backward, scalar_head
+from mlff_triton.kernels.repulsion import repulsion
 from mlff_triton.kernels.scalar_network import scalar_network, scalar_network_backward
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "radial_embedding_backward",
     "readout",
     "readout_backward",
+    "repulsion",
     "scalar_head",
     "scalar_network",
     "scalar_network_backward",

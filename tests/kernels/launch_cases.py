@@ -18,7 +18,7 @@ import torch
 from operators import derivatives
 from torch import Tensor
 
-from mlff_triton.config import TensorNetConfig
+from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.kernels import (
     decomposition,
     edge_tensors,
@@ -122,7 +122,8 @@ def neighbor_rows() -> object:
 @cache
 def parameters(group: str, dtype: torch.dtype) -> Parameters:
     """A model as large as those in use, with coarse radial tables: nobody reads their numbers."""
-    model = TensorNet(TensorNetConfig(elements=(1, 6), num_rbf=4, group=group))
+    zbl = ZBLConfig(cutoff=3.0, prefactor=14.4)
+    model = TensorNet(TensorNetConfig(elements=(1, 6), num_rbf=4, group=group, zbl=zbl))
     with mock.patch.dict(TOLERANCES, {dtype: (1e-2, 1e-1)}):
         return Parameters.of(model, torch.device("cpu"), dtype)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from ase import Atoms
-from test_step import CONFIG, Batch, assert_same, model_of
+from test_step import ZBL, Batch, assert_same, model_of
 
 from mlff_triton.kernels import step as fused
 from mlff_triton.kernels.edges import edges
@@ -28,6 +30,11 @@ VARIANTS = {
         {"num_layers": 2, "group": "SO(3)", "head": "gated", "readout_activation": False},
         torch.float64,
     ),
+    "nuclear repulsion": ({"num_layers": 1, "zbl": ZBL}, torch.float32),
+    "nuclear repulsion, farther than the network": (
+        {"num_layers": 1, "zbl": replace(ZBL, cutoff=4.5)},
+        torch.float64,
+    ),
 }
 
 
@@ -35,12 +42,12 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
     positions, cell = batch.positions.to(device), batch.cell.to(device)
     system = batch.system.to(device)
     pbc = torch.tensor([a.pbc.tolist() for a in batch.structures], device=device)
-    rows = build_rows(positions, cell, pbc, system, CONFIG.cutoff + SKIN, CAPACITY)
+    rows = build_rows(positions, cell, pbc, system, batch.cutoff + SKIN, CAPACITY)
     assert rows.needed <= CAPACITY
     strain = torch.eye(3, dtype=torch.float64, device=device).repeat(len(cell), 1, 1)
     limit = torch.full((len(cell),), SKIN / 2, dtype=torch.float64, device=device)
     motion = positions, positions, cell, strain, limit, system.int()
-    found, status = edges(*motion, rows, p.tables.knots, CONFIG.cutoff, dtype)
+    found, status = edges(*motion, rows, p.tables.knots, batch.cutoff, dtype)
     return step(fused, p, batch.systems(p, rows.order), found, status)
 
 
@@ -53,7 +60,8 @@ def test_agrees_with_the_exact_module(variant, device):
     changes, dtype = VARIANTS[variant]
     model = model_of(**changes)
     lonely = Atoms("C", [[0, 0, 0]])
-    batch = Batch([random_cluster(5), lonely, random_crystal(2, "triclinic")], [1, 0, -2])
+    structures = [random_cluster(5), lonely, random_crystal(2, "triclinic")]
+    batch = Batch(structures, [1, 0, -2], model.cutoff)
     p = Parameters.of(model, torch.device(device), dtype)
     assert_same(on_cpu(run(batch, p, dtype, device)), batch.predict(model), dtype)
 

@@ -16,6 +16,7 @@ from mlff_triton.kernels.reference.radial_embedding import (
 )
 from mlff_triton.kernels.reference.radial_message_passing import message_backward, message_product
 from mlff_triton.kernels.reference.readout import gated_head, readout, readout_backward, scalar_head
+from mlff_triton.kernels.reference.repulsion import repulsion
 from mlff_triton.kernels.reference.scalar_network import scalar_network, scalar_network_backward
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "radial_embedding_backward",
     "readout",
     "readout_backward",
+    "repulsion",
     "scalar_head",
     "scalar_network",
     "scalar_network_backward",

@@ -1,0 +1,73 @@
+"""Screened repulsion of nuclei, and its derivative along the edges, in plain PyTorch.
+
+    E_ij = k z_i z_j / d  phi(d / l)  (1 + cos(pi d / c)) / 2      phi(x) = sum_m w_m exp(-r_m x)
+
+within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``.
+
+J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985), eqs.
+9 and 10, p. 147. Arguments and results are those of `mlff_triton.kernels.repulsion`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference._tensors import sum_at_receivers
+from mlff_triton.kernels.reference.edges import Edges
+
+SCREENING = ((0.1818, 3.2), (0.5099, 0.9423), (0.2802, 0.4029), (0.02817, 0.2016))
+
+
+class Nuclei(NamedTuple):
+    """What the repulsion of nuclei depends on, apart from their distance.
+
+    Attributes
+    ----------
+    charge : float64 [S]
+        Nuclear charge of each element, elementary charges.
+    inverse_length : float64 [S]
+        Those of two elements add up to their inverse screening length, 1/Å.
+    half_coulomb : float64 [1]
+        Half the Coulomb constant, as each of two nuclei gets half of their repulsion, eV Å.
+    cutoff : float64 [1]
+        Å.
+    """
+
+    charge: Tensor
+    inverse_length: Tensor
+    half_coulomb: Tensor
+    cutoff: Tensor
+
+
+def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) -> Tensor:
+    """Energies [N] of atoms, in float64; adds their gradients to ``edge_grad[3, slots]``."""
+    slots, receivers = edges.live()
+    near = edges.distance[slots] < nuclei.cutoff
+    slots, receivers = slots[near], receivers[near]
+    pairs = species[receivers], species[edges.senders[slots]]
+    energy, slope = _half_pairs(nuclei, *pairs, edges.distance[slots].double())
+    gradient = slope * edges.direction[:, slots]
+    edge_grad[:, edges.origin[slots].long()] += gradient.to(edge_grad.dtype)
+    return sum_at_receivers(energy, receivers, len(species))
+
+
+def _half_pairs(nuclei: Nuclei, i: Tensor, j: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the repulsion of pairs [E] of elements, and its derivative by the distance."""
+    inverse_length = nuclei.inverse_length[i] + nuclei.inverse_length[j]
+    x = distance * inverse_length
+    terms = [(rate, weight * torch.exp(-rate * x)) for weight, rate in SCREENING]
+    screening = torch.stack([term for _, term in terms]).sum(0)
+    screening_slope = -inverse_length * torch.stack([r * term for r, term in terms]).sum(0)
+
+    wave_number = math.pi / nuclei.cutoff
+    switch = (1 + torch.cos(wave_number * distance)) / 2
+    switch_slope = -wave_number * torch.sin(wave_number * distance) / 2
+
+    coulomb = nuclei.half_coulomb * nuclei.charge[i] * nuclei.charge[j] / distance
+    energy = coulomb * screening * switch
+    slope = coulomb * (screening_slope * switch + screening * switch_slope) - energy / distance
+    return energy, slope

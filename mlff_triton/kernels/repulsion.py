@@ -1,0 +1,136 @@
+"""Screened repulsion of nuclei, and its derivative along the edges.
+
+    E_ij = k z_i z_j / d  phi(d / l)  (1 + cos(pi d / c)) / 2      phi(x) = sum_m w_m exp(-r_m x)
+
+within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``.
+
+J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985), eqs.
+9 and 10, p. 147. Computed in float64 from distances of the network's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.reference.repulsion import SCREENING, Nuclei
+
+(_W0, _R0), (_W1, _R1), (_W2, _R2), (_W3, _R3) = (
+    (tl.constexpr(weight), tl.constexpr(rate)) for weight, rate in SCREENING
+)
+_PI = tl.constexpr(math.pi)
+
+
+@triton.jit
+def _repulsion_kernel(
+    edge_grad_ptr,
+    species_ptr,
+    charge_ptr,
+    inverse_length_ptr,
+    half_coulomb_ptr,
+    cutoff_ptr,
+    begin_ptr,
+    end_ptr,
+    senders_ptr,
+    origin_ptr,
+    direction_ptr,
+    distance_ptr,
+    energies_ptr,
+    n_slots,
+    BLOCK: tl.constexpr,
+):
+    atom = tl.program_id(0)
+    begin, end = tl.load(begin_ptr + atom), tl.load(end_ptr + atom)
+    own_element = tl.load(species_ptr + atom)
+    own_charge = tl.load(half_coulomb_ptr) * tl.load(charge_ptr + own_element)
+    own_inverse_length = tl.load(inverse_length_ptr + own_element)
+    cutoff = tl.load(cutoff_ptr)
+    wave_number = _PI / cutoff
+    stride = tl.cast(n_slots, tl.int64)
+    lane = tl.arange(0, BLOCK)
+    energies = tl.zeros([BLOCK], tl.float64)
+    for start in range(begin, end, BLOCK):
+        slot = start + lane
+        live = slot < end
+        d = tl.load(distance_ptr + slot, live, other=1.0).to(tl.float64)
+        near = live & (d < cutoff)
+        sender = tl.load(senders_ptr + slot, near, other=0)
+        element = tl.load(species_ptr + sender, near, other=0)
+        inverse_length = own_inverse_length + tl.load(inverse_length_ptr + element)
+        coulomb = own_charge * tl.load(charge_ptr + element) / d
+
+        x = d * inverse_length
+        e0, e1 = _W0 * tl.exp(-_R0 * x), _W1 * tl.exp(-_R1 * x)
+        e2, e3 = _W2 * tl.exp(-_R2 * x), _W3 * tl.exp(-_R3 * x)
+        screening = e0 + e1 + e2 + e3
+        screening_slope = -inverse_length * (_R0 * e0 + _R1 * e1 + _R2 * e2 + _R3 * e3)
+
+        switch = 0.5 * (1.0 + tl.cos(wave_number * d))
+        switch_slope = -0.5 * wave_number * tl.sin(wave_number * d)
+
+        energy = coulomb * screening * switch
+        slope = coulomb * (screening_slope * switch + screening * switch_slope) - energy / d
+        energies += tl.where(near, energy, 0.0)
+
+        own_grad_ptr = edge_grad_ptr + tl.load(origin_ptr + slot, near, other=0)
+        _add_along(own_grad_ptr, direction_ptr + slot, slope, near)
+        _add_along(own_grad_ptr + stride, direction_ptr + stride + slot, slope, near)
+        _add_along(own_grad_ptr + 2 * stride, direction_ptr + 2 * stride + slot, slope, near)
+
+    tl.store(energies_ptr + atom, tl.sum(energies))
+
+
+@triton.jit
+def _add_along(grad_ptr, direction_ptr, slope, mask):
+    direction = tl.load(direction_ptr, mask, other=0.0)
+    grad = tl.load(grad_ptr, mask, other=0.0)
+    tl.store(grad_ptr, grad + (slope * direction).to(grad.dtype), mask)
+
+
+def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) -> Tensor:
+    """Repulsion energies of atoms; their gradients are added to those of the edges, in place.
+
+    Parameters
+    ----------
+    edge_grad : [3, slots]
+        ``dE/dr_e`` at ``edges.origin``: the share of each edge is added to it.
+    species : int32 [N]
+        Element of each atom.
+    nuclei : Nuclei
+        Charges and screening lengths of the elements.
+    edges : Edges
+        Neighbors, at least those within the cutoff of the repulsion.
+
+    Returns
+    -------
+    float64 [N]
+        Half the repulsion between each atom and its neighbors, eV.
+    """
+    check_device(edge_grad)
+    energies = torch.empty_like(species, dtype=torch.float64)
+    with torch.cuda.device_of(edge_grad):
+        _repulsion_kernel[(len(species),)](
+            edge_grad,
+            species,
+            nuclei.charge,
+            nuclei.inverse_length,
+            nuclei.half_coulomb,
+            nuclei.cutoff,
+            edges.begin,
+            edges.end,
+            edges.senders,
+            edges.origin,
+            edges.direction,
+            edges.distance,
+            energies,
+            len(edges.senders),
+            BLOCK=64,
+            num_warps=1,
+        )
+    return energies

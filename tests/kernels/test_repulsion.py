@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from random_inputs import LARGE, moved, numbers, random_edges
+from torch import Tensor
+
+from mlff_triton.config import TensorNetConfig, ZBLConfig
+from mlff_triton.kernels import repulsion as operator
+from mlff_triton.kernels.reference import repulsion as reference
+from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.repulsion import nuclei_of, zbl_energy
+from mlff_triton.testing import assert_close
+
+CHARGES = 0.0, 1.0, 7.5, 79.0
+ZBL = ZBLConfig(cutoff=1.6, prefactor=14.4, length_scale=1.1, charges=CHARGES)  # of 1 to 2 Å
+CONFIG = TensorNetConfig(elements=(0, 1, 6, 79), zbl=ZBL)
+SIZES = [1, 5, 37, pytest.param(3000, marks=pytest.mark.gpu)]
+
+Inputs = tuple[Tensor, Tensor, Edges]
+
+
+def inputs(n_atoms: int, layout: str, neighbors: int = 5) -> Inputs:
+    """What the network gives the edges, species and edges."""
+    edges = random_edges(n_atoms, layout, neighbors)
+    slots, _ = edges.live()
+    grad = torch.full_like(edges.direction, torch.nan)
+    grad[:, edges.origin[slots].long()] = numbers(3, len(slots))
+    return grad, torch.randint(len(CHARGES), (n_atoms,)).int(), edges
+
+
+def outputs(module, given: Inputs, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Energies, and all gradients, of which the operator has overwritten those it was given."""
+    grad, species, edges = moved(given, device, dtype)
+    grad = grad.clone()
+    nuclei = nuclei_of(CONFIG, torch.device(device))
+    return module.repulsion(grad, species, nuclei, Edges(*edges)), grad
+
+
+def check(given: Inputs, device: str, dtype: torch.dtype) -> None:
+    energies, grad = outputs(operator, given, device, dtype)
+    expected_energies, expected_grad = outputs(reference, given, "cpu", torch.float64)
+    assert energies.dtype == torch.float64
+    assert grad.dtype == dtype
+    assert_close(energies, expected_energies, 0)  # either dtype has the same distances
+    poisoned = given[0].isnan()
+    assert torch.equal(grad.isnan().cpu(), poisoned)
+    assert_close(grad[~poisoned.to(device)], expected_grad[~poisoned], 1, dtype)
+
+
+@pytest.mark.parametrize("layout", ["csr", "rows"])
+@pytest.mark.parametrize("n_atoms", SIZES)
+def test_agrees_with_the_reference(n_atoms, layout, device, dtype):
+    check(inputs(n_atoms, layout), device, dtype)
+
+
+def test_more_neighbors_than_lanes(device, dtype):
+    given = inputs(80, "csr", neighbors=320)
+    edges = given[-1]
+    assert (edges.end - edges.begin).max() > 64
+    check(given, device, dtype)
+
+
+def test_gives_the_same_bits_again(device):
+    given = inputs(LARGE[device == "cuda"], "csr")
+    runs = [outputs(operator, given, device, torch.float32) for _ in range(2)]
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("module", [operator, reference])
+def test_only_edges_within_the_cutoff_change(module, device):
+    grad, species, edges = given = inputs(37, "csr")
+    _, found = outputs(module, given, device, torch.float64)
+    changed = (found.cpu() != grad).any(0)
+    charges = torch.tensor(CHARGES)[species.long()]
+    slots, receivers = edges.live()
+    charged = charges[receivers] * charges[edges.senders.long()] > 0
+    near = edges.distance < ZBL.cutoff
+    assert (near & charged).any()
+    assert (~near & charged).any()
+    assert torch.equal(changed[slots], near & charged)
+
+
+@pytest.mark.parametrize("cutoff", [1.2, 1.6, 3.2])
+def test_reference_is_what_the_exact_module_has(cutoff):
+    """Its energies, and their derivatives by the edge vectors."""
+    _, species, edges = inputs(37, "csr")
+    zbl = ZBLConfig(cutoff, 14.4, 1.1, CHARGES)
+    vectors = (edges.direction * edges.distance).requires_grad_()
+    distance = torch.linalg.vector_norm(vectors, dim=0)
+    _, receivers = edges.live()
+    charges = torch.tensor(CHARGES).double()[species.long()]
+    ends = charges[receivers], charges[edges.senders.long()]
+    expected = zbl_energy(zbl, distance, *ends)
+    assert expected.max() > 1
+
+    grad = torch.zeros_like(edges.direction)
+    nuclei = nuclei_of(TensorNetConfig(CONFIG.elements, zbl=zbl), torch.device("cpu"))
+    energies = reference.repulsion(grad, species, nuclei, edges)
+    assert_close(energies, torch.zeros(37).double().index_add(0, receivers, expected), 0)
+    assert_close(grad, torch.autograd.grad(expected.sum(), vectors)[0], 1)
+
+
+def test_charges_are_atomic_numbers_unless_they_are_given():
+    cpu = torch.device("cpu")
+    without = TensorNetConfig(CONFIG.elements, zbl=ZBLConfig(3.0, 14.4))
+    assert nuclei_of(without, cpu).charge.tolist() == list(CONFIG.elements)
+    assert nuclei_of(CONFIG, cpu).charge.tolist() == list(CHARGES)
+    assert nuclei_of(TensorNetConfig(CONFIG.elements), cpu) is None
