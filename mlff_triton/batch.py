@@ -74,7 +74,7 @@ class Batch:
             positions=points,
             boxes=_check_boxes(cell, pbc, n_systems),
             system=system,
-            charge=_check_charge(charge, n_systems),
+            charge=check_charge(0 if charge is None else charge, n_systems),
         )
 
 
@@ -123,15 +123,16 @@ def _check_boxes(
     )
 
 
-def _check_charge(charge: ArrayLike | Tensor | None, n_systems: int) -> FloatArray:
+def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
+    """Total charge of each system, or an `InputError` unless all are integers."""
     try:
-        values = np.broadcast_to(
-            np.asarray(0.0 if charge is None else as_array(charge), dtype=np.float64), n_systems
-        )
-    except (TypeError, ValueError) as error:
-        raise InputError(f"charge must be one number, or {n_systems}: {error}") from error
+        values = np.broadcast_to(np.asarray(as_array(charge), dtype=np.float64), n_systems)
+    except (TypeError, ValueError):
+        values = np.array(np.nan)
     if not (np.isfinite(values) & (values == np.floor(values))).all():
-        raise InputError(f"the total charge must be an integer, not {values.tolist()}")
+        raise InputError(
+            f"the total charge must be an integer, or a list of {n_systems}, not {charge!r}"
+        )
     return values.copy()
 
 

@@ -116,11 +116,11 @@ def test_counts():
         ({"pbc": True}, "no independent cell vector"),
         ({"cell": CELL, "pbc": [True, False]}, "one bool or three"),
         ({"cell": CELL, "pbc": [[True] * 3] * 2}, r"1 systems need pbc \[1, 3\]"),
-        ({"charge": 0.5}, r"must be an integer, not \[0.5\]"),
+        ({"charge": 0.5}, "must be an integer, or a list of 1, not 0.5"),
         ({"charge": np.nan}, "must be an integer"),
-        ({"charge": [0, 0]}, "one number, or 1"),
-        ({"charge": "positive"}, "one number, or 1"),
-        ({"charge": [[1, 2], [3]]}, "one number, or 1"),
+        ({"charge": [0, 0]}, r"a list of 1, not \[0, 0\]"),
+        ({"charge": "positive"}, "not 'positive'"),
+        ({"charge": [[1, 2], [3]]}, "must be an integer"),
     ],
 )
 def test_wrong_input_is_refused(change, message):

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.batch import Batch
+from mlff_triton.batch import Batch, check_charge
 from mlff_triton.engine import Engine
-from mlff_triton.errors import InputError
 from mlff_triton.neighbors import Box, check_positions
 from mlff_triton.prediction import Ensemble, Prediction
 from mlff_triton.tensornet import TensorNet
@@ -114,14 +113,3 @@ class Session:
         batch = Batch.of(numbers, positions, cell, pbc, charge=check_charge(charge))
         self._last = rows.copy(), periodic.copy(), batch
         return batch
-
-
-def check_charge(charge: float) -> float:
-    """The total charge, or an `InputError` if it is not an integer."""
-    try:
-        value = float(charge)
-    except (TypeError, ValueError):
-        value = np.nan
-    if not value.is_integer():
-        raise InputError(f"the total charge must be an integer, not {charge!r}")
-    return value

@@ -1,8 +1,8 @@
-"""3x3 tensors inside kernels, as tuples of nine blocks: either layout in memory, and their algebra.
+"""3x3 tensors inside kernels, as tuples of nine blocks: how they lie in memory, and their algebra.
 
-A program owns a block of the ``N F`` pairs of an atom and a channel, ``index = n F + f``. ``FULL``
-says how the nine numbers of each lie in memory: as a matrix, row by row, in ``[N, 3, 3, F]``, or as
-the components of `mlff_triton.irreps` in ``[9, N, F]``.
+`load_nine` and `store_nine` serve programs that own a block of the ``N F`` pairs of an atom and a
+channel, ``index = n F + f``. ``FULL`` says how the nine numbers of each lie in memory: as a matrix,
+row by row, in ``[N, 3, 3, F]``, or as the components of `mlff_triton.irreps` in ``[9, N, F]``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,8 @@ def block_size(x: Tensor) -> int:
 
 
 @triton.jit
-def load_nine(pointer, index, mask, n_elements, channels, FULL: tl.constexpr):
-    """Nine numbers of each element, in the order of the layout."""
-    if FULL:
-        stride = tl.cast(channels, tl.int64)
-        pointer += index + (index // channels).to(tl.int64) * 8 * channels
-    else:
-        stride = tl.cast(n_elements, tl.int64)
-        pointer += index
+def load_tensor(pointer, stride, mask):
+    """Nine blocks, ``stride`` apart: that is N F in ``x[9, N, F]``."""
     return (
         tl.load(pointer, mask, other=0.0),
         tl.load(pointer + stride, mask, other=0.0),
@@ -60,16 +54,36 @@ def load_nine(pointer, index, mask, n_elements, channels, FULL: tl.constexpr):
 
 
 @triton.jit
-def store_nine(pointer, x, index, mask, n_elements, channels, FULL: tl.constexpr):
-    """Store what `load_nine` loads."""
+def store_tensor(pointer, stride, x, mask):
+    """Store what `load_tensor` loads."""
+    for c in tl.static_range(9):
+        tl.store(pointer + c * stride, x[c], mask)
+
+
+@triton.jit
+def _first_of_nine(pointer, index, n_elements, channels, FULL: tl.constexpr):
+    """Where the nine numbers of each element begin, and how far apart they lie."""
     if FULL:
         stride = tl.cast(channels, tl.int64)
         pointer += index + (index // channels).to(tl.int64) * 8 * channels
     else:
         stride = tl.cast(n_elements, tl.int64)
         pointer += index
-    for c in tl.static_range(9):
-        tl.store(pointer + c * stride, x[c], mask)
+    return pointer, stride
+
+
+@triton.jit
+def load_nine(pointer, index, mask, n_elements, channels, FULL: tl.constexpr):
+    """Nine numbers of each element, in the order of the layout."""
+    pointer, stride = _first_of_nine(pointer, index, n_elements, channels, FULL)
+    return load_tensor(pointer, stride, mask)
+
+
+@triton.jit
+def store_nine(pointer, x, index, mask, n_elements, channels, FULL: tl.constexpr):
+    """Store what `load_nine` loads."""
+    pointer, stride = _first_of_nine(pointer, index, n_elements, channels, FULL)
+    store_tensor(pointer, stride, x, mask)
 
 
 @triton.jit
@@ -173,6 +187,22 @@ def dot(a, b):
         (a[0] * b[0] + a[1] * b[1] + a[2] * b[2])
         + (a[3] * b[3] + a[4] * b[4] + a[5] * b[5])
         + (a[6] * b[6] + a[7] * b[7] + a[8] * b[8])
+    )
+
+
+@triton.jit
+def add(a, b):
+    """Sum of two tensors."""
+    return (
+        a[0] + b[0],
+        a[1] + b[1],
+        a[2] + b[2],
+        a[3] + b[3],
+        a[4] + b[4],
+        a[5] + b[5],
+        a[6] + b[6],
+        a[7] + b[7],
+        a[8] + b[8],
     )
 
 

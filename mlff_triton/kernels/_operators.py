@@ -76,6 +76,19 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
         raise InputError(f"{name} has the shape {list(tensor.shape)} instead of [{wanted}]")
 
 
+def check_graph(
+    x: Tensor, n_atoms: int, n_edges: int, row_ptr: Tensor, senders: Tensor, reverse: Tensor
+) -> None:
+    """Raise, as those above, unless a neighbor list is one of so many atoms and edges."""
+    graph = row_ptr, senders, reverse
+    check_device(x, *graph)
+    if any(index.dtype not in (torch.int64, torch.int32) for index in graph):
+        raise InputError("row_ptr, senders and reverse must be int64 or int32")
+    check_shape("row_ptr", row_ptr, (n_atoms + 1,))
+    check_shape("senders", senders, (n_edges,))
+    check_shape("reverse", reverse, (n_edges,))
+
+
 def differentiate_by_reference(
     backward: CustomOpDef,
     reference: Callable[..., Any],

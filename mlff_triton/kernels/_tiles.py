@@ -1,7 +1,6 @@
-"""Blocks of atoms times channels inside the engine's kernels: tensors as tuples of nine blocks.
+"""The three parts of tensors inside kernels, with a factor or a norm each; products with weights.
 
-The algebra is that of `_irreps`; what is added here are blocks of two dimensions, the three parts
-with a factor each, norms, and products with weights.
+Tensors are tuples of nine blocks: the components of `mlff_triton.irreps`, as in `_irreps`.
 """
 
 from __future__ import annotations
@@ -13,47 +12,12 @@ from mlff_triton.kernels._irreps import dot, times
 
 
 @triton.jit
-def load_tensor(pointer, stride, mask):
-    """Nine components of ``x[9, N, F]``, ``stride = N F`` apart."""
+def load_parts(pointer, stride, mask):
+    """Three blocks, one for each part, ``stride`` apart."""
     return (
         tl.load(pointer, mask, other=0.0),
         tl.load(pointer + stride, mask, other=0.0),
         tl.load(pointer + 2 * stride, mask, other=0.0),
-        tl.load(pointer + 3 * stride, mask, other=0.0),
-        tl.load(pointer + 4 * stride, mask, other=0.0),
-        tl.load(pointer + 5 * stride, mask, other=0.0),
-        tl.load(pointer + 6 * stride, mask, other=0.0),
-        tl.load(pointer + 7 * stride, mask, other=0.0),
-        tl.load(pointer + 8 * stride, mask, other=0.0),
-    )
-
-
-@triton.jit
-def store_tensor(pointer, stride, x, mask):
-    """Store what `load_tensor` loads."""
-    for c in tl.static_range(9):
-        tl.store(pointer + c * stride, x[c], mask)
-
-
-@triton.jit
-def load_parts(pointer, stride):
-    """Three blocks, one for each part, ``stride`` apart."""
-    return tl.load(pointer), tl.load(pointer + stride), tl.load(pointer + 2 * stride)
-
-
-@triton.jit
-def add(a, b):
-    """Sum of two tensors."""
-    return (
-        a[0] + b[0],
-        a[1] + b[1],
-        a[2] + b[2],
-        a[3] + b[3],
-        a[4] + b[4],
-        a[5] + b[5],
-        a[6] + b[6],
-        a[7] + b[7],
-        a[8] + b[8],
     )
 
 
@@ -71,6 +35,23 @@ def scale_parts(factors, x):
         s * x[6],
         s * x[7],
         s * x[8],
+    )
+
+
+@triton.jit
+def scale_harmonics(factors, x, y, z):
+    """Parts of ``1 + A(u) + (u u^T - |u|^2 / 3)``, each times its own factor."""
+    third = (x * x + y * y + z * z) / 3
+    return (
+        factors[0],
+        factors[1] * x,
+        factors[1] * y,
+        factors[1] * z,
+        factors[2] * (x * x - third),
+        factors[2] * (x * y),
+        factors[2] * (x * z),
+        factors[2] * (y * y - third),
+        factors[2] * (y * z),
     )
 
 

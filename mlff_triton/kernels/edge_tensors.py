@@ -21,13 +21,14 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels._irreps import add, load_tensor, store_tensor
 from mlff_triton.kernels._operators import (
     check_device,
     check_floats,
     check_shape,
     differentiate_by_reference,
 )
-from mlff_triton.kernels._tiles import add, load_tensor, store_tensor
+from mlff_triton.kernels._tiles import load_parts, scale_harmonics
 from mlff_triton.kernels.reference import edge_tensors as reference
 
 
@@ -37,10 +38,7 @@ def _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask):
     directions_ptr += 3 * edge
     direction = tl.load(directions_ptr), tl.load(directions_ptr + 1), tl.load(directions_ptr + 2)
     factors_ptr += 3 * edge * channels + channel
-    i = tl.load(factors_ptr, mask, other=0.0)
-    a = tl.load(factors_ptr + channels, mask, other=0.0)
-    s = tl.load(factors_ptr + 2 * channels, mask, other=0.0)
-    return direction, (i, a, s)
+    return direction, load_parts(factors_ptr, channels, mask)
 
 
 @triton.jit
@@ -63,20 +61,7 @@ def _edge_tensors_fwd_kernel(
     total = (o, o, o, o, o, o, o, o, o)
     for edge in range(first, last):
         u, f = _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask)
-        x, y, z = u
-        third = (x * x + y * y + z * z) / 3
-        tensor = (
-            f[0],
-            f[1] * x,
-            f[1] * y,
-            f[1] * z,
-            f[2] * (x * x - third),
-            f[2] * (x * y),
-            f[2] * (x * z),
-            f[2] * (y * y - third),
-            f[2] * (y * z),
-        )
-        total = add(total, tensor)
+        total = add(total, scale_harmonics(f, u[0], u[1], u[2]))
 
     stride = tl.cast(n_atoms, tl.int64) * channels
     store_tensor(out_ptr + atom * channels + channel, stride, total, mask)

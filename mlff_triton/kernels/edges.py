@@ -20,7 +20,9 @@ from mlff_triton.kernels.reference.neighbor_list import NeighborRows
 
 STALE, OVERLAP, NOT_FINITE = 1, 2, 4
 """Bits of an atom's status, the worst one highest."""
-MIN_DISTANCE = 1e-3  # Å
+
+_STALE, _OVERLAP, _NOT_FINITE = (tl.constexpr(bit) for bit in (STALE, OVERLAP, NOT_FINITE))
+_MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors`
 
 
 @triton.jit
@@ -69,6 +71,7 @@ def _edges_kernel(
     sender = tl.load(row_senders_ptr + slot, live, other=0)
     shifts = tl.load(row_shifts_ptr + slot, live, other=0)
     other = tl.load(order_ptr + sender, live, other=0).to(tl.int64)
+    # A shift is three bytes, each plus 128: see `pack_shifts`.
     sx = ((shifts & 255) - 128).to(tl.float64)
     sy = (((shifts >> 8) & 255) - 128).to(tl.float64)
     sz = (((shifts >> 16) & 255) - 128).to(tl.float64)
@@ -114,9 +117,9 @@ def _edges_kernel(
     moved = tl.sqrt(mx * mx + my * my + mz * mz)
     size = tl.abs(x) + tl.abs(y) + tl.abs(z)
     closest = tl.min(tl.where(live, distance, cutoff))
-    status = tl.where(moved > tl.load(limit_ptr + system), 1, 0)
-    status |= tl.where(closest < 1e-3, 2, 0)
-    status = tl.where(size < float("inf"), status, 4)
+    status = tl.where(moved > tl.load(limit_ptr + system), _STALE, 0)
+    status |= tl.where(closest < _MIN_DISTANCE, _OVERLAP, 0)
+    status = tl.where(size < float("inf"), status, _NOT_FINITE)  # comparisons with NaN are false
     tl.store(status_ptr + me, status)
 
 

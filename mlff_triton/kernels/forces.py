@@ -16,8 +16,7 @@ from torch import Tensor
 from mlff_triton.kernels._operators import check_device
 from mlff_triton.kernels.reference.edges import Edges
 
-N_TOTALS = 11
-"""Numbers of a system: energy, nine of the virial, and the highest status."""
+_N_TOTALS = tl.constexpr(11)  # of a system: energy, nine of the virial, and the highest status
 
 
 @triton.jit
@@ -97,8 +96,8 @@ def _totals_kernel(
     system, number = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
     lane = tl.arange(0, BLOCK)
-    out = totals_ptr + system * 11 + number
-    if number == 10:
+    out = totals_ptr + system * _N_TOTALS + number
+    if number == _N_TOTALS - 1:
         worst = tl.zeros([BLOCK], tl.int32)
         for start in range(begin, end, BLOCK):
             atom = start + lane
@@ -188,9 +187,9 @@ def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
         Energy, virial (row by row), and the highest status.
     """
     check_device(atoms)
-    out = atoms.new_empty(len(system_ptr) - 1, N_TOTALS)
+    out = atoms.new_empty(len(system_ptr) - 1, _N_TOTALS.value)
     with torch.cuda.device_of(atoms):
-        _totals_kernel[(len(out), N_TOTALS)](
+        _totals_kernel[tuple(out.shape)](
             atoms, status, system_ptr, out, atoms.shape[1], BLOCK=1024, num_warps=8
         )
     return out

@@ -19,27 +19,28 @@ from torch import Tensor
 
 from mlff_triton.kernels._activations import activate, activate_derivative
 from mlff_triton.kernels._irreps import (
+    add,
     combine,
     compose,
     compose_adjoint,
     decompose,
     decompose_adjoint,
+    load_tensor,
     matmul,
+    store_tensor,
     times,
     transpose,
 )
 from mlff_triton.kernels._launch import linear_blocks, operands, precision_of, tensor_blocks
 from mlff_triton.kernels._operators import check_device
 from mlff_triton.kernels._tiles import (
-    add,
     dot_parts,
     inverse_norm,
-    load_tensor,
+    load_parts,
     multiply,
     norm_gradients,
     normalize_backward,
     scale_parts,
-    store_tensor,
 )
 from mlff_triton.kernels.reference.maps import Map
 
@@ -103,24 +104,13 @@ def _embedding_fwd_kernel(
 ):
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
     mapped = load_tensor(mapped_ptr + offset, stride, inside)
-    z = _load_rows(
-        scales_ptr + atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :], inside, F
-    )
+    rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
+    z = load_parts(scales_ptr + rows, F, inside)
     scales = activate(z[0], ACTIVATION), activate(z[1], ACTIVATION), activate(z[2], ACTIVATION)
     x = scale_parts(scales, mapped)
     inverse = inverse_norm(x)
     store_tensor(out_ptr + offset, stride, times(inverse, x), inside)
     tl.store(inverse_ptr + offset, inverse, inside)
-
-
-@triton.jit
-def _load_rows(pointer, inside, F: tl.constexpr):
-    """Three blocks of ``[N, 3, F]``."""
-    return (
-        tl.load(pointer, inside, other=0.0),
-        tl.load(pointer + F, inside, other=0.0),
-        tl.load(pointer + 2 * F, inside, other=0.0),
-    )
 
 
 @triton.jit
@@ -237,7 +227,7 @@ def _embedding_bwd_kernel(
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
     rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
-    z = _load_rows(scales_ptr + rows, inside, F)
+    z = load_parts(scales_ptr + rows, F, inside)
     scales = activate(z[0], ACTIVATION), activate(z[1], ACTIVATION), activate(z[2], ACTIVATION)
     store_tensor(grad_mapped_ptr + offset, stride, scale_parts(scales, grad), inside)
     sums = dot_parts(grad, load_tensor(mapped_ptr + offset, stride, inside))

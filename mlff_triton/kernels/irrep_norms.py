@@ -23,6 +23,7 @@ from mlff_triton.kernels._irreps import (
     store_nine,
 )
 from mlff_triton.kernels._operators import check_floats, differentiate_by_reference
+from mlff_triton.kernels._tiles import load_parts, part_norms, scale_parts
 from mlff_triton.kernels.reference import irrep_norms as reference
 
 
@@ -38,11 +39,7 @@ def _irrep_norms_fwd_kernel(
     if FULL:
         x = decompose(x)
 
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = x
-    s22 = s00 + s11
-    identity = 3 * i * i
-    skew = 2 * (a0 * a0 + a1 * a1 + a2 * a2)
-    symmetric = s00 * s00 + s11 * s11 + s22 * s22 + 2 * (s01 * s01 + s02 * s02 + s12 * s12)
+    identity, skew, symmetric = part_norms(x)
 
     tl.store(out_ptr, identity, mask)
     tl.store(out_ptr + channels, skew, mask)
@@ -57,26 +54,12 @@ def _irrep_norms_bwd_kernel(
     mask = index < n_elements
     grad_ptr += index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
 
-    g_i = 2 * tl.load(grad_ptr, mask, other=0.0)
-    g_a = 2 * tl.load(grad_ptr + channels, mask, other=0.0)
-    g_s = 2 * tl.load(grad_ptr + 2 * channels, mask, other=0.0)
+    i, a, s = load_parts(grad_ptr, channels, mask)
     x = load_nine(x_ptr, index, mask, n_elements, channels, FULL)
     if FULL:
         x = decompose(x)
 
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = x
-    scaled = (
-        g_i * i,
-        g_a * a0,
-        g_a * a1,
-        g_a * a2,
-        g_s * s00,
-        g_s * s01,
-        g_s * s02,
-        g_s * s11,
-        g_s * s12,
-    )
-    grad_x = compose(scaled)
+    grad_x = compose(scale_parts((2 * i, 2 * a, 2 * s), x))
     if not FULL:
         grad_x = compose_adjoint(grad_x)
 

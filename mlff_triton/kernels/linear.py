@@ -5,7 +5,7 @@
 A program makes one tile of y, and programs that share rows or columns run close together, so that
 these stay in the cache. The gradients of x and W are products of the same kind, of any stride; if
 their inner axis is long and their tiles are few, it is split, and the parts are added in a second
-pass. Both are differentiable to any order, as the product is each other's derivative; z is kept
+pass. They are differentiable to any order, as products are each other's derivatives; z is kept
 only if gradients will need it.
 """
 
@@ -24,7 +24,7 @@ from mlff_triton.kernels._activations import activate, activate_derivative
 from mlff_triton.kernels._dense import COMPUTE_DTYPES, check_dense
 from mlff_triton.kernels._launch import exact_precision
 from mlff_triton.kernels._operators import check_shape, differentiate_by_reference
-from mlff_triton.kernels.reference import linear as reference
+from mlff_triton.kernels.reference import _activations as reference
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.errors import InputError
-from mlff_triton.kernels._operators import check_device, check_floats, check_shape
-from mlff_triton.kernels._tiles import add, load_tensor, store_tensor
+from mlff_triton.kernels._irreps import add, load_tensor, store_tensor
+from mlff_triton.kernels._operators import check_floats, check_graph, check_shape
+from mlff_triton.kernels._tiles import load_parts
 
 
 @triton.jit
@@ -34,9 +34,7 @@ def _load_factors(pointer, stride, mask, FACTORS: tl.constexpr):
     if FACTORS == 9:
         f = load_tensor(pointer, stride, mask)
     elif FACTORS == 3:
-        i = tl.load(pointer, mask, other=0.0)
-        a = tl.load(pointer + stride, mask, other=0.0)
-        s = tl.load(pointer + 2 * stride, mask, other=0.0)
+        i, a, s = load_parts(pointer, stride, mask)
         f = (i, a, a, a, s, s, s, s, s)
     else:
         i = tl.load(pointer, mask, other=0.0)
@@ -332,11 +330,7 @@ def message_passing(
 
 
 def _check(y: Tensor, factors: Tensor, *graph: Tensor) -> None:
-    row_ptr, senders, reverse = graph
     check_floats(y=y, factors=factors)
-    check_device(y, *graph)
-    if any(index.dtype not in (torch.int64, torch.int32) for index in graph):
-        raise InputError("row_ptr, senders and reverse must be int64 or int32")
     channels = y.shape[-1]
     if y.dim() == 4:
         check_shape("y", y, ("N", 3, 3, "F"))
@@ -347,6 +341,4 @@ def _check(y: Tensor, factors: Tensor, *graph: Tensor) -> None:
         check_shape("y", y, (9, "N", "F"))
         n_atoms = y.shape[1]
         check_shape("factors", factors, ("E", 3, channels))
-    check_shape("row_ptr", row_ptr, (n_atoms + 1,))
-    check_shape("senders", senders, (len(factors),))
-    check_shape("reverse", reverse, (len(factors),))
+    check_graph(y, n_atoms, len(factors), *graph)

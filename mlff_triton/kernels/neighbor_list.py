@@ -92,6 +92,7 @@ def _bins_kernel(
         tl.store(planes_ptr + 9 * system + 3 * d, x * scale)
         tl.store(planes_ptr + 9 * system + 3 * d + 1, y * scale)
         tl.store(planes_ptr + 9 * system + 3 * d + 2, z * scale)
+    # The small summand keeps a root that is whole, such as that of 27, from being rounded down.
     share = tl.floor(tl.exp(tl.log(room) / tl.maximum(n_open, 1)) + 1e-9)
     for d in tl.static_range(3):
         if tl.load(pbc_ptr + 3 * system + d) == 0:
@@ -287,6 +288,7 @@ def _sort_kernel(
         place += tl.sum((other[:, None] < key[None, :]).to(tl.int32), 0)
     edge = row * K + tl.where(used, place, slot)
     sender = tl.load(rank_ptr + (key >> 24), used, other=0)
+    # In keys the first direction weighs most, for their order; in shifts it is the lowest byte.
     shift = (key >> 16 & 255) | (key & 255 << 8) | (key & 255) << 16
     tl.store(keys_ptr + edge, key, used)
     tl.store(senders_ptr + edge, tl.where(used, sender, row.to(tl.int32)), slot < K)

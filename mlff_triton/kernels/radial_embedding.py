@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels._irreps import add, load_tensor, store_tensor
 from mlff_triton.kernels._launch import embedding_backward_blocks, embedding_blocks
 from mlff_triton.kernels._operators import check_device
 from mlff_triton.kernels._radial import look_up, look_up_with_slope
-from mlff_triton.kernels._tiles import add, load_tensor, part_norms, store_tensor
+from mlff_triton.kernels._tiles import part_norms, scale_harmonics
 from mlff_triton.kernels.radial_message_passing import sum_lanes
 from mlff_triton.kernels.reference.edges import Edges
 
@@ -70,20 +71,8 @@ def _radial_embedding_fwd_kernel(
         factors = look_up(table_ptr, interval, fraction, width, channel, live, F)
         species = tl.load(species_ptr + sender, live, other=0)
         z = p + tl.load(sender_ptr + species[:, None] * F + channel[None, :])
-        v1, v2, v3 = z * factors[0], z * factors[1], z * factors[2]
-        third = (ux * ux + uy * uy + uz * uz) / 3
-        harmonics = (
-            v1,
-            v2 * ux,
-            v2 * uy,
-            v2 * uz,
-            v3 * (ux * ux - third),
-            v3 * (ux * uy),
-            v3 * (ux * uz),
-            v3 * (uy * uy - third),
-            v3 * (uy * uz),
-        )
-        acc = add(acc, harmonics)
+        v = z * factors[0], z * factors[1], z * factors[2]
+        acc = add(acc, scale_harmonics(v, ux, uy, uz))
 
     atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
     inside = atom < n_atoms
@@ -123,7 +112,6 @@ def _radial_embedding_bwd_kernel(
     F: tl.constexpr,
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
-    HAS_SLOPE: tl.constexpr,
 ):
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
@@ -164,7 +152,7 @@ def _radial_embedding_bwd_kernel(
         gx = tl.sum(pair * (factors[1] * a0 + factors[2] * wx), axis=1)
         gy = tl.sum(pair * (factors[1] * a1 + factors[2] * wy), axis=1)
         gz = tl.sum(pair * (factors[1] * a2 + factors[2] * wz), axis=1)
-        if HAS_SLOPE:
+        if slope_ptr is not None:
             radial += tl.load(slope_ptr + origin, live, other=0.0)
         radial -= (gx * x + gy * y + gz * z) / distance
 
@@ -280,14 +268,13 @@ def radial_embedding_backward(
             edges.width,
             edges.direction,
             edges.distance,
-            edges.distance if slope is None else slope,
+            slope,
             edge_grad,
             n_atoms,
             len(edges.senders),
             F=channels,
             ATOMS=blocks.atoms,
             LANES=blocks.lanes,
-            HAS_SLOPE=slope is not None,
             num_warps=blocks.warps,
         )
     return edge_grad

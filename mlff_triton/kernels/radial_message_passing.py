@@ -16,19 +16,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._irreps import compose, decompose, matmul, times
+from mlff_triton.kernels._irreps import (
+    add,
+    compose,
+    decompose,
+    load_tensor,
+    matmul,
+    store_tensor,
+    times,
+)
 from mlff_triton.kernels._launch import message_backward_blocks, message_blocks
 from mlff_triton.kernels._operators import check_device
 from mlff_triton.kernels._radial import look_up, look_up_with_slope
-from mlff_triton.kernels._tiles import (
-    add,
-    dot_parts,
-    inverse_norm,
-    load_parts,
-    load_tensor,
-    scale_parts,
-    store_tensor,
-)
+from mlff_triton.kernels._tiles import dot_parts, inverse_norm, load_parts, scale_parts
 from mlff_triton.kernels.reference.edges import Edges
 
 
@@ -80,7 +80,7 @@ def _radial_message_fwd_kernel(
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
     y = load_tensor(y_ptr + offset, stride, inside)
-    own = load_parts(self_ptr + channel[None, :], F)
+    own = load_parts(self_ptr + channel[None, :], F, mask=True)
     message = add(sum_lanes(acc, ATOMS, LANES, BLOCK_F), scale_parts(own, y))
     store_tensor(message_ptr + offset, stride, message, inside)
     if GROUP != "none":
@@ -155,7 +155,7 @@ def _radial_message_bwd_kernel(
     atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
-    own = load_parts(self_ptr + channel[None, :], F)
+    own = load_parts(self_ptr + channel[None, :], F, mask=True)
     grad = load_tensor(grad_ptr + offset, stride, inside)
     direct = load_tensor(direct_ptr + offset, stride, inside)
     gathered = sum_lanes(acc, ATOMS, LANES, F)
@@ -200,7 +200,7 @@ def message_product(
     edges : Edges
         Neighbors within the cutoff.
     charge_factor : [N]
-        ``1 + 0.1 q`` of each atom's system.
+        q: one, and a tenth of the charge of the atom's system.
     group : {"O(3)", "SO(3)", "none"}
         Product; with "none" only the messages are computed.
 

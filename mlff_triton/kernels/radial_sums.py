@@ -21,8 +21,8 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels import radial_embedding as embedding_kernels
 from mlff_triton.kernels import radial_message_passing as message_kernels
 from mlff_triton.kernels._operators import (
-    check_device,
     check_floats,
+    check_graph,
     check_shape,
     differentiate_by_reference,
 )
@@ -62,7 +62,8 @@ def _radial_message_passing(
         return y.new_empty(y.shape)
     y, table, own = y.contiguous(), table.contiguous(), own.contiguous()
     edges = _edges_at(distance, Knots(positions, intervals), (row_ptr, senders, reverse))
-    return message_kernels.message_product(y, table, own, edges, charge_factor=y, group="none")[0]
+    unread = y  # there is no product to scale
+    return message_kernels.message_product(y, table, own, edges, unread, group="none")[0]
 
 
 @torch.library.custom_op("mlff_triton::radial_message_passing_backward", mutates_args=())
@@ -266,7 +267,8 @@ def radial_message_passing(
     check_shape("table", table, ("K + 1", 3, 3, channels))
     check_shape("own", own, (3, channels))
     check_floats(y=y, distance=distance, table=table, own=own)
-    _check_graph(n_atoms, len(distance), channels, y, row_ptr, senders, reverse)
+    check_graph(y, n_atoms, len(distance), row_ptr, senders, reverse)
+    _check_channels(channels)
     message: Tensor = _radial_message_passing(
         y, distance, table, own, *knots, row_ptr, senders, reverse
     )
@@ -344,21 +346,15 @@ def radial_embedding(
     check_shape("table", table, ("K + 1", 3, 3, channels))
     check_shape("own", own, (channels,))
     check_floats(vectors=vectors, receiver=receiver, sender=sender, table=table, own=own)
-    _check_graph(len(species), len(vectors), channels, vectors, row_ptr, senders, reverse)
+    check_graph(vectors, len(species), len(vectors), row_ptr, senders, reverse)
+    _check_channels(channels)
     x: Tensor = _radial_embedding(
         vectors, species, receiver, sender, table, own, *knots, row_ptr, senders, reverse
     )
     return x
 
 
-def _check_graph(n_atoms: int, n_edges: int, channels: int, x: Tensor, *graph: Tensor) -> None:
-    row_ptr, senders, reverse = graph
-    check_device(x, *graph)
-    if any(index.dtype not in (torch.int64, torch.int32) for index in graph):
-        raise InputError("row_ptr, senders and reverse must be int64 or int32")
-    check_shape("row_ptr", row_ptr, (n_atoms + 1,))
-    check_shape("senders", senders, (n_edges,))
-    check_shape("reverse", reverse, (n_edges,))
+def _check_channels(channels: int) -> None:
     if channels & (channels - 1):
         raise InputError(
             f"there are {channels} channels: use a power of two, or radial_factors with "

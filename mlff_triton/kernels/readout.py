@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels._activations import activate, activate_derivative
-from mlff_triton.kernels._irreps import combine
+from mlff_triton.kernels._irreps import combine, load_tensor, store_tensor
 from mlff_triton.kernels._launch import (
     head_blocks,
     operands,
@@ -25,12 +25,11 @@ from mlff_triton.kernels._launch import (
 )
 from mlff_triton.kernels._operators import check_device
 from mlff_triton.kernels._tiles import (
-    load_tensor,
+    load_parts,
     multiply,
     norm_gradients,
     part_norms,
     scale_parts,
-    store_tensor,
 )
 from mlff_triton.kernels.interaction import square_backward
 from mlff_triton.kernels.reference.maps import Map
@@ -41,12 +40,17 @@ __all__ = ["gated_head", "readout", "readout_backward", "scalar_head"]
 
 
 @triton.jit
-def _moments(i, a, s, F: tl.constexpr, EPS: tl.constexpr):
-    """Mean of all 3 F norms, and what scales them to unit variance, [M, 1] each."""
-    mean = ((tl.sum(i, axis=1) + tl.sum(a, axis=1) + tl.sum(s, axis=1)) / (3 * F))[:, None]
+def _row_mean(i, a, s, F: tl.constexpr):
+    """Mean of all 3 F numbers of each row, [M, 1]."""
+    return ((tl.sum(i, axis=1) + tl.sum(a, axis=1) + tl.sum(s, axis=1)) / (3 * F))[:, None]
+
+
+@triton.jit
+def _row_moments(i, a, s, F: tl.constexpr):
+    """Mean of each row, and what scales it to unit variance, [M, 1] each."""
+    mean = _row_mean(i, a, s, F)
     i, a, s = i - mean, a - mean, s - mean
-    variance = (tl.sum(i * i, axis=1) + tl.sum(a * a, axis=1) + tl.sum(s * s, axis=1)) / (3 * F)
-    return mean, (1 / tl.sqrt(variance + EPS))[:, None]
+    return mean, 1 / tl.sqrt(_row_mean(i * i, a * a, s * s, F) + EPS)
 
 
 @triton.jit
@@ -60,7 +64,6 @@ def _readout_fwd_kernel(
     hidden_ptr,
     n_atoms,
     F: tl.constexpr,
-    EPS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -72,7 +75,7 @@ def _readout_fwd_kernel(
     stride = tl.cast(n_atoms, tl.int64) * F
     rows = x_ptr + atoms * F
     i, a, s = part_norms(load_tensor(rows + tl.arange(0, F)[None, :], stride, inside))
-    mean, rstd = _moments(i, a, s, F, EPS)
+    mean, rstd = _row_moments(i, a, s, F)
     hidden = tl.zeros([M, N], mean.dtype) + tl.load(bias_ptr + out)[None, :]
     for start in range(0, F, K):
         k = start + tl.arange(0, K)
@@ -144,7 +147,6 @@ def _invariants_bwd_kernel(
     factors_ptr,
     n_atoms,
     F: tl.constexpr,
-    EPS: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -169,11 +171,9 @@ def _invariants_bwd_kernel(
     stride = tl.cast(n_atoms, tl.int64) * F
     x = load_tensor(x_ptr + atoms * F + channel[None, :], stride, inside)
     i, a, s = part_norms(x)
-    mean, rstd = _moments(i, a, s, F, EPS)
+    mean, rstd = _row_moments(i, a, s, F)
     i, a, s = (i - mean) * rstd, (a - mean) * rstd, (s - mean) * rstd
-    mean = (tl.sum(g0, axis=1) + tl.sum(g1, axis=1) + tl.sum(g2, axis=1)) / (3 * F)
-    along = (tl.sum(g0 * i, axis=1) + tl.sum(g1 * a, axis=1) + tl.sum(g2 * s, axis=1)) / (3 * F)
-    mean, along = mean[:, None], along[:, None]
+    mean, along = _row_mean(g0, g1, g2, F), _row_mean(g0 * i, g1 * a, g2 * s, F)
     out = factors_ptr + atoms * (3 * F) + channel[None, :]
     tl.store(out, (g0 - mean - i * along) * rstd, inside)
     tl.store(out + F, (g1 - mean - a * along) * rstd, inside)
@@ -199,12 +199,7 @@ def _tensors_bwd_kernel(
     atoms = row.to(tl.int64)[:, None]
     stride = tl.cast(n_atoms, tl.int64) * F
     offset = atoms * F + channel[None, :]
-    factors_ptr += atoms * (3 * F) + channel[None, :]
-    factors = (
-        tl.load(factors_ptr, inside, other=0.0),
-        tl.load(factors_ptr + F, inside, other=0.0),
-        tl.load(factors_ptr + 2 * F, inside, other=0.0),
-    )
+    factors = load_parts(factors_ptr + atoms * (3 * F) + channel[None, :], F, inside)
     x = load_tensor(x_ptr + offset, stride, inside)
     grad_x = scale_parts(factors, norm_gradients(x))
     store_tensor(grad_x_ptr + offset, stride, grad_x, inside)
@@ -245,7 +240,6 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -
             hidden,
             n_atoms,
             F=channels,
-            EPS=EPS,
             M=blocks.atoms,
             N=blocks.channels,
             K=blocks.inner,
@@ -356,7 +350,6 @@ def readout_backward(
             factors,
             n_atoms,
             F=channels,
-            EPS=EPS,
             M=rows.atoms,
             K=rows.inner,
             PRECISION=precision_of(weight),

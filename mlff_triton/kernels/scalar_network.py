@@ -19,15 +19,15 @@ from mlff_triton.kernels._operators import check_device
 from mlff_triton.kernels._tiles import multiply
 from mlff_triton.kernels.reference.maps import Map
 
-EPS = 1e-5
+EPS = tl.constexpr(1e-5)  # as PyTorch's LayerNorm has it
 
 
 @triton.jit
-def row_moments(x, COUNT: tl.constexpr, EPS: tl.constexpr):
+def _row_moments(x, F: tl.constexpr):
     """Mean of each row, and what scales it to unit variance, [M, 1] each."""
-    mean = (tl.sum(x, axis=1) / COUNT)[:, None]
+    mean = (tl.sum(x, axis=1) / F)[:, None]
     centered = x - mean
-    rstd = 1 / tl.sqrt(tl.sum(centered * centered, axis=1) / COUNT + EPS)
+    rstd = 1 / tl.sqrt(tl.sum(centered * centered, axis=1) / F + EPS)
     return mean, rstd[:, None]
 
 
@@ -42,7 +42,6 @@ def _hidden_fwd_kernel(
     hidden_ptr,
     n_atoms,
     F: tl.constexpr,
-    EPS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -52,7 +51,7 @@ def _hidden_fwd_kernel(
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
     rows = norm_ptr + atoms * F
-    mean, rstd = row_moments(tl.load(rows + tl.arange(0, F)[None, :], inside, other=0.0), F, EPS)
+    mean, rstd = _row_moments(tl.load(rows + tl.arange(0, F)[None, :], inside, other=0.0), F)
     hidden = tl.zeros([M, N], mean.dtype) + tl.load(bias_ptr + out)[None, :]
     for start in range(0, F, K):
         k = start + tl.arange(0, K)
@@ -130,7 +129,6 @@ def _norm_bwd_kernel(
     grad_norm_ptr,
     n_atoms,
     F: tl.constexpr,
-    EPS: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -145,7 +143,7 @@ def _norm_bwd_kernel(
         weights = channel[None, :] * (2 * F) + k[:, None]  # [K, F]
         grad = multiply(hidden, high_ptr, low_ptr, weights, grad, PRECISION)
     norm = tl.load(norm_ptr + atoms * F + channel[None, :], inside, other=0.0)
-    mean, rstd = row_moments(norm, F, EPS)
+    mean, rstd = _row_moments(norm, F)
     x = (norm - mean) * rstd
     grad *= tl.load(gain_ptr + channel)[None, :]
     grad -= (tl.sum(grad, axis=1) / F)[:, None] + x * (tl.sum(grad * x, axis=1) / F)[:, None]
@@ -200,7 +198,6 @@ def scalar_network(
             hidden,
             n_atoms,
             F=channels,
-            EPS=EPS,
             M=blocks.atoms,
             N=blocks.channels,
             K=blocks.inner,
@@ -275,7 +272,6 @@ def scalar_network_backward(
             grad_norm,
             n_atoms,
             F=channels,
-            EPS=EPS,
             M=blocks.atoms,
             K=blocks.inner,
             PRECISION=precision,

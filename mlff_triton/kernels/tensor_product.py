@@ -48,8 +48,8 @@ def _product(q, a, b, SYMMETRIC: tl.constexpr):
 
 
 @triton.jit
-def _load_charge_factor(charge_ptr, index, mask, channels, CHARGED: tl.constexpr):
-    return tl.load(charge_ptr + index // channels, mask, other=0.0) if CHARGED else 1
+def _load_charge_factor(charge_ptr, index, mask, channels):
+    return 1 if charge_ptr is None else tl.load(charge_ptr + index // channels, mask, other=0.0)
 
 
 @triton.jit
@@ -62,7 +62,6 @@ def _tensor_product_fwd_kernel(
     channels,
     FULL: tl.constexpr,
     SYMMETRIC: tl.constexpr,
-    CHARGED: tl.constexpr,
     NORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -71,7 +70,7 @@ def _tensor_product_fwd_kernel(
 
     y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
     m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
-    q = _load_charge_factor(charge_ptr, index, mask, channels, CHARGED)
+    q = _load_charge_factor(charge_ptr, index, mask, channels)
     if not FULL:
         y, m = compose(y), compose(m)
 
@@ -96,7 +95,6 @@ def _tensor_product_bwd_kernel(
     channels,
     FULL: tl.constexpr,
     SYMMETRIC: tl.constexpr,
-    CHARGED: tl.constexpr,
     NORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -106,7 +104,7 @@ def _tensor_product_bwd_kernel(
     y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
     m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
     g = load_nine(grad_ptr, index, mask, n_elements, channels, FULL)
-    q = _load_charge_factor(charge_ptr, index, mask, channels, CHARGED)
+    q = _load_charge_factor(charge_ptr, index, mask, channels)
     if not FULL:
         y, m, g = compose(y), compose(m), decompose_adjoint(g)
 
@@ -140,7 +138,6 @@ def launch_tensor_product(
             y.shape[-1],
             FULL=y.ndim == 4,
             SYMMETRIC=group == "O(3)",
-            CHARGED=charge_factor is not None,
             NORMALIZE=normalize,
             BLOCK=block,
         )
@@ -171,7 +168,6 @@ def launch_tensor_product_backward(
             y.shape[-1],
             FULL=y.ndim == 4,
             SYMMETRIC=group == "O(3)",
-            CHARGED=charge_factor is not None,
             NORMALIZE=normalize,
             BLOCK=block,
         )

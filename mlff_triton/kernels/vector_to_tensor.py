@@ -110,7 +110,6 @@ def _vector_to_tensor_bwd_kernel(
     n_edges,
     channels,
     SKEW: tl.constexpr,
-    SCALED: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
@@ -129,7 +128,7 @@ def _vector_to_tensor_bwd_kernel(
 
         g = load_nine(grad_ptr, index, mask, n_edges * channels, channels, FULL=True)
         h0, h1, h2 = _tensor_adjoint(g, v0, v1, v2, SKEW)
-        if SCALED:
+        if factors_ptr is not None:
             factor = tl.load(factors_ptr + index, mask, other=0.0)
             h0, h1, h2 = factor * h0, factor * h1, factor * h2
             grad_factor = dot(g, _tensor(v0, v1, v2, SKEW))
@@ -146,7 +145,7 @@ def launch_vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
     """Vectors [E, 3] -> tensors [E, 3, 3]."""
     v = v.contiguous()
     n_edges, block = len(v), 1024
-    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # only whole vectors are stored at once
+    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # else the mask would keep stores narrow
     out = v.new_empty(n_entries)
     with torch.cuda.device_of(v):
         _vector_to_tensor_fwd_kernel[(triton.cdiv(n_entries, block),)](
@@ -188,7 +187,6 @@ def launch_vector_to_tensor_backward(
             len(v),
             channels,
             SKEW=skew,
-            SCALED=factors is not None,
             BLOCK_E=block_e,
             BLOCK_F=block_f,
         )

@@ -18,13 +18,8 @@ from mlff_triton import irreps
 from mlff_triton.kernels import interaction as operator
 from mlff_triton.kernels._launch import LinearBlocks
 from mlff_triton.kernels.reference import interaction as reference
-from mlff_triton.kernels.reference._tensors import (
-    activate,
-    activate_derivative,
-    inverse_norm,
-    map_parts,
-    scale_parts,
-)
+from mlff_triton.kernels.reference._activations import activate, activate_derivative
+from mlff_triton.kernels.reference._tensors import inverse_norm, map_parts, scale_parts
 from mlff_triton.kernels.reference.maps import Map
 from mlff_triton.tensornet import ACTIVATIONS as EXACT_ACTIVATIONS
 from mlff_triton.testing import assert_close

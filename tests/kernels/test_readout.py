@@ -18,7 +18,7 @@ from mlff_triton import irreps
 from mlff_triton.config import TensorNetConfig
 from mlff_triton.kernels import readout as operator
 from mlff_triton.kernels.reference import readout as reference
-from mlff_triton.kernels.reference._tensors import activate
+from mlff_triton.kernels.reference._activations import activate
 from mlff_triton.tensornet import GatedHead
 from mlff_triton.testing import assert_close
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from mlff_triton.kernels import scalar_network as operator
 from mlff_triton.kernels._launch import LinearBlocks
 from mlff_triton.kernels.reference import scalar_network as reference
-from mlff_triton.kernels.reference._tensors import activate
+from mlff_triton.kernels.reference._activations import activate
 from mlff_triton.testing import assert_close
 
 SIZES = [(1, 16), (5, 128), (37, 32), pytest.param(3000, 128, marks=pytest.mark.gpu)]

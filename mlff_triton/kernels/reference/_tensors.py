@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mlff_triton.kernels.reference.maps import Map
 
@@ -53,18 +52,21 @@ def decompose_adjoint(x: Tensor) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Product of [3, 3, N, F] tensors."""
-    return torch.stack([sum_products(row, b) for row in a])
-
-
-def sum_products(row: Tensor, b: Tensor) -> Tensor:
-    """``sum_k row[k] b[k]``: [3, N, F] and [3, 3, N, F] -> [3, N, F]."""
-    return row[0] * b[0] + row[1] * b[1] + row[2] * b[2]
+    return torch.stack([row[0] * b[0] + row[1] * b[1] + row[2] * b[2] for row in a])
 
 
 def scale_parts(factors: Tensor, x: Tensor) -> Tensor:
     """Each part times its own factor: [3, N, F] and [9, N, F] -> [9, N, F]."""
     pairs = zip(factors.unbind(0), x.split(PARTS), strict=True)
     return torch.cat([factor * part for factor, part in pairs])
+
+
+def harmonics(u: Tensor) -> Tensor:
+    """Components [9, E] of ``1 + A(u) + (u u^T - |u|^2 / 3)`` for vectors [3, E]."""
+    x, y, z = u.unbind(0)
+    third = (x * x + y * y + z * z) / 3
+    symmetric = [x * x - third, x * y, x * z, y * y - third, y * z]
+    return torch.stack([torch.ones_like(x), x, y, z, *symmetric])
 
 
 def dot_parts(a: Tensor, b: Tensor) -> Tensor:
@@ -114,34 +116,3 @@ def sum_at_receivers(values: Tensor, receivers: Tensor, n_atoms: int) -> Tensor:
         return zeros.index_add(0, receivers, values)
     lengths = torch.bincount(receivers, minlength=n_atoms)  # index_add uses atomics on a GPU
     return torch.segment_reduce(values, "sum", lengths=lengths, axis=0, initial=0)
-
-
-_LN_2 = 0.6931471805599453
-
-
-def activate(x: Tensor, name: str) -> Tensor:
-    """Activation by the name that the model's configuration gives it, or "none"."""
-    if name == "none":
-        return x
-    if name in ("silu", "swish"):
-        return functional.silu(x)
-    if name == "ssp":
-        return functional.softplus(x) - _LN_2
-    if name == "mish":
-        return functional.mish(x)
-    return torch.tanh(x) if name == "tanh" else torch.sigmoid(x)
-
-
-def activate_derivative(x: Tensor, name: str) -> Tensor:
-    """Derivative of `activate`."""
-    if name == "none":
-        return torch.ones_like(x)
-    s = torch.sigmoid(x)
-    if name in ("silu", "swish"):
-        return s * (1 + x * (1 - s))
-    if name == "ssp":
-        return s
-    if name == "mish":
-        t = torch.tanh(functional.softplus(x))
-        return t + x * s * (1 - t * t)
-    return 1 - torch.tanh(x) ** 2 if name == "tanh" else s * (1 - s)

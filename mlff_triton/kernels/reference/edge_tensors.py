@@ -13,16 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT
+from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT, harmonics
 
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
     """As `mlff_triton.kernels.edge_tensors.edge_tensors`."""
-    x, y, z = directions.unbind(1)
-    third = (x * x + y * y + z * z) / 3
-    symmetric = [x * x - third, x * y, x * z, y * y - third, y * z]
-    harmonics = torch.stack([torch.ones_like(x), x, y, z, *symmetric])  # [9, E]
-    tensors = harmonics[:, :, None] * factors.movedim(1, 0)[list(PART_OF_COMPONENT)]
+    tensors = harmonics(directions.T)[:, :, None] * factors.movedim(1, 0)[list(PART_OF_COMPONENT)]
     edges = torch.arange(len(factors), device=row_ptr.device, dtype=row_ptr.dtype)
     receivers = torch.searchsorted(row_ptr, edges, right=True) - 1  # N: of no atom
     sums = tensors.new_zeros(9, len(row_ptr), factors.shape[2])

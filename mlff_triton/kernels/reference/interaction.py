@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mlff_triton.kernels.reference._activations import activate, activate_derivative
 from mlff_triton.kernels.reference._tensors import (
-    activate,
-    activate_derivative,
     compose,
     compose_adjoint,
     decompose,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from mlff_triton.kernels.reference._tensors import part_norms
 from mlff_triton.kernels.reference.decomposition import decompose
 
 
@@ -23,7 +23,4 @@ def irrep_norms(x: Tensor) -> Tensor:
     [N, 3 F]
     """
     packed = decompose(x) if x.ndim == 4 else x
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = packed.square().unbind(0)
-    s22 = (packed[4] + packed[7]).square()
-    norms = [3 * i, 2 * (a0 + a1 + a2), s00 + s11 + s22 + 2 * (s01 + s02 + s12)]
-    return torch.cat(norms, 1)
+    return part_norms(packed).transpose(0, 1).flatten(1)

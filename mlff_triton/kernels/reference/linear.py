@@ -5,30 +5,10 @@ y = activation(x W^T + bias) * scale + residual
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": torch.clone,
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "ssp": lambda x: functional.softplus(x) - 0.6931471805599453,
-    "mish": functional.mish,
-}
-
-
-def activate(x: Tensor, activation: str) -> Tensor:
-    """Activation of that name."""
-    return ACTIVATIONS[activation](x)
+from mlff_triton.kernels.reference._activations import activate
 
 
 def linear(

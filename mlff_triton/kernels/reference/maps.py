@@ -4,11 +4,12 @@ A float32 number is the sum of two TF32 numbers of eleven bits each, but for its
 products of such halves are as exact as one in float32, and tensor cores make them much faster. Both
 halves of the weights are worked out once; kernels split the other operand as they go.
 
-Tensor cores round towards zero: each time that eight products join a sum, it loses 0.36 * 2^-23 of
-itself on average (half of its last bit, whose weight is 0.72 * 2^-23 in the mean of all mantissas).
-The k-th of n such sums is on average k / n of what they become, so a block of 32 products ends up
-0.36 * (1/4 + 2/4 + 3/4 + 1) * 2^-23 too small. One product would not show it, but the errors of a
-dozen maps in a row all point the same way. The halves therefore add up to a weight larger by that.
+Tensor cores round towards zero (H. Ootomo and R. Yokota, https://arxiv.org/abs/2203.03341): each
+time that eight products join a sum, it loses 0.36 * 2^-23 of itself on average, half of its last
+bit, whose weight is 0.72 * 2^-23 in the mean of all mantissas. The k-th of n such sums is on
+average k / n of what they become, so a block of 32 products ends up 0.36 * (1/4 + 2/4 + 3/4 + 1)
+* 2^-23 too small. One product would not show it, but the errors of a dozen maps in a row all point
+the same way. The halves therefore add up to a weight larger by that.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.reference._tensors import (
     PART_OF_COMPONENT,
+    harmonics,
     part_norms,
     scale_parts,
     sum_at_receivers,
@@ -31,8 +32,8 @@ def radial_embedding(
     pair = receiver[species[receivers]] + sender[species[edges.senders[slots]]]
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
     factors = pair * look_up(table, *geometry)  # [3, E, F]
-    harmonics = _harmonics(edges.direction[:, slots])[:, :, None]  # [9, E, 1]
-    parts = zip(harmonics, PART_OF_COMPONENT, strict=True)
+    components = harmonics(edges.direction[:, slots])[:, :, None]  # [9, E, 1]
+    parts = zip(components, PART_OF_COMPONENT, strict=True)
     n_atoms = len(species)
     x = torch.stack([sum_at_receivers(h * factors[k], receivers, n_atoms) for h, k in parts])
     x[0] += (receiver + sender)[species] * own
@@ -59,7 +60,7 @@ def radial_embedding_backward(
     g = grad[:, receivers]
     along = scale_parts(slopes, g).sum(2)
     across = scale_parts(factors, g).sum(2)
-    radial = (along * _harmonics(u)).sum(0)
+    radial = (along * harmonics(u)).sum(0)
     if slope is not None:
         radial = radial + slope[origin]
     x, y, z = u
@@ -76,11 +77,3 @@ def radial_embedding_backward(
     edge_grad = torch.zeros_like(edges.direction)
     edge_grad[:, origin] = radial * u + tangent / distance
     return edge_grad
-
-
-def _harmonics(u: Tensor) -> Tensor:
-    """Components [9, E] of ``1 + A(u) + (u u^T - 1/3)`` for unit vectors [3, E]."""
-    x, y, z = u
-    third = (x * x + y * y + z * z) / 3
-    symmetric = [x * x - third, x * y, x * z, y * y - third, y * z]
-    return torch.stack([torch.ones_like(x), x, y, z, *symmetric])

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.reference._activations import activate, activate_derivative
 from mlff_triton.kernels.reference._tensors import (
-    activate,
-    activate_derivative,
     norm_gradients,
     part_norms,
     scale_parts,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import activate, activate_derivative
+from mlff_triton.kernels.reference._activations import activate, activate_derivative
 from mlff_triton.kernels.reference.maps import Map
 
 EPS = 1e-5
