@@ -12,6 +12,7 @@ import torch
 from benchmarks import fidelity, figures
 from benchmarks.cases import CASES, Case
 from benchmarks.implementations import OURS, Implementation
+from benchmarks.openmm_steps import OPENMM
 from benchmarks.operators import OPERATORS, SIZES, Operator
 from benchmarks.ops import run_operators
 from benchmarks.overhead import ASE
@@ -24,6 +25,7 @@ from mlff_triton.timing import environment
 
 RESULTS = Path(__file__).with_name("results")
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
+FRONT_ENDS = {"ase": ASE, "openmm": OPENMM}  # with the engine below them, and their own peers
 BENCHES = (*STEP_BENCHES, "ops", "fidelity")
 
 
@@ -130,9 +132,9 @@ def _look_into(
 
 def _implementations(case: Case, options: argparse.Namespace) -> list[Implementation]:
     """Ours first: whatever happens to the others, those are measured."""
-    ours = ASE if case.bench == "ase" else OURS
-    peers = () if case.bench == "ase" else PEERS
-    names = [one.name for one in (*OURS, *ASE, *PEERS, *fidelity.SIMULATED)]
+    ours = FRONT_ENDS.get(case.bench, OURS)
+    peers = () if case.bench in FRONT_ENDS else PEERS
+    names = [one.name for one in (*OURS, *ASE, *OPENMM, *PEERS, *fidelity.SIMULATED)]
     if options.only:
         wanted = _known(options.only.split(","), names, "implementation")
         return [one for one in (*ours, *peers) if one.name in wanted]

@@ -67,6 +67,7 @@ CASES: tuple[Case, ...] = (
     *(Case("md17", name, partial(systems.molecule, name)) for name in MD17),
     *(Case("md22", name, partial(systems.molecule, name)) for name in MD22),
     *_scaled("ase", "shipped", systems.water, WATER),
+    *_scaled("openmm", "shipped", systems.water, WATER),
 )
 
 

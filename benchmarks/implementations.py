@@ -73,6 +73,8 @@ class Implementation:
         Whether it serves TorchMD-NET's kind of model only, and only on a GPU.
     wall : bool
         Whether the host's clock is what counts.
+    gated : bool
+        Whether there are results to be right.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Implementation:
     needs_self_loops: bool = False
     needs_gpu: bool = False
     wall: bool = False
+    gated: bool = True
 
     def refusal(self, model: TensorNet, n_atoms: int, device: torch.device) -> str | None:
         """Why this case is none for this implementation; None if it is one."""

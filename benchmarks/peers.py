@@ -132,20 +132,14 @@ Runner = Callable[[nn.Module, dict[str, Any]], Callable[[], tuple[Tensor, Tensor
 
 def _peer(name: str, run: Runner, *, warp: bool, **changes: Any) -> Implementation:
     def prepare(model: TensorNet, system: System, device: torch.device) -> Prepared:
-        needed = 1 + system.count_edges(model.config.cutoff_upper) / system.n_atoms
-        room = max(NEIGHBORS, 16 * math.ceil(needed / 16))
-        theirs = rebuild(model, warp=warp, max_num_neighbors=room, **changes).to(device)
-        batch = torch.from_numpy(system.batch)
-        species = model.species(torch.from_numpy(system.numbers))
-        references = torch.zeros(system.n_systems, dtype=torch.float64)
-        references.index_add_(0, batch, model.references[species])
-        references = references.to(device)
+        theirs = rebuild_for(system, model, warp=warp, **changes).to(device)
+        references = lone_atoms(model, system).to(device)
 
         def read(result: tuple[Tensor, Tensor]) -> Outcome:
             energy, forces = result
             return Outcome(energy.detach()[:, 0].double() + references, forces.detach())
 
-        return Prepared(run(theirs, _inputs(system, device)), read)
+        return Prepared(run(theirs, peer_inputs(system, device)), read)
 
     return Implementation(
         name,
@@ -157,7 +151,22 @@ def _peer(name: str, run: Runner, *, warp: bool, **changes: Any) -> Implementati
     )
 
 
-def _inputs(system: System, device: torch.device) -> dict[str, Any]:
+def rebuild_for(system: System, model: TensorNet, **options: Any) -> nn.Module:
+    """As `rebuild`, with room for the neighbors that the atoms of a system have."""
+    needed = 1 + system.count_edges(model.config.cutoff_upper) / system.n_atoms
+    room = max(NEIGHBORS, 16 * math.ceil(needed / 16))
+    return rebuild(model, max_num_neighbors=room, **options)
+
+
+def lone_atoms(model: TensorNet, system: System) -> Tensor:
+    """What a rebuilt network leaves out: element references of each system, float64 [B], eV."""
+    species = model.species(torch.from_numpy(system.numbers))
+    references = torch.zeros(system.n_systems, dtype=torch.float64)
+    return references.index_add_(0, torch.from_numpy(system.batch), model.references[species])
+
+
+def peer_inputs(system: System, device: torch.device) -> dict[str, Any]:
+    """Arguments of a rebuilt network."""
     box = None
     if system.cell is not None:
         box = torch.tensor(system.cell, dtype=torch.float32, device=device)

@@ -163,7 +163,8 @@ def _examine_large(
         del small
     prepared = _prepare(lab, case, system, implementation)
     timing = _time(lab, implementation, prepared)
-    check_plausible(prepared.read(prepared.step()))
+    if implementation.gated:
+        check_plausible(prepared.read(prepared.step()))
     return timing, lab.errors[key]
 
 
@@ -178,5 +179,7 @@ def _time(lab: Lab, implementation: Implementation, prepared: Prepared) -> Timin
 
 
 def _gate(lab: Lab, case: Case, implementation: Implementation, prepared: Prepared) -> float:
+    if not implementation.gated:
+        return 0.0
     outcome = prepared.read(prepared.step())
     return truth(case, lab.device).check(outcome, implementation.tolerance, stress=case.stress)

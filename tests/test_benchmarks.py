@@ -24,6 +24,7 @@ from benchmarks import (
     figures,
     geometries,
     models,
+    openmm_steps,
     operators,
     ops,
     peers,
@@ -384,6 +385,16 @@ def test_peers_compute_with_the_operators_that_they_are_named_for(warp):
     names = ["compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"]
     homes = [getattr(tensornet, name).__module__ for name in names]
     assert [home.startswith("torchmdnet.extensions.warp_ops") for home in homes] == 4 * [warp]
+
+
+def test_steps_of_openmm_are_held_against_the_truth(lab):
+    pytest.importorskip("openmm", reason="OpenMM is not installed")
+    case = Case("openmm", "21", partial(systems.water, 7), "shipped")
+    ours, *_, empty = openmm_steps.OPENMM
+    runner.run_case(lab, case, [ours, empty])
+    rows = {r.impl: r for r in read_rows(lab.results.path("openmm"))}
+    assert 0 < rows[ours.name].error < 1e-5
+    assert rows[empty.name].ms_p50 < rows[ours.name].ms_p50
 
 
 def test_the_calculator_is_read_where_it_began():

@@ -1,0 +1,120 @@
+"""A step of OpenMM on its fastest platform, by the host's clock: ours, TorchMD-NET's, and none.
+
+Steps are of 1e-6 ps: atoms stand still, as in the other benches, so that neither side rebuilds
+what it does not rebuild at every step anyway. ``empty`` is a System without forces: what is left of
+a step beyond it and the ``engine`` is what the way through OpenMM costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import atomic_masses
+from numpy.typing import NDArray
+
+from benchmarks.implementations import PEER_TOLERANCE, Implementation, Outcome, Prepared, engine
+from benchmarks.peers import compiled, lone_atoms, peer_inputs, rebuild_for
+from benchmarks.systems import System
+from mlff_triton.calculators import create_openmm_force
+from mlff_triton.tensornet import TensorNet
+from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
+
+TIME_STEP = 1e-6  # ps
+PLATFORMS = {"cuda": "CUDA", "cpu": "CPU"}
+
+Compute = Callable[[Any], tuple[float, NDArray[np.float64]]]
+
+
+def _step(system: System, force: Any, device: torch.device) -> Prepared:
+    """Steps of a System with one force; results are read where the atoms began."""
+    import openmm
+
+    simulated = openmm.System()
+    if system.cell is not None:
+        simulated.setDefaultPeriodicBoxVectors(*(system.cell / NM))
+    for number in system.numbers:
+        simulated.addParticle(atomic_masses[number])
+    if force is not None:
+        simulated.addForce(force)
+    integrator = openmm.VerletIntegrator(TIME_STEP)
+    platform = openmm.Platform.getPlatformByName(PLATFORMS[device.type])
+    context = openmm.Context(simulated, integrator, platform)
+
+    def begin() -> None:
+        context.setPositions(system.positions / NM)
+        context.setVelocities(np.zeros_like(system.positions))
+
+    def step() -> None:
+        integrator.step(1)
+        context.getState(energy=True)  # waits for the GPU
+
+    def read(_result: None) -> Outcome:
+        begin()
+        state = context.getState(energy=True, forces=True)
+        energy = state.getPotentialEnergy()._value / EV_TO_KJ_PER_MOL
+        forces = state.getForces(asNumpy=True)._value / (EV_TO_KJ_PER_MOL * NM)
+        return Outcome(torch.tensor([energy], dtype=torch.float64), torch.from_numpy(forces))
+
+    begin()
+    return Prepared(step, read)
+
+
+def _ours(route: str) -> Callable[[TensorNet, System, torch.device], Prepared]:
+    def prepare(model: TensorNet, system: System, device: torch.device) -> Prepared:
+        periodic = system.cell is not None
+        force = create_openmm_force(
+            system.numbers, model, periodic=periodic, device=str(device), route=route
+        )
+        return _step(system, force, device)
+
+    return prepare
+
+
+def torchmd_net(model: TensorNet, system: System, device: torch.device) -> Prepared:
+    """TorchMD-NET, compiled, in a PythonForce: as openmm-ml drives it."""
+    import openmm
+
+    options = {"warp": True, "static_shapes": True, "derivative": False}
+    theirs = rebuild_for(system, model, **options).to(device)
+    inputs = peer_inputs(system, device)
+    run = compiled(theirs, inputs)
+    references = lone_atoms(model, system).item()
+
+    def compute(state: Any) -> tuple[float, NDArray[np.float64]]:
+        positions = state.getPositions(asNumpy=True)._value * NM
+        with torch.no_grad():
+            inputs["pos"].copy_(torch.from_numpy(positions))
+            if inputs["box"] is not None:
+                box = state.getPeriodicBoxVectors(asNumpy=True)._value * NM
+                inputs["box"].copy_(torch.from_numpy(box))
+        energy, forces = run()
+        total = energy.item() + references
+        return total * EV_TO_KJ_PER_MOL, forces.cpu().double().numpy() * EV_TO_KJ_PER_MOL * NM
+
+    force = openmm.PythonForce(compute)
+    force.setUsesPeriodicBoundaryConditions(system.cell is not None)
+    return _step(system, force, device)
+
+
+def empty(_model: TensorNet, system: System, device: torch.device) -> Prepared:
+    """Nothing but particles, and no results to be checked."""
+    return _step(system, None, device)
+
+
+OPENMM: tuple[Implementation, ...] = (
+    Implementation("openmm-python", _ours("python"), wall=True),
+    Implementation("openmm-torch", _ours("torch"), wall=True, needs_gpu=True),
+    Implementation("engine", engine, wall=True),
+    Implementation(
+        "openmm-torchmd-net",
+        torchmd_net,
+        max_atoms=65856,
+        tolerance=PEER_TOLERANCE,
+        needs_self_loops=True,
+        wall=True,
+    ),
+    Implementation("openmm-empty", empty, wall=True, gated=False),
+)
