@@ -4,13 +4,17 @@ A step uploads positions, replays a graph and downloads energies and forces. Whe
 rows still hold is found out on the device, in the step itself, and comes back with its results; if
 they do not, the step is done once more with new rows. Nothing is ever dropped: rows that are too
 short are built again with more room.
+
+For a program that has its positions on the GPU, and wants the forces there, a system can be
+resident: of its steps only energy and status are downloaded.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,9 +23,11 @@ from torch import Tensor
 
 from mlff_triton.batch import Batch, to_tensor
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
+from mlff_triton.host import ResidentStep
 from mlff_triton.kernels import step as kernels
 from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
 from mlff_triton.kernels.neighbor_list import MAX_REACH, NeighborRows, build_rows
+from mlff_triton.kernels.reference.edges import Edges
 from mlff_triton.neighbors import Box, check_box, check_skin, deformation
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Prediction
@@ -68,7 +74,7 @@ class DeviceSteps:
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
-        with torch.cuda.device_of(self.parameters.receiver), self._memory_explained(batch):
+        with self._on_gpu(batch):
             return self._state(batch).fetch()
 
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:
@@ -76,7 +82,7 @@ class DeviceSteps:
 
         What it returns is overwritten by the next step of a batch of this size.
         """
-        with torch.cuda.device_of(self.parameters.receiver), self._memory_explained(batch):
+        with self._on_gpu(batch):
             state = self._state(batch)
             state.fetch()
 
@@ -86,11 +92,23 @@ class DeviceSteps:
 
         return queue
 
+    def resident(self, batch: Batch) -> ResidentStep:
+        """A function for the steps of one system, wherever its atoms go: `ResidentState.step`."""
+        with self._on_gpu(batch):
+            state = ResidentState(self, batch)
+
+        def step(positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
+            with self._on_gpu(batch):
+                return state.step(positions, cell)
+
+        return step
+
     @contextmanager
-    def _memory_explained(self, batch: Batch) -> Iterator[None]:
-        """Turn a lack of memory into an error that says how much is needed."""
+    def _on_gpu(self, batch: Batch) -> Iterator[None]:
+        """Work on this GPU, and turn a lack of memory into an error that says how much it takes."""
         try:
-            yield
+            with torch.cuda.device_of(self.parameters.receiver):
+                yield
         except torch.OutOfMemoryError as error:
             self._states.clear()
             config, n_atoms = self.parameters.config, len(batch.numbers)
@@ -120,14 +138,11 @@ class DeviceState:
         def floats(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        on_gpu = device.type == "cuda"  # elsewhere only Triton's interpreter comes here
-
-        def pinned(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, pin_memory=on_gpu)
-
         self._steps = steps
-        self._staging = pinned(n_atoms, 3)
-        self._results = Outputs(pinned(n_systems, 11), pinned(n_atoms, 3), pinned(n_atoms))
+        self._staging = _pinned(device, n_atoms, 3)
+        self._results = Outputs(
+            _pinned(device, n_systems, 11), _pinned(device, n_atoms, 3), _pinned(device, n_atoms)
+        )
         self._positions, self._built = floats(n_atoms, 3), floats(n_atoms, 3)
         self._cell, self._strain = floats(n_systems, 3, 3), floats(n_systems, 3, 3)
         self._limit = floats(n_systems)
@@ -185,10 +200,15 @@ class DeviceState:
         OverlappingAtomsError
             If atoms have come to one point.
         """
-        worst = self._run_and_wait()
+        self._settle(self._results)
+        return self._results.prediction.map(Tensor.clone)
+
+    def _settle(self, targets: Iterable[Tensor]) -> None:
+        """Run steps until their results hold, and leave these in targets; errors as for `fetch`."""
+        worst = self._run_and_wait(targets)
         if worst in (STALE, STALE | OVERLAP):
             self._build()
-            worst = self._run_and_wait()
+            worst = self._run_and_wait(targets)
         if worst & NOT_FINITE:
             bad = self._flagged(NOT_FINITE)
             raise InputError(
@@ -200,12 +220,11 @@ class DeviceState:
                 f"atoms {self._flagged(OVERLAP)[:2]} have come to one point: move or remove one, "
                 "or look at the time step and the starting structure"
             )
-        return self._results.prediction.map(Tensor.clone)
 
-    def _run_and_wait(self) -> int:
-        """Run a step, download its results, and return the highest status."""
-        for host, device in zip(self._results, self.run(), strict=True):
-            host.copy_(device, non_blocking=True)
+    def _run_and_wait(self, targets: Iterable[Tensor]) -> int:
+        """Run a step, copy the first of its outputs to targets, and return the highest status."""
+        for target, output in zip(targets, self.run(), strict=False):
+            target.copy_(output, non_blocking=True)
         if self._positions.is_cuda:
             torch.cuda.current_stream().synchronize()
         return int(self._results.status.max())
@@ -214,23 +233,25 @@ class DeviceState:
         return torch.nonzero(self._status & bit)[:, 0].tolist()
 
     def _step(self) -> Outputs:
-        steps, rows, systems = self._steps, self._rows, self._systems
-        assert rows is not None
-        assert systems is not None
-        near, status = edges(
+        assert self._systems is not None
+        near, self._status = self._edges()
+        return step(kernels, self._steps.parameters, self._systems, near, self._status)
+
+    def _edges(self) -> tuple[Edges, Tensor]:
+        """The edges of now, and the status of each atom."""
+        assert self._rows is not None
+        return edges(
             self._positions,
             self._built,
             self._cell,
             self._strain,
             self._limit,
             self._system,
-            rows,
-            steps.parameters.tables.knots,
-            steps.cutoff,
-            steps.dtype,
+            self._rows,
+            self._steps.parameters.tables.knots,
+            self._steps.cutoff,
+            self._steps.dtype,
         )
-        self._status = status
-        return step(kernels, steps.parameters, systems, near, status)
 
     def _capture(self) -> None:
         """Record the step as a graph, after a first run that compiles its kernels."""
@@ -311,6 +332,83 @@ class DeviceState:
             strains[k], limits[k] = strain, reach / 2 - MARGIN
         self._strain.copy_(to_tensor(strains, self._strain.device))
         self._limit.copy_(to_tensor(limits, self._limit.device))
+
+
+class ResidentState(DeviceState):
+    """One system whose positions, cell and forces stay on the GPU.
+
+    How far atoms may move before rows are built anew is worked out by the host, from the cell. So
+    that no step has to wait for it, the cell comes down after the step, nine numbers together with
+    the status. Mostly it is the one that the host knows, and that was all. If it is not, energy and
+    forces are right nevertheless, for edges are measured in the cell on the GPU; only the status
+    came from the limits for another cell, and is asked for once more: one kernel and a second wait.
+    """
+
+    def __init__(self, steps: DeviceSteps, batch: Batch) -> None:
+        super().__init__(steps, len(batch.numbers), 1)
+        self.fill(batch)
+        self._periodic = to_tensor(batch.boxes[0].pbc[:, None], steps.device)
+        self._seen_cell = _pinned(steps.device, 3, 3)
+
+    @torch.no_grad()
+    def step(self, positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Energy and forces where the atoms are now.
+
+        Parameters
+        ----------
+        positions : [N, 3]
+            Å, of any floating-point dtype, on the GPU unless they are to be copied to it.
+        cell : [3, 3], optional
+            Lattice vectors (rows) in Å, likewise; those of the step before by default.
+
+        Returns
+        -------
+        energy : float64 []
+            eV, on the CPU: it has come there with the status.
+        forces : float64 [N, 3]
+            eV/Å, on the GPU, for the caller to keep.
+
+        Raises
+        ------
+        InputError
+            If a number is not finite, or the cell is not one.
+        OverlappingAtomsError
+            If atoms have come to one point.
+        """
+        self._positions.copy_(positions)
+        if cell is not None:
+            rows = self._cell[0]
+            torch.where(self._periodic, cell.to(rows), rows, out=rows)
+        forces = torch.empty_like(self._positions)
+        self._settle((self._results.totals, forces))
+        return self._results.totals[0, 0].clone(), forces
+
+    def _run_and_wait(self, targets: Iterable[Tensor]) -> int:
+        """As of any state, in the cell that is on the GPU."""
+        assert self._batch is not None
+        is_first = not self._built_boxes
+        self._seen_cell.copy_(self._cell[0], non_blocking=not is_first)
+        if is_first:
+            self._take_cell()
+        worst = super()._run_and_wait(targets)
+        if np.array_equal(self._seen_cell.numpy(), self._batch.boxes[0].cell):
+            return worst
+        self._take_cell()
+        self._set_limits()
+        return int(self._edges()[1].max())
+
+    def _take_cell(self) -> None:
+        """Let the batch have the cell that has come down."""
+        assert self._batch is not None
+        box = Box.of(self._seen_cell.numpy(), self._batch.boxes[0].pbc)
+        self._cell[0].copy_(to_tensor(box.cell, self._cell.device))
+        self._batch = replace(self._batch, boxes=(box,))
+
+
+def _pinned(device: torch.device, *shape: int) -> Tensor:
+    """Numbers on the CPU that are copied from and to a GPU without waiting."""
+    on_gpu = device.type == "cuda"  # elsewhere only Triton's interpreter comes here
+    return torch.zeros(shape, dtype=torch.float64, pin_memory=on_gpu)
 
 
 def step_memory(n_atoms: int, channels: int, layers: int, dtype: torch.dtype) -> int:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from mlff_triton import dispatch
-from mlff_triton.batch import Batch
+from mlff_triton.batch import Batch, as_array, to_tensor
 from mlff_triton.checkpoints import load_model
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.host import ExactSteps, HostSteps, TorchSteps
+from mlff_triton.host import ExactSteps, HostSteps, ResidentStep, TorchSteps
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Ensemble, Prediction
 from mlff_triton.tensornet import TensorNet
@@ -157,8 +160,7 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Prediction:
         """As `compute`, of systems that have been checked; results are on the CPU."""
-        if not self.uses_charge and batch.charge.any():
-            raise InputError("the model was made for neutral systems: set the charge to 0")
+        self._check_charge(batch)
         with self._lock:
             predictions = [steps.evaluate(batch) for steps in self._steps]
         if len(predictions) == 1:
@@ -198,6 +200,115 @@ class Engine:
             raise BackendError("only single models on a GPU can be prepared: use compute")
         with self._lock:
             return steps.prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
+
+    def resident(
+        self,
+        numbers: ArrayLike,
+        cell: ArrayLike | None = None,
+        pbc: ArrayLike = False,
+        charge: int = 0,
+    ) -> ResidentSystem:
+        """Make one system ready for programs that have its positions on the engine's device.
+
+        Parameters
+        ----------
+        numbers, cell, pbc, charge
+            As for `compute`; the cell may change at every step.
+
+        Returns
+        -------
+        ResidentSystem
+            Its ``step`` takes and gives tensors on the engine's device. It has buffers, and on a
+            GPU a graph, of its own, for as long as it lives.
+
+        Raises
+        ------
+        InputError
+            If the system cannot be computed.
+        UnknownElementError
+            If the model was not made for an element.
+        """
+        atoms = as_array(numbers)
+        batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
+        self._check_charge(batch)
+        for steps in self._steps:
+            model = steps.model if isinstance(steps, ExactSteps) else steps.parameters
+            model.species(to_tensor(batch.numbers, self.device))
+        with self._lock:
+            members = [steps.resident(batch) for steps in self._steps]
+        return ResidentSystem(len(batch.numbers), members, self._lock)
+
+    def _check_charge(self, batch: Batch) -> None:
+        if not self.uses_charge and batch.charge.any():
+            raise InputError("the model was made for neutral systems: set the charge to 0")
+
+
+@dataclass(frozen=True)
+class ResidentSystem:
+    """A system whose positions and forces stay on the engine's device; see `Engine.resident`.
+
+    Attributes
+    ----------
+    n_atoms : int
+        Number of atoms N.
+    members : list of ResidentStep
+        A step of each model.
+    lock : RLock
+        The engine's.
+
+    Examples
+    --------
+    >>> system = Engine("default", device="cpu").resident([8, 1, 1])
+    >>> positions = torch.tensor([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]])
+    >>> energy, forces = system.step(positions)
+    >>> forces.shape
+    torch.Size([3, 3])
+    """
+
+    n_atoms: int
+    members: list[ResidentStep]
+    lock: threading.RLock
+
+    def step(self, positions: Tensor, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Energy and forces where the atoms are now, from any thread.
+
+        Parameters
+        ----------
+        positions : [N, 3]
+            Å, of any floating-point dtype. Tensors of another device than the engine's do, too, but
+            have to be copied.
+        cell : [3, 3], optional
+            Lattice vectors (rows) in Å, likewise; those of the step before by default.
+
+        Returns
+        -------
+        energy : float64 []
+            eV, on the CPU, where it is known as soon as the step is over.
+        forces : float64 [N, 3]
+            eV/Å, on the engine's device; a new tensor.
+
+        Raises
+        ------
+        InputError
+            If a shape is wrong, a number is not finite, or the cell is not one.
+        OverlappingAtomsError
+            If two atoms coincide.
+        BackendError
+            If the GPU's memory is too small; the message says what is needed.
+        """
+        if positions.shape != (self.n_atoms, 3):
+            raise InputError(
+                f"{self.n_atoms} atoms need positions [{self.n_atoms}, 3], not "
+                f"{list(positions.shape)}"
+            )
+        if cell is not None and cell.shape != (3, 3):
+            raise InputError(f"the cell must have shape [3, 3], not {list(cell.shape)}")
+        with self.lock:
+            results = [member(positions, cell) for member in self.members]
+        if len(results) == 1:
+            return results[0]
+        energies, forces = zip(*results, strict=True)
+        return torch.stack(energies).mean(0), torch.stack(forces).mean(0)
 
 
 def find_dtype(name: str) -> torch.dtype:

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.batch import Batch, to_tensor
+from mlff_triton.batch import Batch, as_array, to_tensor
 from mlff_triton.graph import Graph, concatenate
 from mlff_triton.kernels.reference import step as reference
 from mlff_triton.kernels.reference.edges import cast, edges_of_graph
-from mlff_triton.neighbors import VerletList, neighbor_list
+from mlff_triton.neighbors import Box, VerletList, check_positions, neighbor_list
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Prediction, predict
 from mlff_triton.step import Systems, step
 from mlff_triton.tensornet import TensorNet
 
+ResidentStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""Positions [N, 3] and the cell [3, 3] of a system, or None if it has not changed -> its energy,
+float64 [] on the CPU, and forces, float64 [N, 3] on the device that computes."""
 
-class HostSteps:
+
+class HostSteps(ABC):
     """What steps with lists from the CPU share: that of a single system is kept while it holds."""
 
-    def __init__(self, cutoff: float, skin: float) -> None:
+    def __init__(self, cutoff: float, skin: float, device: torch.device) -> None:
+        self.device = device
         self._list = VerletList(cutoff, skin)
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> Prediction:
+        """Energies, forces and virials of a batch, on the CPU."""
+
+    def resident(self, batch: Batch) -> ResidentStep:
+        """A function for the steps of one system, wherever its atoms go; by way of the CPU."""
+
+        def step(positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
+            nonlocal batch
+            if cell is not None:
+                box = Box.of(as_array(cell), batch.boxes[0].pbc)
+                batch = replace(batch, boxes=(box,))
+            points = check_positions(as_array(positions))
+            prediction = self.evaluate(replace(batch, positions=points))
+            return prediction.energy[0], prediction.forces.double().to(self.device)
+
+        return step
 
     @property
     def n_builds(self) -> int:
@@ -48,9 +75,8 @@ class ExactSteps(HostSteps):
     def __init__(
         self, model: TensorNet, device: torch.device, dtype: torch.dtype, skin: float
     ) -> None:
-        super().__init__(model.cutoff, skin)
+        super().__init__(model.cutoff, skin, device)
         self.model = model.eval().requires_grad_(False).to(device, dtype)
-        self.device = device
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
@@ -79,9 +105,9 @@ class TorchSteps(HostSteps):
         dtype: torch.dtype,
         skin: float,
     ) -> None:
-        super().__init__(cutoff, skin)
+        super().__init__(cutoff, skin, device)
         self.parameters = parameters
-        self.device, self.dtype = device, dtype
+        self.dtype = dtype
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
