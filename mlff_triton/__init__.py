@@ -21,6 +21,7 @@ _HOME_OF = {
     "VerletList": "mlff_triton.neighbors",
     "accelerate": "mlff_triton.patch",
     "accelerated": "mlff_triton.patch",
+    "create_openmm_force": "mlff_triton.calculators",
     "load_model": "mlff_triton.checkpoints",
     "neighbor_list": "mlff_triton.neighbors",
     "predict": "mlff_triton.prediction",
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "accelerated",
+    "create_openmm_force",
     "load_model",
     "neighbor_list",
     "predict",
@@ -48,7 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
     from mlff_triton.checkpoints import load_model, save_model
     from mlff_triton.config import TensorNetConfig
     from mlff_triton.engine import Engine

@@ -7,6 +7,7 @@ ELEMENTARY_CHARGE = 1.602176634e-19  # C, exact
 AVOGADRO = 6.02214076e23  # 1/mol, exact
 HARTREE = 27.211386245988  # eV
 BOHR = 0.529177210903  # Å
+NM = 10.0  # Å
 
 EV_TO_KJ_PER_MOL = ELEMENTARY_CHARGE * AVOGADRO / 1e3
 EV_TO_KCAL_PER_MOL = EV_TO_KJ_PER_MOL / 4.184  # thermochemical calorie, exact by definition

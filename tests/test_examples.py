@@ -130,6 +130,37 @@ def test_train_on_made_up_data(tmp_path):
     assert load_model(tmp_path / "copper.safetensors").config.elements == (29,)
 
 
+def test_openmm_md(tmp_path):
+    pytest.importorskip("openmm", reason="OpenMM is an optional extra")
+    options = ("--edge", 0.7, "--steps", 20, "--every", 10, "--minimize", 5, "--out", "run")
+    rows = [
+        numbers_in(line) for line in run("04_openmm_md.py", *options, cwd=tmp_path).splitlines()
+    ]
+    times, energies, densities = zip(*rows, strict=True)
+    assert times == (0.005, 0.01)
+    assert all(np.isfinite(energies))
+    assert all(0.5 < density < 1.5 for density in densities)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "water.dcd",
+        "water.pdb",
+        "water.png",
+    }
+
+
+def test_openmm_mixed(tmp_path):
+    pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+    options = ("--edge", 1.9, "--steps", 10, "--every", 5, "--minimize", 5, "--platform", "CPU")
+    lines = run("05_openmm_mixed.py", *options, cwd=tmp_path).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        _, energy, phi, psi = numbers_in(line)
+        assert -1000 < energy < 1000
+        assert abs(phi) > 120  # stretched, as it starts
+        assert abs(psi) > 120
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"mixed.dcd", "mixed.pdb", "mixed.png"}
+
+
 def test_shipped_droplet_is_what_its_script_makes(tmp_path, data_folder):
     box = data_folder / "systems" / "alanine_dipeptide_explicit.pdb"
     run("structures/build_droplet.py", box, "droplet.xyz", cwd=tmp_path)

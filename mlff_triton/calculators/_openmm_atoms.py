@@ -1,0 +1,139 @@
+"""Which atoms a force of OpenMM is for: those of a topology, all or some, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mlff_triton.batch import IntArray, as_array
+from mlff_triton.errors import InputError, UnknownElementError
+
+if TYPE_CHECKING:
+    from openmm.app import Topology
+
+    Atom = Any  # openmm.app.topology.Atom, which has no types
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The atoms of the machine-learning part.
+
+    Attributes
+    ----------
+    numbers : int64 [N]
+        Their atomic numbers.
+    particles : int64 [N] or None
+        Their indices, or None if they are all atoms of the system.
+    names : list of str
+        What to call each of them in a message.
+    """
+
+    numbers: IntArray
+    particles: IntArray | None
+    names: Sequence[str]
+
+    @classmethod
+    def of_numbers(cls, numbers: ArrayLike, particles: Iterable[int] | None) -> Selection:
+        """Select from the atomic numbers of all atoms.
+
+        Raises
+        ------
+        InputError
+            If they are no atomic numbers, or the particles are not among them.
+        """
+        values = as_array(numbers)
+        if values.ndim != 1 or values.dtype.kind not in "iu" or not len(values):
+            raise InputError(
+                "give an openmm.app.Topology, or a list of atomic numbers, not "
+                f"{type(numbers).__name__}"
+            )
+        chosen = check_particles(particles, len(values))
+        indices = np.arange(len(values)) if chosen is None else chosen
+        return cls(values[indices].astype(np.int64), chosen, [f"atom {i}" for i in indices])
+
+    @classmethod
+    def of_topology(cls, topology: Topology, particles: Iterable[int] | None) -> Selection:
+        """Select from the atoms of a topology.
+
+        Raises
+        ------
+        InputError
+            If the particles are not atoms of the topology, or one of them has no element.
+        """
+        atoms = list(topology.atoms())
+        if not atoms:
+            raise InputError("the topology has no atoms")
+        chosen = check_particles(particles, len(atoms))
+        selected = atoms if chosen is None else [atoms[i] for i in chosen]
+        for atom in selected:
+            if atom.element is None:
+                raise InputError(
+                    f"{name_of(atom)} has no element, as virtual sites have none: "
+                    "leave it out, by particles=[...] with the indices of all others"
+                )
+        numbers = np.array([atom.element.atomic_number for atom in selected])
+        return cls(numbers, chosen, [name_of(atom) for atom in selected])
+
+    def check_elements(self, known: Sequence[int]) -> None:
+        """Raise `UnknownElementError` for the first atom that the model was not made for."""
+        unknown = np.flatnonzero(~np.isin(self.numbers, known))
+        if len(unknown):
+            first = unknown[0]
+            raise UnknownElementError(
+                f"the model does not know {_symbol(self.numbers[first])}, which "
+                f"{self.names[first]} is; it knows {', '.join(map(_symbol, known))}"
+            )
+
+
+def check_particles(particles: Iterable[int] | None, n_atoms: int) -> IntArray | None:
+    """Indices as an array of their own, or an `InputError` that says what is wrong with them."""
+    if particles is None:
+        return None
+    try:
+        indices = np.asarray(list(particles))
+    except (TypeError, ValueError):
+        indices = np.array("no array")
+    if indices.shape == (0,):
+        raise InputError("particles is empty: name at least one atom, or leave it out for all")
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise InputError(f"particles must be a list of indices, which are integers: {particles!r}")
+    outside = indices[(indices < 0) | (indices >= n_atoms)]
+    if len(outside):
+        raise InputError(f"there is no particle {outside[0]}: the atoms are 0 to {n_atoms - 1}")
+    values, counts = np.unique(indices, return_counts=True)
+    if counts.max() > 1:
+        raise InputError(f"particles names atom {values[counts.argmax()]} more than once")
+    return indices.astype(np.int64)
+
+
+def check_bonds(topology: Topology, particles: IntArray | None) -> None:
+    """Raise `InputError` for a bond that leaves the part, where a model would see a radical."""
+    if particles is None:
+        return
+    inside = set(particles.tolist())
+    for bond in topology.bonds():
+        if bond[0].element is None or bond[1].element is None:
+            continue
+        if (bond[0].index in inside) != (bond[1].index in inside):
+            ours, theirs = sorted(bond, key=lambda atom: atom.index not in inside)
+            raise InputError(
+                f"a bond leaves the machine-learning part, from {name_of(ours)} to "
+                f"{name_of(theirs)}: take both or none, or let openmm-ml cap it with hydrogen, by "
+                "MLPotential('mlff-triton').createMixedSystem"
+            )
+
+
+def name_of(atom: Atom) -> str:
+    """Index, name and residue of an atom of a topology."""
+    return f"atom {atom.index} ({atom.name} of {atom.residue.name} {atom.residue.id})"
+
+
+def _symbol(number: int) -> str:
+    from ase.data import chemical_symbols
+
+    known = 0 < number < len(chemical_symbols)
+    return str(chemical_symbols[number]) if known else f"atomic number {number}"

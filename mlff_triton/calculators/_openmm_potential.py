@@ -1,0 +1,85 @@
+"""What openmm-ml asks for forces; made by the factory in `mlff_triton.calculators.openmm_ml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openmmml.mlpotential import MLPotentialImpl
+
+from mlff_triton.calculators._openmm_atoms import Selection
+from mlff_triton.calculators._openmm_recipe import Options
+from mlff_triton.calculators.openmm_force import force_of_selection
+from mlff_triton.calculators.openmm_ml import OPTIONS
+from mlff_triton.errors import InputError
+from mlff_triton.prediction import Ensemble
+from mlff_triton.tensornet import TensorNet
+
+if TYPE_CHECKING:
+    import openmm
+    from openmm.app import Topology
+
+NOT_OURS = ("linkAtomDistances", "mlLongRange")
+"""What embeddings of openmm-ml read themselves, and hand on all the same."""
+
+
+class TensorNetPotential(MLPotentialImpl):
+    """A TensorNet for a whole system, or for the machine-learning part of a mixed one.
+
+    Parameters
+    ----------
+    model : str, path, TensorNet or Ensemble
+        As for `create_openmm_force`.
+    """
+
+    def __init__(self, model: str | Path | TensorNet | Ensemble) -> None:
+        self.model = model
+
+    def addForces(
+        self,
+        topology: Topology,
+        system: openmm.System,
+        atoms: Iterable[int] | None,
+        forceGroup: int,
+        **args: Any,
+    ) -> None:
+        """Add the force to a system; called by openmm-ml, which has capped bonds that were cut.
+
+        Parameters
+        ----------
+        topology : openmm.app.Topology
+            All atoms.
+        system : openmm.System
+            Of these atoms, or still empty.
+        atoms : iterable of int, optional
+            Indices of the machine-learning part.
+        forceGroup : int
+            Group of the force.
+        args
+            Some of `OPTIONS`, as for `create_openmm_force`.
+
+        Raises
+        ------
+        InputError
+            If there are other arguments; else as for `create_openmm_force`.
+        """
+        unknown = [name for name in args if name not in (*OPTIONS, *NOT_OURS)]
+        if unknown:
+            raise InputError(
+                f"{', '.join(unknown)} is unknown: the options are {', '.join(OPTIONS)}"
+            )
+        if system.getNumParticles() not in (0, topology.getNumAtoms()):
+            raise InputError(
+                f"the System has {system.getNumParticles()} particles, but the topology has "
+                f"{topology.getNumAtoms()} atoms: give those of one and the same structure"
+            )
+        given = {name: args[name] for name in OPTIONS if name in args}
+        if given.get("periodic") is None:
+            given["periodic"] = topology.getPeriodicBoxVectors() is not None
+        options = Options(model=self.model, force_group=forceGroup, **given)
+        system.addForce(force_of_selection(Selection.of_topology(topology, atoms), options))
+
+    def getMLLongRange(self) -> bool:
+        """False: a TensorNet sees its neighbors only."""
+        return False

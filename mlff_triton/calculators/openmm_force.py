@@ -1,0 +1,362 @@
+"""TensorNet as a force of OpenMM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from mlff_triton.batch import Batch, check_charge
+from mlff_triton.calculators._openmm_atoms import Selection, check_bonds
+from mlff_triton.calculators._openmm_recipe import (
+    Options,
+    Recipe,
+    lasting_model,
+    load_lasting,
+)
+from mlff_triton.engine import Engine, find_device
+from mlff_triton.errors import BackendError, InputError
+from mlff_triton.prediction import Ensemble
+from mlff_triton.tensornet import TensorNet
+from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
+
+if TYPE_CHECKING:
+    import openmm
+    from openmm.app import Topology
+
+FORCE_NAME = "mlff_triton"
+ROUTES = ("auto", "python", "torch")
+TORCH_ATOMS = 13_000
+"""Atoms from which a TorchForce costs less than a PythonForce, on CUDA. Measured on an H200, a step
+over an empty one: PythonForce 0.10 ms at 1,024 atoms, 0.43 at 16,384, 0.95 at 65,536; TorchForce
+0.35 at 1,024, 0.38 at 65,536. The lines between the first points, 0.10 + 0.33 x / 15,360 and
+0.35 + 0.03 x / 64,512 with x atoms more than 1,024, meet at x = 11,900."""
+
+
+def create_openmm_force(
+    topology_or_numbers: Topology | ArrayLike,
+    model: str | Path | TensorNet | Ensemble = "default",
+    *,
+    particles: Iterable[int] | None = None,
+    periodic: bool | None = None,
+    charge: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    backend: str = "auto",
+    route: str = "auto",
+    skin: float = 0.5,
+    force_group: int = 0,
+    remove_references: bool = False,
+) -> openmm.Force:
+    """Make a force for an OpenMM System, which computes energies and forces with a TensorNet.
+
+    Parameters
+    ----------
+    topology_or_numbers : openmm.app.Topology or int [N]
+        All atoms of the System, or their atomic numbers.
+    model : str, path, TensorNet or Ensemble
+        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
+        TorchMD-NET or MatGL, or a loaded model, which is copied.
+    particles : int [M], optional
+        Indices of the atoms that the model is for; all by default. Other forces that act between
+        them stay as they are: openmm-ml's ``createMixedSystem`` takes away the classical ones.
+    periodic : bool, optional
+        Whether the System's box is the model's, in all directions; by default, whether the topology
+        has box vectors. The box may change at any time, as a barostat changes it.
+    charge : int
+        Total charge of the model's atoms, in elementary charges.
+    device, dtype, backend, skin
+        As for `mlff_triton.engine.Engine`. The device is the model's own and need not be that of
+        OpenMM's platform.
+    route : {"auto", "python", "torch"}
+        ``"python"``: an ``openmm.PythonForce``, on every platform. ``"torch"``: a TorchForce of
+        OpenMM-Torch, faster for large systems on a GPU. `explain_openmm_route` says what "auto" is.
+    force_group : int
+        Group of the force, 0 to 31, for multiple time steps and for energies by group.
+    remove_references : bool
+        Leave out the model's reference energies of the elements and its mean, a constant: what
+        varies then keeps its digits in single precision.
+
+    Returns
+    -------
+    openmm.Force
+        To be given to ``System.addForce``; its name is "mlff_triton". It can be serialized.
+
+    Notes
+    -----
+    A barostat moves molecules as a whole if it knows them, which it does from bonds between atoms.
+    This force has none, so in a System without others each atom is scaled by itself: right, but
+    moves are then small. A HarmonicBondForce with spring constants of 0 tells what the molecules
+    are.
+
+    All Contexts of one System share one neighbor list of the model: Contexts that step in turn are
+    better off with a System each.
+
+    Raises
+    ------
+    InputError
+        If an option, the particles or an element does not fit, or a bond leaves the particles.
+    BackendError
+        If OpenMM is missing, or a device, backend or route cannot serve; the message says what can.
+    CheckpointError
+        If the model cannot be loaded.
+
+    Examples
+    --------
+    >>> import openmm
+    >>> system = openmm.System()
+    >>> for mass in (15.999, 1.008, 1.008):
+    ...     _ = system.addParticle(mass)
+    >>> _ = system.addForce(create_openmm_force([8, 1, 1], device="cpu"))
+    >>> context = openmm.Context(system, openmm.VerletIntegrator(0.0005))
+    >>> context.setPositions([[0, 0, 0.01], [0, 0.08, -0.05], [0, -0.08, -0.05]])
+    >>> energy = context.getState(energy=True).getPotentialEnergy()
+    >>> print(f"{energy.value_in_unit(openmm.unit.kilojoule_per_mole):.0f} kJ/mol")
+    -13306 kJ/mol
+    """
+    app = import_openmm().app
+    if isinstance(topology_or_numbers, app.Topology):
+        selection = Selection.of_topology(topology_or_numbers, particles)
+        check_bonds(topology_or_numbers, selection.particles)
+        in_box = topology_or_numbers.getPeriodicBoxVectors() is not None
+    else:
+        selection = Selection.of_numbers(topology_or_numbers, particles)
+        in_box = False
+    options = Options(
+        model=model,
+        periodic=in_box if periodic is None else periodic,
+        charge=charge,
+        device=device,
+        dtype=dtype,
+        backend=backend,
+        route=route,
+        skin=skin,
+        force_group=force_group,
+        remove_references=remove_references,
+    )
+    return force_of_selection(selection, options)
+
+
+def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
+    """As `create_openmm_force`, of atoms that have been selected, whatever bonds they have."""
+    _check_options(options)
+    lasting = lasting_model(options.model)
+    members = _members(load_lasting(lasting))
+    for member in members:
+        selection.check_elements(member.config.elements)
+        if options.charge and not member.uses_charge:
+            raise InputError("the model was made for neutral systems: set the charge to 0")
+    recipe = Recipe(
+        model=lasting,
+        numbers=selection.numbers,
+        particles=selection.particles,
+        periodic=bool(options.periodic),
+        charge=int(options.charge),
+        device=str(options.device),
+        dtype=options.dtype,
+        backend=options.backend,
+        skin=options.skin,
+        shift=_reference_energy(members, selection) if options.remove_references else 0.0,
+    )
+    route, _ = choose_route(options.route, len(selection.numbers), find_device(options.device))
+    force = _torch_force(recipe) if route == "torch" else _python_force(recipe)
+    force.setForceGroup(options.force_group)
+    force.setName(FORCE_NAME)
+    return force
+
+
+def explain_openmm_route(n_atoms: int, device: str = "auto") -> str:
+    """Which route "auto" takes for a model of so many atoms on a device, and why, in one line.
+
+    Examples
+    --------
+    >>> explain_openmm_route(1000, device="cpu")
+    'python: the model runs on the CPU, where positions and forces are anyway'
+    """
+    return ": ".join(choose_route("auto", n_atoms, find_device(device)))
+
+
+def choose_route(route: str, n_atoms: int, device: torch.device) -> tuple[str, str]:
+    """The route to take, and the reason.
+
+    Raises
+    ------
+    InputError
+        If there is no such route.
+    BackendError
+        If "torch" is asked for and something is in its way.
+    """
+    if route not in ROUTES:
+        raise InputError(f"route={route!r} is unknown: use one of {', '.join(ROUTES)}")
+    if route == "python":
+        return route, "as asked for"
+    if route == "torch":
+        obstacle = _torch_obstacle()
+        if obstacle is not None:
+            raise BackendError(f"route='torch': {obstacle}; use route='python'")
+        return route, "as asked for"
+    if device.type == "cpu":
+        return "python", "the model runs on the CPU, where positions and forces are anyway"
+    if n_atoms < TORCH_ATOMS:
+        return "python", f"it costs less for fewer than {TORCH_ATOMS} atoms"
+    obstacle = _torch_obstacle()
+    if obstacle is not None:
+        return "python", f"TorchForce would cost less for {n_atoms} atoms, but {obstacle}"
+    return "torch", f"it costs less from {TORCH_ATOMS} atoms on"
+
+
+class EngineForce:
+    """What a PythonForce calls: the State of a Context -> energy and forces, in OpenMM's units.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        What to compute; all that is kept when the force is copied or written to a file.
+    engine : Engine, optional
+        An engine for it; made at the first call by default.
+    """
+
+    def __init__(self, recipe: Recipe, engine: Engine | None = None) -> None:
+        self.recipe = recipe
+        self._engine = engine
+        self._last: tuple[Any, Batch] | None = None
+
+    def __reduce__(self) -> tuple[type[EngineForce], tuple[Recipe]]:
+        return EngineForce, (self.recipe,)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which has the neighbor list."""
+        if self._engine is None:
+            self._engine = self.recipe.engine()
+        return self._engine
+
+    def __call__(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
+        """Energy in kJ/mol and forces in kJ/mol/nm.
+
+        OpenMM hands on the message of an exception, but not its class.
+        """
+        try:
+            return self.compute(state)
+        except KeyboardInterrupt as interrupt:
+            raise RuntimeError("interrupted from the keyboard") from interrupt
+        except Exception as error:
+            part = "" if self.recipe.particles is None else " (atoms counted within particles)"
+            line = str(error).partition("\n")[0]
+            raise RuntimeError(f"{FORCE_NAME}: {type(error).__name__}: {line}{part}") from error
+
+    def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
+        """As calling it, but for what happens to errors."""
+        prediction = self.engine.evaluate(self._batch(state))
+        energy = (prediction.energy.item() - self.recipe.shift) * EV_TO_KJ_PER_MOL
+        return energy, prediction.forces.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
+
+    def _batch(self, state: openmm.State) -> Batch:
+        """The atoms of a State; all but the positions is checked once, and anew in a new box."""
+        recipe, last = self.recipe, self._last
+        box = state.getPeriodicBoxVectors()._value if recipe.periodic else None
+        positions = _positions(state)
+        positions *= NM
+        flat = positions.ravel()
+        sound = len(positions) == len(recipe.numbers) and math.isfinite(flat.dot(flat))
+        if sound and last is not None and last[0] == box:
+            batch = last[1]
+            return Batch(batch.numbers, positions, batch.boxes, batch.system, batch.charge)
+        if len(positions) != len(recipe.numbers):
+            raise InputError(
+                f"the System has {len(positions)} particles, but the force was made for "
+                f"{len(recipe.numbers)} atoms: make it from the System's own topology, or name the "
+                "atoms by particles=[...]"
+            )
+        cell = None if box is None else NM * np.array(box)
+        batch = Batch.of(recipe.numbers, positions, cell, recipe.periodic, charge=recipe.charge)
+        if last is not None:  # the same arrays, so that nobody need compare them
+            batch = replace(last[1], positions=batch.positions, boxes=batch.boxes)
+        self._last = box, batch
+        return batch
+
+
+def import_openmm() -> Any:
+    """The module `openmm`, with ``openmm.app``.
+
+    Raises
+    ------
+    BackendError
+        If it is missing, or too old.
+    """
+    try:
+        import openmm
+        import openmm.app
+    except ImportError as error:
+        raise BackendError(
+            f"OpenMM is needed and cannot be loaded ({error}): pip install 'mlff-triton[openmm]'"
+        ) from error
+    if not hasattr(openmm, "PythonForce"):
+        raise BackendError(
+            f"OpenMM 8.6 or later is needed, this is {openmm.__version__}: "
+            "pip install 'mlff-triton[openmm]'"
+        )
+    return openmm
+
+
+def _positions(state: openmm.State) -> NDArray[np.float64]:
+    """Positions in nm.
+
+    ``State.getPositions(asNumpy=True)`` does the same, and then spends ten times as long on units.
+    """
+    positions = np.empty((state._getNumParticles(), 3))
+    state._getVectorAsNumpy(state.Positions, positions)
+    return positions
+
+
+def _members(model: TensorNet | Ensemble) -> Sequence[TensorNet]:
+    if isinstance(model, TensorNet):
+        return [model]
+    return [member for member in model.members if isinstance(member, TensorNet)]
+
+
+def _check_options(options: Options) -> None:
+    check_charge(options.charge)
+    if not isinstance(options.periodic, (bool, np.bool_)):
+        raise InputError(
+            f"periodic must be True or False, for all directions at once, not {options.periodic!r}"
+        )
+    if options.force_group not in range(32):
+        raise InputError(
+            f"force_group must be an integer from 0 to 31, not {options.force_group!r}"
+        )
+
+
+def _reference_energy(members: Sequence[TensorNet], selection: Selection) -> float:
+    """References of the elements and the mean of the model, eV; of an ensemble, their mean."""
+    numbers = torch.from_numpy(selection.numbers)
+    energies = [m.references[m.species(numbers)].sum() + m.mean for m in members]
+    return float(torch.stack(energies).mean())
+
+
+def _python_force(recipe: Recipe) -> openmm.Force:
+    import openmm
+
+    force = openmm.PythonForce(EngineForce(recipe, recipe.engine()))
+    force.setUsesPeriodicBoundaryConditions(recipe.periodic)
+    if recipe.particles is not None:
+        force.setParticles(recipe.particles.tolist())
+    return force
+
+
+def _torch_force(recipe: Recipe) -> openmm.Force:
+    from mlff_triton.calculators.openmm_torch import create_torch_force
+
+    return create_torch_force(recipe)
+
+
+def _torch_obstacle() -> str | None:
+    from mlff_triton.calculators.openmm_torch import torch_route_obstacle
+
+    return torch_route_obstacle()
