@@ -7,8 +7,8 @@ derivatives of the interpolated energy. A row of the table is the value and the 
 the secant from there to the next: see `kernels.reference.radial_table`.
 
 All tables of a model share their knots. They stand where the functions need them: an interval is
-halved until the spline meets the requested error in it. For the usual bases that leaves only some
-fifty knots beyond 2.5 Å, where nearly all neighbors are, and these few rows stay in a GPU's cache.
+halved until the spline meets the requested error in it. For the usual bases that leaves only about
+a hundred knots beyond 2.5 Å, where nearly all neighbors are, and these rows stay in a GPU's cache.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from mlff_triton.radial_basis import cosine_cutoff
 from mlff_triton.tensornet import TensorNet
 
 TOLERANCES = {
-    # largest errors of values and of slopes, relative to the largest value and slope
-    torch.float32: (5e-8, 2e-7),
+    # largest errors of values and of slopes, relative to the largest value and slope; these are at
+    # short distances, ten times those of most neighbors, so that float32 asks for less than its own
+    torch.float32: (1e-8, 5e-8),
     torch.float64: (5e-12, 5e-11),
 }
 CLOSE = 0.5  # Å; no two nuclei come closer, and the bases are steepest there

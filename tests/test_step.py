@@ -169,17 +169,15 @@ def test_float32_is_as_exact_as_the_modules(model, batch):
     outputs, truth = batch.step(p, torch.float32), batch.predict(model)
     own = batch.predict(model_like(model, torch.float32))
     assert_same(outputs, truth, torch.float32)
-    cases = {
-        "energy": atoms_alone(model, batch),
-        "forces": 0,
-        "virial": 0,
-    }  # and what of them is not for the network to get right
-    for name, offset in cases.items():
+    exact, found = truth.forces, outputs.prediction.forces
+    error, own_error = (float((f - exact).norm() / exact.norm()) for f in (found, own.forces))
+    assert error <= 1.15 * own_error  # of so few atoms; rounding is a matter of luck
+    offsets = {"energy": atoms_alone(model, batch), "virial": 0}  # not for the network to get right
+    for name, offset in offsets.items():
         exact, *computed = (getattr(p, name) for p in (truth, outputs.prediction, own))
         scale = (exact - offset).abs().max()
         error, own_error = (float((x - exact).abs().max() / scale) for x in computed)
-        assert error <= max(2 * own_error, 2e-6), name
-        assert error < 1e-5, name
+        assert error <= max(2 * own_error, 1e-6), name
 
 
 def model_like(model: TensorNet, dtype: torch.dtype) -> TensorNet:
