@@ -9,6 +9,8 @@ atom picks those that are within the cutoff now, in the order of the row, and no
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import triton
 import triton.language as tl
@@ -52,10 +54,12 @@ def _edges_kernel(
     n_slots,
     n_knots,
     n_cells,
-    cutoff,
+    cutoff_high,
+    cutoff_low,
     BLOCK: tl.constexpr,
 ):
     atom = tl.program_id(0)
+    cutoff = tl.cast(cutoff_high, tl.float64) + cutoff_low  # arguments come in float32
     me = tl.load(order_ptr + atom).to(tl.int64)
     x = tl.load(positions_ptr + 3 * me)
     y = tl.load(positions_ptr + 3 * me + 1)
@@ -121,6 +125,12 @@ def _edges_kernel(
     status |= tl.where(closest < _MIN_DISTANCE, _OVERLAP, 0)
     status = tl.where(size < float("inf"), status, _NOT_FINITE)  # comparisons with NaN are false
     tl.store(status_ptr + me, status)
+
+
+def halves(number: float) -> tuple[float, float]:
+    """Two float32 numbers whose sum is a float64 number, but for its last few bits."""
+    high = ctypes.c_float(number).value
+    return high, ctypes.c_float(number - high).value
 
 
 def edges(
@@ -214,7 +224,7 @@ def edges(
             n_slots,
             len(knots.positions),
             len(knots.intervals),
-            cutoff,
+            *halves(cutoff),
             BLOCK=triton.next_power_of_2(capacity),
             num_warps=1 if capacity <= 128 else 4,
         )

@@ -112,6 +112,17 @@ def check(structures, device, dtype):
     assert not status.any()
 
 
+@pytest.mark.parametrize("cutoff", [2.3, 2.4])
+@pytest.mark.parametrize(("beyond", "n_edges"), [(-1e-9, 1), (1e-9, 0)])
+def test_the_cutoff_is_kept_to_the_last_digits(cutoff, beyond, n_edges, device, monkeypatch):
+    """As float32 numbers, 2.3 is too small by 5e-8 and 2.4 too large by 1e-7."""
+    monkeypatch.setitem(globals(), "CUTOFF", cutoff)
+    pair = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, cutoff + beyond]])
+    rows, cell, batch = rows_of([(pair, None, False)], 3.0)
+    found, _ = run(torch.tensor(pair), rows, cell, batch, device)
+    assert (found.end - found.begin).tolist() == [n_edges, n_edges]
+
+
 def test_a_list_without_skin_misses_nothing(device):
     structures = [structure("triclinic", 20)]
     rows, cell, batch = rows_of(structures, CUTOFF)
