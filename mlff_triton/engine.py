@@ -20,7 +20,7 @@ from mlff_triton.checkpoints import load_model
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.host import ExactSteps, HostSteps, ResidentStep, TorchSteps
 from mlff_triton.parameters import Parameters
-from mlff_triton.prediction import Ensemble, Prediction
+from mlff_triton.prediction import Ensemble, Prediction, check_neutral
 from mlff_triton.tensornet import TensorNet
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Prediction:
         """As `compute`, of systems that have been checked; results are on the CPU."""
-        self._check_charge(batch)
+        check_neutral(self.uses_charge, batch.charge)
         with self._lock:
             predictions = [steps.evaluate(batch) for steps in self._steps]
         if len(predictions) == 1:
@@ -230,17 +230,13 @@ class Engine:
         """
         atoms = as_array(numbers)
         batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
-        self._check_charge(batch)
+        check_neutral(self.uses_charge, batch.charge)
         for steps in self._steps:
             model = steps.model if isinstance(steps, ExactSteps) else steps.parameters
             model.species(to_tensor(batch.numbers, self.device))
         with self._lock:
             members = [steps.resident(batch) for steps in self._steps]
         return ResidentSystem(len(batch.numbers), members, self._lock)
-
-    def _check_charge(self, batch: Batch) -> None:
-        if not self.uses_charge and batch.charge.any():
-            raise InputError("the model was made for neutral systems: set the charge to 0")
 
 
 @dataclass(frozen=True)

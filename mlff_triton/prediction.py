@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlff_triton.errors import InputError
@@ -131,8 +133,7 @@ def predict(
     n_systems = int(batch[-1]) + 1
     if charge is None:
         charge = torch.zeros(n_systems, device=positions.device)
-    elif not model.uses_charge and bool(charge.any()):
-        raise InputError("the model was made for neutral systems: set the charge to 0")
+    check_neutral(model.uses_charge, charge)
     vectors = graph.vectors(positions.detach(), cell, batch)
     vectors = vectors.to(model.dtype).requires_grad_()
     with torch.enable_grad():
@@ -149,3 +150,9 @@ def predict(
     atom_energies = atom_energies + (model.mean / counts)[batch]
     energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
     return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies)
+
+
+def check_neutral(uses_charge: bool, charge: Tensor | NDArray[np.generic]) -> None:
+    """Raise `InputError` if a system is charged and the model was made for neutral ones."""
+    if not uses_charge and charge.any():
+        raise InputError("the model was made for neutral systems: set the charge to 0")

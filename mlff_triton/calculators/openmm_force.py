@@ -22,7 +22,7 @@ from mlff_triton.calculators._openmm_recipe import (
 )
 from mlff_triton.engine import Engine, find_device
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.prediction import Ensemble
+from mlff_triton.prediction import Ensemble, check_neutral
 from mlff_triton.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
@@ -145,13 +145,13 @@ def create_openmm_force(
 
 def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
     """As `create_openmm_force`, of atoms that have been selected, whatever bonds they have."""
+    charge = check_charge(options.charge)
     _check_options(options)
     lasting = lasting_model(options.model)
     members = _members(load_lasting(lasting))
     for member in members:
         selection.check_elements(member.config.elements)
-        if options.charge and not member.uses_charge:
-            raise InputError("the model was made for neutral systems: set the charge to 0")
+        check_neutral(member.uses_charge, charge)
     recipe = Recipe(
         model=lasting,
         numbers=selection.numbers,
@@ -322,7 +322,6 @@ def _members(model: TensorNet | Ensemble) -> Sequence[TensorNet]:
 
 
 def _check_options(options: Options) -> None:
-    check_charge(options.charge)
     if not isinstance(options.periodic, (bool, np.bool_)):
         raise InputError(
             f"periodic must be True or False, for all directions at once, not {options.periodic!r}"

@@ -46,6 +46,13 @@ def _edges_at(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edge
     )
 
 
+def _edges_along(vectors: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
+    """Whole edges, located in float64."""
+    row_ptr, senders, reverse = graph
+    edges = edges_of_graph(row_ptr, senders, reverse, vectors.double(), knots)
+    return cast(edges, vectors.dtype)
+
+
 @torch.library.custom_op("mlff_triton::radial_message_passing", mutates_args=())
 def _radial_message_passing(
     y: Tensor,
@@ -108,9 +115,7 @@ def _radial_embedding(
     if not len(species):
         return receiver.new_empty(9, 0, receiver.shape[1])
     receiver, sender, table, own = (t.contiguous() for t in (receiver, sender, table, own))
-    knots = Knots(positions, intervals)
-    edges = edges_of_graph(row_ptr, senders, reverse, vectors.double(), knots)
-    edges = cast(edges, vectors.dtype)
+    edges = _edges_along(vectors, Knots(positions, intervals), (row_ptr, senders, reverse))
     species = species.int()
     return embedding_kernels.radial_embedding(species, receiver, sender, table, own, edges)[0]
 
@@ -135,9 +140,7 @@ def _radial_embedding_backward(
     if not len(vectors):
         return vectors.new_empty(vectors.shape)
     grad, receiver, sender, table = (t.contiguous() for t in (grad, receiver, sender, table))
-    knots = Knots(positions, intervals)
-    edges = edges_of_graph(row_ptr, senders, reverse, vectors.double(), knots)
-    edges = cast(edges, vectors.dtype)
+    edges = _edges_along(vectors, Knots(positions, intervals), (row_ptr, senders, reverse))
     grad_vectors = embedding_kernels.radial_embedding_backward(
         grad, species.int(), receiver, sender, table, edges, slope=None
     )
