@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms, units
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
 from ase.md.verlet import VelocityVerlet
 from test_step import ZBL, model_of
 
@@ -19,6 +18,7 @@ from mlff_triton import TensorNetCalculator
 from mlff_triton.device import DeviceState
 from mlff_triton.engine import Engine
 from mlff_triton.errors import BackendError
+from mlff_triton.md.preparation import draw_momenta
 from mlff_triton.prediction import Prediction
 from mlff_triton.testing import (
     assert_close,
@@ -235,9 +235,7 @@ def test_threads_capture_side_by_side() -> None:
 def test_a_trajectory_stays_true() -> None:
     """At every hundredth of 1,000 steps of 0.5 fs."""
     atoms = water_box(64)
-    rng = np.random.default_rng(0)
-    MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=rng)
-    Stationary(atoms)
+    draw_momenta(atoms, 300.0, np.random.default_rng(0))
     atoms.calc = TensorNetCalculator(device="cuda")
     dynamics = VelocityVerlet(atoms, 0.5 * units.fs)
     truth = engine_of("cuda", "float64", "exact")

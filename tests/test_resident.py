@@ -19,7 +19,7 @@ from mlff_triton.testing import random_cluster, random_crystal, water_box
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
-SMALL = {"num_layers": 1, "hidden_channels": 16, "num_rbf": 6}
+SMALL = {"num_layers": 1, "hidden_channels": 32, "num_rbf": 6}
 ON_GPU = pytest.param("cuda", "triton-graph", marks=pytest.mark.gpu)
 PLACES = [
     ("cpu", "torch"),

@@ -9,8 +9,6 @@ atom picks those that are within the cutoff now, in the order of the row, and no
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 import triton
 import triton.language as tl
@@ -54,12 +52,10 @@ def _edges_kernel(
     n_slots,
     n_knots,
     n_cells,
-    cutoff_high,
-    cutoff_low,
+    cutoff: tl.float64,
     BLOCK: tl.constexpr,
 ):
     atom = tl.program_id(0)
-    cutoff = tl.cast(cutoff_high, tl.float64) + cutoff_low  # arguments come in float32
     me = tl.load(order_ptr + atom).to(tl.int64)
     x = tl.load(positions_ptr + 3 * me)
     y = tl.load(positions_ptr + 3 * me + 1)
@@ -86,7 +82,7 @@ def _edges_kernel(
     dy -= sx * tl.load(cell + 1) + sy * tl.load(cell + 4) + sz * tl.load(cell + 7)
     dz -= sx * tl.load(cell + 2) + sy * tl.load(cell + 5) + sz * tl.load(cell + 8)
     distance = tl.sqrt(dx * dx + dy * dy + dz * dz)
-    near = live & (distance < cutoff)
+    near = live & (distance - cutoff < 0)
 
     first = tl.load(knots_ptr)
     per_cell = n_cells / (tl.load(knots_ptr + n_knots - 1) - first)
@@ -120,17 +116,11 @@ def _edges_kernel(
     mz = z - (bx * tl.load(strain + 2) + by * tl.load(strain + 5) + bz * tl.load(strain + 8))
     moved = tl.sqrt(mx * mx + my * my + mz * mz)
     size = tl.abs(x) + tl.abs(y) + tl.abs(z)
-    closest = tl.min(tl.where(live, distance, cutoff))
+    closest = tl.min(tl.where(live, distance, float("inf")))
     status = tl.where(moved > tl.load(limit_ptr + system), _STALE, 0)
     status |= tl.where(closest < _MIN_DISTANCE, _OVERLAP, 0)
     status = tl.where(size < float("inf"), status, _NOT_FINITE)  # comparisons with NaN are false
     tl.store(status_ptr + me, status)
-
-
-def halves(number: float) -> tuple[float, float]:
-    """Two float32 numbers whose sum is a float64 number, but for its last few bits."""
-    high = ctypes.c_float(number).value
-    return high, ctypes.c_float(number - high).value
 
 
 def edges(
@@ -224,7 +214,7 @@ def edges(
             n_slots,
             len(knots.positions),
             len(knots.intervals),
-            *halves(cutoff),
+            cutoff,
             BLOCK=triton.next_power_of_2(capacity),
             num_warps=1 if capacity <= 128 else 4,
         )

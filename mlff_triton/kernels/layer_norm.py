@@ -37,7 +37,7 @@ def _layer_norm_fwd_kernel(
     rstd_ptr,
     n_rows,
     channels,
-    eps,
+    eps: tl.float64,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
@@ -57,7 +57,8 @@ def _layer_norm_fwd_kernel(
 
     mean = tl.sum(x, 1) / channels
     centered = tl.where(inside[None, :], x - mean[:, None], 0.0)
-    rstd = 1 / tl.sqrt(tl.sum(centered * centered, 1) / channels + eps)
+    variance = tl.sum(centered * centered, 1) / channels
+    rstd = 1 / tl.sqrt((variance + eps).to(dtype))
     y = centered * rstd[:, None] * weight[None, :] + bias[None, :]
 
     tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)

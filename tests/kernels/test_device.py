@@ -503,6 +503,7 @@ def test_too_little_memory_for_a_resident_system(new_steps, monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_resident_steps_wait_once(new_steps, monkeypatch):
     """The second wait, in a new cell, is for the status alone."""
     atoms = crystal(16, "triclinic")
@@ -517,8 +518,8 @@ def test_resident_steps_wait_once(new_steps, monkeypatch):
         synchronize(stream)
 
     monkeypatch.setattr(torch.cuda.Stream, "synchronize", counted)
-    torch.cuda.set_sync_debug_mode("error")  # raises wherever else the host would wait
     try:
+        torch.cuda.set_sync_debug_mode("error")  # raises wherever else the host would wait
         resident.run(positions + 0.01, cell)
     finally:
         torch.cuda.set_sync_debug_mode("default")
