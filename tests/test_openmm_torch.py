@@ -410,6 +410,8 @@ def test_contexts_equal_the_calculator(cuda_platform, atoms, precision):
 @pytest.mark.gpu
 def test_contexts_whose_box_is_set(cuda_platform):
     atoms = water_box(64)
+    tilted = np.eye(3) + 0.02 * np.tril(np.ones((3, 3)), -1)  # no box becomes so later
+    atoms.set_cell(atoms.cell.array @ tilted, scale_atoms=True)
     context = context_of(atoms, cuda_platform, "double")
     for strain in (0.0, 0.01, -0.03):
         reduced = np.eye(3) + strain * np.tril(np.ones((3, 3)))
@@ -447,8 +449,9 @@ def test_contexts_step_in_turn_and_in_threads(cuda_platform):
 @pytest.mark.gpu
 def test_contexts_of_copied_systems(cuda_platform):
     """OpenMM copies by writing and reading."""
-    system = context_of(MOLECULE, cuda_platform).getSystem()
-    copied = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
+    context = context_of(MOLECULE, cuda_platform)  # its end would be that of its System
+    written = openmm.XmlSerializer.serialize(context.getSystem())
+    copied = openmm.XmlSerializer.deserialize(written)
     context = openmm.Context(copied, openmm.VerletIntegrator(0.0005), cuda_platform)
     context.setPositions(MOLECULE.positions / NM)
     check_context(context, MOLECULE)

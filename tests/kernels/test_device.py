@@ -515,7 +515,10 @@ def test_resident_steps_wait_once(new_steps, monkeypatch):
 
     def counted(stream: torch.cuda.Stream) -> None:
         waits.append(stream)
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
         synchronize(stream)
+        torch.cuda.set_sync_debug_mode(mode)
 
     monkeypatch.setattr(torch.cuda.Stream, "synchronize", counted)
     try:
