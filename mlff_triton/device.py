@@ -11,6 +11,7 @@ resident: of its steps only energy and status are downloaded.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ FIRST_CAPACITY = 64  # slots of an atom before anything is known
 CAPACITY_STEP = 16  # each capacity is compiled for, so there are few
 KEPT_GRAPHS = 8
 MARGIN = 1e-6  # Å that the rows' reach is rounded down by
-_CAPTURE = Lock()  # before a capture PyTorch waits for the device, which breaks any other capture
+_CAPTURING = Lock()
 
 
 class DeviceSteps:
@@ -270,7 +271,7 @@ class DeviceState:
             stream=stream,
             capture_error_mode="thread_local",  # other threads go on working
         )
-        with _CAPTURE, capture:
+        with _undisturbed(), capture:
             self._outputs = self._step()
         self._graph = graph
 
@@ -406,6 +407,22 @@ class ResidentState(DeviceState):
         box = Box.of(self._seen_cell.numpy(), self._batch.boxes[0].pbc)
         self._cell[0].copy_(to_tensor(box.cell, self._cell.device))
         self._batch = replace(self._batch, boxes=(box,))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """One capture at a time in this process, and no garbage collected meanwhile.
+
+    What PyTorch does before a capture, and when an older graph is thrown away, breaks it.
+    """
+    with _CAPTURING:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _pinned(device: torch.device, *shape: int) -> Tensor:

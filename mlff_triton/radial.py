@@ -6,16 +6,18 @@ and slopes at its knots, so the energy keeps a continuous gradient, and forces a
 derivatives of the interpolated energy. A row of the table is the value and the slope at a knot, and
 the secant from there to the next: see `kernels.reference.radial_table`.
 
-All tables of a model share their knots. They stand where the functions need them: an interval is
-halved until the spline meets the requested error in it. For the usual bases that leaves only about
-a hundred knots beyond 2.5 Å, where nearly all neighbors are, and these rows stay in a GPU's cache.
+All tables of a model share their knots. They stand as densely as the functions need them for the
+requested error. For the usual bases that leaves only about eighty knots beyond 2.5 Å, where nearly
+all neighbors are, and these rows stay in a GPU's cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +31,14 @@ from mlff_triton.tensornet import TensorNet
 TOLERANCES = {
     # largest errors of values and of slopes, relative to the largest value and slope; these are at
     # short distances, ten times those of most neighbors, so that float32 asks for less than its own
-    torch.float32: (1e-8, 5e-8),
-    torch.float64: (5e-12, 5e-11),
+    torch.float32: (1e-8, 3.5e-8),
+    torch.float64: (5e-12, 4e-11),
 }
 CLOSE = 0.5  # Å; no two nuclei come closer, and the bases are steepest there
 CLOSE_TOLERANCE = 1000.0  # how much looser the tolerances are below
-COARSEST, FINEST = 4, 20  # log2 of the number of intervals
+COARSEST, FINEST = 4, 16  # log2 of the number of intervals at first, and how often they are halved
+EXPONENTS = (1 / 4, 1 / 3)  # errors of values grow with the fourth power of a width, of slopes
+MARGINS = (1.02, 1.1, 1.2, 1.4)  # how much more densely knots may stand than errors ask for
 SAMPLES = (0.21, 0.5, 0.79)  # where in an interval the errors of slope, value and slope peak
 ROUNDING = 4e-15  # of values in float64, which a secant divides by the width of its interval
 CHUNK = 4096  # distances that are evaluated at once
@@ -130,12 +134,10 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     """
     functions = radial_functions(model)
     with torch.no_grad():
-        marks, span, errors = _place_knots(functions, model.config, tolerances, model)
-        lower = model.config.cutoff_upper - span
-        positions = lower + span * marks.double() / 2**FINEST
+        positions, errors = _place_knots(functions, model.config, tolerances, model.std.device)
         tables = [_table(f, positions) for f in functions]
         return RadialTables(
-            Knots(positions, _intervals(marks)),
+            Knots(positions, _first_intervals(positions)),
             tables[0],
             tables[1:],
             *_self_factors(functions, model),
@@ -147,42 +149,89 @@ def _place_knots(
     functions: list[RadialFunction],
     config: TensorNetConfig,
     tolerances: tuple[float, float],
-    model: TensorNet,
-) -> tuple[Tensor, float, tuple[float, float]]:
-    """Knots as int64 multiples of the finest interval, the span in Å, the errors between them."""
-    device = model.std.device
+    device: torch.device,
+) -> tuple[Tensor, tuple[float, float]]:
+    """Knots in Å, and the largest errors between them.
+
+    Halving leaves intervals up to twice as fine as they need be. What their errors lack to the
+    tolerance says how densely knots have to stand there, and so they are placed anew.
+    """
     # Plain Bessel functions divide by the distance; a lower cutoff leaves a kink, and zeros below.
     lower = CLOSE / 2 if config.rbf_type == "bessel" else config.cutoff_lower
-    span = config.cutoff_upper - lower
-    unit = span / 2**FINEST
-    size = 2 ** (FINEST - COARSEST)
-    pending = torch.arange(0, 2**FINEST, size, device=device)
-    coarse = lower + unit * torch.arange(0, 2**FINEST + 1, size // 8, device=device).double()
+    count = 2 ** (COARSEST + 3) + 1
+    options = {"dtype": torch.float64, "device": device}
+    coarse = torch.linspace(lower, config.cutoff_upper, count, **options)
     scales = [_scales(f, coarse[coarse > CLOSE]) for f in functions]
-    accepted, worst = [], torch.zeros(2, dtype=torch.float64, device=device)
-    while len(pending):
-        start, width = lower + unit * pending.double(), unit * size
+    noise = ROUNDING * max(float(value / slope) for value, slope in scales)
+
+    def judge(start: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        """Errors in intervals, and their ratios to what is allowed, [n, 2] each."""
         errors = [_interval_errors(f, start, width) for f in functions]
         error = torch.stack([e / scale for e, scale in zip(errors, scales, strict=True)]).amax(0)
-        noise = max(ROUNDING * float(value / slope) / width for value, slope in scales)
-        close = start + width <= CLOSE
-        allowed = error.new_tensor([tolerances[0], max(tolerances[1], noise)])
-        allowed = allowed * torch.where(close, CLOSE_TOLERANCE, 1.0)[:, None]
-        fine = (error <= allowed).all(1)
-        worst = torch.maximum(
-            worst, error[fine & ~close].amax(0) if (fine & ~close).any() else worst
-        )
-        accepted.append(pending[fine])
-        pending = pending[~fine]
-        if size == 1 and len(pending):
-            raise UnsupportedModelError(
-                "the radial networks change too fast to be tabulated near "
-                f"{lower + unit * float(pending[0]):.2f} Å: use backend='exact'"
-            )
-        size //= 2
-        pending = torch.cat([pending, pending + size])
-    marks = torch.cat([*accepted, torch.tensor([2**FINEST], device=device)]).sort()[0]
-    return marks, span, (float(worst[0]), float(worst[1]))
+        allowed = torch.full_like(error, tolerances[0])
+        allowed[:, 1] = (noise / width).clamp(min=tolerances[1])
+        allowed[_close(start, width)] *= CLOSE_TOLERANCE
+        return error, error / allowed
+
+    start, width, excess = _bisect(judge, coarse[:: 2**3])
+    needed = (excess ** excess.new_tensor(EXPONENTS)).amax(1).clamp(min=0.5)
+    close = _close(start, width)
+    for margin in MARGINS:
+        parts = [_spread(start[p], width[p], margin * needed[p]) for p in (close, ~close)]
+        positions = torch.cat([*parts, coarse[-1:]])
+        error, excess = judge(positions[:-1], positions.diff())
+        if (excess <= 1).all():
+            break
+    else:
+        positions = torch.cat([start, coarse[-1:]])
+        error, _ = judge(start, width)
+    worst = error[~_close(positions[:-1], positions.diff())].amax(0).tolist()
+    return positions, (worst[0], worst[1])
+
+
+def _close(start: Tensor, width: Tensor) -> Tensor:
+    """Whether intervals end where no nuclei come."""
+    return start + width <= CLOSE
+
+
+def _bisect(
+    judge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], coarse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Halve intervals between coarse knots until all are within the tolerances.
+
+    Returns
+    -------
+    start, width : float64 [n]
+        The intervals, in ascending order.
+    excess : float64 [n, 2]
+        Ratios of their errors to those allowed.
+    """
+    start, width = coarse[:-1], coarse.diff()
+    accepted = []
+    for _ in range(FINEST):
+        excess = judge(start, width)[1]
+        fine = (excess <= 1).all(1)
+        accepted.append((start[fine], width[fine], excess[fine]))
+        start, width = start[~fine], width[~fine] / 2
+        if not len(start):
+            found = [torch.cat(parts) for parts in zip(*accepted, strict=True)]
+            order = found[0].argsort()
+            return found[0][order], found[1][order], found[2][order]
+        start, width = torch.cat([start, start + width]), torch.cat([width, width])
+    raise UnsupportedModelError(
+        "the radial networks change too fast to be tabulated near "
+        f"{float(start[0]):.2f} Å: use backend='exact'"
+    )
+
+
+def _spread(start: Tensor, width: Tensor, needed: Tensor) -> Tensor:
+    """Knots in adjoining intervals, so many in each as are needed, or parts of one; not the end."""
+    if not len(start):
+        return start
+    ends = np.append(start.cpu(), (start + width)[-1:].cpu())
+    total = np.append(0.0, needed.cumsum(0).cpu())
+    levels = np.linspace(0.0, total[-1], math.ceil(total[-1]), endpoint=False)
+    return torch.from_numpy(np.interp(levels, total, ends)).to(start)
 
 
 def _scales(function: RadialFunction, distance: Tensor) -> Tensor:
@@ -191,17 +240,18 @@ def _scales(function: RadialFunction, distance: Tensor) -> Tensor:
     return torch.stack([value.abs().max(), slope.abs().max()]).clamp(min=1e-300)
 
 
-def _interval_errors(function: RadialFunction, start: Tensor, width: float) -> Tensor:
+def _interval_errors(function: RadialFunction, start: Tensor, width: Tensor) -> Tensor:
     """Largest errors of value and slope in each interval, float64 [n, 2]."""
     fractions = start.new_tensor(SAMPLES)
+    size = CHUNK // (len(SAMPLES) + 2)
     chunks = []
-    for part in start.split(CHUNK // (len(SAMPLES) + 2)):
-        table = _table(function, torch.stack([part, part + width], dim=1).flatten())
+    for part, span in zip(start.split(size), width.split(size), strict=True):
+        table = _table(function, torch.stack([part, part + span], dim=1).flatten())
         t = fractions.repeat(len(part))
         interval = 2 * torch.arange(len(part), device=start.device)
         interval = interval.repeat_interleave(len(fractions))
-        exact = _differentiate(function, (part[:, None] + width * fractions).flatten())
-        h = torch.full_like(t, width)
+        exact = _differentiate(function, (part[:, None] + span[:, None] * fractions).flatten())
+        h = span.repeat_interleave(len(fractions))
         found = look_up(table, interval, t, h), look_up_slope(table, interval, t, h)
         errors = [
             (f.transpose(0, 1).flatten(1) - e).abs().amax(1).unflatten(0, (-1, len(fractions)))
@@ -228,13 +278,12 @@ def _differentiate(function: RadialFunction, distance: Tensor) -> tuple[Tensor, 
     return value, slope
 
 
-def _intervals(marks: Tensor) -> Tensor:
-    """Interval of each of the even cells that all knots are multiples of, int32."""
-    widths = marks.diff()
-    cell = widths.min()
-    counts = widths // cell
-    index = torch.arange(len(widths), device=marks.device, dtype=torch.int32)
-    return index.repeat_interleave(counts)
+def _first_intervals(positions: Tensor) -> Tensor:
+    """First interval in each of the even cells that `Knots` has, int32."""
+    count = math.ceil(float((positions[-1] - positions[0]) / positions.diff().min())) + 1
+    cells = torch.linspace(0, 1, count + 1, dtype=torch.float64, device=positions.device)[:-1]
+    starts = positions[0] + cells * (positions[-1] - positions[0])
+    return torch.searchsorted(positions, starts, right=True).int() - 1
 
 
 def _self_factors(functions: list[RadialFunction], model: TensorNet) -> tuple[Tensor, list[Tensor]]:

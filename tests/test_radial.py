@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
-from mlff_triton.radial import CLOSE, CLOSE_TOLERANCE, TOLERANCES, RadialTables, tabulate
+from mlff_triton.radial import (
+    CLOSE,
+    CLOSE_TOLERANCE,
+    TOLERANCES,
+    RadialTables,
+    _interval_errors,
+    _scales,
+    radial_functions,
+    tabulate,
+)
 from mlff_triton.radial_basis import cosine_cutoff
 from mlff_triton.tensornet import TensorNet
 from mlff_triton.testing import assert_close, assert_within
@@ -125,6 +134,17 @@ def test_loose_tolerances_make_small_tables(tabulated):
     small = tabulate(model, LOOSE)
     assert len(small.knots.positions) < len(tables.knots.positions) / 2
     check_errors(model, small, LOOSE)
+
+
+def test_knots_are_no_denser_than_needed(tabulated):
+    """Nearly every interval beyond the closest uses up what is allowed of value or slope."""
+    model, tables = tabulated
+    start, width = tables.knots.positions[:-1], tables.knots.positions.diff()
+    beyond = start > CLOSE
+    functions = radial_functions(model)
+    errors = [_interval_errors(f, start, width) / _scales(f, start[beyond]) for f in functions]
+    share = torch.stack(errors).amax(0)[beyond] / torch.tensor(TOLERANCES[torch.float32])
+    assert share.amax(1).median() > 0.5
 
 
 def test_knots_ascend_to_the_cutoff(tabulated):

@@ -10,6 +10,8 @@ import triton.language as tl
 
 from mlff_triton.kernels._irreps import dot, times
 
+_UNIT = tl.constexpr(2.0**-23)  # in the last place of a float32 number
+
 
 @triton.jit
 def load_parts(pointer, stride, mask):
@@ -123,8 +125,11 @@ def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
     """``acc + x w`` for blocks [M, K] and [K, N] of a `Map`, whose weights lie at ``offsets``.
 
     With "tf32x3", products of TF32 halves, the smallest first; their own low halves' product is
-    beyond float32. Tensor cores round sums towards zero, so a block is summed from zero, and then
-    added as float32 numbers are. Otherwise one product, of whole numbers or of high halves.
+    beyond float32. A block is summed from zero and then added as float32 numbers are, since tensor
+    cores round sums towards zero (https://doi.org/10.7717/peerj-cs.330). Each step of 8 inner
+    channels takes 0.36 units in the last place from the sum so far, on average; in K / 8 steps that
+    is 0.18 (K / 8 + 1) of the whole, which is given back. Otherwise one product, of whole numbers
+    or of high halves.
     """
     high = tl.load(high_ptr + offsets)
     if PRECISION == "tf32x3":
@@ -132,7 +137,9 @@ def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
         x_high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         block = tl.dot(x - x_high, high, input_precision="tf32")
         block = tl.dot(x_high, low, block, input_precision="tf32")
-        acc += tl.dot(x_high, high, block, input_precision="tf32")
+        block = tl.dot(x_high, high, block, input_precision="tf32")
+        lost: tl.constexpr = (9 * (x.shape[1] // 8 + 1) + 25) // 50  # in whole units
+        acc += block * (1 + lost * _UNIT)
     else:
         acc = tl.dot(x, high, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     return acc

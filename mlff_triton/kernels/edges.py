@@ -89,6 +89,8 @@ def _edges_kernel(
     in_cell = ((tl.where(near, distance, first) - first) * per_cell).to(tl.int32)
     in_cell = tl.minimum(tl.maximum(in_cell, 0), n_cells - 1)
     interval = tl.load(intervals_ptr + in_cell, near, other=0)
+    passed = distance - tl.load(knots_ptr + interval + 1, near, other=0.0) >= 0
+    interval = tl.minimum(interval + passed.to(tl.int32), n_knots - 2)
     start = tl.load(knots_ptr + interval, near, other=0.0)
     width = tl.load(knots_ptr + interval + 1, near, other=1.0) - start
     fraction = tl.minimum(tl.maximum((distance - start) / width, 0.0), 1.0)

@@ -22,7 +22,8 @@ class Knots(NamedTuple):
     positions : float64 [K + 1]
         Ascending, Å.
     intervals : int32 [C]
-        Interval of each of C even cells from the first knot to the last.
+        First interval in each of C even cells from the first knot to the last. Cells are narrower
+        than intervals, so that no cell has more than two.
     """
 
     positions: Tensor
@@ -34,6 +35,8 @@ class Knots(NamedTuple):
         count = len(self.intervals)
         cell = ((distance - first) * (count / (last - first))).to(torch.int64)
         interval = self.intervals[cell.clamp(0, count - 1)].long()
+        interval = interval + (distance >= self.positions[interval + 1])
+        interval = interval.clamp(max=len(self.positions) - 2)
         start = self.positions[interval]
         width = self.positions[interval + 1] - start
         return interval, ((distance - start) / width).clamp(0, 1), width
