@@ -159,8 +159,8 @@ def _place_knots(
     # Plain Bessel functions divide by the distance; a lower cutoff leaves a kink, and zeros below.
     lower = CLOSE / 2 if config.rbf_type == "bessel" else config.cutoff_lower
     count = 2 ** (COARSEST + 3) + 1
-    options = {"dtype": torch.float64, "device": device}
-    coarse = torch.linspace(lower, config.cutoff_upper, count, **options)
+    ends = lower, config.cutoff_upper
+    coarse = torch.linspace(*ends, count, dtype=torch.float64, device=device)
     scales = [_scales(f, coarse[coarse > CLOSE]) for f in functions]
     noise = ROUNDING * max(float(value / slope) for value, slope in scales)
 
