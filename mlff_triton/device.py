@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mlff_triton.batch import Batch, to_tensor
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
-from mlff_triton.host import ResidentStep
+from mlff_triton.host import ResidentStep, Units
 from mlff_triton.kernels import step as kernels
 from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
 from mlff_triton.kernels.neighbor_list import MAX_REACH, NeighborRows, build_rows
@@ -95,10 +95,10 @@ class DeviceSteps:
 
         return queue
 
-    def resident(self, batch: Batch) -> ResidentStep:
+    def resident(self, batch: Batch, units: Units) -> ResidentStep:
         """A function for the steps of one system, wherever its atoms go: `ResidentState.step`."""
         with self._on_gpu(batch):
-            state = ResidentState(self, batch)
+            state = ResidentState(self, batch, units)
 
         def step(positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
             with self._on_gpu(batch):
@@ -204,7 +204,7 @@ class DeviceState:
             If atoms have come to one point.
         """
         self._settle(self._results)
-        return self._results.prediction.map(Tensor.clone)
+        return self._results.prediction.map(_copied)
 
     def _settle(self, targets: Iterable[Tensor]) -> None:
         """Run steps until their results hold, and leave these in targets; errors as for `fetch`."""
@@ -228,9 +228,12 @@ class DeviceState:
         """Run a step, copy the first of its outputs to targets, and return the highest status."""
         for target, output in zip(targets, self.run(), strict=False):
             target.copy_(output, non_blocking=True)
+        self._wait()
+        return int(self._results.status.max())
+
+    def _wait(self) -> None:
         if self._positions.is_cuda:
             torch.cuda.current_stream().synchronize()
-        return int(self._results.status.max())
 
     def _flagged(self, bit: int) -> list[int]:
         return torch.nonzero(self._status & bit)[:, 0].tolist()
@@ -339,38 +342,44 @@ class DeviceState:
 
 
 class ResidentState(DeviceState):
-    """One system whose positions, cell and forces stay on the GPU.
+    """One system whose positions, cell and forces stay on the GPU, in the units of a program.
 
     How far atoms may move before rows are built anew is worked out by the host, from the cell. So
     that no step has to wait for it, the cell comes down after the step, nine numbers together with
-    the status. Mostly it is the one that the host knows, and that was all. If it is not, energy and
-    forces are right nevertheless, for edges are measured in the cell on the GPU; only the status
-    came from the limits for another cell, and is asked for once more: one kernel and a second wait.
+    energy and status. Mostly it is the one that the host knows, and that was all. If it is not,
+    energy and forces are right nevertheless, for edges are measured in the cell on the GPU; only
+    the status came from the limits for another cell, and is asked for once more: one kernel and a
+    second wait.
     """
 
-    def __init__(self, steps: DeviceSteps, batch: Batch) -> None:
+    def __init__(self, steps: DeviceSteps, batch: Batch, units: Units) -> None:
         super().__init__(steps, len(batch.numbers), 1)
         self.fill(batch)
+        self._units = units
         self._periodic = to_tensor(batch.boxes[0].pbc[:, None], steps.device)
-        self._seen_cell = _pinned(steps.device, 3, 3)
+        self._given = torch.zeros_like(self._positions)
+        self._given_cell = self._cell[0] / units.length
+        self._forces = self._report = self._positions  # of the step, until there is one
+        self._downloaded = _pinned(steps.device, 20)
+        self._seen = self._downloaded.numpy()
 
     @torch.no_grad()
     def step(self, positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Energy and forces where the atoms are now.
+        """Energy and forces where the atoms are now, in the program's units.
 
         Parameters
         ----------
         positions : [N, 3]
-            Å, of any floating-point dtype, on the GPU unless they are to be copied to it.
+            Of any floating-point dtype, on the GPU unless they are to be copied to it.
         cell : [3, 3], optional
-            Lattice vectors (rows) in Å, likewise; those of the step before by default.
+            Lattice vectors (rows), likewise; those of the step before by default.
 
         Returns
         -------
         energy : float64 []
-            eV, on the CPU: it has come there with the status.
-        forces : float64 [N, 3]
-            eV/Å, on the GPU, for the caller to keep.
+            On the CPU: it has come there with the status.
+        forces : [N, 3]
+            Of the positions' dtype, on the GPU, for the caller to keep.
 
         Raises
         ------
@@ -379,24 +388,44 @@ class ResidentState(DeviceState):
         OverlappingAtomsError
             If atoms have come to one point.
         """
-        self._positions.copy_(positions)
+        if positions.dtype != self._given.dtype:
+            self._given = self._given.to(positions.dtype)
+            self._graph = None
+        self._given.copy_(positions)
         if cell is not None:
-            rows = self._cell[0]
-            torch.where(self._periodic, cell.to(rows), rows, out=rows)
-        forces = torch.empty_like(self._positions)
-        self._settle((self._results.totals, forces))
-        return self._results.totals[0, 0].clone(), forces
+            self._given_cell.copy_(cell)
+        forces = torch.empty_like(self._given)
+        self._settle([forces])
+        return torch.tensor(self._seen[0] / self._units.energy), forces
+
+    def _step(self) -> Outputs:
+        """From the program's numbers to the program's numbers."""
+        self._take_over()
+        outputs = super()._step()
+        forces = outputs.forces * (self._units.length / self._units.energy)
+        self._forces = forces.to(self._given.dtype)
+        self._report = torch.cat([outputs.totals[0], self._cell.flatten()])
+        return outputs
+
+    def _take_over(self) -> None:
+        length, rows = self._units.length, self._cell[0]
+        torch.mul(self._given.double(), length, out=self._positions)
+        torch.where(self._periodic, self._given_cell * length, rows, out=rows)
 
     def _run_and_wait(self, targets: Iterable[Tensor]) -> int:
-        """As of any state, in the cell that is on the GPU."""
+        """As of any state, in the cell that is on the GPU; the only target is for the forces."""
         assert self._batch is not None
-        is_first = not self._built_boxes
-        self._seen_cell.copy_(self._cell[0], non_blocking=not is_first)
-        if is_first:
+        if not self._built_boxes:
+            self._take_over()
+            self._seen[11:] = self._cell.flatten().cpu()
             self._take_cell()
-        worst = super()._run_and_wait(targets)
-        if np.array_equal(self._seen_cell.numpy(), self._batch.boxes[0].cell):
-            return worst
+        self.run()
+        self._downloaded.copy_(self._report, non_blocking=True)
+        for target in targets:
+            target.copy_(self._forces)
+        self._wait()
+        if np.array_equal(self._seen[11:], self._batch.boxes[0].cell.ravel()):
+            return int(self._seen[10])
         self._take_cell()
         self._set_limits()
         return int(self._edges()[1].max())
@@ -404,7 +433,7 @@ class ResidentState(DeviceState):
     def _take_cell(self) -> None:
         """Let the batch have the cell that has come down."""
         assert self._batch is not None
-        box = Box.of(self._seen_cell.numpy(), self._batch.boxes[0].pbc)
+        box = Box.of(self._seen[11:].reshape(3, 3), self._batch.boxes[0].pbc)
         self._cell[0].copy_(to_tensor(box.cell, self._cell.device))
         self._batch = replace(self._batch, boxes=(box,))
 
@@ -423,6 +452,11 @@ def _undisturbed() -> Iterator[None]:
         finally:
             if collecting:
                 gc.enable()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, by one thread: several are slower where other programs keep them busy."""
+    return torch.from_numpy(tensor.numpy().copy())
 
 
 def _pinned(device: torch.device, *shape: int) -> Tensor:

@@ -18,7 +18,7 @@ from mlff_triton import dispatch
 from mlff_triton.batch import Batch, as_array, to_tensor
 from mlff_triton.checkpoints import load_model
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.host import ExactSteps, HostSteps, ResidentStep, TorchSteps
+from mlff_triton.host import ExactSteps, HostSteps, ResidentStep, TorchSteps, Units
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Ensemble, Prediction, check_neutral
 from mlff_triton.tensornet import TensorNet
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRECISIONS = ("exact", "tf32")
+ANGSTROM_EV = Units()
 
 
 class Engine:
@@ -207,6 +208,7 @@ class Engine:
         cell: ArrayLike | None = None,
         pbc: ArrayLike = False,
         charge: int = 0,
+        units: Units = ANGSTROM_EV,
     ) -> ResidentSystem:
         """Make one system ready for programs that have its positions on the engine's device.
 
@@ -214,6 +216,8 @@ class Engine:
         ----------
         numbers, cell, pbc, charge
             As for `compute`; the cell may change at every step.
+        units : Units
+            Of what the steps take and give; Å and eV by default.
 
         Returns
         -------
@@ -235,7 +239,7 @@ class Engine:
             model = steps.model if isinstance(steps, ExactSteps) else steps.parameters
             model.species(to_tensor(batch.numbers, self.device))
         with self._lock:
-            members = [steps.resident(batch) for steps in self._steps]
+            members = [steps.resident(batch, units) for steps in self._steps]
         return ResidentSystem(len(batch.numbers), members, self._lock)
 
 
@@ -266,22 +270,22 @@ class ResidentSystem:
     lock: threading.RLock
 
     def step(self, positions: Tensor, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Energy and forces where the atoms are now, from any thread.
+        """Energy and forces where the atoms are now, from any thread, in the system's units.
 
         Parameters
         ----------
         positions : [N, 3]
-            Å, of any floating-point dtype. Tensors of another device than the engine's do, too, but
+            Of any floating-point dtype. Tensors of another device than the engine's do, too, but
             have to be copied.
         cell : [3, 3], optional
-            Lattice vectors (rows) in Å, likewise; those of the step before by default.
+            Lattice vectors (rows), likewise; those of the step before by default.
 
         Returns
         -------
         energy : float64 []
-            eV, on the CPU, where it is known as soon as the step is over.
-        forces : float64 [N, 3]
-            eV/Å, on the engine's device; a new tensor.
+            On the CPU, where it is known as soon as the step is over.
+        forces : [N, 3]
+            On the engine's device, of the positions' dtype; a new tensor.
 
         Raises
         ------

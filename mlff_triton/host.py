@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,22 @@ from mlff_triton.tensornet import TensorNet
 
 ResidentStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """Positions [N, 3] and the cell [3, 3] of a system, or None if it has not changed -> its energy,
-float64 [] on the CPU, and forces, float64 [N, 3] on the device that computes."""
+float64 [] on the CPU, and forces [N, 3] on the device that computes, of the positions' dtype."""
+
+
+class Units(NamedTuple):
+    """What the numbers of a program are in.
+
+    Attributes
+    ----------
+    length : float
+        Its unit of length in Å.
+    energy : float
+        Its unit of energy in eV.
+    """
+
+    length: float = 1.0
+    energy: float = 1.0
 
 
 class HostSteps(ABC):
@@ -36,17 +52,18 @@ class HostSteps(ABC):
     def evaluate(self, batch: Batch) -> Prediction:
         """Energies, forces and virials of a batch, on the CPU."""
 
-    def resident(self, batch: Batch) -> ResidentStep:
+    def resident(self, batch: Batch, units: Units) -> ResidentStep:
         """A function for the steps of one system, wherever its atoms go; by way of the CPU."""
 
         def step(positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
             nonlocal batch
             if cell is not None:
-                box = Box.of(as_array(cell), batch.boxes[0].pbc)
+                box = Box.of(np.multiply(as_array(cell), units.length), batch.boxes[0].pbc)
                 batch = replace(batch, boxes=(box,))
-            points = check_positions(as_array(positions))
+            points = units.length * check_positions(as_array(positions))
             prediction = self.evaluate(replace(batch, positions=points))
-            return prediction.energy[0], prediction.forces.double().to(self.device)
+            forces = prediction.forces.double() * (units.length / units.energy)
+            return prediction.energy[0] / units.energy, forces.to(self.device, positions.dtype)
 
         return step
 

@@ -90,7 +90,7 @@ def test_what_comes_where(device, backend):
     positions = torch.tensor(atoms.positions, dtype=torch.float32)  # on the CPU: copied
     energy, forces = system.step(positions.requires_grad_())
     assert (energy.shape, energy.dtype, energy.device.type) == ((), torch.float64, "cpu")
-    assert (forces.shape, forces.dtype, forces.device.type) == ((5, 3), torch.float64, device)
+    assert (forces.shape, forces.dtype, forces.device.type) == ((5, 3), torch.float32, device)
     assert not energy.requires_grad
     assert not forces.requires_grad
 

@@ -86,7 +86,8 @@ def create_openmm_force(
     Returns
     -------
     openmm.Force
-        To be given to ``System.addForce``; its name is "mlff_triton". It can be serialized.
+        To be given to ``System.addForce``; its name is "mlff_triton". A PythonForce can be written
+        to XML and read again; OpenMM-Torch 1.5 crashes when it reads a TorchForce.
 
     Notes
     -----

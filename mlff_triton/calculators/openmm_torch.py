@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from mlff_triton.calculators._openmm_recipe import Recipe
 from mlff_triton.calculators._stub_library import load_stub
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.host import Units
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 if TYPE_CHECKING:
     import openmm
 
+OPENMM_UNITS = Units(length=NM, energy=1 / EV_TO_KJ_PER_MOL)
 KEPT_SYSTEMS = 8
 NVRTC = "libnvrtc.so.12"
 TOO_NEW = {"1.5": (2, 13)}
@@ -54,11 +56,13 @@ def create_torch_force(recipe: Recipe) -> openmm.Force:
     Returns
     -------
     openmmtorch.TorchForce
-        For any platform that OpenMM-Torch serves. Written to a file it is good for other
-        processes that have called `import_openmmtorch`, if the model is a file or a shipped one.
+        For any platform that OpenMM-Torch serves.
 
     Notes
     -----
+    OpenMM-Torch 1.5 writes a System with a TorchForce, whichever, but crashes when it reads one
+    with PyTorch 2.11: Systems that are to be read again need route="python".
+
     OpenMM-Torch hands on positions as OpenMM's CUDA platform has them, in single precision unless
     that is in double, and with molecules wrapped into the box. A model that is not periodic must
     not be used for atoms of a periodic System which nothing else holds together as a molecule.
@@ -102,7 +106,9 @@ class OpenMMSystem:
         self.recipe = recipe
         engine = recipe.engine()
         any_box = np.eye(3) if recipe.periodic else None  # each step brings its own
-        self.resident = engine.resident(recipe.numbers, any_box, recipe.periodic, recipe.charge)
+        self.resident = engine.resident(
+            recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
+        )
         self._particles: Tensor | None = None
         if recipe.particles is not None:
             self._particles = torch.from_numpy(recipe.particles)
@@ -115,10 +121,9 @@ class OpenMMSystem:
         if self._particles is not None:
             self._particles = self._particles.to(positions.device)
             ours = positions.index_select(0, self._particles)
-        cell = box.double() * NM if self.recipe.periodic and box is not None else None
-        energy, forces = self.resident.step(ours.double() * NM, cell)
-        energy = (energy - self.recipe.shift) * EV_TO_KJ_PER_MOL
-        forces = (forces * (EV_TO_KJ_PER_MOL * NM)).to(positions)
+        energy, forces = self.resident.step(ours, box if self.recipe.periodic else None)
+        energy -= self.recipe.shift * EV_TO_KJ_PER_MOL
+        forces = forces.to(positions.device)
         if self._particles is not None:
             forces = torch.zeros_like(positions).index_copy_(0, self._particles, forces)
         return energy, forces

@@ -126,10 +126,9 @@ def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
 
     With "tf32x3", products of TF32 halves, the smallest first; their own low halves' product is
     beyond float32. A block is summed from zero and then added as float32 numbers are, since tensor
-    cores round sums towards zero (https://doi.org/10.7717/peerj-cs.330). Each step of 8 inner
-    channels takes 0.36 units in the last place from the sum so far, on average; in K / 8 steps that
-    is 0.18 (K / 8 + 1) of the whole, which is given back. Otherwise one product, of whole numbers
-    or of high halves.
+    cores round sums towards zero (https://doi.org/10.7717/peerj-cs.330). On an H200 a sum of K
+    products loses 0.34 + 0.012 K units in the last place on average, which are given back.
+    Otherwise one product, of whole numbers or of high halves.
     """
     high = tl.load(high_ptr + offsets)
     if PRECISION == "tf32x3":
@@ -138,7 +137,7 @@ def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
         block = tl.dot(x - x_high, high, input_precision="tf32")
         block = tl.dot(x_high, low, block, input_precision="tf32")
         block = tl.dot(x_high, high, block, input_precision="tf32")
-        lost: tl.constexpr = (9 * (x.shape[1] // 8 + 1) + 25) // 50  # in whole units
+        lost: tl.constexpr = (840 + 12 * x.shape[1]) // 1000  # in whole units
         acc += block * (1 + lost * _UNIT)
     else:
         acc = tl.dot(x, high, acc, input_precision=PRECISION, out_dtype=acc.dtype)

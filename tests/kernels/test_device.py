@@ -24,6 +24,7 @@ from mlff_triton.batch import Batch
 from mlff_triton.device import DeviceState, DeviceSteps, step_memory
 from mlff_triton.engine import Engine
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
+from mlff_triton.host import Units
 from mlff_triton.kernels.reference import step as plain_torch
 from mlff_triton.parameters import Parameters
 from mlff_triton.prediction import Prediction
@@ -335,7 +336,7 @@ class Resident:
 
     def __init__(self, make: Steps, atoms: Atoms, dtype: torch.dtype = torch.float64) -> None:
         self.steps, self.others = make(dtype), make(dtype)
-        self.run = self.steps.resident(batch_of(atoms))
+        self.run = self.steps.resident(batch_of(atoms), Units())
 
     def tensor(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.steps.device)
@@ -414,6 +415,21 @@ def test_resident_rows_too_short_lose_nothing(new_steps, monkeypatch):
         resident.check(Atoms(atoms.numbers, scale * atoms.positions), cell=False)
 
 
+def test_resident_systems_in_other_units(new_steps):
+    """In quarters and sixteenths, so that nothing is rounded."""
+    atoms = crystal(3, "slab")
+    steps, units = new_steps(), Units(length=4.0, energy=0.0625)
+    run, plain = steps.resident(batch_of(atoms), units), steps.resident(batch_of(atoms), Units())
+    for strain in (0.0, 0.015625):
+        given = squeezed(atoms, strain * np.eye(3))
+        positions = torch.tensor(given.positions, device=steps.device)
+        cell = torch.tensor(given.cell.array, device=steps.device)
+        energy, forces = run(positions / 4, cell / 4)
+        expected_energy, expected_forces = plain(positions, cell)
+        assert torch.equal(energy, 16 * expected_energy)
+        assert torch.equal(forces, 64 * expected_forces)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_resident_systems_take_any_floats(new_steps, dtype):
     atoms = crystal(3, "triclinic")
@@ -424,10 +440,10 @@ def test_resident_systems_take_any_floats(new_steps, dtype):
     rounded.set_cell(cell.double().cpu().numpy())
     rounded.positions = positions.detach().double().cpu().numpy()
     expected = resident.others.evaluate(batch_of(rounded))
-    assert (energy.dtype, forces.dtype) == (torch.float64, torch.float64)
+    assert (energy.dtype, forces.dtype) == (torch.float64, dtype)
     assert not forces.requires_grad
     assert torch.equal(energy, expected.energy[0])
-    assert torch.equal(forces.cpu(), expected.forces)
+    assert torch.equal(forces.cpu(), expected.forces.to(dtype))
 
 
 def test_resident_forces_are_the_callers_to_keep(new_steps):
@@ -444,7 +460,7 @@ def test_resident_and_other_systems_do_not_meet(new_steps):
     """Of one size, and of one engine."""
     first, second = random_cluster(4), random_cluster(4, seed=1)
     residents = [Resident(new_steps, first), Resident(new_steps, second)]
-    residents[1].run = residents[0].steps.resident(batch_of(second))
+    residents[1].run = residents[0].steps.resident(batch_of(second), Units())
     residents[1].others = residents[0].steps
     for _ in range(2):
         residents[0].check(first, cell=False)
