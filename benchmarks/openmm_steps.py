@@ -1,8 +1,10 @@
 """A step of OpenMM on its fastest platform, by the host's clock: ours, TorchMD-NET's, and none.
 
 Steps are of 1e-6 ps: atoms stand still, as in the other benches, so that neither side rebuilds
-what it does not rebuild at every step anyway. ``empty`` is a System without forces: what is left of
-a step beyond it and the ``engine`` is what the way through OpenMM costs.
+what it does not rebuild at every step anyway. ``openmm-empty`` is a System without forces: what is
+left of a step beyond it and the ``engine`` is what the way through OpenMM costs. Least of all that
+can be: ``openmm-python-idle`` and ``openmm-torch-idle`` take positions to PyTorch's GPU, and zeros
+back.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import numpy as np
 import torch
 from ase.data import atomic_masses
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from benchmarks.implementations import PEER_TOLERANCE, Implementation, Outcome, Prepared, engine
 from benchmarks.peers import compiled, lone_atoms, peer_inputs, rebuild_for
 from benchmarks.systems import System
 from mlff_triton.calculators import create_openmm_force
+from mlff_triton.calculators.openmm_torch import import_openmmtorch
 from mlff_triton.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
@@ -102,6 +106,29 @@ def torchmd_net(model: TensorNet, system: System, device: torch.device) -> Prepa
     return _step(system, force, device)
 
 
+def idle_python(_model: TensorNet, system: System, device: torch.device) -> Prepared:
+    """A PythonForce without a model."""
+    import openmm
+
+    def compute(state: Any) -> tuple[float, NDArray[np.float64]]:
+        positions = torch.from_numpy(state.getPositions(asNumpy=True)._value).to(device)
+        return 0.0, torch.zeros_like(positions).cpu().numpy()
+
+    return _step(system, openmm.PythonForce(compute), device)
+
+
+class _Idle(nn.Module):
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1), torch.zeros_like(positions)
+
+
+def idle_torch(_model: TensorNet, system: System, device: torch.device) -> Prepared:
+    """A TorchForce without a model."""
+    force = import_openmmtorch().TorchForce(torch.jit.script(_Idle()))
+    force.setOutputsForces(True)
+    return _step(system, force, device)
+
+
 def empty(_model: TensorNet, system: System, device: torch.device) -> Prepared:
     """Nothing but particles, and no results to be checked."""
     return _step(system, None, device)
@@ -119,5 +146,7 @@ OPENMM: tuple[Implementation, ...] = (
         needs_self_loops=True,
         wall=True,
     ),
+    Implementation("openmm-python-idle", idle_python, wall=True, gated=False),
+    Implementation("openmm-torch-idle", idle_torch, wall=True, gated=False, needs_gpu=True),
     Implementation("openmm-empty", empty, wall=True, gated=False),
 )

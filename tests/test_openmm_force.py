@@ -93,9 +93,9 @@ def context_of(system, atoms, platform="Reference", integrator=None):
 
 
 def force_for(atoms, model="default", **options):
-    return create_openmm_force(
-        atoms.numbers, model, **{"periodic": bool(atoms.pbc.all()), "device": "cpu", **options}
-    )
+    """A PythonForce, unless the options say otherwise."""
+    defaults = {"periodic": bool(atoms.pbc.all()), "device": "cpu", "route": "python"}
+    return create_openmm_force(atoms.numbers, model, **{**defaults, **options})
 
 
 def energy_and_forces(context, groups=-1):
@@ -566,18 +566,13 @@ def obstacle(monkeypatch):
 
 def test_auto_takes_what_costs_less(obstacle):
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    few, many = openmm_force.TORCH_ATOMS - 1, openmm_force.TORCH_ATOMS
     obstacle(None)
-    for n_atoms, device, expected in (
-        (few, gpu, "python"),
-        (many, gpu, "torch"),
-        (many, cpu, "python"),
-    ):
-        route, reason = openmm_force.choose_route("auto", n_atoms, device)
+    for device, expected in ((gpu, "torch"), (cpu, "python")):
+        route, reason = openmm_force.choose_route("auto", device)
         assert route == expected
         assert reason
     obstacle("OpenMM-Torch is not installed")
-    route, reason = openmm_force.choose_route("auto", many, gpu)
+    route, reason = openmm_force.choose_route("auto", gpu)
     assert route == "python"
     assert "not installed" in reason
 
@@ -585,8 +580,8 @@ def test_auto_takes_what_costs_less(obstacle):
 def test_route_asked_for_is_taken_or_refused(obstacle):
     atoms, device = STRUCTURES["water"], torch.device("cpu")
     obstacle(None)
-    assert openmm_force.choose_route("torch", 3, device)[0] == "torch"
-    assert openmm_force.choose_route("python", 10**6, device)[0] == "python"
+    assert openmm_force.choose_route("torch", device)[0] == "torch"
+    assert openmm_force.choose_route("python", device)[0] == "python"
     obstacle("OpenMM-Torch is not installed")
     with pytest.raises(BackendError, match="is not installed; use route='python'"):
         force_for(atoms, route="torch")
@@ -595,7 +590,7 @@ def test_route_asked_for_is_taken_or_refused(obstacle):
 
 
 def test_route_is_explained_in_a_line():
-    line = explain_openmm_route(1000, device="cpu")
+    line = explain_openmm_route("cpu")
     assert line.startswith("python: ")
     assert "\n" not in line
 
