@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.kernels import (
+    attention,
     decomposition,
     edge_tensors,
     edges,
@@ -52,6 +53,7 @@ PACKED, FULL = torch.ones(9, N, F), torch.ones(N, 3, 3, F)
 VECTORS, FACTORS = torch.ones(E, 3), torch.ones(E, F)
 GRAPH = torch.arange(0, E + 1, E // N), torch.zeros(E).long(), torch.arange(E)
 ROWS, WEIGHT, BIAS = torch.ones(N, F), torch.ones(F, F), torch.ones(F)
+HEADS = tuple(torch.ones(N, 2, 16) for _ in "qkv")
 KNOTS = Knots(torch.tensor([0.0, 4.0]).double(), torch.tensor([0]).int())
 
 
@@ -75,6 +77,15 @@ def radial_embedding(vectors: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Any, ...]] = {
+    "attention": (attention.attention, *HEADS, torch.tensor([0, N]), N),
+    "attention, many rows": (attention.attention, *HEADS, torch.tensor([0, N]), 1000),
+    "attention, bias and soft cap": (
+        partial(attention.attention, softcap=5.0),
+        *(torch.ones(N, 2, 192) for _ in "qkv"),
+        torch.tensor([0, N]),
+        N,
+        torch.ones(N, N),
+    ),
     "add_layer_norm": (layer_norm.add_layer_norm, ROWS, ROWS, BIAS, BIAS),
     "compose": (decomposition.compose, PACKED),
     "decompose": (decomposition.decompose, FULL),
@@ -110,6 +121,12 @@ CASES: dict[str, tuple[Any, ...]] = {
     "vector_to_symmetric": (vector_to_tensor.vector_to_symmetric, VECTORS),
     "vector_to_symmetric, scaled": (vector_to_tensor.vector_to_symmetric, VECTORS, FACTORS),
 }  # operators and their inputs
+
+
+def half_attention() -> object:
+    """As protein language models use it."""
+    q, k, v = (torch.ones(N, 2, 64).half() for _ in "qkv")
+    return attention.attention(q, k, v, torch.tensor([0, N]), 1000)
 
 
 def neighbor_rows() -> object:
@@ -162,7 +179,8 @@ def steps(sizes: list[tuple[int, str]], dtype: torch.dtype) -> dict[str, Callabl
 def main() -> None:
     for target in sys.argv[1:]:
         single, double = torch.float32, torch.float64
-        all_calls = calls(single) | steps(STEPS, single) | {"neighbor_list": neighbor_rows}
+        all_calls = calls(single) | steps(STEPS, single)
+        all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
         if target in THOROUGH_TARGETS:
             all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
         for case, kernel, error in compile_distinct(all_calls, target):

@@ -1,0 +1,319 @@
+"""Softmax attention over packed sequences of any lengths, so that padding costs nothing.
+
+    s_ij = scale q_i . k_j      s_ij <- cap tanh(s_ij / cap)      s_ij <- s_ij + bias_ij
+    out_i = sum_j softmax_j(s_ij) v_j      for i and j in the same sequence
+
+A program takes a block of rows of one head. It goes through the keys once, block by block, with the
+largest score so far, the sum of the exponentials and the weighted sum of the values (T. Dao et al.,
+"FlashAttention", https://arxiv.org/abs/2205.14135). Gradients are those of the reference, and take
+its memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels._dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels._launch import exact_precision
+from mlff_triton.kernels._operators import check_device, check_shape
+from mlff_triton.kernels.reference import attention as reference
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_SMALLEST = 16  # side of a tile that matrix units take
+
+
+@triton.jit
+def _attention_fwd_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    bias_ptr,
+    row_ptr_ptr,
+    out_ptr,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    bias_sequence,
+    bias_head,
+    bias_row,
+    group,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+):
+    block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tl.load(row_ptr_ptr + sequence).to(tl.int64)
+    length = (tl.load(row_ptr_ptr + sequence + 1) - first).to(tl.int32)
+    if block * M >= length:
+        return
+    row = block * M + tl.arange(0, M)[:, None]
+    dim, value_dim = tl.arange(0, D), tl.arange(0, V)[None, :]
+    q = tl.load(
+        q_ptr + (first + row) * q_row + head * q_head + dim[None, :],
+        (row < length) & (dim < DIM)[None, :],
+        other=0.0,
+    )  # [M, D]
+    k_ptr += first * k_row + head // group * k_head
+    v_ptr += first * v_row + head // group * v_head
+
+    peak = tl.full([M], float("-inf"), ACCUMULATE)
+    total = tl.zeros([M], ACCUMULATE)
+    acc = tl.zeros([M, V], ACCUMULATE)
+    for start in range(0, length, N):
+        key = start + tl.arange(0, N)
+        k = tl.load(
+            k_ptr + key.to(tl.int64)[None, :] * k_row + dim[:, None],
+            (key < length)[None, :] & (dim < DIM)[:, None],
+            other=0.0,
+        )  # [D, N]
+        scores = tl.dot(q, k, input_precision=PRECISION, out_dtype=ACCUMULATE)
+        if CAP is None:
+            scores *= SCALE * _LOG2_E
+        else:
+            decay = tl.exp(-2 * SCALE / CAP * tl.abs(scores))
+            size = (CAP * _LOG2_E) * (1 - decay) / (1 + decay)  # tanh
+            scores = tl.where(scores < 0, -size, size)
+        if bias_ptr is not None:
+            bias = tl.load(
+                bias_ptr
+                + sequence.to(tl.int64) * bias_sequence
+                + head * bias_head
+                + row.to(tl.int64) * bias_row
+                + key[None, :],
+                (row < length) & (key < length)[None, :],
+                other=0.0,
+            )
+            scores += bias.to(ACCUMULATE) * _LOG2_E
+        scores = tl.where((key < length)[None, :], scores, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        level = tl.where(highest == float("-inf"), 0.0, highest)  # all that was seen is masked
+        weights = tl.exp2(scores - level[:, None])
+        kept = tl.exp2(peak - level)
+        v = tl.load(
+            v_ptr + key.to(tl.int64)[:, None] * v_row + value_dim,
+            (key < length)[:, None] & (value_dim < VALUE_DIM),
+            other=0.0,
+        )  # [N, V]
+        total = total * kept + tl.sum(weights, 1)
+        acc = tl.dot(
+            weights.to(v.dtype),
+            v,
+            acc * kept[:, None],
+            input_precision=PRECISION,
+            out_dtype=ACCUMULATE,
+        )
+        peak = highest
+
+    heads = tl.num_programs(1)
+    tl.store(
+        out_ptr + ((first + row) * heads + head) * VALUE_DIM + value_dim,
+        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+        (row < length) & (value_dim < VALUE_DIM),
+    )
+
+
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+class _Tile(NamedTuple):
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tile(q: Tensor, width: int, max_length: int) -> _Tile:
+    """Tiles of keys and values that stay below 16 KiB each; fewer rows if sequences are short."""
+    keys = min(64, max(_SMALLEST, 16384 // (width * q.element_size())))
+    rows = {2: 128, 4: 64, 8: 32}[q.element_size()]
+    if width > 128:
+        rows //= 2
+    rows = min(rows, max(_SMALLEST, triton.next_power_of_2(max_length)))
+    stages = 1 if width * q.element_size() >= 1024 else 2
+    return _Tile(rows, keys, 8 if rows == 128 else 4, stages)
+
+
+@torch.library.custom_op("mlff_triton::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    row_ptr: Tensor,
+    max_length: int,
+    scale: float,
+    softcap: float | None,
+    precision: str,
+) -> Tensor:
+    """Rows [T, H, D], [T, G, D], [T, G, V] to [T, H, V]."""
+    out = _empty_output(q, v)
+    n_sequences, heads = len(row_ptr) - 1, q.shape[1]
+    if not out.numel() or not n_sequences or not max_length:
+        return out.zero_()
+    dim, value_dim = q.shape[2], v.shape[2]
+    width, value_width = (max(_SMALLEST, triton.next_power_of_2(d)) for d in (dim, value_dim))
+    tile = _tile(q, max(width, value_width), max_length)
+    with torch.cuda.device_of(q):
+        _attention_fwd_kernel[(triton.cdiv(max_length, tile.rows), heads, n_sequences)](
+            q,
+            k,
+            v,
+            bias,
+            row_ptr,
+            out,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *((0, 0, 0) if bias is None else bias.stride()[:3]),
+            heads // k.shape[1],
+            SCALE=scale,
+            CAP=softcap,
+            PRECISION=precision,
+            ACCUMULATE=_TRITON_DTYPES[COMPUTE_DTYPES[q.dtype]],
+            DIM=dim,
+            VALUE_DIM=value_dim,
+            M=tile.rows,
+            N=tile.keys,
+            D=width,
+            V=value_width,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return out
+
+
+def _empty_output(q: Tensor, v: Tensor) -> Tensor:
+    return q.new_empty(*q.shape[:2], v.shape[2])
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    del k
+    return _empty_output(q, v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    *tensors, ctx.max_length, ctx.scale, ctx.softcap, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *given, row_ptr = ctx.saved_tensors
+    wanted = [t for t in given if t is not None]
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        options = ctx.max_length, bias, ctx.scale, ctx.softcap
+        return reference.attention(q, k, v, row_ptr, *options)
+
+    found = torch.func.vjp(forward, *wanted)[1](grad)
+    return (*found, *(None,) * (9 - len(found)))
+
+
+_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    row_ptr: Tensor,
+    max_length: int,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of every row to the rows of its own sequence; differentiable to any order.
+
+    Parameters
+    ----------
+    q : [T, H, D]
+        Queries of all sequences, one after the other, of H heads; float16, bfloat16, float32 or
+        float64. Half precisions are accumulated in float32.
+    k, v : [T, G, D], [T, G, V]
+        Keys and values, of the dtype of ``q``. G divides H: H / G heads in turn share them.
+    row_ptr : int64 or int32 [B + 1]
+        Sequence ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to T without gaps. Its
+        values are not checked.
+    max_length : int
+        Rows of the longest sequence, or more. Not looked up, so that nothing waits for a GPU.
+    bias : broadcastable to [B, H, max_length, max_length], optional
+        Added to the scores, of the dtype of ``q``; minus infinity keeps two rows apart. Rows apart
+        from all are NaN, as in PyTorch.
+    scale : float, optional
+        1 / sqrt(D) by default.
+    softcap : float, optional
+        Scores are kept between its negative and itself.
+
+    Returns
+    -------
+    [T, H, V]
+        Of the dtype of ``q``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes, devices or options do not fit together.
+    BackendError
+        If the tensors do not lie on a GPU.
+
+    Examples
+    --------
+    >>> q, k, v = torch.randn(3, 7, 4, 16, device="cuda")
+    >>> row_ptr = torch.tensor([0, 5, 7], device="cuda")
+    >>> attention(q, k, v, row_ptr, max_length=5).shape
+    torch.Size([7, 4, 16])
+    """
+    check_dense(q=q, k=k, v=v, bias=bias)
+    check_device(q, row_ptr)
+    check_shape("q", q, ("T", "H", "D"))
+    check_shape("k", k, (len(q), "G", q.shape[2]))
+    check_shape("v", v, (*k.shape[:2], "V"))
+    check_shape("row_ptr", row_ptr, ("B + 1",))
+    if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
+        raise InputError("row_ptr must be int64 or int32, with at least one element")
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise InputError(f"{q.shape[1]} heads cannot share the keys of {k.shape[1]}")
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"softcap must be positive, not {softcap}")
+    if bias is not None:
+        shape = (len(row_ptr) - 1, q.shape[1], max_length, max_length)
+        try:
+            bias = bias.expand(shape)
+        except RuntimeError:
+            raise InputError(
+                f"bias has the shape {list(bias.shape)}, which does not broadcast to {list(shape)}"
+            ) from None
+    out: Tensor = _attention(
+        _last_axis_dense(q),
+        _last_axis_dense(k),
+        _last_axis_dense(v),
+        None if bias is None else _last_axis_dense(bias),
+        row_ptr,
+        max_length,
+        1 / math.sqrt(q.shape[2]) if scale is None else float(scale),
+        None if softcap is None else float(softcap),
+        exact_precision(q) if q.dtype == torch.float32 else "ieee",
+    )
+    return out
+
+
+def _last_axis_dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
