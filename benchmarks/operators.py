@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import radial_messages
 from benchmarks.systems import random_box
@@ -99,6 +100,19 @@ def messages_eager(
     return torch.zeros_like(y).index_add(0, receivers, factors * y.index_select(0, senders))
 
 
+def attention_ours(q: Tensor, k: Tensor, v: Tensor, row_ptr: Tensor) -> Tensor:
+    """Attention of sequences that are all of one length."""
+    from mlff_triton.kernels.attention import attention
+
+    return attention(q, k, v, row_ptr, len(q) // (len(row_ptr) - 1))
+
+
+def attention_eager(q: Tensor, k: Tensor, v: Tensor, row_ptr: Tensor) -> Tensor:
+    """PyTorch's own, which has an axis for sequences."""
+    sequences = (x.unflatten(0, (len(row_ptr) - 1, -1)).transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(*sequences).transpose(1, 2).flatten(0, 1)
+
+
 class Source:
     """Makes float32 inputs for a number of atoms on a device.
 
@@ -159,6 +173,12 @@ class Source:
         """Rows [N, F] and where their segments of some 21 rows begin."""
         starts = torch.arange(0, self.n_atoms + 20, 21, device=self.device)
         return self.random(self.n_atoms, CHANNELS), starts.clamp(max=self.n_atoms)
+
+    def sequences(self) -> Inputs:
+        """Queries, keys and values [T, 20, 16] of T rows, in sequences of 512 if they fit."""
+        length = 512 if self.n_atoms % 512 == 0 else self.n_atoms
+        row_ptr = torch.arange(0, self.n_atoms + 1, length, device=self.device)
+        return *(self.random(self.n_atoms, 20, 16) for _ in "qkv"), row_ptr
 
     def packed_messages(self) -> Inputs:
         """Tensors [9, N, F], three factors an edge and channel [E, 3, F], neighbors."""
@@ -235,6 +255,7 @@ FURTHER: tuple[Operator, ...] = (
         kernel("linear", activation="silu"),
         reference("linear", activation="silu"),
     ),
+    Operator("attention", Source.sequences, attention_ours, attention_eager),
     Operator("segment_sum", Source.segments, kernel("segment_sum"), reference("segment_sum")),
 )
 OPERATORS = PUBLISHED + FURTHER

@@ -45,6 +45,7 @@ from mlff_triton import bench as bench_command
 from mlff_triton import timing
 from mlff_triton.errors import InputError
 from mlff_triton.irreps import scale
+from mlff_triton.kernels.reference.attention import attention as reference_attention
 from mlff_triton.neighbors import neighbor_list
 from mlff_triton.timing import Environment, Timing, measure
 from mlff_triton.units import NM
@@ -479,6 +480,14 @@ def heating(atoms: Atoms, steps: int, every: int, times: list[float]) -> Iterato
 
 def double(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
+
+
+@pytest.mark.parametrize("n_rows", [1024, 500])
+def test_pytorchs_attention_is_that_of_packed_sequences(n_rows):
+    q, k, v, row_ptr = operators.Source(n_rows, CPU).sequences()
+    expected = reference_attention(q, k, v, row_ptr, len(q) // (len(row_ptr) - 1))
+    found = operators.attention_eager(q, k, v, row_ptr)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 OPERATOR = Operator("double", operators.Source.packed, double, lambda x: x + x)
