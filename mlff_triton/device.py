@@ -359,9 +359,11 @@ class ResidentState(DeviceState):
         self._periodic = to_tensor(batch.boxes[0].pbc[:, None], steps.device)
         self._given = torch.zeros_like(self._positions)
         self._given_cell = self._cell[0] / units.length
-        self._forces = self._report = self._positions  # of the step, until there is one
+        self._forces: Tensor  # of the step that was queued last, as is what goes to the host
+        self._report: Tensor
         self._downloaded = _pinned(steps.device, 20)
-        self._seen = self._downloaded.numpy()
+        self._seen = self._downloaded.numpy()  # totals, and the cell
+        self._seen_cell = self._seen[11:].reshape(3, 3)
 
     @torch.no_grad()
     def step(self, positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -417,14 +419,14 @@ class ResidentState(DeviceState):
         assert self._batch is not None
         if not self._built_boxes:
             self._take_over()
-            self._seen[11:] = self._cell.flatten().cpu()
+            self._seen_cell[:] = self._cell[0].cpu()
             self._take_cell()
         self.run()
         self._downloaded.copy_(self._report, non_blocking=True)
         for target in targets:
             target.copy_(self._forces)
         self._wait()
-        if np.array_equal(self._seen[11:], self._batch.boxes[0].cell.ravel()):
+        if np.array_equal(self._seen_cell, self._batch.boxes[0].cell):
             return int(self._seen[10])
         self._take_cell()
         self._set_limits()
@@ -433,7 +435,7 @@ class ResidentState(DeviceState):
     def _take_cell(self) -> None:
         """Let the batch have the cell that has come down."""
         assert self._batch is not None
-        box = Box.of(self._seen[11:].reshape(3, 3), self._batch.boxes[0].pbc)
+        box = Box.of(self._seen_cell, self._batch.boxes[0].pbc)
         self._cell[0].copy_(to_tensor(box.cell, self._cell.device))
         self._batch = replace(self._batch, boxes=(box,))
 

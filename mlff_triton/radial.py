@@ -7,8 +7,8 @@ derivatives of the interpolated energy. A row of the table is the value and the 
 the secant from there to the next: see `kernels.reference.radial_table`.
 
 All tables of a model share their knots. They stand as densely as the functions need them for the
-requested error. For the usual bases that leaves only about eighty knots beyond 2.5 Å, where nearly
-all neighbors are, and these rows stay in a GPU's cache.
+requested error. For the usual bases that leaves only about a hundred knots beyond 2.5 Å, where
+nearly all neighbors are, and these rows stay in a GPU's cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ TOLERANCES = {
 }
 CLOSE = 0.5  # Å; no two nuclei come closer, and the bases are steepest there
 CLOSE_TOLERANCE = 1000.0  # how much looser the tolerances are below
-COARSEST, FINEST = 4, 16  # log2 of the number of intervals at first, and how often they are halved
+COARSEST = 16  # intervals at first
+HALVINGS = 16  # at most
+SCALE_SAMPLES = 8  # distances in a coarsest interval where the largest value and slope are sought
 EXPONENTS = (1 / 4, 1 / 3)  # errors of values grow with the fourth power of a width, of slopes
 MARGINS = (1.02, 1.1, 1.2, 1.4)  # how much more densely knots may stand than errors ask for
 SAMPLES = (0.21, 0.5, 0.79)  # where in an interval the errors of slope, value and slope peak
@@ -158,10 +160,9 @@ def _place_knots(
     """
     # Plain Bessel functions divide by the distance; a lower cutoff leaves a kink, and zeros below.
     lower = CLOSE / 2 if config.rbf_type == "bessel" else config.cutoff_lower
-    count = 2 ** (COARSEST + 3) + 1
-    ends = lower, config.cutoff_upper
-    coarse = torch.linspace(*ends, count, dtype=torch.float64, device=device)
-    scales = [_scales(f, coarse[coarse > CLOSE]) for f in functions]
+    ends, count = (lower, config.cutoff_upper), COARSEST * SCALE_SAMPLES + 1
+    samples = torch.linspace(*ends, count, dtype=torch.float64, device=device)
+    scales = [_scales(f, samples[samples > CLOSE]) for f in functions]
     noise = ROUNDING * max(float(value / slope) for value, slope in scales)
 
     def judge(start: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,17 +174,17 @@ def _place_knots(
         allowed[_close(start, width)] *= CLOSE_TOLERANCE
         return error, error / allowed
 
-    start, width, excess = _bisect(judge, coarse[:: 2**3])
+    start, width, excess = _bisect(judge, samples[::SCALE_SAMPLES])
     needed = (excess ** excess.new_tensor(EXPONENTS)).amax(1).clamp(min=0.5)
     close = _close(start, width)
     for margin in MARGINS:
         parts = [_spread(start[p], width[p], margin * needed[p]) for p in (close, ~close)]
-        positions = torch.cat([*parts, coarse[-1:]])
+        positions = torch.cat([*parts, samples[-1:]])
         error, excess = judge(positions[:-1], positions.diff())
         if (excess <= 1).all():
             break
     else:
-        positions = torch.cat([start, coarse[-1:]])
+        positions = torch.cat([start, samples[-1:]])
         error, _ = judge(start, width)
     worst = error[~_close(positions[:-1], positions.diff())].amax(0).tolist()
     return positions, (worst[0], worst[1])
@@ -208,7 +209,7 @@ def _bisect(
     """
     start, width = coarse[:-1], coarse.diff()
     accepted = []
-    for _ in range(FINEST):
+    for _ in range(1 + HALVINGS):
         excess = judge(start, width)[1]
         fine = (excess <= 1).all(1)
         accepted.append((start[fine], width[fine], excess[fine]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
@@ -14,6 +15,13 @@ COMPUTE_DTYPES = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
 }
+
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def accumulator(x: Tensor) -> tl.dtype:
+    """What kernels compute in for a tensor, as Triton names it."""
+    return _TRITON_DTYPES[COMPUTE_DTYPES[x.dtype]]
 
 
 def check_dense(**tensors: Tensor | None) -> None:

@@ -76,6 +76,29 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
         raise InputError(f"{name} has the shape {list(tensor.shape)} instead of [{wanted}]")
 
 
+def check_pointers(row_ptr: Tensor) -> None:
+    """Raise `InputError` unless a tensor may say where consecutive segments begin and end."""
+    check_shape("row_ptr", row_ptr, ("B + 1",))
+    if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
+        raise InputError("row_ptr must be int64 or int32, with at least one element")
+
+
+def expanded(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor spread over a shape, without copies.
+
+    Raises
+    ------
+    InputError
+        If it does not broadcast to that shape.
+    """
+    try:
+        return tensor.expand(*shape)
+    except RuntimeError:
+        raise InputError(
+            f"{name} has the shape {list(tensor.shape)}, which does not broadcast to {list(shape)}"
+        ) from None
+
+
 def check_graph(
     x: Tensor, n_atoms: int, n_edges: int, row_ptr: Tensor, senders: Tensor, reverse: Tensor
 ) -> None:

@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels._dense import accumulator, check_dense
 from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._operators import check_device, check_shape
+from mlff_triton.kernels._operators import check_device, check_pointers, check_shape, expanded
 from mlff_triton.kernels.reference import attention as reference
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -129,9 +129,6 @@ def _attention_fwd_kernel(
     )
 
 
-_TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
 class _Tile(NamedTuple):
     rows: int
     keys: int
@@ -186,7 +183,7 @@ def _attention(
             SCALE=scale,
             CAP=softcap,
             PRECISION=precision,
-            ACCUMULATE=_TRITON_DTYPES[COMPUTE_DTYPES[q.dtype]],
+            ACCUMULATE=accumulator(q),
             DIM=dim,
             VALUE_DIM=value_dim,
             M=tile.rows,
@@ -286,21 +283,13 @@ def attention(
     check_shape("q", q, ("T", "H", "D"))
     check_shape("k", k, (len(q), "G", q.shape[2]))
     check_shape("v", v, (*k.shape[:2], "V"))
-    check_shape("row_ptr", row_ptr, ("B + 1",))
-    if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
-        raise InputError("row_ptr must be int64 or int32, with at least one element")
+    check_pointers(row_ptr)
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} heads cannot share the keys of {k.shape[1]}")
     if softcap is not None and not softcap > 0:
         raise InputError(f"softcap must be positive, not {softcap}")
     if bias is not None:
-        shape = (len(row_ptr) - 1, q.shape[1], max_length, max_length)
-        try:
-            bias = bias.expand(shape)
-        except RuntimeError:
-            raise InputError(
-                f"bias has the shape {list(bias.shape)}, which does not broadcast to {list(shape)}"
-            ) from None
+        bias = expanded("bias", bias, (len(row_ptr) - 1, q.shape[1], max_length, max_length))
     out: Tensor = _attention(
         _last_axis_dense(q),
         _last_axis_dense(k),
@@ -310,7 +299,7 @@ def attention(
         max_length,
         1 / math.sqrt(q.shape[2]) if scale is None else float(scale),
         None if softcap is None else float(softcap),
-        exact_precision(q) if q.dtype == torch.float32 else "ieee",
+        exact_precision(q),
     )
     return out
 

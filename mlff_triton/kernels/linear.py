@@ -21,9 +21,9 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels._activations import activate, activate_derivative
-from mlff_triton.kernels._dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels._dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._operators import check_shape, differentiate_by_reference
+from mlff_triton.kernels._operators import check_shape, differentiate_by_reference, expanded
 from mlff_triton.kernels.reference import _activations as reference
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
@@ -121,9 +121,6 @@ def _linear_bwd_activation_kernel(
     tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask)
 
 
-_TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
 class _Tile(NamedTuple):
     rows: int
     columns: int
@@ -178,7 +175,7 @@ def _launch_linear(
             triton.cdiv(n_in, n_splits * tile.inner) * tile.inner,
             ACTIVATION=activation,
             PRECISION=precision,
-            ACCUMULATE=_TRITON_DTYPES[COMPUTE_DTYPES[x.dtype]],
+            ACCUMULATE=accumulator(x),
             GROUP=_GROUP,
             M=tile.rows,
             N=tile.columns,
@@ -213,7 +210,7 @@ def _launch_activation_backward(grad: Tensor, z: Tensor, activation: str) -> Ten
                 out,
                 z.numel(),
                 ACTIVATION=activation,
-                COMPUTE=_TRITON_DTYPES[COMPUTE_DTYPES[z.dtype]],
+                COMPUTE=accumulator(z),
                 BLOCK=_BLOCK,
             )
     return out
@@ -403,9 +400,4 @@ def _rows_like(name: str, x: Tensor | None, shape: tuple[int, ...], n_rows: int)
     """A tensor spread over rows [M, N] of y, without copies as far as strides allow."""
     if x is None:
         return None
-    try:
-        return x.expand(shape).reshape(n_rows, shape[-1])
-    except RuntimeError:
-        raise InputError(
-            f"{name} has the shape {list(x.shape)}, which does not broadcast to {list(shape)}"
-        ) from None
+    return expanded(name, x, shape).reshape(n_rows, shape[-1])

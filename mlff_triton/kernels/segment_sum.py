@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._operators import check_device, check_floats, check_shape
+from mlff_triton.kernels._operators import check_device, check_floats, check_pointers
 
 _BLOCK = 1024  # elements of a program's block, over rows and channels
 _BLOCKS_PER_SPLIT = 8
@@ -201,11 +201,9 @@ def segment_sum(x: Tensor, row_ptr: Tensor, accumulate: str | None = None) -> Te
     """
     check_floats(x=x)
     check_device(x, row_ptr)
-    check_shape("row_ptr", row_ptr, ("B + 1",))
+    check_pointers(row_ptr)
     if x.dim() not in (1, 2):
         raise InputError(f"x has the shape {list(x.shape)} instead of [M, F] or [M]")
-    if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
-        raise InputError("row_ptr must be int64 or int32, with at least one element")
     if accumulate not in (None, "float64"):
         raise InputError(f"accumulate={accumulate!r} is unknown: use 'float64' or None")
     rows = x if x.dim() == 2 else x[:, None]

@@ -1,8 +1,4 @@
-"""Softmax attention over packed sequences, in plain PyTorch, one sequence after the other.
-
-s_ij = scale q_i . k_j      s_ij <- cap tanh(s_ij / cap)      s_ij <- s_ij + bias_ij
-out_i = sum_j softmax_j(s_ij) v_j
-"""
+"""Softmax attention over packed sequences, in plain PyTorch, one sequence after the other."""
 
 from __future__ import annotations
 
