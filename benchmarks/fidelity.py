@@ -7,7 +7,7 @@ NVE at 300 K with the shipped model, velocity Verlet, 0.5 fs. Column ``error`` h
 - ``drift-*``: slope of the total energy, eV/atom/ps, without its sign;
 - ``drift-*-sigma``: the standard error of that slope.
 
-Times are those of a step of ASE, by the host's clock.
+Times are those of a step of ASE, or of OpenMM where the implementation is, by the host's clock.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from benchmarks import systems
 from benchmarks.guards import at_most, clean_up
 from benchmarks.models import model
+from benchmarks.openmm_steps import make_context
 from benchmarks.runner import Lab
 from benchmarks.schema import make_row
 from benchmarks.systems import System
-from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
 from mlff_triton.md.preparation import draw_momenta
 from mlff_triton.timing import Timing
-from mlff_triton.units import EV_TO_KCAL_PER_MOL
+from mlff_triton.units import EV_TO_KCAL_PER_MOL, EV_TO_KJ_PER_MOL, NM
 
 TIME_STEP = 0.5  # fs
 TEMPERATURE = 300.0  # K, after half of what the start holds has become potential energy
@@ -57,11 +58,40 @@ class Simulated:
             model("shipped"), device=device, dtype=self.dtype, backend=self.backend
         )
 
+    def total_energies(self, atoms: Atoms, device: str, times: list[float]) -> Iterator[float]:
+        """Total energies along a long simulation, eV."""
+        atoms.calc = self.calculator(device)
+        for moved in simulate(atoms, DRIFT_STEPS, DRIFT_EVERY, times):
+            yield moved.get_total_energy()
+
+
+class SimulatedByOpenMM(Simulated):
+    """The same through OpenMM's Verlet integrator, on its fastest platform."""
+
+    def total_energies(self, atoms: Atoms, device: str, times: list[float]) -> Iterator[float]:
+        """Total energies along a long simulation, eV."""
+        force = create_openmm_force(
+            atoms.numbers, model("shipped"), device=device, dtype=self.dtype, backend=self.backend
+        )
+        system = System.of([atoms])
+        platform, properties = ("CPU", {}) if device == "cpu" else ("CUDA", {"Precision": "mixed"})
+        context = make_context(system, force, TIME_STEP / 1000, platform, **properties)
+        context.setPositions(atoms.positions / NM)
+        context.setVelocities(atoms.get_velocities() * (1000 * units.fs / NM))
+        for _ in range(DRIFT_STEPS // DRIFT_EVERY):
+            begun = time.perf_counter()
+            context.getIntegrator().step(DRIFT_EVERY)
+            times.append((time.perf_counter() - begun) / DRIFT_EVERY)
+            state = context.getState(energy=True)
+            total = state.getPotentialEnergy() + state.getKineticEnergy()
+            yield total._value / EV_TO_KJ_PER_MOL
+
 
 SIMULATED = (
     Simulated("engine", "float32", "auto"),
     Simulated("engine-float64", "float64", "auto"),
     Simulated("exact", "float32", "exact"),
+    SimulatedByOpenMM("openmm", "float32", "auto"),
 )
 TRUTH = Simulated("exact-float64", "float64", "exact")
 
@@ -77,7 +107,7 @@ def run_fidelity(lab: Lab, cases: Sequence[str], names: Sequence[str]) -> None:
     for case in cases:
         kind, name = case.split("-", 1)
         for simulated in SIMULATED:
-            if simulated.name not in names:
+            if simulated.name not in names or (kind == "nve" and simulated.name == "openmm"):
                 continue
             clean_up(lab.device)
             try:
@@ -112,9 +142,8 @@ def _drift(lab: Lab, name: str, simulated: Simulated) -> None:
     """Slope of the total energy over a long simulation."""
     system = DRIFT[name]()
     atoms = start(system, str(lab.device))
-    atoms.calc = simulated.calculator(str(lab.device))
     times: list[float] = []
-    totals = [a.get_total_energy() for a in simulate(atoms, DRIFT_STEPS, DRIFT_EVERY, times)]
+    totals = list(simulated.total_energies(atoms, str(lab.device), times))
     picoseconds = DRIFT_EVERY * TIME_STEP / 1000
     slope, sigma = drift(np.array(totals) / system.n_atoms, picoseconds)
     _report(lab, f"drift-{name}", simulated, system, times, abs(slope), DRIFT_LIMIT)

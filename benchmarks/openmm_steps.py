@@ -1,10 +1,11 @@
 """A step of OpenMM on its fastest platform, by the host's clock: ours, TorchMD-NET's, and none.
 
 Steps are of 1e-6 ps: atoms stand still, as in the other benches, so that neither side rebuilds
-what it does not rebuild at every step anyway. ``openmm-empty`` is a System without forces: what is
-left of a step beyond it and the ``engine`` is what the way through OpenMM costs. Least of all that
-can be: ``openmm-python-idle`` and ``openmm-torch-idle`` take positions to PyTorch's GPU, and zeros
-back.
+what it does not rebuild at every step anyway. What a step takes beyond the ``engine`` is what the
+way through OpenMM costs. Least of all that can be: ``openmm-python-idle`` and ``openmm-torch-idle``
+take positions to PyTorch's GPU, and zeros back; ``openmm-empty`` is a System without forces.
+``openmm-on-cpu`` has the model on the GPU and all else on OpenMM's CPU platform, so that the GPU
+does not go to and fro between OpenMM's CUDA context and PyTorch's.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ PLATFORMS = {"cuda": "CUDA", "cpu": "CPU"}
 Compute = Callable[[Any], tuple[float, NDArray[np.float64]]]
 
 
-def _step(system: System, force: Any, device: torch.device) -> Prepared:
-    """Steps of a System with one force; results are read where the atoms began."""
+def make_context(
+    system: System, force: Any, time_step: float, platform: str, **properties: str
+) -> Any:
+    """A Context that steps particles by Verlet with one force, or none; time step in ps."""
     import openmm
 
     simulated = openmm.System()
@@ -43,10 +46,17 @@ def _step(system: System, force: Any, device: torch.device) -> Prepared:
         simulated.addParticle(atomic_masses[number])
     if force is not None:
         simulated.addForce(force)
-    integrator = openmm.VerletIntegrator(TIME_STEP)
-    platform = openmm.Platform.getPlatformByName(PLATFORMS[device.type])
-    context = openmm.Context(simulated, integrator, platform)
+    integrator = openmm.VerletIntegrator(time_step)
+    chosen = openmm.Platform.getPlatformByName(platform)
+    return openmm.Context(simulated, integrator, chosen, properties)
 
+
+def _step(
+    system: System, force: Any, device: torch.device, platform: str | None = None
+) -> Prepared:
+    """Steps of a System with one force; results are read where the atoms began."""
+    context = make_context(system, force, TIME_STEP, platform or PLATFORMS[device.type])
+    integrator = context.getIntegrator()
     positions = system.positions
     if system.cell is not None:  # OpenMM takes atoms into the box, and rounds where they come to
         positions = np.mod(positions, np.diag(system.cell))
@@ -69,13 +79,15 @@ def _step(system: System, force: Any, device: torch.device) -> Prepared:
     return Prepared(step, read)
 
 
-def _ours(route: str) -> Callable[[TensorNet, System, torch.device], Prepared]:
+def _ours(
+    route: str, platform: str | None = None
+) -> Callable[[TensorNet, System, torch.device], Prepared]:
     def prepare(model: TensorNet, system: System, device: torch.device) -> Prepared:
         periodic = system.cell is not None
         force = create_openmm_force(
             system.numbers, model, periodic=periodic, device=str(device), route=route
         )
-        return _step(system, force, device)
+        return _step(system, force, device, platform)
 
     return prepare
 
@@ -114,7 +126,7 @@ def idle_python(_model: TensorNet, system: System, device: torch.device) -> Prep
         positions = torch.from_numpy(state.getPositions(asNumpy=True)._value).to(device)
         return 0.0, torch.zeros_like(positions).cpu().numpy()
 
-    return _step(system, openmm.PythonForce(compute), device)
+    return _step(system, openmm.PythonForce(compute), PLATFORMS[device.type])
 
 
 class _Idle(nn.Module):
@@ -137,6 +149,7 @@ def empty(_model: TensorNet, system: System, device: torch.device) -> Prepared:
 OPENMM: tuple[Implementation, ...] = (
     Implementation("openmm-python", _ours("python"), wall=True),
     Implementation("openmm-torch", _ours("torch"), wall=True, needs_gpu=True),
+    Implementation("openmm-on-cpu", _ours("python", "CPU"), wall=True),
     Implementation("engine", engine, wall=True),
     Implementation(
         "openmm-torchmd-net",

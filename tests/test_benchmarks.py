@@ -465,6 +465,17 @@ def test_a_drift_is_that_of_the_total_energy(lab, monkeypatch):
     assert rows["drift-aspirin-sigma"].error < 1e-5
 
 
+def test_total_energies_through_openmm_are_those_through_ase(monkeypatch):
+    pytest.importorskip("openmm")
+    monkeypatch.setattr(fidelity, "DRIFT_STEPS", 20)
+    monkeypatch.setattr(fidelity, "DRIFT_EVERY", 2)
+    atoms = fidelity.start(fidelity.DRIFT["aspirin"](), "cpu")
+    ways = [way for way in fidelity.SIMULATED if way.name in ("engine", "openmm")]
+    energies = [list(way.total_energies(atoms.copy(), "cpu", [])) for way in ways]
+    assert len(energies[0]) == len(energies[1]) == 10
+    assert np.abs(np.subtract(*energies)).max() < 0.1 * np.ptp(energies[0])
+
+
 def heating(atoms: Atoms, steps: int, every: int, times: list[float]) -> Iterator[Atoms]:
     """Atoms that stay where they are and gain 2 meV an atom and picosecond."""
     gained = 2e-3 * len(atoms) * every * fidelity.TIME_STEP / 1000

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from mlff_triton.kernels._irreps import dot, times
 
-_UNIT = tl.constexpr(2.0**-23)  # in the last place of a float32 number
-
 
 @triton.jit
 def load_parts(pointer, stride, mask):
@@ -127,18 +125,18 @@ def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
     With "tf32x3", products of TF32 halves, the smallest first; their own low halves' product is
     beyond float32. A block is summed from zero and then added as float32 numbers are, since tensor
     cores round sums towards zero (https://doi.org/10.7717/peerj-cs.330). On an H200 a sum of K
-    products loses 0.34 + 0.012 K units in the last place on average, which are given back.
-    Otherwise one product, of whole numbers or of high halves.
+    products loses 0.42 + 0.0096 K units in the last place on average: the low halves of ``x`` hold
+    that much more. Otherwise one product, of whole numbers or of high halves.
     """
     high = tl.load(high_ptr + offsets)
     if PRECISION == "tf32x3":
         low = tl.load(low_ptr + offsets)
         x_high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-        block = tl.dot(x - x_high, high, input_precision="tf32")
+        lost: tl.constexpr = (0.42 + 0.0096 * x.shape[1]) * 2.0**-23
+        block = tl.dot((x - x_high) + lost * x, high, input_precision="tf32")
         block = tl.dot(x_high, low, block, input_precision="tf32")
         block = tl.dot(x_high, high, block, input_precision="tf32")
-        lost: tl.constexpr = (840 + 12 * x.shape[1]) // 1000  # in whole units
-        acc += block * (1 + lost * _UNIT)
+        acc += block
     else:
         acc = tl.dot(x, high, acc, input_precision=PRECISION, out_dtype=acc.dtype)
     return acc
