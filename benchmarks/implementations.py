@@ -49,10 +49,13 @@ class Prepared:
         What is timed; may return before the device is done.
     read : callable
         Makes an `Outcome` of what ``step`` returned.
+    count : int
+        Steps that ``step`` takes: what is reported is their mean.
     """
 
     step: Callable[[], Any]
     read: Callable[[Any], Outcome]
+    count: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""A step of OpenMM on its fastest platform, by the host's clock: ours, TorchMD-NET's, and none.
+"""Steps of OpenMM on its fastest platform, by the host's clock: ours, TorchMD-NET's, and none.
 
-Steps are of 1e-6 ps: atoms stand still, as in the other benches, so that neither side rebuilds
+Time steps are of 1e-6 ps: atoms stand still, as in the other benches, so that neither side rebuilds
 what it does not rebuild at every step anyway. What a step takes beyond the ``engine`` is what the
 way through OpenMM costs. Least of all that can be: ``openmm-python-idle`` and ``openmm-torch-idle``
 take positions to PyTorch's GPU, and zeros back; ``openmm-empty`` is a System without forces.
-``openmm-on-cpu`` has the model on the GPU and all else on OpenMM's CPU platform, so that the GPU
-does not go to and fro between OpenMM's CUDA context and PyTorch's.
+``openmm-reference`` has the model on the GPU and all else on OpenMM's Reference platform: on the
+host, so that the GPU does not go to and fro between OpenMM's CUDA context and PyTorch's.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from mlff_triton.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 TIME_STEP = 1e-6  # ps
+STEPS = 20  # without looking in between, as in simulations
 PLATFORMS = {"cuda": "CUDA", "cpu": "CPU"}
 
 Compute = Callable[[Any], tuple[float, NDArray[np.float64]]]
@@ -66,7 +67,7 @@ def _step(
         context.setVelocities(np.zeros_like(system.positions))
 
     def step() -> None:
-        integrator.step(1)
+        integrator.step(STEPS)
 
     def read(_result: None) -> Outcome:
         begin()
@@ -76,7 +77,7 @@ def _step(
         return Outcome(torch.tensor([energy], dtype=torch.float64), torch.from_numpy(forces))
 
     begin()
-    return Prepared(step, read)
+    return Prepared(step, read, STEPS)
 
 
 def _ours(
@@ -126,7 +127,7 @@ def idle_python(_model: TensorNet, system: System, device: torch.device) -> Prep
         positions = torch.from_numpy(state.getPositions(asNumpy=True)._value).to(device)
         return 0.0, torch.zeros_like(positions).cpu().numpy()
 
-    return _step(system, openmm.PythonForce(compute), PLATFORMS[device.type])
+    return _step(system, openmm.PythonForce(compute), device)
 
 
 class _Idle(nn.Module):
@@ -149,7 +150,7 @@ def empty(_model: TensorNet, system: System, device: torch.device) -> Prepared:
 OPENMM: tuple[Implementation, ...] = (
     Implementation("openmm-python", _ours("python"), wall=True),
     Implementation("openmm-torch", _ours("torch"), wall=True, needs_gpu=True),
-    Implementation("openmm-on-cpu", _ours("python", "CPU"), wall=True),
+    Implementation("openmm-reference", _ours("python", "Reference"), wall=True),
     Implementation("engine", engine, wall=True),
     Implementation(
         "openmm-torchmd-net",

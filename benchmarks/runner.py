@@ -175,7 +175,8 @@ def _prepare(lab: Lab, case: Case, system: System, implementation: Implementatio
 
 def _time(lab: Lab, implementation: Implementation, prepared: Prepared) -> Timing:
     seconds, wall = lab.budget.sampling, implementation.wall
-    return measure(prepared.step, lab.device, seconds=seconds, wall=wall)
+    timing = measure(prepared.step, lab.device, seconds=seconds, wall=wall)
+    return timing.of_one(prepared.count)
 
 
 def _gate(lab: Lab, case: Case, implementation: Implementation, prepared: Prepared) -> float:

@@ -20,10 +20,9 @@ from threading import Lock
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from mlff_triton.batch import Batch, to_tensor
+from mlff_triton.batch import Batch, same, to_tensor
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
 from mlff_triton.host import ResidentStep, Units
 from mlff_triton.kernels import step as kernels
@@ -143,6 +142,7 @@ class DeviceState:
 
         self._steps = steps
         self._staging = _pinned(device, n_atoms, 3)
+        self._staged = self._staging.numpy()
         self._results = Outputs(
             _pinned(device, n_systems, 11), _pinned(device, n_atoms, 3), _pinned(device, n_atoms)
         )
@@ -162,13 +162,13 @@ class DeviceState:
     def fill(self, batch: Batch) -> None:
         """Take over what has changed since the last batch."""
         last, self._batch = self._batch, batch
-        self._staging.numpy()[:] = batch.positions
+        self._staged[:] = batch.positions
         self._positions.copy_(self._staging, non_blocking=True)
         same_atoms = (
             last is not None
-            and _same(last.numbers, batch.numbers)
-            and _same(last.system, batch.system)
-            and _same(last.charge, batch.charge)
+            and same(last.numbers, batch.numbers)
+            and same(last.system, batch.system)
+            and same(last.charge, batch.charge)
         )
         if not same_atoms:
             self._system.copy_(to_tensor(batch.system, self._system.device))
@@ -475,8 +475,3 @@ def step_memory(n_atoms: int, channels: int, layers: int, dtype: torch.dtype) ->
     """
     tensors = (8 + 4 * layers) * 9 * n_atoms * channels * dtype.itemsize
     return tensors + 90 * n_atoms * (6 * dtype.itemsize + 24)
-
-
-def _same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
-    """Whether two arrays hold the same; of one array there is no need to look."""
-    return a is b or np.array_equal(a, b)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.batch import Batch, check_charge
+from mlff_triton.batch import Batch, check_charge, same
 from mlff_triton.engine import Engine
 from mlff_triton.neighbors import Box, check_positions
 from mlff_triton.prediction import Ensemble, Prediction
@@ -98,11 +98,11 @@ class Session:
     ) -> Batch:
         """The batch of a system; arrays equal to the last one's are the last one's."""
         rows = np.zeros(0) if cell is None else np.asarray(cell)
-        periodic = np.asarray(pbc)
+        periodic = np.atleast_1d(pbc)
         if self._last is not None:
             last_rows, last_periodic, batch = self._last
-            same_box = np.array_equal(rows, last_rows) and np.array_equal(periodic, last_periodic)
-            same_atoms = np.array_equal(np.asarray(numbers), batch.numbers)
+            same_box = same(rows, last_rows) and same(periodic, last_periodic)
+            same_atoms = same(np.asarray(numbers), batch.numbers)
             if same_atoms and charge == batch.charge[0]:
                 points = check_positions(positions)
                 boxes = batch.boxes if same_box else (Box.of(cell, pbc),)

@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from mlff_triton.batch import same
 from mlff_triton.calculators._session import Session
 from mlff_triton.errors import InputError
 from mlff_triton.prediction import Ensemble, Prediction
@@ -84,14 +85,14 @@ class TensorNetCalculator(Calculator):
         if last is None or len(last) != len(atoms):
             return list(all_changes)
         # ASE's own comparison goes through every array that atoms may have: ten times slower.
-        same = {
-            "positions": np.array_equal(last.positions, atoms.positions),
-            "numbers": np.array_equal(last.numbers, atoms.numbers),
-            "cell": np.array_equal(last.cell.array, atoms.cell.array),
-            "pbc": np.array_equal(last.pbc, atoms.pbc),
+        unchanged = {
+            "positions": same(last.positions, atoms.positions),
+            "numbers": same(last.numbers, atoms.numbers),
+            "cell": same(last.cell.array, atoms.cell.array),
+            "pbc": same(last.pbc, atoms.pbc),
             "initial_charges": _charge(last) == _charge(atoms),
         }
-        return [name for name, is_same in same.items() if not is_same]
+        return [name for name, is_same in unchanged.items() if not is_same]
 
     def calculate(
         self,
@@ -130,7 +131,7 @@ class TensorNetCalculator(Calculator):
 
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
     """A copy of the atoms; the one before takes over what has moved, as copying costs more."""
-    if last is None or not np.array_equal(last.numbers, atoms.numbers):
+    if last is None or not same(last.numbers, atoms.numbers):
         copy: Atoms = atoms.copy()
         return copy
     last.arrays["positions"][:] = atoms.arrays["positions"]
@@ -167,9 +168,10 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
             "forces": forces if alone else forces[start:stop].copy(),
             "energies": energies if alone else energies[start:stop].copy(),
         }
-        volume = abs(np.linalg.det(atoms.cell.array))
-        if volume > 0 and atoms.pbc.any():
-            entry["stress"] = full_3x3_to_voigt_6_stress(virial[k] / volume)
+        if atoms.pbc.any():
+            volume = abs(np.linalg.det(atoms.cell.array))
+            if volume > 0:
+                entry["stress"] = full_3x3_to_voigt_6_stress(virial[k] / volume)
         results.append(entry)
         start = stop
     return results
