@@ -146,6 +146,8 @@ class DeviceState:
         self._results = Outputs(
             _pinned(device, n_systems, 11), _pinned(device, n_atoms, 3), _pinned(device, n_atoms)
         )
+        self._prediction = self._results.prediction
+        self._worst = self._results.status.numpy()
         self._positions, self._built = floats(n_atoms, 3), floats(n_atoms, 3)
         self._cell, self._strain = floats(n_systems, 3, 3), floats(n_systems, 3, 3)
         self._limit = floats(n_systems)
@@ -204,7 +206,7 @@ class DeviceState:
             If atoms have come to one point.
         """
         self._settle(self._results)
-        return self._results.prediction.map(_copied)
+        return self._prediction.map(_copied)
 
     def _settle(self, targets: Iterable[Tensor]) -> None:
         """Run steps until their results hold, and leave these in targets; errors as for `fetch`."""
@@ -229,7 +231,7 @@ class DeviceState:
         for target, output in zip(targets, self.run(), strict=False):
             target.copy_(output, non_blocking=True)
         self._wait()
-        return int(self._results.status.max())
+        return int(self._worst.max())
 
     def _wait(self) -> None:
         if self._positions.is_cuda:

@@ -125,15 +125,19 @@ def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
     With "tf32x3", products of TF32 halves, the smallest first; their own low halves' product is
     beyond float32. A block is summed from zero and then added as float32 numbers are, since tensor
     cores round sums towards zero (https://doi.org/10.7717/peerj-cs.330). On an H200 a sum of K
-    products loses 0.42 + 0.0096 K units in the last place on average: the low halves of ``x`` hold
-    that much more. Otherwise one product, of whole numbers or of high halves.
+    products loses 0.42 + 0.0096 K units in the last place on average: the weights' low halves hold
+    that much more for K = 32, those of ``x`` what is missing for others. Otherwise one product, of
+    whole numbers or of high halves.
     """
     high = tl.load(high_ptr + offsets)
     if PRECISION == "tf32x3":
         low = tl.load(low_ptr + offsets)
         x_high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-        lost: tl.constexpr = (0.42 + 0.0096 * x.shape[1]) * 2.0**-23
-        block = tl.dot((x - x_high) + lost * x, high, input_precision="tf32")
+        x_low = x - x_high
+        missing: tl.constexpr = 0.0096 * (x.shape[1] - 32) * 2.0**-23
+        if missing != 0:
+            x_low += missing * x
+        block = tl.dot(x_low, high, input_precision="tf32")
         block = tl.dot(x_high, low, block, input_precision="tf32")
         block = tl.dot(x_high, high, block, input_precision="tf32")
         acc += block

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ROUNDED_OFF = 0.73 * 2.0**-23  # of sums of 32 products, relative, see `kernels._tiles.multiply`
+
 
 class Map(NamedTuple):
     """A linear map ``y = x weight^T``.
@@ -21,7 +23,8 @@ class Map(NamedTuple):
     weight : [..., out, in]
         float32 or float64.
     high, low : [..., out, in]
-        TF32 numbers whose sum is the weight; for float64 the weight itself, and nothing of use.
+        TF32 numbers whose sum is the weight, and 0.73 units in the last place more, which tensor
+        cores round off; for float64 the weight itself, and nothing of use.
     tf32 : bool
         Whether the high halves alone will do.
     """
@@ -38,7 +41,7 @@ class Map(NamedTuple):
         if weight.dtype != torch.float32:
             return cls(weight, weight, weight)
         high = round_to_tf32(weight)
-        return cls(weight, high, round_to_tf32(weight - high), tf32)
+        return cls(weight, high, round_to_tf32(weight - high + ROUNDED_OFF * weight), tf32)
 
     @property
     def transposed(self) -> Map:
