@@ -171,7 +171,7 @@ class Source:
 
     def segments(self) -> Inputs:
         """Rows [N, F] and where their segments of some 21 rows begin."""
-        starts = torch.arange(0, self.n_atoms + 20, 21, device=self.device)
+        starts = torch.arange(0, self.n_atoms + 21, 21, device=self.device)
         return self.random(self.n_atoms, CHANNELS), starts.clamp(max=self.n_atoms)
 
     def sequences(self) -> Inputs:

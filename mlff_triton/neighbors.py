@@ -6,6 +6,7 @@ edge of its own. The pairs come from `vesin` on the CPU, in float64.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +124,7 @@ def check_positions(positions: ArrayLike) -> FloatArray:
     if len(points) == 0:
         raise InputError("there are no atoms: give at least one")
     with np.errstate(all="ignore"):
-        sound = np.isfinite(points.sum())  # one fast pass; which atom it is is asked only then
+        sound = math.isfinite(points.sum())  # one fast pass; which atom it is is asked only then
     if sound:
         return points
     bad = np.flatnonzero(~np.isfinite(points).all(axis=1))

@@ -396,8 +396,9 @@ def test_steps_of_openmm_are_held_against_the_truth(lab):
     case = Case("openmm", "21", partial(systems.water, 7), "shipped")
     runner.run_case(lab, case, [one for one in openmm_steps.OPENMM if not one.needs_self_loops])
     rows = {r.impl: r for r in read_rows(lab.results.path("openmm"))}
-    assert rows.keys() == {"openmm-python", "engine", "openmm-python-idle", "openmm-empty"}
-    assert 0 < rows["openmm-python"].error < 1e-5
+    ours = {"openmm-python", "openmm-reference"}
+    assert rows.keys() == {*ours, "engine", "openmm-python-idle", "openmm-empty"}
+    assert all(0 < rows[name].error < 1e-5 for name in ours)
     assert rows["openmm-empty"].ms_p50 < rows["openmm-python"].ms_p50
 
 
@@ -499,6 +500,13 @@ def test_pytorchs_attention_is_that_of_packed_sequences(n_rows):
     expected = reference_attention(q, k, v, row_ptr, len(q) // (len(row_ptr) - 1))
     found = operators.attention_eager(q, k, v, row_ptr)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_rows", [20, 21, 4095, 4096])
+def test_segments_hold_all_rows(n_rows):
+    _, row_ptr = operators.Source(n_rows, CPU).segments()
+    assert int(row_ptr[-1]) == n_rows
+    assert int(row_ptr.diff().max()) <= 21
 
 
 OPERATOR = Operator("double", operators.Source.packed, double, lambda x: x + x)

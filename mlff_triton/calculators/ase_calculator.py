@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
-from ase.stress import full_3x3_to_voigt_6_stress
+from numpy.typing import NDArray
 
 from mlff_triton.batch import same
 from mlff_triton.calculators._session import Session
@@ -18,6 +18,7 @@ from mlff_triton.prediction import Ensemble, Prediction
 from mlff_triton.tensornet import TensorNet
 
 MAX_BATCH_ATOMS = 8192
+VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy of nine numbers row by row
 
 
 class TensorNetCalculator(Calculator):
@@ -169,12 +170,19 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
             "energies": energies if alone else energies[start:stop].copy(),
         }
         if atoms.pbc.any():
-            volume = abs(np.linalg.det(atoms.cell.array))
+            volume = _volume(atoms.cell.array)
             if volume > 0:
-                entry["stress"] = full_3x3_to_voigt_6_stress(virial[k] / volume)
+                entry["stress"] = virial[k].ravel()[VOIGT] / volume
         results.append(entry)
         start = stop
     return results
+
+
+def _volume(cell: NDArray[np.float64]) -> float:
+    """Å^3; for nine numbers NumPy takes several times as long."""
+    a, b, c = cell.tolist()
+    x, y, z = (a[i - 2] * b[i - 1] - a[i - 1] * b[i - 2] for i in range(3))
+    return float(abs(c[0] * x + c[1] * y + c[2] * z))
 
 
 def _chunks(images: list[Atoms]) -> list[list[Atoms]]:
