@@ -19,6 +19,11 @@ LABELS = {
     "warp-graph": "TorchMD-NET, Warp + CUDA graph",
     "warp-compile": "TorchMD-NET, Warp + torch.compile",
 }
+OPENMM_PLATFORMS = (  # ours and TorchMD-NET's, on the GPU and on the host
+    ("openmm-torch", "openmm-torchmd-net"),
+    ("openmm-reference", "openmm-torchmd-net-reference"),
+)
+NS_A_DAY = 0.5e-6 * 86400e3  # of steps of 0.5 fs that take 1 ms each
 Times = dict[str, dict[str, Row]]  # case -> implementation -> row that passed
 
 
@@ -55,7 +60,7 @@ def tables(folder: Path) -> str:
     """Every table whose data is there, as Markdown."""
     parts = [readme_table(folder, bench) for bench in ("step", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
-    parts.append(readme_table(folder, "matpes"))
+    parts += [openmm_table(folder), readme_table(folder, "matpes")]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -112,7 +117,7 @@ def molecules_table(folder: Path) -> str:
 
 
 def operators_table(folder: Path) -> str:
-    """Speed-up of each operator over PyTorch and its share of a copy's bandwidth, size by size."""
+    """Speed-up of each operator over PyTorch, and how near it is to a copy, size by size."""
     times = passed(read_rows(folder / "ops.csv"))
     moved = {
         case.split("@")[0]: (bytes_of(case), rows)
@@ -126,7 +131,9 @@ def operators_table(folder: Path) -> str:
             continue
         share = ""
         if case in moved:
-            share = f" ({_bandwidth(*moved[case], 'triton') / copy:.0%})"
+            n_bytes, measured = moved[case]
+            limit = _bandwidth(n_bytes, measured, "copy") if "copy" in measured else copy
+            share = f" ({_bandwidth(n_bytes, measured, 'triton') / limit:.0%})"
         name = case.rpartition("-")[0]
         operators.setdefault(name, {})[ours.atoms] = f"{speed_up(eager, ours):.1f}x{share}"
     if not operators:
@@ -135,7 +142,8 @@ def operators_table(folder: Path) -> str:
     lines = [["operator", *(f"{size:,} atoms" for size in sizes)], ["---"] * (len(sizes) + 1)]
     for name, row in operators.items():
         lines.append([name, *(row.get(size, "–") for size in sizes)])
-    note = f"In brackets: of the {copy / 1e12:.2f} TB/s of a copy. "
+    note = "In brackets: of the speed of a copy that moves as much"
+    note += f" ({copy / 1e12:.2f} TB/s if it is large). "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
@@ -149,6 +157,30 @@ def overhead_table(folder: Path) -> str:
             more = _p50(calculator) - _p50(ours)
             lines.append([f"{ours.atoms:,}", _ms(ours), _ms(calculator), f"{more:.3f}"])
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def openmm_table(folder: Path) -> str:
+    """Steps through OpenMM; empty without data.
+
+    The fastest of ours over the fastest of TorchMD-NET's, of the platforms that both ran on.
+    """
+    times = passed(read_rows(folder / "openmm.csv"))
+    head = ["atoms", "engine alone", "OpenMM on the GPU", "on the host", "TorchMD-NET, GPU", "host"]
+    lines = [[*head, "faster", "ns a day"], ["---"] * 8]
+    for rows in times.values():
+        platforms = [tuple(map(rows.get, names)) for names in OPENMM_PLATFORMS]
+        compared = [(ours, theirs) for ours, theirs in platforms if ours and theirs]
+        if OURS not in rows or not compared:
+            continue
+        ours, theirs = (min(column, key=_p50) for column in zip(*compared, strict=True))
+        days = " and ".join(f"{NS_A_DAY / _p50(row):.3g}" for row in (ours, theirs))
+        steps = [_ms(row) for column in zip(*platforms, strict=True) for row in column]
+        name = f"{rows[OURS].atoms:,}"
+        lines.append([name, _ms(rows[OURS]), *steps, _ratio(theirs, ours), days])
+    if len(lines) == 2:
+        return ""
+    note = "ms a step; ns a day at 0.5 fs, of the two that are compared. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
 def passed(rows: Sequence[Row]) -> Times:

@@ -4,13 +4,14 @@ Time steps are of 1e-6 ps: atoms stand still, as in the other benches, so that n
 what it does not rebuild at every step anyway. What a step takes beyond the ``engine`` is what the
 way through OpenMM costs. Least of all that can be: ``openmm-python-idle`` and ``openmm-torch-idle``
 take positions to PyTorch's GPU, and zeros back; ``openmm-empty`` is a System without forces.
-``openmm-reference`` has the model on the GPU and all else on OpenMM's Reference platform: on the
+``*-reference`` has the model on the GPU and all else on OpenMM's Reference platform: on the
 host, so that the GPU does not go to and fro between OpenMM's CUDA context and PyTorch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,9 @@ def _ours(
     return prepare
 
 
-def torchmd_net(model: TensorNet, system: System, device: torch.device) -> Prepared:
+def torchmd_net(
+    model: TensorNet, system: System, device: torch.device, platform: str | None = None
+) -> Prepared:
     """TorchMD-NET, compiled, in a PythonForce: as openmm-ml drives it."""
     import openmm
 
@@ -116,7 +119,7 @@ def torchmd_net(model: TensorNet, system: System, device: torch.device) -> Prepa
 
     force = openmm.PythonForce(compute)
     force.setUsesPeriodicBoundaryConditions(system.cell is not None)
-    return _step(system, force, device)
+    return _step(system, force, device, platform)
 
 
 def idle_python(_model: TensorNet, system: System, device: torch.device) -> Prepared:
@@ -155,6 +158,14 @@ OPENMM: tuple[Implementation, ...] = (
     Implementation(
         "openmm-torchmd-net",
         torchmd_net,
+        max_atoms=65856,
+        tolerance=PEER_TOLERANCE,
+        needs_self_loops=True,
+        wall=True,
+    ),
+    Implementation(
+        "openmm-torchmd-net-reference",
+        partial(torchmd_net, platform="Reference"),
         max_atoms=65856,
         tolerance=PEER_TOLERANCE,
         needs_self_loops=True,

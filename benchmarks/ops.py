@@ -20,7 +20,7 @@ from mlff_triton.timing import COPY_BYTES, Timing, copy_timing, measure
 CHECK_ATOMS = 4096  # the most for which the float64 truth is computed
 SAMPLING = 0.2  # s
 TOLERANCE = tolerance(1, "float32")
-OURS, EAGER = "triton", "torch"
+OURS, EAGER, COPY = "triton", "torch", "copy"
 
 
 def run_operators(
@@ -41,10 +41,11 @@ def run_operators(
 
 
 def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> None:
-    """Measure one operator, ours and PyTorch's."""
+    """Measure one operator, ours and PyTorch's, and a copy that moves as much as they must."""
     case = operator.name + ("+grad" if backward else "") + f"-{n_atoms}"
+    moved = 0
     for implementation, function in ((OURS, operator.ours), (EAGER, operator.eager)):
-        timing, error, moved, edges = None, None, 0, 0
+        timing, error, edges = None, None, 0
         clean_up(lab.device)
         try:
             with at_most(min(lab.budget.each, lab.budget.left)), quiet():
@@ -62,6 +63,9 @@ def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> 
         _report(lab, case, implementation, (n_atoms, edges), timing, error)
         if timing is not None and not backward:
             _report(lab, with_bytes(case, moved), implementation, (n_atoms, edges), timing, error)
+    if moved and not backward:
+        copied = copy_timing(lab.device, moved // 2)
+        _report(lab, with_bytes(case, moved), COPY, (n_atoms, edges), copied, 0.0)
 
 
 def _report(

@@ -11,6 +11,7 @@ from benchmarks.systems import System
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.tensornet import TensorNet
 
+STEPS = 10  # one after the other, as in simulations
 MOVE = 0.002  # Å, about as far as an atom of water moves in half a femtosecond
 
 
@@ -22,16 +23,17 @@ def calculator(model: TensorNet, system: System, device: torch.device) -> Prepar
     places = [system.positions + move for move in moves]
 
     def step() -> None:
-        atoms.positions = places[0]
-        places.reverse()
-        atoms.get_forces()
+        for _ in range(STEPS):
+            atoms.positions = places[0]
+            places.reverse()
+            atoms.get_forces()
 
     def read(_result: None) -> Outcome:
         atoms.positions = system.positions
         energy, forces = atoms.get_potential_energy(), atoms.get_forces()
         return Outcome(torch.tensor([energy]), torch.from_numpy(forces))
 
-    return Prepared(step, read)
+    return Prepared(step, read, STEPS)
 
 
 ASE: tuple[Implementation, ...] = (

@@ -513,7 +513,7 @@ OPERATOR = Operator("double", operators.Source.packed, double, lambda x: x + x)
 
 
 def test_operators_are_measured_forward_and_backward(lab, monkeypatch):
-    monkeypatch.setattr(ops, "copy_timing", lambda _device: Timing(1.0, 1.0, 1.0, None))
+    monkeypatch.setattr(ops, "copy_timing", lambda *_args: Timing(1.0, 1.0, 1.0, None))
     ops.run_operators(lab, [16], [OPERATOR])
     found = [(r.case, r.impl, r.gate) for r in read_rows(lab.results.path("ops"))]
     assert found == [
@@ -538,6 +538,25 @@ def test_operators_are_tabulated_with_their_bandwidth(tmp_path):
     table = figures.operators_table(tmp_path)
     assert "| compose | 3.0x (50%) |" in table
     assert "2.00 TB/s" in table
+
+
+def test_operators_are_held_against_a_copy_of_their_size(tmp_path):
+    case = with_bytes("compose-1024", 10**9)
+    rows = [("ops", "compose-1024", "triton", 1.0), ("ops", "compose-1024", "torch", 3.0)]
+    rows += [("bandwidth", case, "triton", 1.0), ("bandwidth", case, "copy", 0.8)]
+    rows.append(("bandwidth", with_bytes("copy", 10**9), "torch", 0.5))
+    Results(tmp_path).add([row(bench=b, case=c, impl=i, ms=ms, atoms=1024) for b, c, i, ms in rows])
+    assert "| compose | 3.0x (80%) |" in figures.operators_table(tmp_path)
+
+
+def test_steps_through_openmm_are_compared_where_both_ran(tmp_path):
+    times = {"engine": 0.3, "openmm-torch": 0.8, "openmm-reference": 0.4, "openmm-torchmd-net": 4.0}
+    made = [row(bench="openmm", case="21", impl=i, ms=ms, atoms=21) for i, ms in times.items()]
+    Results(tmp_path).add(made)
+    assert "| 21 | 0.3 | 0.8 | 0.4 | 4 | – | 5.0x | 54 and 10.8 |" in figures.openmm_table(tmp_path)
+    peer = replace(made[0], impl="openmm-torchmd-net-reference", ms_p50=2.0)
+    Results(tmp_path).add([peer])
+    assert "| 4 | 2 | 5.0x | 108 and 21.6 |" in figures.openmm_table(tmp_path)
 
 
 @pytest.mark.parametrize(
