@@ -91,9 +91,10 @@ def create_openmm_force(
     moves are then small. A HarmonicBondForce with spring constants of 0 tells what the molecules
     are.
 
-    With OpenMM on the GPU, OpenMM and PyTorch take turns there, which costs a step some 0.4 ms. Where
-    all atoms are the model's and there are a few thousand at most, OpenMM's Reference platform with
-    ``route="python"`` is faster: it computes on the host and leaves the GPU to the model.
+    With OpenMM on the GPU, OpenMM and PyTorch take turns there, which costs a step some 0.4 ms.
+    Where all atoms are the model's and there are a few thousand at most, OpenMM's Reference
+    platform with ``route="python"`` is faster: it computes on the host and leaves the GPU to the
+    model.
 
     All Contexts of one System share one neighbor list of the model: Contexts that step in turn are
     better off with a System each.
