@@ -1,8 +1,8 @@
 """Every operator case, once: inputs, our kernel, and what PyTorch users have instead.
 
 The published micro-benchmarks say "1K to 64K atoms" and no more. Here vectors and tensors are one
-an atom, with F = 128 channels, and messages come from a box at the density of water, 5 Å, about 53
-neighbors an atom.
+an atom, tensors and factors have F = 128 channels, and messages come from a box at the density of
+water, 5 Å, about 53 neighbors an atom.
 """
 
 from __future__ import annotations
@@ -74,21 +74,24 @@ def _call(module: str, name: str, *inputs: Tensor, **options: Any) -> Any:
 # What TensorNet's published code does in PyTorch.
 
 
-def symmetric_eager(v: Tensor, factors: Tensor) -> Tensor:
-    """Symmetric traceless tensors of vectors [N, 3], for each channel [N, F]: [N, 3, 3, F]."""
+def symmetric_eager(v: Tensor) -> Tensor:
+    """Symmetric traceless tensors [N, 3, 3] of vectors [N, 3]."""
     outer = v[:, :, None] * v[:, None, :]
     trace = outer.diagonal(dim1=1, dim2=2).mean(-1)
     identity = trace[:, None, None] * torch.eye(3, dtype=v.dtype, device=v.device)
-    symmetric = 0.5 * (outer + outer.transpose(1, 2)) - identity
-    return symmetric[..., None] * factors[:, None, None]
+    return 0.5 * (outer + outer.transpose(1, 2)) - identity
 
 
-def skew_eager(v: Tensor, factors: Tensor) -> Tensor:
-    """Skew tensors of vectors [N, 3], for each channel [N, F]: [N, 3, 3, F]."""
+def skew_eager(v: Tensor) -> Tensor:
+    """Skew tensors [N, 3, 3] of vectors [N, 3]."""
     x, y, z = v.unbind(1)
     zero = torch.zeros_like(x)
-    tensor = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
-    return tensor[..., None] * factors[:, None, None]
+    return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
+
+
+def scaled_eager(tensors: Function, v: Tensor, factors: Tensor) -> Tensor:
+    """Tensors [N, 3, 3] of vectors [N, 3] times factors [N, F]: [N, 3, 3, F]."""
+    return tensors(v)[..., None] * factors[:, None, None]
 
 
 def messages_eager(
@@ -138,8 +141,12 @@ class Source:
         return _graph(self.n_atoms).to(self.device)
 
     def vectors(self) -> Inputs:
+        """Vectors [N, 3]."""
+        return (self.random(self.n_atoms, 3),)
+
+    def scaled_vectors(self) -> Inputs:
         """Vectors [N, 3] and factors [N, F]."""
-        return self.random(self.n_atoms, 3), self.random(self.n_atoms, CHANNELS)
+        return (*self.vectors(), self.random(self.n_atoms, CHANNELS))
 
     def full(self) -> Inputs:
         """Tensors [N, 3, 3, F]."""
@@ -194,13 +201,16 @@ def _graph(n_atoms: int) -> Graph:
 
 PUBLISHED: tuple[Operator, ...] = (
     Operator(
-        "vector_to_symmetric",
+        "unscaled_vector_to_symmetric",
         Source.vectors,
         kernel("vector_to_tensor", "vector_to_symmetric"),
         symmetric_eager,
     ),
     Operator(
-        "vector_to_skew", Source.vectors, kernel("vector_to_tensor", "vector_to_skew"), skew_eager
+        "unscaled_vector_to_skew",
+        Source.vectors,
+        kernel("vector_to_tensor", "vector_to_skew"),
+        skew_eager,
     ),
     Operator(
         "decompose_tensor",
@@ -225,6 +235,18 @@ PUBLISHED: tuple[Operator, ...] = (
     ),
 )
 FURTHER: tuple[Operator, ...] = (
+    Operator(
+        "vector_to_symmetric",
+        Source.scaled_vectors,
+        kernel("vector_to_tensor", "vector_to_symmetric"),
+        partial(scaled_eager, symmetric_eager),
+    ),
+    Operator(
+        "vector_to_skew",
+        Source.scaled_vectors,
+        kernel("vector_to_tensor", "vector_to_skew"),
+        partial(scaled_eager, skew_eager),
+    ),
     Operator(
         "message_passing_packed",
         Source.packed_messages,
