@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
+import torch
 from ase import Atoms, units
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 from benchmarks import systems
 from benchmarks.guards import at_most, clean_up
 from benchmarks.models import model
-from benchmarks.openmm_steps import make_context
+from benchmarks.openmm_steps import PLATFORMS, make_context
 from benchmarks.runner import Lab
 from benchmarks.schema import make_row
 from benchmarks.systems import System
@@ -46,7 +48,9 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Simulated:
-    """A way to compute the forces of a simulation."""
+    """A way to compute the forces of a simulation, for cases of some kinds."""
+
+    kinds: ClassVar = ("nve", "drift")
 
     name: str
     dtype: str
@@ -68,13 +72,16 @@ class Simulated:
 class SimulatedByOpenMM(Simulated):
     """The same through OpenMM's Verlet integrator, on its fastest platform."""
 
+    kinds: ClassVar = ("drift",)
+
     def total_energies(self, atoms: Atoms, device: str, times: list[float]) -> Iterator[float]:
         """Total energies along a long simulation, eV."""
         force = create_openmm_force(
             atoms.numbers, model("shipped"), device=device, dtype=self.dtype, backend=self.backend
         )
         system = System.of([atoms])
-        platform, properties = ("CPU", {}) if device == "cpu" else ("CUDA", {"Precision": "mixed"})
+        platform = PLATFORMS[torch.device(device).type]
+        properties = {"Precision": "mixed"} if platform == "CUDA" else {}
         context = make_context(system, force, TIME_STEP / 1000, platform, **properties)
         context.setPositions(atoms.positions / NM)
         context.setVelocities(atoms.get_velocities() * (1000 * units.fs / NM))
@@ -107,7 +114,7 @@ def run_fidelity(lab: Lab, cases: Sequence[str], names: Sequence[str]) -> None:
     for case in cases:
         kind, name = case.split("-", 1)
         for simulated in SIMULATED:
-            if simulated.name not in names or (kind == "nve" and simulated.name == "openmm"):
+            if simulated.name not in names or kind not in simulated.kinds:
                 continue
             clean_up(lab.device)
             try:

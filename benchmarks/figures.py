@@ -142,8 +142,10 @@ def operators_table(folder: Path) -> str:
     lines = [["operator", *(f"{size:,} atoms" for size in sizes)], ["---"] * (len(sizes) + 1)]
     for name, row in operators.items():
         lines.append([name, *(row.get(size, "–") for size in sizes)])
-    note = "In brackets: of the speed of a copy that moves as much"
-    note += f" ({copy / 1e12:.2f} TB/s if it is large). "
+    note = (
+        "In brackets: of the speed of a copy that moves as much, or where there is none measured "
+    )
+    note += f"of the {copy / 1e12:.2f} TB/s of a large one. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 

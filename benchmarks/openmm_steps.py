@@ -82,16 +82,13 @@ def _step(
 
 
 def _ours(
-    route: str, platform: str | None = None
-) -> Callable[[TensorNet, System, torch.device], Prepared]:
-    def prepare(model: TensorNet, system: System, device: torch.device) -> Prepared:
-        periodic = system.cell is not None
-        force = create_openmm_force(
-            system.numbers, model, periodic=periodic, device=str(device), route=route
-        )
-        return _step(system, force, device, platform)
-
-    return prepare
+    model: TensorNet, system: System, device: torch.device, route: str, platform: str | None = None
+) -> Prepared:
+    periodic = system.cell is not None
+    force = create_openmm_force(
+        system.numbers, model, periodic=periodic, device=str(device), route=route
+    )
+    return _step(system, force, device, platform)
 
 
 def torchmd_net(
@@ -150,27 +147,18 @@ def empty(_model: TensorNet, system: System, device: torch.device) -> Prepared:
     return _step(system, None, device)
 
 
+_peer = partial(
+    Implementation, max_atoms=65856, tolerance=PEER_TOLERANCE, needs_self_loops=True, wall=True
+)
+_on_host = partial(_ours, route="python", platform="Reference")
+
 OPENMM: tuple[Implementation, ...] = (
-    Implementation("openmm-python", _ours("python"), wall=True),
-    Implementation("openmm-torch", _ours("torch"), wall=True, needs_gpu=True),
-    Implementation("openmm-reference", _ours("python", "Reference"), wall=True),
+    Implementation("openmm-python", partial(_ours, route="python"), wall=True),
+    Implementation("openmm-torch", partial(_ours, route="torch"), wall=True, needs_gpu=True),
+    Implementation("openmm-reference", _on_host, wall=True),
     Implementation("engine", engine, wall=True),
-    Implementation(
-        "openmm-torchmd-net",
-        torchmd_net,
-        max_atoms=65856,
-        tolerance=PEER_TOLERANCE,
-        needs_self_loops=True,
-        wall=True,
-    ),
-    Implementation(
-        "openmm-torchmd-net-reference",
-        partial(torchmd_net, platform="Reference"),
-        max_atoms=65856,
-        tolerance=PEER_TOLERANCE,
-        needs_self_loops=True,
-        wall=True,
-    ),
+    _peer("openmm-torchmd-net", torchmd_net),
+    _peer("openmm-torchmd-net-reference", partial(torchmd_net, platform="Reference")),
     Implementation("openmm-python-idle", idle_python, wall=True, gated=False),
     Implementation("openmm-torch-idle", idle_torch, wall=True, gated=False, needs_gpu=True),
     Implementation("openmm-empty", empty, wall=True, gated=False),

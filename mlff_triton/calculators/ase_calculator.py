@@ -172,7 +172,7 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
         if atoms.pbc.any():
             volume = _volume(atoms.cell.array)
             if volume > 0:
-                entry["stress"] = virial[k].ravel()[VOIGT] / volume
+                entry["stress"] = (virial[k] + virial[k].T).ravel()[VOIGT] / (2 * volume)
         results.append(entry)
         start = stop
     return results
