@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.reference.maps import Map
 
-FEW, MANY = 512, 2048  # atoms up to which, and beyond which, other programs are faster
+FEW, MANY = 320, 2048  # atoms up to which, and beyond which, other programs are faster
 KIB = 1024
 
 
