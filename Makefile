@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint types clean
+.PHONY: run test test-bio-4 lint types clean
 
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
@@ -10,6 +10,10 @@ run: .venv/installed
 
 test: .venv/tested lint types
 	$(BIN)/python -m pytest -n auto
+
+# Tests of `bio` with the other generation of transformers, which lies over that of `make test`.
+test-bio-4: .venv/transformers-4/installed
+	PYTHONPATH=.venv/transformers-4 $(BIN)/python -m pytest -n auto tests/bio
 
 lint: .venv/tested
 	$(BIN)/ruff check .
@@ -26,6 +30,11 @@ types: .venv/tested
 
 .venv/tested: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/transformers-4/installed: .venv/tested
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/transformers-4 \
+	  huggingface_hub==0.36.2 tokenizers==0.22.2 transformers==4.57.1
 	touch $@
 
 clean:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks import fidelity, figures
+from benchmarks import bio, fidelity, figures
 from benchmarks.cases import CASES, Case
 from benchmarks.implementations import OURS, Implementation
 from benchmarks.openmm_steps import OPENMM
@@ -26,7 +26,7 @@ from mlff_triton.timing import environment
 RESULTS = Path(__file__).with_name("results")
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
 FRONT_ENDS = {"ase": ASE, "openmm": OPENMM}  # with the engine below them, and their own peers
-BENCHES = (*STEP_BENCHES, "ops", "fidelity")
+BENCHES = (*STEP_BENCHES, "ops", "bio", "fidelity")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -87,17 +87,20 @@ def _run(options: argparse.Namespace) -> None:
         run_case(lab, case, _implementations(case, options))
     if operators:
         run_operators(lab, sizes, operators)
-    if "fidelity" in (options.benches or BENCHES):
-        _run_fidelity(lab, options)
+    bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.WAYS))
+    simulated = [one.name for one in fidelity.SIMULATED]
+    fidelity.run_fidelity(lab, *_named(options, "fidelity", fidelity.CASES, simulated))
 
 
-def _run_fidelity(lab: Lab, options: argparse.Namespace) -> None:
-    names = [one.name for one in fidelity.SIMULATED]
-    cases = [name for name in options.cases if name in fidelity.CASES]
-    if options.cases and not cases:
-        return
-    only = options.only.split(",") if options.only else names
-    fidelity.run_fidelity(lab, cases or list(fidelity.CASES), [n for n in names if n in only])
+def _named(
+    options: argparse.Namespace, bench: str, cases: Iterable[str], ways: Iterable[str]
+) -> tuple[list[str], list[str]]:
+    """The cases of a bench and the ways to run them that are asked for."""
+    if bench not in (options.benches or BENCHES):
+        return [], []
+    only = _only(options) or ways
+    wanted = [name for name in cases if not options.cases or name in options.cases]
+    return wanted, [name for name in ways if name in only]
 
 
 def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], list[int]]:
@@ -109,6 +112,7 @@ def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], li
         return cases, operators, sizes
     names = [case.name for case in cases] + [op.name for op in operators]
     names += fidelity.CASES if "fidelity" in benches else ()
+    names += bio.CASES if "bio" in benches else ()
     wanted = _known(options.cases, [*names, *map(str, sizes)], "case")
     cases = [case for case in cases if case.name in wanted]
     some_operators = [op for op in operators if op.name in wanted]
@@ -134,9 +138,7 @@ def _implementations(case: Case, options: argparse.Namespace) -> list[Implementa
     """Ours first: whatever happens to the others, those are measured."""
     ours = FRONT_ENDS.get(case.bench, OURS)
     peers = () if case.bench in FRONT_ENDS else PEERS
-    names = [one.name for one in (*OURS, *ASE, *OPENMM, *PEERS, *fidelity.SIMULATED)]
-    if options.only:
-        wanted = _known(options.only.split(","), names, "implementation")
+    if wanted := _only(options):
         return [one for one in (*ours, *peers) if one.name in wanted]
     if options.peers == "none":
         return list(ours)
@@ -144,6 +146,13 @@ def _implementations(case: Case, options: argparse.Namespace) -> list[Implementa
         return [*ours, *peers]
     wanted = _known(options.peers.split(","), [peer.name for peer in PEERS], "peer")
     return [*ours, *(peer for peer in peers if peer.name in wanted)]
+
+
+def _only(options: argparse.Namespace) -> list[str]:
+    """The implementations that alone are asked for; empty if all are."""
+    names = [one.name for one in (*OURS, *ASE, *OPENMM, *PEERS, *fidelity.SIMULATED)]
+    given = options.only.split(",") if options.only else []
+    return _known(given, [*names, *bio.WAYS], "implementation")
 
 
 def _known(given: Sequence[str], known: Sequence[str], kind: str) -> list[str]:

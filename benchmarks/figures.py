@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.schema import Row, bytes_of, read_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OURS = "engine"
 EAGER = "torch"
@@ -23,6 +27,8 @@ OPENMM_PLATFORMS = (  # ours and TorchMD-NET's, on the GPU and on the host
     ("openmm-torch", "openmm-torchmd-net"),
     ("openmm-reference", "openmm-torchmd-net-reference"),
 )
+BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
+BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
 NS_A_DAY = 0.5e-6 * 86400e3  # of steps of 0.5 fs that take 1 ms each
 Times = dict[str, dict[str, Row]]  # case -> implementation -> row that passed
 
@@ -33,21 +39,15 @@ def draw(folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     drawn = []
-    for bench in ("step", "shipped"):
+    for bench, plot in {"step": _plot_steps, "shipped": _plot_steps, "bio": _plot_bio}.items():
         times = passed(read_rows(folder / f"{bench}.csv"))
         if not times:
             continue
         with mpl.rc_context({"svg.hashsalt": "mlff_triton", "svg.fonttype": "none"}):
             figure = Figure(figsize=(6.4, 4.2), layout="constrained")
             axes = figure.subplots()
-            for name, label in LABELS.items():
-                rows = sorted(_rows_of(times, name), key=lambda row: row.atoms)
-                if rows:
-                    style = {"linewidth": 2.5, "marker": "o"} if name == OURS else {"marker": "."}
-                    axes.loglog(
-                        [r.atoms for r in rows], [r.ms_p50 for r in rows], label=label, **style
-                    )
-            axes.set(xlabel="atoms", ylabel="energy and forces, ms a step", title=_gpu(times))
+            plot(axes, times)
+            axes.set_title(_gpu(times))
             axes.grid(visible=True, which="major", alpha=0.3)
             axes.legend(frameon=False, fontsize="small")
             path = folder / f"{bench}.svg"
@@ -56,11 +56,39 @@ def draw(folder: Path) -> list[Path]:
     return drawn
 
 
+def _plot_steps(axes: Axes, times: Times) -> None:
+    """Lines over the number of atoms."""
+    for name, label in LABELS.items():
+        rows = sorted(_rows_of(times, name), key=lambda row: row.atoms)
+        if rows:
+            style = {"linewidth": 2.5, "marker": "o"} if name == OURS else {"marker": "."}
+            axes.loglog([r.atoms for r in rows], [r.ms_p50 for r in rows], label=label, **style)
+    axes.set(xlabel="atoms", ylabel="energy and forces, ms a step")
+
+
+def _plot_bio(axes: Axes, times: Times) -> None:
+    """Points, a line for each case."""
+    cases = _by_model(times)
+    best = [best_peer(rows, BIO_PEERS) for rows in times.values()]
+    kinds = {
+        "as shipped, fp32": (_rows_of(times, BIO_REFERENCE), "s"),
+        "best other, fp16": ([row for row in best if row], "."),
+        "mlff_triton, fp16": (_rows_of(times, BIO_OURS), "o"),
+    }
+    for label, (rows, marker) in kinds.items():
+        if rows:
+            places = [cases.index(row.case) for row in rows]
+            axes.semilogx([row.ms_p50 for row in rows], places, marker, label=label)
+    axes.set_yticks(range(len(cases)), cases, fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xlabel="forward pass, ms")
+
+
 def tables(folder: Path) -> str:
     """Every table whose data is there, as Markdown."""
     parts = [readme_table(folder, bench) for bench in ("step", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
-    parts += [openmm_table(folder), readme_table(folder, "matpes")]
+    parts += [openmm_table(folder), readme_table(folder, "matpes"), bio_table(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -185,6 +213,26 @@ def openmm_table(folder: Path) -> str:
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
+def bio_table(folder: Path) -> str:
+    """Forward passes of protein language models; empty without data."""
+    times = passed(read_rows(folder / "bio.csv"))
+    head = ["case", "as shipped, fp32", "best other, fp16", "mlff_triton, fp16", "over shipped"]
+    head += ["over the best", "memory, GB", "1 - cosine"]
+    lines = [head, ["---"] * len(head)]
+    for case in _by_model(times):
+        rows = times[case]
+        if BIO_OURS not in rows:
+            continue
+        ours, shipped = rows[BIO_OURS], rows.get(BIO_REFERENCE)
+        best = best_peer(rows, BIO_PEERS)
+        other = f"{_ms(best)} ({best.impl})" if best else "–"
+        ratios = [_ratio(shipped, ours), _ratio(best, ours)]
+        memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
+        line = [case, _ms(shipped), other, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
+        lines.append(line)
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nms. {_provenance(times)}"
+
+
 def passed(rows: Sequence[Row]) -> Times:
     """Rows with a time, by case in the order of size, and by implementation."""
     times: Times = {}
@@ -194,15 +242,20 @@ def passed(rows: Sequence[Row]) -> Times:
     return times
 
 
-def best_peer(rows: dict[str, Row]) -> Row | None:
+def best_peer(rows: dict[str, Row], peers: Sequence[str] = PEERS) -> Row | None:
     """The fastest of the peers that were right."""
-    found = [rows[name] for name in PEERS if name in rows]
+    found = [rows[name] for name in peers if name in rows]
     return min(found, key=_p50, default=None)
 
 
 def speed_up(slow: Row, fast: Row) -> float:
     """Ratio of the medians."""
     return _p50(slow) / _p50(fast)
+
+
+def _by_model(times: Times) -> list[str]:
+    """Cases of one model together, in the order of size."""
+    return sorted(times, key=lambda case: case.rpartition("-")[0])
 
 
 def _rows_of(times: Times, name: str) -> list[Row]:

@@ -11,18 +11,17 @@ resident: of its steps only energy and status are downloaded.
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mlff_triton.batch import Batch, same, to_tensor
+from mlff_triton.capturing import undisturbed
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
 from mlff_triton.host import ResidentStep, Units
 from mlff_triton.kernels import step as kernels
@@ -38,7 +37,6 @@ FIRST_CAPACITY = 64  # slots of an atom before anything is known
 CAPACITY_STEP = 16  # each capacity is compiled for, so there are few
 KEPT_GRAPHS = 8
 MARGIN = 1e-6  # Å that the rows' reach is rounded down by
-_CAPTURING = Lock()
 
 
 class DeviceSteps:
@@ -276,7 +274,7 @@ class DeviceState:
             stream=stream,
             capture_error_mode="thread_local",  # other threads go on working
         )
-        with _undisturbed(), capture:
+        with undisturbed(), capture:
             self._outputs = self._step()
         self._graph = graph
 
@@ -440,22 +438,6 @@ class ResidentState(DeviceState):
         box = Box.of(self._seen_cell, self._batch.boxes[0].pbc)
         self._cell[0].copy_(to_tensor(box.cell, self._cell.device))
         self._batch = replace(self._batch, boxes=(box,))
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """One capture at a time in this process, and no garbage collected meanwhile.
-
-    What PyTorch does before a capture, and when an older graph is thrown away, breaks it.
-    """
-    with _CAPTURING:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                gc.enable()
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from mlff_triton import TensorNetCalculator, load_model
 ROOT = Path(mlff_triton.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 TRAINING = EXAMPLES / "training"
+PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 SMALL = {"water", "hydrogen", "methane", "hydrogen_peroxide", "ethanol", "acetoxime"}
 TINY = ("--steps", 20, "--batch", 16, "--channels", 8, "--layers", 1, "--rbf", 8, "--report", 1)
 KINDS = {"contact", "distort", "md", "torsion"}
@@ -33,7 +34,7 @@ def start(script, *arguments, cwd):
     return subprocess.Popen(  # noqa: S603 - the scripts are those of the repository
         command,
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -159,6 +160,30 @@ def test_openmm_mixed(tmp_path):
         assert abs(psi) > 120
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"mixed.dcd", "mixed.pdb", "mixed.png"}
+
+
+def test_protein_language_model(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is an optional extra")
+    options = ("--sequences", 6, "--batch", 3, "--repeats", 1, "--device", "cpu")
+    out = run("06_protein_lm.py", *options, "--backend", "torch", "--out", "run", cwd=tmp_path)
+    assert "6 proteins in 2 batches" in out
+    assert "EsmModel" in out
+    (agreement,) = (line for line in out.splitlines() if "cosine" in line)
+    residues, smallest = numbers_in(agreement)
+    assert residues == 46 + 56 + 58 + 76 + 101 + 105
+    assert smallest == pytest.approx(1.0, abs=1e-5)
+    means = arrays_in(tmp_path / "run" / "embeddings.npz")
+    assert means["names"].tolist()[:2] == ["pdb|1CRN|A", "pdb|2GB1|A"]
+    assert means["embeddings"].shape == (6, 320)
+    assert np.isfinite(means["embeddings"]).all()
+    assert (tmp_path / "run" / "timing.png").stat().st_size > 0
+
+
+def test_proteins_are_of_the_twenty_residues():
+    entries = (EXAMPLES / "sequences" / "proteins.fasta").read_text().split(">")[1:]
+    proteins = dict(entry.split("\n", 1) for entry in entries)
+    assert len(proteins) == len(entries) == 24
+    assert all(set(rows) <= set("ACDEFGHIKLMNPQRSTVWY\n") for rows in proteins.values())
 
 
 def test_shipped_droplet_is_what_its_script_makes(tmp_path, data_folder):

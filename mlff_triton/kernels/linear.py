@@ -334,7 +334,8 @@ def linear(
         activated, they have no second derivatives.
     weight, bias : [N, K], [N]
         As in `torch.nn.Linear`, of the dtype of ``x``; the bias may be left out.
-    activation : {"silu", "swish", "gelu", "gelu_tanh", "relu", "tanh", "sigmoid", "ssp", "mish"}
+    activation : {"silu", "swish", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "tanh", "sigmoid",
+        "ssp", "mish"}
         Applied to the sum; "ssp" is the shifted softplus, "gelu" the exact one. None by default.
     scale, residual : broadcastable to [..., N]
         Multiplied with the activation, then added to it; of the dtype of ``x``.

@@ -31,11 +31,17 @@ from mlff_triton.kernels import (
     neighbor_list,
     radial_factors,
     radial_sums,
+    rotary,
     segment_sum,
     tensor_product,
+    token_embedding,
+    token_linear,
+    token_norm,
     vector_to_tensor,
+    wide_linear,
 )
 from mlff_triton.kernels import step as kernels
+from mlff_triton.kernels._rows import Rotary
 from mlff_triton.kernels.reference.edges import Knots
 from mlff_triton.parameters import Parameters
 from mlff_triton.radial import TOLERANCES
@@ -44,6 +50,7 @@ from mlff_triton.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct
 
 N, E, F = 4, 8, 64
+WIDE_TARGETS = ("sm_90", "sm_100")  # with hardware for the copies of `wide_linear`
 THOROUGH_TARGETS = ("sm_90", "gfx942")  # one a vendor: what differs is the vendor's compiler
 STEPS = [(21, "O(3)"), (4099, "O(3)")]  # launched differently
 MORE_STEPS = [(21, "SO(3)"), (1021, "O(3)")]  # for the thorough targets, as float64 is
@@ -129,6 +136,57 @@ def half_attention() -> object:
     return attention.attention(q, k, v, torch.tensor([0, N]), 1000)
 
 
+def token_rows(length: int, dtype: torch.dtype, masked: bool) -> object:
+    """To rows and back, with nothing else or with all there is; without derivatives."""
+    ids, word = torch.zeros(2, length).long(), torch.ones(33, F).to(dtype)
+    if not masked:
+        x, packed = token_embedding.token_embedding(ids, word)
+        return token_embedding.unpack_rows(x, packed.row_of, ids.shape)
+    norm = word[0], word[0], 1e-5
+    parts = {"positions": ids, "position_table": word, "kinds": ids, "kind_table": word}
+    x, packed = token_embedding.token_embedding(ids, word, ids, **parts, norm=norm, mask_token=3)
+    options = {"shift": word[0], "norm": norm, "dtype": torch.float32}
+    return token_embedding.unpack_rows(x, packed.row_of, ids.shape, **options)
+
+
+def angles(n_rows: int, columns: int, exact: torch.dtype) -> Rotary:
+    """Of heads with 64 channels."""
+    table = torch.ones(N, 32, dtype=exact)
+    return Rotary(table, table, torch.zeros(n_rows, dtype=torch.int32), columns)
+
+
+def encoder_layer(n_rows: int, dtype: torch.dtype) -> object:
+    """Linear layers with a normalization and rotation, a residual and moments, or an activation."""
+    x, live = torch.ones(n_rows, F).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
+    sums = token_norm.token_moments(x, live)
+    turned = angles(n_rows, 2 * F, sums.dtype)
+    norm, weight, bias = (BIAS, BIAS), torch.ones(3 * F, F), torch.ones(3 * F)
+    folded = token_linear.TokenLinear.of(weight, bias, norm, dtype)
+    plain = token_linear.TokenLinear.of(WEIGHT, BIAS, None, dtype)
+    moments = token_linear.Moments(sums, 1e-5)
+    rows = token_linear.token_linear(x, folded, live, moments=moments, rotary=turned).x
+    rotary.rotary_(rows, turned, live)
+    token_linear.token_linear(x, folded, live, moments=moments, activation="gelu")
+    token_linear.token_linear(x, plain, activation="relu")
+    vectors = BIAS.to(dtype)
+    for residual in (
+        token_linear.Residual(x),
+        token_linear.Residual(x, moments, vectors, vectors),
+    ):
+        token_linear.token_linear(x, plain, live, residual=residual, with_moments=True)
+    token_norm.token_norm(x, vectors, vectors, 1e-5, live)
+    return token_norm.token_norm(x, vectors, vectors, 1e-5, live, BIAS.to(sums.dtype))
+
+
+def wide_rows(n_rows: int, dtype: torch.dtype) -> object:
+    """Linear layers of many rows, in small and in large tiles."""
+    x, live = torch.ones(n_rows, 128).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
+    weight, bias = torch.ones(768, 128).to(dtype), torch.ones(768).to(dtype)
+    turned = angles(n_rows, 512, torch.float32)
+    wide_linear.wide_linear(x, weight, bias, live, activation="gelu")
+    return wide_linear.wide_linear(x, weight, bias, live, rotary=turned)
+
+
 def neighbor_rows() -> object:
     """Its coordinates are float64, and it has no derivatives."""
     positions, cell = torch.ones(N, 3).double(), torch.eye(3).double()[None]
@@ -169,6 +227,25 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     }
 
 
+def token_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    embeddings = {
+        f"token_embedding, {length} tokens, {dtype}": partial(token_rows, length, dtype, masked)
+        for length, masked in ((1, False), (60, True), (3000, True))
+    }
+    return embeddings | {
+        f"token_linear, {n_rows} rows, {dtype}": partial(encoder_layer, n_rows, dtype)
+        for n_rows in (9, 2000)
+    }
+
+
+def wide_calls() -> dict[str, Callable[[], object]]:
+    return {
+        f"wide_linear, {n_rows} rows, {half}": partial(wide_rows, n_rows, half)
+        for n_rows in (600, 8000)
+        for half in (torch.float16, torch.bfloat16)
+    }
+
+
 def steps(sizes: list[tuple[int, str]], dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     return {
         f"engine, {n_atoms} atoms, {group}, {dtype}": partial(engine_step, n_atoms, group, dtype)
@@ -181,8 +258,12 @@ def main() -> None:
         single, double = torch.float32, torch.float64
         all_calls = calls(single) | steps(STEPS, single)
         all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
+        all_calls |= token_calls(torch.float16) | token_calls(single)
+        if target in WIDE_TARGETS:
+            all_calls |= wide_calls()
         if target in THOROUGH_TARGETS:
             all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
+            all_calls |= token_calls(double)
         for case, kernel, error in compile_distinct(all_calls, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 

@@ -17,6 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": functional.relu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,

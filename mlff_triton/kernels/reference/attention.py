@@ -34,4 +34,5 @@ def attention(
         if bias is not None:
             scores = scores + bias[b, :, :length, :length]
         outputs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[rows]))
+    outputs.append(q.new_zeros(len(q) - int(row_ptr[-1]), heads, v.shape[2]))
     return torch.cat(outputs)

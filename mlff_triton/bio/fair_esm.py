@@ -1,0 +1,115 @@
+"""ESM-2 of the package ``fair-esm``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from mlff_triton.bio.encoder import Embedding, Encoder, Layer, Linear, Norm, exact_frequencies
+from mlff_triton.bio.forward import FastForward
+from mlff_triton.bio.head import Head, HeadWeights
+from mlff_triton.bio.runner import Runner, Tokens, runner
+
+
+class Weights(NamedTuple):
+    """Encoder and language head."""
+
+    encoder: Runner
+    layers: int
+    head: Head
+
+
+class ESM2Forward(FastForward[Weights]):
+    """`esm.model.esm2.ESM2`."""
+
+    supported = "ESM-2 of fair-esm"
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Whether it has that model's submodules."""
+        layers: Any = getattr(module, "layers", None)
+        parts = ("embed_tokens", "emb_layer_norm_after", "lm_head", "padding_idx", "mask_idx")
+        if not isinstance(layers, nn.ModuleList) or not all(hasattr(module, p) for p in parts):
+            return False
+        return bool(len(layers)) and all(map(_is_layer, layers))
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Attention weights and contacts are not served."""
+        for name in ("need_head_weights", "return_contacts"):
+            if arguments.get(name):
+                return f"{name} was asked for"
+        return None
+
+    def read(self) -> Weights:
+        """What there is now."""
+        module = self.module
+        embedding = Embedding(
+            word=module.embed_scale * module.embed_tokens.weight,
+            position=None,
+            kind=None,
+            norm=None,
+            mask_token=module.mask_idx if module.token_dropout else None,
+        )
+        encoder = Encoder(
+            embedding=embedding,
+            layers=tuple(map(_layer, module.layers)),
+            heads=module.attention_heads,
+            norm_first=True,
+            activation="gelu",
+            frequencies=exact_frequencies(module.layers[0].self_attn.rot_emb.inv_freq),
+            norm=Norm.of(module.emb_layer_norm_after),
+        )
+        own, head = self.module.embed_tokens.weight.dtype, module.lm_head
+        weights = HeadWeights(
+            Linear.of(head.dense), "gelu", Norm.of(head.layer_norm), Linear(head.weight, head.bias)
+        )
+        return Weights(
+            runner(encoder, self.dtype, own, self.backend, self.options),
+            len(encoder.layers),
+            Head(weights, self.dtype, self.backend),
+        )
+
+    def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
+        """Replay a graph, if there is one."""
+        if arguments.get("repr_layers"):
+            return None
+        return self.weights.encoder.begin(self._tokens(arguments))
+
+    def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> dict[str, Any]:
+        """Logits, and representations of the layers asked for; zero where there is padding."""
+        encoder, layers, head = self.weights
+        wanted = set(arguments.get("repr_layers", ()))
+        hidden = begun
+        kept: dict[int, Tensor] = {}
+        if hidden is None:
+            hidden, kept = encoder(self._tokens(arguments), wanted - {layers})
+        if layers in wanted:
+            kept[layers] = hidden
+        return {"logits": head(hidden), "representations": kept}
+
+    def _tokens(self, arguments: Mapping[str, Any]) -> Tokens:
+        ids = arguments["tokens"]
+        return Tokens(ids, ids != self.module.padding_idx)
+
+
+def _is_layer(layer: Any) -> bool:
+    inner = ("self_attn", "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
+    return (
+        all(hasattr(layer, name) for name in inner)
+        and getattr(layer.self_attn, "rot_emb", None) is not None
+        and layer.self_attn.bias_k is None
+    )
+
+
+def _layer(layer: Any) -> Layer:
+    own = layer.self_attn
+    return Layer(
+        attention_norm=Norm.of(layer.self_attn_layer_norm),
+        qkv=Linear.of(own.q_proj, own.k_proj, own.v_proj),
+        out=Linear.of(own.out_proj),
+        network_norm=Norm.of(layer.final_layer_norm),
+        up=Linear.of(layer.fc1),
+        down=Linear.of(layer.fc2),
+    )

@@ -1,0 +1,102 @@
+"""What modules are: by their very class, or by how their ``forward`` passes its input on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from mlff_triton.bio.forward import FastForward
+
+ACTIVATIONS: dict[Any, str] = {
+    functional.gelu: "gelu",
+    functional.relu: "relu",
+    functional.silu: "silu",
+    functional.mish: "mish",
+    torch.relu: "relu",
+    torch.tanh: "tanh",
+    torch.sigmoid: "sigmoid",
+    nn.GELU: "gelu",
+    nn.ReLU: "relu",
+    nn.SiLU: "silu",
+    nn.Mish: "mish",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+}
+
+
+def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these classes, no subclass, and nobody changed its forward."""
+    return type(module) in kinds and not _is_changed(module)
+
+
+def is_norm(module: Any) -> bool:
+    """Whether a module is a layer normalization over the last axis, with weight and bias."""
+    return (
+        is_plain(module, nn.LayerNorm)
+        and len(module.normalized_shape) == 1
+        and module.weight is not None
+        and module.bias is not None
+    )
+
+
+def activation_of(called: Any, options: Mapping[str, Any] | None = None) -> str | None:
+    """The name of an activation, a module or a function of PyTorch; None of anything else."""
+    if isinstance(called, nn.Module):
+        name = ACTIVATIONS.get(type(called)) if is_plain(called, type(called)) else None
+        options = vars(called)
+    else:
+        name = ACTIVATIONS.get(called)
+    tanh = (options or {}).get("approximate") == "tanh"
+    return "gelu_tanh" if tanh and name == "gelu" else name
+
+
+def chain(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
+    """Follow a module's input through two linear maps and what is usual between them.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Of any class, with any names in it.
+
+    Returns
+    -------
+    list of (torch.nn.Module, str), or None
+        Linear maps and normalizations in order, and the activation after each. None if there are
+        other parameters, or if what goes in takes another way.
+    """
+    owners = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    if (
+        sum(is_plain(m, nn.Linear) for m in owners) != 2
+        or not all(is_plain(m, nn.Linear) or is_norm(m) for m in owners)
+        or len(inspect.signature(type(module).forward).parameters) != 2  # the module, and x
+        or _is_changed(module)
+    ):
+        return None
+    try:
+        nodes = list(fx.Tracer().trace(module).nodes)
+    except Exception:  # noqa: BLE001 - a forward may raise anything, as it is given no tensor
+        return None
+    steps: list[tuple[nn.Module, str]] = []
+    for before, node in pairwise(nodes):
+        if node.args[:1] != (before,) or node.all_input_nodes != [before]:
+            return None
+        called = module.get_submodule(node.target) if node.op == "call_module" else node.target
+        activation = activation_of(called, node.kwargs)
+        if is_plain(called, nn.Linear) or is_norm(called):
+            steps.append((called, "none"))
+        elif activation is not None and steps and steps[-1][1] == "none":
+            steps[-1] = steps[-1][0], activation
+        elif node.op != "output" and not is_plain(called, nn.Dropout, nn.Identity):
+            return None
+    return steps
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether the instance has a forward of its own, that is none of ours."""
+    return not isinstance(vars(module).get("forward"), FastForward | None)

@@ -1,0 +1,96 @@
+"""What tokens become before a Transformer's first layer, in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference.layer_norm import layer_norm
+
+TRAINED_WITH = 1 - 0.15 * 0.8
+"""Share of the tokens that were not masked when ESM-2 was trained."""
+
+Norm = tuple[Tensor, Tensor | None, float]
+"""Weight [C], bias [C] or None, and eps of a layer normalization."""
+
+
+class Packed(NamedTuple):
+    """Where the kept tokens of a padded batch [B, L] lie among packed rows.
+
+    Attributes
+    ----------
+    token : int32 [T]
+        Number b L + l of each row's token.
+    place : int32 [T]
+        Its place l in the padded sequence.
+    row_ptr : int32 [B + 1]
+        Sequence ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``.
+    row_of : int32 [B L]
+        Row of each token, -1 for those that have none.
+    """
+
+    token: Tensor
+    place: Tensor
+    row_ptr: Tensor
+    row_of: Tensor
+
+
+def token_embedding(
+    ids: Tensor,
+    word: Tensor,
+    mask: Tensor | None = None,
+    *,
+    positions: Tensor | None = None,
+    position_table: Tensor | None = None,
+    kinds: Tensor | None = None,
+    kind_table: Tensor | None = None,
+    norm: Norm | None = None,
+    mask_token: int | None = None,
+    count_padding: bool = False,
+    capacity: int | None = None,
+) -> tuple[Tensor, Packed]:
+    """As `mlff_triton.kernels.token_embedding.token_embedding`, with rows of kept tokens alone."""
+    length = ids.shape[1]
+    kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
+    token = kept.flatten().nonzero()[:capacity, 0]
+    place = token % length
+    x = word[ids.flatten()[token]]
+    if mask_token is not None:
+        masked = ids == mask_token
+        exact = torch.promote_types(x.dtype, torch.float32)
+        share = 1 - masked.sum(1).to(exact) / (length if count_padding else kept.sum(1))
+        x = x.masked_fill(masked.flatten()[token, None], 0)
+        x = (x * TRAINED_WITH / share[token // length, None]).to(x.dtype)
+    if position_table is not None:
+        x = x + position_table[place if positions is None else positions.flatten()[token]]
+    if kind_table is not None:
+        x = x + kind_table[torch.zeros_like(token) if kinds is None else kinds.flatten()[token]]
+    if norm is not None:
+        x = layer_norm(x, *norm)
+    row_of = torch.full((ids.numel(),), -1, dtype=torch.int32, device=ids.device)
+    row_of[token] = torch.arange(len(token), dtype=torch.int32, device=ids.device)
+    ends = kept.sum(1).cumsum(0).clamp(max=len(token))
+    row_ptr = torch.cat([ends.new_zeros(1), ends]).int()
+    return x, Packed(token.int(), place.int(), row_ptr, row_of)
+
+
+def unpack_rows(
+    x: Tensor,
+    row_of: Tensor,
+    shape: tuple[int, int],
+    *,
+    shift: Tensor | None = None,
+    norm: Norm | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As `mlff_triton.kernels.token_embedding.unpack_rows`."""
+    known = row_of >= 0
+    y = x[row_of[known].long()]
+    if shift is not None:
+        y = y + shift
+    if norm is not None:
+        y = layer_norm(y, *norm)
+    out = y.new_zeros(len(row_of), x.shape[1], dtype=dtype)
+    return out.masked_scatter(known[:, None], y.to(out.dtype)).view(*shape, x.shape[1])

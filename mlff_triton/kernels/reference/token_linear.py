@@ -1,0 +1,40 @@
+"""Linear layers of Transformer encoders over packed rows, in plain PyTorch.
+
+    y = turned(activation(norm(x) W^T + b) + norm(residual))
+
+with every part but the product left out if it is not given.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mlff_triton.kernels.reference.layer_norm import layer_norm
+from mlff_triton.kernels.reference.linear import linear
+from mlff_triton.kernels.reference.rotary import rotary as turn
+
+Norm = tuple[Tensor, Tensor, float]
+"""Weight [C], bias [C] and eps of a layer normalization."""
+
+
+def token_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    norm: Norm | None = None,
+    *,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    residual_norm: Norm | None = None,
+    rotary: tuple[Tensor, Tensor, Tensor, int] | None = None,
+) -> Tensor:
+    """As `mlff_triton.kernels.token_linear.token_linear`, of all rows.
+
+    ``rotary`` is what `mlff_triton.kernels.reference.rotary.rotary` takes.
+    """
+    if norm is not None:
+        x = layer_norm(x, *norm)
+    if residual is not None and residual_norm is not None:
+        residual = layer_norm(residual, *residual_norm)
+    y = linear(x, weight, bias, activation, residual=residual)
+    return y if rotary is None else turn(y, *rotary)

@@ -1,0 +1,148 @@
+"""Layer normalization of packed rows after a constant vector is added, and moments of rows.
+
+    y = (t - mean(t)) / sqrt(var(t) + eps) * weight + bias      t = x + shift
+
+The vector is the bias of the linear layers that made ``x``, if whoever multiplied left it out.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels._dense import accumulator
+from mlff_triton.kernels._rows import chain, follow
+
+
+@triton.jit
+def _token_norm_fwd_kernel(
+    x_ptr,
+    shift_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    live_ptr,
+    n_rows,
+    channels,
+    eps: tl.float64,
+    ACCUMULATE: tl.constexpr,
+    CHAINED: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    follow(CHAINED)
+    if live_ptr is not None:
+        n_rows = tl.minimum(n_rows, tl.load(live_ptr))
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, CHANNELS)
+    inside = channel < channels
+    mask = (row < n_rows)[:, None] & inside[None, :]
+    offsets = row[:, None] * channels + channel[None, :]
+
+    x = tl.load(x_ptr + offsets, mask, other=0.0).to(ACCUMULATE)  # [ROWS, CHANNELS]
+    if shift_ptr is not None:
+        x += tl.load(shift_ptr + channel, inside, other=0.0).to(ACCUMULATE)[None, :]
+    weight = tl.load(weight_ptr + channel, inside, other=0.0).to(ACCUMULATE)
+    bias = tl.load(bias_ptr + channel, inside, other=0.0).to(ACCUMULATE)
+
+    mean = tl.sum(x, 1) / channels
+    centered = tl.where(inside[None, :], x - mean[:, None], 0.0)
+    variance = tl.sum(centered * centered, 1) / channels
+    rstd = 1 / tl.sqrt((variance + eps).to(ACCUMULATE))
+    y = centered * rstd[:, None] * weight[None, :] + bias[None, :]
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _token_moments_kernel(
+    x_ptr,
+    sums_ptr,
+    live_ptr,
+    n_rows,
+    channels,
+    CHAINED: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    follow(CHAINED)
+    capacity = n_rows
+    if live_ptr is not None:
+        n_rows = tl.minimum(n_rows, tl.load(live_ptr))
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, CHANNELS)
+    inside = row < n_rows
+    x = tl.load(
+        x_ptr + row[:, None] * channels + channel[None, :],
+        inside[:, None] & (channel < channels)[None, :],
+        other=0.0,
+    ).to(sums_ptr.dtype.element_ty)  # [ROWS, CHANNELS]
+    tl.store(sums_ptr + row, tl.sum(x, 1), inside)
+    tl.store(sums_ptr + capacity + row, tl.sum(x * x, 1), inside)
+
+
+def token_moments(x: Tensor, live: Tensor | None) -> Tensor:
+    """Sums of rows [T, C] and of their squares, [2, 1, T], of those before ``live`` (int32 [1])."""
+    n_rows, channels = x.shape
+    exact = torch.promote_types(x.dtype, torch.float32)
+    sums = torch.empty(2, 1, n_rows, dtype=exact, device=x.device)
+    block = triton.next_power_of_2(channels)
+    rows = max(1, 1024 // block)
+    with torch.cuda.device_of(x):
+        _token_moments_kernel[(triton.cdiv(n_rows, rows),)](
+            x, sums, live, n_rows, channels, ROWS=rows, CHANNELS=block, **chain(x)
+        )
+    return sums
+
+
+def token_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    live: Tensor | None,
+    shift: Tensor | None = None,
+) -> Tensor:
+    """Normalize rows, of which only some are alive.
+
+    Parameters
+    ----------
+    x : [T, C]
+        Rows, contiguous.
+    weight, bias : [C]
+        Of the normalization.
+    eps : float
+        Added to the variance.
+    live : int32 [1], optional
+        How many rows mean something, all by default; the others are left as they come.
+    shift : [C], optional
+        Added to all rows before.
+
+    Returns
+    -------
+    [T, C]
+        Of the dtype of ``x``. No gradients flow.
+    """
+    n_rows, channels = x.shape
+    y = torch.empty_like(x)
+    block = triton.next_power_of_2(channels)
+    rows = max(1, 1024 // block)
+    with torch.cuda.device_of(x):
+        _token_norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
+            x,
+            shift,
+            weight,
+            bias,
+            y,
+            live,
+            n_rows,
+            channels,
+            eps,
+            ACCUMULATE=accumulator(x),
+            ROWS=rows,
+            CHANNELS=block,
+            num_warps=min(16, max(2, block // 512)),
+            **chain(x),
+        )
+    return y

@@ -1,0 +1,259 @@
+"""Linear layers of many rows: large tiles through tensor descriptors, every program many of them.
+
+    y = epilogue(x W^T + b)
+
+The epilogue is an activation or a rotation of pairs. While one tile's is computed the next tile's
+blocks are on their way, which libraries of products cannot do for functions they do not know.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mlff_triton.kernels._activations import activate
+from mlff_triton.kernels._rows import Rotary, angles, chain, follow, launches_early, turn
+
+_GROUP = 8  # rows of tiles that run together
+
+
+@triton.jit
+def _finish(
+    acc,
+    y,
+    row,
+    column,
+    n_rows,
+    bias_ptr,
+    cos_ptr,
+    sin_ptr,
+    position_ptr,
+    n_positions,
+    ROTATED: tl.constexpr,
+    HALF: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """What comes after the product of a tile, and its way out."""
+    acc += tl.load(bias_ptr + column + tl.arange(0, N)).to(tl.float32)[None, :]
+    acc = activate(acc, ACTIVATION)
+    if ROTATED:  # noqa: SIM102 - known as the kernel is compiled
+        if column < ROTATED:
+            rows = row + tl.arange(0, M)
+            cos, sin = angles(
+                rows,
+                rows < n_rows,
+                column,
+                cos_ptr,
+                sin_ptr,
+                position_ptr,
+                n_positions,
+                ROTATED,
+                HALF,
+                N,
+                tl.float32,
+            )
+            acc = turn(acc, cos, sin, M, N)
+    y.store([row, column], acc.to(y.dtype))
+
+
+@triton.jit
+def _wide_linear_fwd_kernel(
+    x,
+    weight,
+    y,
+    bias_ptr,
+    cos_ptr,
+    sin_ptr,
+    position_ptr,
+    live_ptr,
+    n_positions,
+    n_rows,
+    n_out,
+    n_in,
+    PROGRAMS: tl.constexpr,
+    ROTATED: tl.constexpr,
+    HALF: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    CHAINED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALVES: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    follow(CHAINED)
+    if live_ptr is not None:
+        n_rows = tl.minimum(n_rows, tl.load(live_ptr))
+    tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
+        first = tile // (GROUP * tiles_n) * GROUP
+        height = tl.minimum(tiles_m - first, GROUP)
+        within = tile % (GROUP * tiles_n)
+        row = (first + within % height) * M
+        column = within // height * N
+        acc = tl.zeros((M, N), tl.float32)
+        for start in range(0, n_in, K):
+            acc = tl.dot(x.load([row, start]), weight.load([column, start]).T, acc)
+        if HALVES:
+            # Half a tile at a time takes half the memory on its way out.
+            left, right = tl.split(tl.permute(tl.reshape(acc, (M, 2, N // 2)), (0, 2, 1)))
+            _finish(
+                left,
+                y,
+                row,
+                column,
+                n_rows,
+                bias_ptr,
+                cos_ptr,
+                sin_ptr,
+                position_ptr,
+                n_positions,
+                ROTATED,
+                HALF,
+                ACTIVATION,
+                M,
+                N // 2,
+            )
+            _finish(
+                right,
+                y,
+                row,
+                column + N // 2,
+                n_rows,
+                bias_ptr,
+                cos_ptr,
+                sin_ptr,
+                position_ptr,
+                n_positions,
+                ROTATED,
+                HALF,
+                ACTIVATION,
+                M,
+                N // 2,
+            )
+        else:
+            _finish(
+                acc,
+                y,
+                row,
+                column,
+                n_rows,
+                bias_ptr,
+                cos_ptr,
+                sin_ptr,
+                position_ptr,
+                n_positions,
+                ROTATED,
+                HALF,
+                ACTIVATION,
+                M,
+                N,
+            )
+
+
+class _Tile(NamedTuple):
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+_INNER = 64
+
+
+def _tile(n_rows: int, n_out: int, n_in: int, turned: bool) -> _Tile:
+    """Measured on an NVIDIA H200: large tiles once they fill it and are long under way."""
+    tiles = triton.cdiv(n_rows, 128) * triton.cdiv(n_out, 256)
+    if tiles < 132 or n_out % 256 or n_in < 512:
+        return _Tile(128, 128, 8, 4)
+    return _Tile(128, 256, 8, 3 if turned else 4)  # what turns pairs takes memory
+
+
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether `wide_linear` serves these: half precision, whole tiles, and Hopper or later."""
+    n_out, n_in = weight.shape
+    served = x.element_size() == 2 and n_out % 128 == 0 and n_in % _INNER == 0 and len(x) > 0
+    return served and (launches_early(x) or not x.is_cuda)
+
+
+def wide_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    live: Tensor | None,
+    *,
+    activation: str = "none",
+    rotary: Rotary | None = None,
+) -> Tensor:
+    """A linear layer of many rows in half precision, of which only some are alive.
+
+    Parameters
+    ----------
+    x : [T, K]
+        Rows, contiguous, float16 or bfloat16; see `fits`.
+    weight, bias : [N, K], [N]
+        Of the dtype of ``x``.
+    live : int32 [1] or None
+        How many rows mean something; all if None. Tiles are written whole.
+    activation : str
+        As for `mlff_triton.kernels.linear.linear`.
+    rotary : Rotary, optional
+        What to turn.
+
+    Returns
+    -------
+    [T, N]
+        Of the dtype of ``x``. No gradients flow.
+    """
+    n_rows, n_in = x.shape
+    n_out = len(weight)
+    y = x.new_empty(n_rows, n_out)
+    tile = _tile(n_rows, n_out, n_in, rotary is not None)
+    cos, sin, position, rotated = rotary or (None, None, None, 0)
+    tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
+    halves = tile.columns > 128
+    programs = min(_processors(x.device), tiles)
+    with torch.cuda.device_of(x):
+        _wide_linear_fwd_kernel[(programs,)](
+            TensorDescriptor.from_tensor(x, [tile.rows, _INNER]),
+            TensorDescriptor.from_tensor(weight, [tile.columns, _INNER]),
+            TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // (1 + halves)]),
+            bias,
+            cos,
+            sin,
+            position,
+            live,
+            1 if cos is None else len(cos),
+            n_rows,
+            n_out,
+            n_in,
+            PROGRAMS=programs,
+            ROTATED=rotated,
+            HALF=1 if cos is None else cos.shape[1],
+            ACTIVATION="gelu_half" if activation == "gelu" else activation,
+            GROUP=_GROUP,
+            HALVES=halves,
+            M=tile.rows,
+            N=tile.columns,
+            K=_INNER,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **chain(x),
+        )
+    return y
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """How many programs run at a time; any number where there is no GPU."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

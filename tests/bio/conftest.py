@@ -1,0 +1,31 @@
+"""Language models of proteins: on the GPU if there is one, and otherwise under the interpreter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when kernels are defined
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With a GPU, ``-m gpu`` selects all of these tests.
+
+    Rows that mean nothing are computed too, from whatever memory holds: NumPy may warn of it.
+    """
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+            if torch.cuda.is_available():
+                item.add_marker("gpu")
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,324 @@
+"""ESM and BERT of Hugging Face's transformers against themselves, accelerated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from bio_cases import (
+    LENGTH,
+    SEQUENCES,
+    assert_same,
+    assert_same_first,
+    mask_of,
+    randomize,
+    tokens_of,
+    valid,
+)
+from torch import Tensor, nn
+
+from mlff_triton import bio
+from mlff_triton.testing import assert_within
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 40,
+}
+ESM2 = {
+    "vocab_size": 33,
+    "pad_token_id": 1,
+    "mask_token_id": 32,
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+}
+ESM1B = ESM2 | {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
+CLASSES = ESM2 | {"num_labels": 16}
+PLAIN = ESM2 | {"token_dropout": False}  # as later models of this architecture are trained
+
+Make = Callable[..., nn.Module]
+
+
+def esm(name: str, options: dict[str, Any] = ESM2, **arguments: Any) -> Make:
+    """Makes an ESM of a class."""
+    return lambda **more: getattr(transformers, name)(
+        transformers.EsmConfig(**(SIZES | options | more)), **arguments
+    )
+
+
+def bert(name: str, **options: Any) -> Make:
+    """Makes a BERT of a class."""
+    return lambda **more: getattr(transformers, name)(
+        transformers.BertConfig(**(SIZES | {"vocab_size": 30} | options | more))
+    )
+
+
+MODELS: dict[str, Make] = {
+    "EsmModel": esm("EsmModel"),
+    "EsmModel without a pooler": esm("EsmModel", add_pooling_layer=False),
+    "EsmModel, no token dropout": esm("EsmModel", PLAIN),
+    "EsmModel, ESM-1b": esm("EsmModel", ESM1B),
+    "EsmForMaskedLM": esm("EsmForMaskedLM"),
+    "EsmForMaskedLM, ESM-1b": esm("EsmForMaskedLM", ESM1B),
+    "EsmForSequenceClassification": esm("EsmForSequenceClassification", CLASSES),
+    "EsmForTokenClassification": esm("EsmForTokenClassification", CLASSES),
+    "BertModel": bert("BertModel"),
+    "BertForMaskedLM": bert("BertForMaskedLM"),
+    "BertForMaskedLM, ReLU": bert("BertForMaskedLM", hidden_act="relu"),
+    "BertForMaskedLM, GELU by tanh": bert("BertForMaskedLM", hidden_act="gelu_new"),
+}
+OF_TOKENS = ("last_hidden_state", "logits")
+MASKS = ["no mask", "all ones", "padding right", "padding left", "one token"]
+
+
+def make(name: str, device: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
+    return randomize(MODELS[name](**options), device, dtype)
+
+
+def inputs_of(model: nn.Module, mask: str) -> dict[str, Tensor]:
+    """A batch for a model, on its device."""
+    device = str(next(model.parameters()).device)
+    config = model.config
+    masked = getattr(config, "mask_token_id", None) is not None
+    tokens = {"input_ids": tokens_of(mask, device, config.pad_token_id, masked)}
+    found = mask_of(mask, device)
+    return tokens if found is None else tokens | {"attention_mask": found}
+
+
+@torch.inference_mode()
+def outputs(model: nn.Module, inputs: dict[str, Any], **options: Any) -> dict[str, Tensor]:
+    """What a model returns, and nothing where there is padding."""
+    mask = inputs.get("attention_mask")
+    found = {
+        name: valid(x, mask) if name in OF_TOKENS and x.dim() == 3 else x
+        for name, x in model(**inputs, **options).items()
+    }
+    if mask is not None and bool((mask[:, 0] == 0).any()):
+        found.pop("pooler_output", None)  # it, and a class, is of the first token, which is padding
+        found = {name: x for name, x in found.items() if len(x) != SEQUENCES}
+    return found
+
+
+def check(model: nn.Module, inputs: dict[str, Any], agreement: str, **options: Any) -> None:
+    """Accelerated, twice, a model returns what it returned; and then exactly that again."""
+    expected = outputs(model, inputs)
+    with bio.accelerated(model, **options):
+        found, again = outputs(model, inputs), outputs(model, inputs)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert_same(found[name], values, agreement)
+        assert_same(again[name], values, agreement)
+    if "logits" in expected:
+        assert_same_first(found["logits"], expected["logits"])
+    for name, values in outputs(model, inputs).items():
+        assert torch.equal(values, expected[name])
+
+
+@pytest.mark.filterwarnings("ignore:.* begins with padding")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_those_of_the_model(name, mask, device):
+    model = make(name, device)
+    check(model, inputs_of(model, mask), "fp64", backend="torch")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_without_factors_in_float32_float64_is_exact(mask, device):
+    """BERT has none: every difference is one of ours."""
+    model = make("BertForMaskedLM", device)
+    inputs = inputs_of(model, mask)
+    expected = outputs(model, inputs)
+    with bio.accelerated(model, backend="torch"):
+        found = outputs(model, inputs)
+    for key, values in expected.items():
+        assert_within(found[key], values, 1e-12)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["EsmForMaskedLM", "EsmModel", "BertForMaskedLM"])
+def test_precisions_in_pytorch(name, precision, device):
+    model = make(name, device, torch.float32)
+    expected = outputs(model, inputs := inputs_of(model, "padding right"))
+    with bio.accelerated(model, precision=precision, backend="torch"):
+        found = outputs(model, inputs)
+    for key, values in expected.items():
+        assert_same(found[key], values, precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "precision"),
+    [
+        ("EsmForMaskedLM", "no mask", "fp16"),
+        ("EsmForMaskedLM", "padding right", "fp32"),
+        ("EsmForMaskedLM", "padding left", "fp32"),
+        ("EsmModel", "one token", "fp32"),
+        ("EsmModel, ESM-1b", "padding right", "fp32"),
+        ("EsmForSequenceClassification", "padding right", "fp32"),
+        ("EsmForTokenClassification", "one token", "fp16"),
+        ("BertModel", "padding right", "fp16"),
+        ("BertForMaskedLM", "all ones", "fp32"),
+        ("BertForMaskedLM", "padding left", "fp32"),
+    ],
+)
+def test_kernels(name, mask, precision, device):
+    model = make(name, device, torch.float32)
+    check(model, inputs_of(model, mask), precision, precision=precision, backend="triton")
+
+
+@pytest.mark.parametrize("name", ["EsmForMaskedLM", "BertForMaskedLM"])
+def test_kernels_in_the_dtype_of_the_model(name, device):
+    """A float16 model against the float32 one that it was, not against its own errors."""
+    model = make(name, device, torch.float32)
+    inputs = inputs_of(model, "padding right")
+    expected = outputs(model, inputs)["logits"]
+    found = outputs(bio.accelerate(model.half(), backend="triton"), inputs)["logits"]
+    assert found.dtype == torch.float16
+    assert_same(found.float(), expected, "fp16")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel"])
+def test_batches_of_any_shape(name, backend, device):
+    """Every shape twice, in turn: what was recorded for one must not serve another."""
+    model = make(name, device, torch.float32)
+    interpreted = backend == "triton" and device == "cpu"  # and slow
+    shapes = [(1, 1), (2, 5)] if interpreted else [(1, 1), (1, 17), (3, 8), (2, 33), (17, 1)]
+    batches = [{"input_ids": torch.randint(5, 24, shape, device=device)} for shape in shapes]
+    expected = [outputs(model, batch)["last_hidden_state"] for batch in batches]
+    bio.accelerate(model, backend=backend)
+    for _ in range(1 if interpreted else 3):
+        for batch, values in zip(batches, expected, strict=True):
+            assert_same(outputs(model, batch)["last_hidden_state"], values, "fp32")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel", "EsmForMaskedLM", "BertForMaskedLM"])
+def test_batches_of_nothing(name, backend, device):
+    """The models themselves fail."""
+    model = bio.accelerate(make(name, device, torch.float32), backend=backend)
+    ids = torch.zeros(0, 5, dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        assert model(ids)[0].shape[:2] == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int32])
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel"])
+def test_dtypes_of_masks(name, dtype, device):
+    model = make(name, device)
+    inputs = inputs_of(model, "padding right")
+    expected = outputs(model, inputs)["last_hidden_state"]
+    with bio.accelerated(model, backend="torch"):
+        inputs["attention_mask"] = inputs["attention_mask"].to(dtype)
+        assert_same(outputs(model, inputs)["last_hidden_state"], expected, "fp64")
+
+
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel", "EsmForSequenceClassification"])
+def test_what_is_pooled_from_padding_is_pooled_as_before(name, device):
+    """A first token that is padding has a state of its own, which poolers and classes look at."""
+    model = make(name, device)
+    inputs = inputs_of(model, "padding left")
+    key = "logits" if "For" in name else "pooler_output"
+    with torch.inference_mode():
+        expected = model(**inputs)[key]
+        with (
+            bio.accelerated(model, backend="torch"),
+            pytest.warns(bio.FallbackWarning, match="begins with padding"),
+        ):
+            found = model(**inputs)[key]
+    assert_same(found, expected, "fp64")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_types_of_tokens(backend, device):
+    model = make("BertForMaskedLM", device, torch.float32)
+    inputs = inputs_of(model, "padding right")
+    ones = torch.zeros_like(inputs["input_ids"])
+    ones[:, 4:9] = 1
+    plain = outputs(model, inputs)["logits"]
+    inputs["token_type_ids"] = ones
+    assert not torch.equal(outputs(model, inputs)["logits"], plain)
+    check(model, inputs, "fp32", backend=backend)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_classes_of_outputs(name, device):
+    model = make(name, device)
+    inputs = inputs_of(model, "padding right")
+    with torch.inference_mode():
+        expected = model(**inputs), model(**inputs, return_dict=False)
+        with bio.accelerated(model, backend="torch"):
+            found = model(**inputs), model(**inputs, return_dict=False)
+            by_position = model(inputs["input_ids"], inputs["attention_mask"])
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is type(other)
+        assert len(one) == len(other)
+    assert list(found[0]) == list(expected[0])
+    assert all(torch.equal(a, b) for a, b in zip(found[1], found[0].values(), strict=True))
+    assert torch.equal(by_position[0], found[0][0])
+
+
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel", "BertForMaskedLM"])
+def test_configurations_that_ask_for_tuples(name, device):
+    model = make(name, device)
+    model.config.return_dict = False
+    inputs = inputs_of(model, "padding right")
+    with torch.inference_mode():
+        expected = model(**inputs)
+        with bio.accelerated(model, backend="torch"):
+            found = model(**inputs)
+    assert type(found) is type(expected) is tuple
+    assert [x.shape for x in found] == [x.shape for x in expected]
+
+
+@pytest.mark.parametrize("name", ["EsmForMaskedLM", "BertForMaskedLM"])
+def test_losses(name, device):
+    model = make(name, device)
+    inputs = inputs_of(model, "padding right")
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    with torch.inference_mode():
+        expected = model(**inputs, labels=labels).loss
+        with bio.accelerated(model, backend="torch"):
+            assert_within(model(**inputs, labels=labels).loss, expected, 1e-6)
+
+
+def test_outputs_belong_to_the_caller(device):
+    model = bio.accelerate(make("EsmForMaskedLM", device, torch.float32), backend="triton")
+    inputs = inputs_of(model, "padding right")
+    first = outputs(model, inputs)["logits"]
+    kept = first.clone()
+    inputs["input_ids"] = inputs["input_ids"].flip(0)
+    for _ in range(3):
+        outputs(model, inputs)
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("wrong", [-1, 33])
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel"])
+def test_tokens_that_do_not_exist(name, wrong):
+    model = make(name, "cpu")
+    ids = torch.full((2, 5), 7)
+    ids[1, 2] = wrong
+    with torch.inference_mode():
+        with pytest.raises(IndexError):
+            model(ids)
+        bio.accelerate(model, backend="torch")
+        with pytest.raises(IndexError):
+            model(ids)
+
+
+@pytest.mark.parametrize("name", ["EsmModel, ESM-1b", "BertModel"])
+def test_sequences_that_are_too_long(name):
+    model = make(name, "cpu")
+    ids = torch.full((1, LENGTH + SIZES["max_position_embeddings"]), 7)
+    with torch.inference_mode():
+        with pytest.raises((IndexError, RuntimeError)):
+            model(ids)
+        bio.accelerate(model, backend="torch")
+        with pytest.raises((IndexError, RuntimeError)):
+            model(ids)
