@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlff_triton.bio.graphs import KEPT, Graphs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+
+class Calls:
+    """A function that counts how often Python runs it."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, inputs: list[Tensor | None], option: int) -> tuple[Tensor]:
+        self.n += 1
+        x, y = inputs
+        return (x * option if y is None else x + y,)
+
+
+def test_a_shape_is_recorded_when_it_comes_again():
+    calls = Calls()
+    graphs = Graphs(calls)
+    results = [graphs([torch.full((4,), float(k), device="cuda"), None], 2)[0] for k in range(5)]
+    assert calls.n == 3  # at first, and before and in the recording
+    assert [float(r[0]) for r in results] == [0, 2, 4, 6, 8]  # what was returned is not overwritten
+
+
+def test_options_and_missing_inputs_have_graphs_of_their_own():
+    graphs, x = Graphs(Calls()), torch.ones(3, device="cuda")
+    for _ in range(3):
+        assert float(graphs([x, None], 2)[0].sum()) == 6
+        assert float(graphs([x, None], 5)[0].sum()) == 15
+        assert float(graphs([x, x], 5)[0].sum()) == 6
+
+
+def test_shapes_used_longest_ago_are_forgotten():
+    calls = Calls()
+    graphs = Graphs(calls)
+    for _ in range(2):
+        for size in range(1, KEPT + 1):
+            graphs([torch.ones(size, device="cuda"), None], 1)
+    before = calls.n
+    graphs([torch.ones(KEPT + 1, device="cuda"), None], 1)
+    assert graphs.replay([torch.ones(1, device="cuda"), None], 1) is None
+    assert graphs.replay([torch.ones(2, device="cuda"), None], 1) is not None
+    assert calls.n == before + 1
+
+
+@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
+def test_any_mode_may_follow_any_other(first):
+    graphs, x = Graphs(Calls()), torch.ones(3, device="cuda")
+    with first():
+        graphs([x, None], 3)
+        graphs([x, None], 3)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert float(graphs([x, None], 3)[0].sum()) == 9
+
+
+def test_streams_wait_for_each_other():
+    graphs = Graphs(Calls())
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for k in range(30):
+        with torch.cuda.stream(streams[k % 3]):
+            results.append(graphs([torch.full((1 << 20,), float(k), device="cuda"), None], 1)[0])
+    torch.cuda.synchronize()
+    assert [float(r.mean()) for r in results] == list(range(30))

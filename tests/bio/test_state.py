@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from mlff_triton.bio.state import State
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 2)))
+
+
+def halve_and_back(model: nn.Sequential) -> None:
+    model.half().float()
+
+
+def add_in_place(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model[0].bias.add_(1)
+
+
+def load_others(model: nn.Sequential) -> None:
+    model.load_state_dict(network().state_dict())
+
+
+def replace_parameter(model: nn.Sequential) -> None:
+    model[2][0].weight = nn.Parameter(model[2][0].weight.detach())
+
+
+def replace_data(model: nn.Sequential) -> None:
+    model[1].weight.data = torch.ones(4)
+
+
+def replace_module(model: nn.Sequential) -> None:
+    model[2][0] = nn.Linear(4, 2)
+
+
+def hook(model: nn.Sequential) -> None:
+    model[2].register_forward_hook(lambda *_: None)
+
+
+CHANGES = (
+    *(halve_and_back, add_in_place, load_others, replace_parameter),
+    *(replace_data, replace_module, hook),
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_seen(change: Callable[[nn.Sequential], None]):
+    model = network()
+    state = State(model)
+    assert state.holds()
+    change(model)
+    assert not state.holds()
+    assert State(model).holds() == (change is not hook)
+
+
+def test_what_changes_nothing_is_not_seen():
+    model = network()
+    state = State(model)
+    model.eval().requires_grad_(False)
+    model(torch.ones(3))
+    model.state_dict()
+    model.register_forward_hook(lambda *_: None)  # of the whole, which is still called
+    assert state.holds()
+
+
+def test_parameters_made_for_inference():
+    with torch.inference_mode():
+        model = network()
+    state = State(model)
+    assert state.holds()
+    model[0] = nn.Linear(3, 4)
+    assert not state.holds()
