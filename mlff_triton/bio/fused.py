@@ -87,21 +87,29 @@ class FusedEncoder:
         """Where rows belong."""
         if self._frequencies is None:
             return Places(packed, length, None)
-        if length not in self._angles:
-            exact = torch.promote_types(self.dtype, torch.float32)
-            places = torch.arange(length, device=self._frequencies.device)
-            angles = places[:, None] * self._frequencies.to(exact)
-            self._angles[length] = angles.cos(), angles.sin()
+        cos, sin = self._turns(self._frequencies, 1 << (length - 1).bit_length())
         columns = 4 * self._heads * len(self._frequencies)
-        return Places(packed, length, Rotary(*self._angles[length], packed.place, columns))
+        return Places(packed, length, Rotary(cos, sin, packed.place, columns))
+
+    def _turns(self, frequencies: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [length, D / 2]; kept, unless a capture would leave them undefined."""
+        if length in self._angles:
+            return self._angles[length]
+        exact = torch.promote_types(self.dtype, torch.float32)
+        places = torch.arange(length, device=frequencies.device)
+        angles = places[:, None] * frequencies.to(exact)
+        turns = angles.cos(), angles.sin()
+        if not (angles.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._angles[length] = turns
+        return turns
 
     def run(
         self, x: Tensor, places: Places, keep: Collection[int] = ()
     ) -> tuple[Rows, dict[int, Rows]]:
         """Rows [T, C] through all layers, and what came out of some; 0 is what went in."""
-        small = self._folded is not None and len(x) <= FEW_ROWS
-        layers = self._folded if small and self._folded is not None else self._separate
-        return layers.run(x, places, keep)
+        if self._folded is not None and len(x) <= FEW_ROWS:
+            return self._folded.run(x, places, keep)
+        return self._separate.run(x, places, keep)
 
 
 class _FoldedLayer(NamedTuple):

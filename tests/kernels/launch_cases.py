@@ -258,12 +258,12 @@ def main() -> None:
         single, double = torch.float32, torch.float64
         all_calls = calls(single) | steps(STEPS, single)
         all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
-        all_calls |= token_calls(torch.float16) | token_calls(single)
+        all_calls |= token_calls(torch.float16)
         if target in WIDE_TARGETS:
             all_calls |= wide_calls()
         if target in THOROUGH_TARGETS:
             all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
-            all_calls |= token_calls(double)
+            all_calls |= token_calls(single) | token_calls(double)
         for case, kernel, error in compile_distinct(all_calls, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 
