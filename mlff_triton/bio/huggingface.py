@@ -204,7 +204,7 @@ def _tells_its_embeddings_of_padding(module: nn.Module) -> bool:
 
 
 def _names(module: Any) -> set[str]:
-    return {name for name, _ in module.named_children()}
+    return {name for name, _ in module.named_children()} if isinstance(module, nn.Module) else set()
 
 
 def _at(module: Any, path: str) -> Any:

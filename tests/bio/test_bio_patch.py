@@ -393,7 +393,11 @@ def test_other_options(model, ids, right, device):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_unknown_models_are_refused(strict):
-    for model in (nn.Linear(3, 3), nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU()), nn.ModuleList()):
+    headless = nn.Module()  # something like an encoder, without tokens that could go in
+    headless.config, headless.encoder = object(), nn.Module()
+    headless.encoder.layer = nn.ModuleList([nn.Identity()])
+    convolution = nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU())
+    for model in (nn.Linear(3, 3), convolution, nn.ModuleList(), headless):
         before = attributes(model)
         with pytest.raises(UnsupportedModelError) as caught:
             bio.accelerate(model, strict=strict)
