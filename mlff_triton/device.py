@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.batch import Batch, same, to_tensor
-from mlff_triton.capturing import undisturbed
+from mlff_triton.capturing import record
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
 from mlff_triton.host import ResidentStep, Units
 from mlff_triton.kernels import step as kernels
@@ -260,23 +260,8 @@ class DeviceState:
         )
 
     def _capture(self) -> None:
-        """Record the step as a graph, after a first run that compiles its kernels."""
-        current = torch.cuda.current_stream()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            self._step()
-        current.wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        capture = torch.cuda.graph(
-            graph,
-            pool=self._steps._pool,
-            stream=stream,
-            capture_error_mode="thread_local",  # other threads go on working
-        )
-        with undisturbed(), capture:
-            self._outputs = self._step()
-        self._graph = graph
+        """Record the step as a graph."""
+        self._graph, self._outputs = record(self._step, self._steps._pool)
 
     def _build(self) -> None:
         """Build the neighbor rows where the atoms are now."""

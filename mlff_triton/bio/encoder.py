@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.packing import Packing
 from mlff_triton.kernels.reference import _activations
 from mlff_triton.kernels.reference.attention import attention
+from mlff_triton.kernels.reference.token_embedding import Packed
 
 
 class Norm(NamedTuple):
@@ -160,30 +160,6 @@ class Encoder(NamedTuple):
         )
 
 
-TRAINED_WITH = 1 - 0.15 * 0.8  # share of tokens that were not masked when ESM-2 was trained
-
-
-def embed(
-    e: Embedding, ids: Tensor, packing: Packing, positions: Tensor | None, kinds: Tensor | None
-) -> Tensor:
-    """Tokens [B, L], their positions and types to rows [T, C]; by default all are of type 0."""
-    tokens = packing.pack(ids)
-    x = nn.functional.embedding(tokens, e.word)
-    if e.mask_token is not None:
-        masked = ids == e.mask_token
-        exact = torch.promote_types(x.dtype, torch.float32)
-        counted = packing.shape[1] if e.count_padding else packing.row_ptr.diff()
-        kept = 1 - masked.sum(1).to(exact) / counted
-        kept = kept[packing.token // packing.shape[1]]
-        x = x.masked_fill(packing.pack(masked)[:, None], 0)
-        x = (x * TRAINED_WITH / kept[:, None]).to(x.dtype)
-    if e.kind is not None:
-        x = x + (e.kind[0] if kinds is None else e.kind[packing.pack(kinds)])
-    if e.position is not None:
-        x = x + e.position[packing.position if positions is None else packing.pack(positions)]
-    return x if e.norm is None else e.norm(x)
-
-
 def exact_frequencies(found: Tensor) -> Tensor:
     """Frequencies of rotary embeddings [D / 2], as they were before a model was made half as exact.
 
@@ -207,16 +183,19 @@ def rotate(x: Tensor, frequencies: Tensor, position: Tensor) -> Tensor:
 
 
 def encode(
-    encoder: Encoder, x: Tensor, packing: Packing, keep: Collection[int] = ()
+    encoder: Encoder, x: Tensor, packed: Packed, length: int, keep: Collection[int] = ()
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Rows [T, C] through all layers, and what came out of some; 0 is what went in."""
+    """Rows [T, C] through all layers, and what came out of some; 0 is what went in.
+
+    ``length`` is that of the longest sequence, or more.
+    """
     kept = {0: x} if 0 in keep else {}
     for number, layer in enumerate(encoder.layers, 1):
         given = layer.attention_norm(x) if encoder.norm_first else x
         q, k, v = layer.qkv(given).unflatten(-1, (3, encoder.heads, -1)).unbind(1)
         if encoder.frequencies is not None:
-            q, k = (rotate(each, encoder.frequencies, packing.position) for each in (q, k))
-        mixed = attention(q, k, v, packing.row_ptr, packing.shape[1])
+            q, k = (rotate(each, encoder.frequencies, packed.place) for each in (q, k))
+        mixed = attention(q, k, v, packed.row_ptr, length)
         x = x + layer.out(mixed.flatten(1))
         if not encoder.norm_first:
             x = layer.attention_norm(x)

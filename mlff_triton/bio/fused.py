@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.encoder import Encoder, Layer, Linear, Norm
+from mlff_triton.capturing import is_capturing
 from mlff_triton.kernels import wide_linear as wide
 from mlff_triton.kernels._rows import Rotary
 from mlff_triton.kernels.attention import attention
@@ -99,7 +100,7 @@ class FusedEncoder:
         places = torch.arange(length, device=frequencies.device)
         angles = places[:, None] * frequencies.to(exact)
         turns = angles.cos(), angles.sin()
-        if not (angles.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not is_capturing(angles):
             self._angles[length] = turns
         return turns
 

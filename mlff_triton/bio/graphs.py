@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.capturing import undisturbed
+from mlff_triton.capturing import record
 
 KEPT = 16  # shapes; the one used longest ago is forgotten first
 
@@ -81,15 +81,8 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         kept = [None if x is None else x.clone() for x in inputs]
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(stream):
-            self._function(kept, option)
-        capture = torch.cuda.graph(
-            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-        )
-        with torch.no_grad(), undisturbed(), capture:
-            outputs = self._function(kept, option)
+        with torch.no_grad():
+            graph, outputs = record(lambda: self._function(kept, option), self._pool)
         return _Recorded(graph, _given(kept), outputs)
 
 

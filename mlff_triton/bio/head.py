@@ -35,12 +35,8 @@ class Head:
 
     def __init__(self, weights: HeadWeights, dtype: torch.dtype, backend: str | None) -> None:
         self._dtype, self._activation = dtype, weights.activation
-        self._plain = weights._replace(
-            dense=weights.dense.to(dtype),
-            norm=weights.norm.to(dtype),
-            decoder=weights.decoder.to(dtype),
-        )
-        self._fused = None
+        self._eps = weights.norm.eps
+        self._plain = self._fused = None
         if backend == "triton":
             from mlff_triton.bio.fused import folded
 
@@ -48,21 +44,28 @@ class Head:
                 folded(weights.dense, None, dtype),
                 folded(weights.decoder, weights.norm, dtype),
             )
+        else:
+            self._plain = (
+                weights.dense.to(dtype),
+                weights.norm.to(dtype),
+                weights.decoder.to(dtype),
+            )
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., C], of their dtype."""
         x = hidden.to(self._dtype).contiguous()
-        if self._fused is None:
-            dense, _, norm, decoder = self._plain
+        if self._plain is not None:
+            dense, norm, decoder = self._plain
             logits = decoder(norm(_activations.activate(dense(x), self._activation)))
         else:
             from mlff_triton.kernels.token_linear import Moments, token_linear
 
+            assert self._fused is not None
             inner, last = self._fused
             rows, sums = token_linear(
                 x.flatten(0, -2), inner, activation=self._activation, with_moments=True
             )
             assert sums is not None
-            moments = Moments(sums, self._plain.norm.eps)
+            moments = Moments(sums, self._eps)
             logits = token_linear(rows, last, moments=moments).x.unflatten(0, x.shape[:-1])
         return logits.to(hidden.dtype)

@@ -48,11 +48,6 @@ class Packing(NamedTuple):
             token = token[: int(row_ptr[-1])]
         return cls(token, row_ptr, shape, dense=False)
 
-    @property
-    def position(self) -> Tensor:
-        """Place of each row's token in its sequence, padding counted, int64 [T]."""
-        return self.token % self.shape[1]
-
     def pack(self, values: Tensor) -> Tensor:
         """Values [B, L, ...] of the tokens' rows, [T, ...]."""
         flat = values.flatten(0, 1)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoder import Encoder, embed, encode
+from mlff_triton.bio.encoder import Embedding, Encoder, encode
 from mlff_triton.bio.forward import Options
-from mlff_triton.bio.packing import Packing
+from mlff_triton.capturing import is_capturing
+from mlff_triton.kernels.reference import token_embedding as reference
+from mlff_triton.kernels.reference.token_embedding import Packed
 
 if TYPE_CHECKING:
     from mlff_triton.bio.graphs import Inputs
@@ -77,12 +79,15 @@ class Plain:
         self, tokens: Tokens, keep: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states [B, L, C] after the last layer and after some; zero without a token."""
-        ids = tokens.ids
-        packing = Packing.of(tokens.mask, tokens.shape, ids.device)
-        x = embed(self._encoder.embedding, ids, packing, tokens.positions, tokens.kinds)
-        rows, kept = encode(self._encoder, x, packing, keep)
-        out = {number: packing.unpack(x).to(self._dtype) for number, x in kept.items()}
-        return packing.unpack(rows).to(self._dtype), out
+        table, shape = self._encoder.embedding, tokens.shape
+        x, packed = _embedded(reference.token_embedding, table, tokens)
+        x = x if table.norm is None else table.norm(x)
+        rows, kept = encode(self._encoder, x, packed, shape[1], keep)
+
+        def unpacked(x: Tensor) -> Tensor:
+            return reference.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
+
+        return unpacked(rows), {number: unpacked(x) for number, x in kept.items()}
 
 
 class Fused:
@@ -113,7 +118,7 @@ class Fused:
 
     def begin(self, tokens: Tokens) -> Tensor | None:
         """Hidden states, if there is a graph for them that can be replayed at once."""
-        if self._graphs is None or self._is_large(tokens) or _is_capturing(tokens.ids):
+        if self._graphs is None or self._is_large(tokens) or is_capturing(tokens.ids):
             return None
         outputs = self._graphs.replay(tokens)
         return None if outputs is None else outputs[0]
@@ -122,7 +127,7 @@ class Fused:
         self, tokens: Tokens, keep: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states [B, L, C] after the last layer and after some; zero without a token."""
-        captured = _is_capturing(tokens.ids)
+        captured = is_capturing(tokens.ids)
         capacity = None
         if tokens.mask is not None and self._is_large(tokens) and not captured:
             capacity = _rounded(int(tokens.mask.count_nonzero()), tokens.ids.numel())
@@ -139,19 +144,8 @@ class Fused:
         from mlff_triton.kernels.token_embedding import token_embedding, unpack_rows
 
         table, shape = self._encoder.embedding, tokens.shape
-        x, packed = token_embedding(
-            tokens.ids,
-            table.word,
-            tokens.mask,
-            positions=tokens.positions,
-            position_table=table.position,
-            kinds=tokens.kinds,
-            kind_table=table.kind,
-            norm=table.norm,
-            mask_token=table.mask_token,
-            count_padding=table.count_padding,
-            capacity=capacity,
-        )
+        options = {"norm": table.norm, "capacity": capacity}
+        x, packed = _embedded(token_embedding, table, tokens, **options)
         rows, kept = self._encoder.run(x, self._encoder.places(packed, shape[1]), keep)
 
         def unpacked(
@@ -171,8 +165,22 @@ def _rounded(count: int, most: int) -> int:
     return min(most, -(-count // step) * step)
 
 
-def _is_capturing(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+def _embedded(
+    operator: Callable[..., tuple[Tensor, Packed]], table: Embedding, tokens: Tokens, **options: Any
+) -> tuple[Tensor, Packed]:
+    """Rows of tokens by an operator or by its reference, and where they belong."""
+    return operator(
+        tokens.ids,
+        table.word,
+        tokens.mask,
+        positions=tokens.positions,
+        position_table=table.position,
+        kinds=tokens.kinds,
+        kind_table=table.kind,
+        mask_token=table.mask_token,
+        count_padding=table.count_padding,
+        **options,
+    )
 
 
 def runner(

@@ -31,6 +31,14 @@ class Rotary(NamedTuple):
     columns: int
 
 
+def turning(rotary: Rotary | None) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """What launches take of a rotation: cos, sin, position and their number of positions; names."""
+    if rotary is None:
+        return (None, None, None, 1), {"ROTATED": 0, "HALF": 1}
+    cos, sin, position, columns = rotary
+    return (cos, sin, position, len(cos)), {"ROTATED": columns, "HALF": cos.shape[1]}
+
+
 @triton.jit
 def angles(
     rows,

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels._dense import accumulator
-from mlff_triton.kernels._rows import Rotary, angles, chain, follow, turn
+from mlff_triton.kernels._rows import Rotary, angles, chain, follow, turn, turning
 
 
 @triton.jit
@@ -78,19 +78,17 @@ def rotary_(x: Tensor, rotary: Rotary, live: Tensor | None) -> Tensor:
     """
     n_rows, width = x.shape
     rows, columns = 8, 256
+    (*turns, n_positions), options = turning(rotary)
     with torch.cuda.device_of(x):
         _rotary_kernel[(triton.cdiv(n_rows, rows), triton.cdiv(rotary.columns, columns))](
             x,
-            rotary.cos,
-            rotary.sin,
-            rotary.position,
+            *turns,
             live,
-            len(rotary.cos),
+            n_positions,
             n_rows,
             width,
             ACCUMULATE=accumulator(x),
-            ROTATED=rotary.columns,
-            HALF=rotary.cos.shape[1],
+            **options,
             M=rows,
             N=columns,
             num_warps=4,

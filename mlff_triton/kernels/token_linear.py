@@ -23,7 +23,7 @@ from torch import Tensor
 from mlff_triton.kernels._activations import activate
 from mlff_triton.kernels._dense import accumulator
 from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._rows import Rotary, angles, chain, follow, turn
+from mlff_triton.kernels._rows import Rotary, angles, chain, follow, turn, turning
 
 _GROUP = 8  # rows of tiles that run together
 
@@ -316,7 +316,7 @@ def token_linear(
     given, eps, n_parts = _unpacked(moments)
     added, of_added, weight, bias = residual or (None,) * 4
     added_sums, residual_eps, n_residual_parts = _unpacked(of_added)
-    cos, sin, position, rotated = rotary or (None, None, None, 0)
+    (*turns, n_positions), options = turning(rotary)
     half = x.element_size() == 2
     with torch.cuda.device_of(x):
         _token_linear_fwd_kernel[(triton.cdiv(n_rows, tile.rows) * parts,)](
@@ -331,11 +331,9 @@ def token_linear(
             added_sums,
             weight,
             bias,
-            cos,
-            sin,
-            position,
+            *turns,
             live,
-            1 if cos is None else len(cos),
+            n_positions,
             n_rows,
             n_out,
             n_in,
@@ -343,8 +341,7 @@ def token_linear(
             n_residual_parts,
             eps,
             residual_eps,
-            ROTATED=rotated,
-            HALF=1 if cos is None else cos.shape[1],
+            **options,
             ACTIVATION="gelu_half" if half and activation == "gelu" else activation,
             PRECISION=exact_precision(x),
             ACCUMULATE=accumulator(x),

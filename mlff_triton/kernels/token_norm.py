@@ -82,13 +82,18 @@ def _token_moments_kernel(
     tl.store(sums_ptr + capacity + row, tl.sum(x * x, 1), inside)
 
 
+def _blocks(channels: int) -> tuple[int, int]:
+    """Rows and channels of a program: about 1024 elements, or one row."""
+    block = triton.next_power_of_2(channels)
+    return max(1, 1024 // block), block
+
+
 def token_moments(x: Tensor, live: Tensor | None) -> Tensor:
     """Sums of rows [T, C] and of their squares, [2, 1, T], of those before ``live`` (int32 [1])."""
     n_rows, channels = x.shape
     exact = torch.promote_types(x.dtype, torch.float32)
     sums = torch.empty(2, 1, n_rows, dtype=exact, device=x.device)
-    block = triton.next_power_of_2(channels)
-    rows = max(1, 1024 // block)
+    rows, block = _blocks(channels)
     with torch.cuda.device_of(x):
         _token_moments_kernel[(triton.cdiv(n_rows, rows),)](
             x, sums, live, n_rows, channels, ROWS=rows, CHANNELS=block, **chain(x)
@@ -126,8 +131,7 @@ def token_norm(
     """
     n_rows, channels = x.shape
     y = torch.empty_like(x)
-    block = triton.next_power_of_2(channels)
-    rows = max(1, 1024 // block)
+    rows, block = _blocks(channels)
     with torch.cuda.device_of(x):
         _token_norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
             x,

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlff_triton.kernels._activations import activate
-from mlff_triton.kernels._rows import Rotary, angles, chain, follow, launches_early, turn
+from mlff_triton.kernels._rows import Rotary, angles, chain, follow, launches_early, turn, turning
 
 _GROUP = 8  # rows of tiles that run together
 
@@ -217,7 +217,7 @@ def wide_linear(
     n_out = len(weight)
     y = x.new_empty(n_rows, n_out)
     tile = _tile(n_rows, n_out, n_in, rotary is not None)
-    cos, sin, position, rotated = rotary or (None, None, None, 0)
+    (*turns, n_positions), options = turning(rotary)
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
     halves = tile.columns > 128
     programs = min(_processors(x.device), tiles)
@@ -227,17 +227,14 @@ def wide_linear(
             TensorDescriptor.from_tensor(weight, [tile.columns, _INNER]),
             TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // (1 + halves)]),
             bias,
-            cos,
-            sin,
-            position,
+            *turns,
             live,
-            1 if cos is None else len(cos),
+            n_positions,
             n_rows,
             n_out,
             n_in,
             PROGRAMS=programs,
-            ROTATED=rotated,
-            HALF=1 if cos is None else cos.shape[1],
+            **options,
             ACTIVATION="gelu_half" if activation == "gelu" else activation,
             GROUP=_GROUP,
             HALVES=halves,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from mlff_triton.kernels.reference.layer_norm import layer_norm
 
@@ -56,7 +57,7 @@ def token_embedding(
     kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
     token = kept.flatten().nonzero()[:capacity, 0]
     place = token % length
-    x = word[ids.flatten()[token]]
+    x = embedding(ids.flatten()[token], word)
     if mask_token is not None:
         masked = ids == mask_token
         exact = torch.promote_types(x.dtype, torch.float32)
