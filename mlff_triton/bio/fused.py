@@ -26,7 +26,6 @@ from mlff_triton.kernels.token_linear import Moments, Residual, TokenLinear, tok
 from mlff_triton.kernels.token_norm import token_moments, token_norm
 
 FEW_CHANNELS, FEW_ROWS = 512, 2048  # up to which launches decide on an H200
-MANY_ROWS = 512  # from which wide tiles fill it
 
 
 class Rows(NamedTuple):
@@ -235,20 +234,16 @@ def _attend(qkv: Tensor, heads: int, places: Places) -> Tensor:
 
 def _turned(x: Tensor, qkv: Linear, places: Places) -> Tensor:
     """Queries, keys and values, turned by their positions."""
-    if _is_wide(x, qkv):
+    if wide.fits(x, qkv.weight):
         return wide.wide_linear(x, qkv.weight, qkv.shift, places.live, rotary=places.rotary)
     rows = qkv(x)
     return rows if places.rotary is None else rotary_(rows, places.rotary, places.live)
 
 
 def _activated(x: Tensor, up: Linear, activation: str, live: Tensor | None) -> Tensor:
-    if _is_wide(x, up):
+    if wide.fits(x, up.weight):
         return wide.wide_linear(x, up.weight, up.shift, live, activation=activation)
     return _activations.activate(up(x), activation)
-
-
-def _is_wide(x: Tensor, linear: Linear) -> bool:
-    return len(x) >= MANY_ROWS and wide.fits(x, linear.weight)
 
 
 def folded(linear: Linear, norm: Norm | None, dtype: torch.dtype) -> TokenLinear:

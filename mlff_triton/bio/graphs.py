@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from mlff_triton.capturing import record
 
@@ -41,7 +42,7 @@ class Graphs:
         self._function = function
         self._recorded: OrderedDict[tuple[object, ...], _Recorded | None] = OrderedDict()
         self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: torch.cuda.Stream | None = None  # of the last replay
         self._lock = RLock()
 
     def __call__(self, inputs: Inputs, option: Any = None) -> Outputs:
@@ -67,13 +68,18 @@ class Graphs:
             if recorded is None:
                 return None
             self._recorded.move_to_end(key)
-            stream = torch.cuda.current_stream()
-            if self._stream is not None and self._stream != stream:
-                stream.wait_stream(self._stream)
-            self._stream = stream
+            self._wait(recorded.inputs[0].device)
             torch._foreach_copy_(recorded.inputs, _given(inputs), non_blocking=True)
             recorded.graph.replay()
             return tuple(output.clone() for output in recorded.outputs)
+
+    def _wait(self, device: torch.device) -> None:
+        """Let the current stream wait for the last one; asked for in the way that takes least."""
+        last = self._stream
+        if last is None or driver.active.get_current_stream(device.index) != last.cuda_stream:
+            self._stream = torch.cuda.current_stream(device)
+            if last is not None:
+                self._stream.wait_stream(last)
 
     @torch.inference_mode(False)
     def _record(self, inputs: Inputs, option: Any) -> _Recorded:
@@ -81,7 +87,7 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         kept = [None if x is None else x.clone() for x in inputs]
-        with torch.no_grad():
+        with torch.no_grad(), torch.cuda.device_of(_given(inputs)[0]):
             graph, outputs = record(lambda: self._function(kept, option), self._pool)
         return _Recorded(graph, _given(kept), outputs)
 

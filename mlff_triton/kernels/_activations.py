@@ -57,21 +57,21 @@ def _tanh_softplus(x):
 
 @triton.jit
 def gelu_half(x):
-    """GELU for results in half precision: 4e-5 of itself off at most, in a third of the time.
+    """GELU for results in half precision: off by 4.2e-5 at most, in less than half the time.
 
-    The logarithm of the odds of the normal distribution is ``x`` times a polynomial in its square,
-    fitted on [-6, 6] so that the largest error is smallest.
+    The normal distribution is one half and ``x`` times a polynomial in its square, fitted so that
+    the largest error of the product is smallest, and zero or one beyond 4.4.
     """
-    t = tl.minimum(x * x, 36.0)
-    odds = 7.9883811e-13 * t - 1.4252530e-10
-    odds = odds * t + 1.0825468e-8
-    odds = odds * t - 4.5384383e-7
-    odds = odds * t + 1.1206890e-5
-    odds = odds * t - 1.4768858e-4
-    odds = odds * t - 1.8422359e-4
-    odds = odds * t + 1.0508186e-1
-    odds = odds * t + 2.3020185
-    return x / (1 + tl.exp2(tl.minimum(-x * odds, 126.0)))
+    t = tl.minimum(x * x, 19.36)
+    slope = 3.5164561e-11 * t - 3.705422e-9
+    slope = slope * t + 1.7219923e-7
+    slope = slope * t - 4.6846463e-6
+    slope = slope * t + 8.3777684e-5
+    slope = slope * t - 1.0509308e-3
+    slope = slope * t + 9.6237145e-3
+    slope = slope * t - 6.6025283e-2
+    slope = slope * t + 3.9870305e-1
+    return x * tl.minimum(tl.maximum(0.5 + x * slope, 0.0), 1.0)
 
 
 @triton.jit

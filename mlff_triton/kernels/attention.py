@@ -217,7 +217,7 @@ class _Tile(NamedTuple):
     stages: int
 
 
-_FEW_ROWS = 32768  # of all heads, that 64 at a time hardly fill an H200
+_FEW_ROWS = 32768  # of all heads, that 64 at a time hardly fill an H200; early launches harm then
 
 
 def _tile(q: Tensor, width: int, max_length: int, n_rows: int) -> _Tile:
@@ -256,7 +256,8 @@ def _attention(
         return out.zero_()
     dim, value_dim = q.shape[2], v.shape[2]
     width, value_width = (max(_SMALLEST, triton.next_power_of_2(d)) for d in (dim, value_dim))
-    tile = _tile(q, max(width, value_width), max_length, len(q) * heads)
+    n_rows = len(q) * heads
+    tile = _tile(q, max(width, value_width), max_length, n_rows)
     with torch.cuda.device_of(q):
         _attention_fwd_kernel[(triton.cdiv(max_length, tile.rows), heads, n_sequences)](
             q,
@@ -282,7 +283,7 @@ def _attention(
             V=value_width,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **chain(q),
+            **(chain(q) if n_rows > _FEW_ROWS else {"CHAINED": False}),
         )
     return out
 

@@ -29,25 +29,20 @@ _GROUP = 8  # rows of tiles that run together
 
 
 @triton.jit
-def _statistics(
-    moments_ptr,
-    rows,
-    inside,
-    capacity,
-    channels,
-    n_parts,
-    eps,
-    PARTS: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-):
-    """Mean and inverse standard deviation of rows."""
+def _sums(moments_ptr, rows, inside, capacity, n_parts, PARTS: tl.constexpr):
+    """Sums of rows and of their squares, by parts [M, PARTS]."""
     part = tl.arange(0, PARTS)
     at = moments_ptr + part[None, :].to(tl.int64) * capacity + rows[:, None]
     there = inside[:, None] & (part < n_parts)[None, :]
-    mean = tl.sum(tl.load(at, there, other=0.0), 1) / channels
-    square = tl.sum(tl.load(at + n_parts * capacity, there, other=0.0), 1) / channels
-    variance = tl.maximum(square - mean * mean, 0.0)
-    return mean, 1 / tl.sqrt((variance + eps).to(ACCUMULATE))
+    return tl.load(at, there, other=0.0), tl.load(at + n_parts * capacity, there, other=0.0)
+
+
+@triton.jit
+def _statistics(sums, squares, channels, eps):
+    """Mean and inverse standard deviation of rows."""
+    mean = tl.sum(sums, 1) / channels
+    variance = tl.maximum(tl.sum(squares, 1) / channels - mean * mean, 0.0)
+    return mean, 1 / tl.sqrt((variance + eps).to(sums.dtype))
 
 
 @triton.jit
@@ -107,26 +102,16 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     offsets = rows[:, None] * n_out + columns[None, :]
     k = tl.arange(0, K)
 
-    # What does not wait for the product is on its way while that is computed.
+    # What the product is not needed for is on its way while that is computed.
     bias = tl.load(bias_ptr + columns, known, other=0.0).to(ACCUMULATE)
     if moments_ptr is not None:
-        mean, rstd = _statistics(
-            moments_ptr, rows, inside, capacity, n_in, n_parts, eps, PARTS, ACCUMULATE
-        )
+        sums, squares = _sums(moments_ptr, rows, inside, capacity, n_parts, PARTS)
         row_sum = tl.load(row_sum_ptr + columns, known, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + offsets, mask, other=0.0)
         if residual_moments_ptr is not None:
-            residual_mean, residual_rstd = _statistics(
-                residual_moments_ptr,
-                rows,
-                inside,
-                capacity,
-                n_out,
-                n_residual_parts,
-                residual_eps,
-                RESIDUAL_PARTS,
-                ACCUMULATE,
+            residual_sums, residual_squares = _sums(
+                residual_moments_ptr, rows, inside, capacity, n_residual_parts, RESIDUAL_PARTS
             )
             residual_weight = tl.load(residual_weight_ptr + columns, known, other=0.0)
             residual_bias = tl.load(residual_bias_ptr + columns, known, other=0.0)
@@ -161,12 +146,14 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
         acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
 
     if moments_ptr is not None:
+        mean, rstd = _statistics(sums, squares, n_in, eps)
         acc = rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])
     acc = activate(acc + bias[None, :], ACTIVATION)
     if residual_ptr is not None:
         residual = residual.to(ACCUMULATE)
         if residual_moments_ptr is not None:
-            residual = (residual - residual_mean[:, None]) * residual_rstd[:, None]
+            mean, rstd = _statistics(residual_sums, residual_squares, n_out, residual_eps)
+            residual = (residual - mean[:, None]) * rstd[:, None]
             residual = residual * residual_weight.to(ACCUMULATE)[None, :]
             residual += residual_bias.to(ACCUMULATE)[None, :]
         acc += residual
@@ -246,17 +233,20 @@ class _Tile(NamedTuple):
     stages: int
 
 
-def _tile(n_rows: int, x: Tensor) -> _Tile:
+def _tile(n_rows: int, n_out: int, n_in: int, size: int) -> _Tile:
     """Measured on an NVIDIA H200 with 320 channels: the smallest that still fill the chip."""
-    inner = 128 // x.element_size()
+    inner = 128 // size
     rows = min(64, max(16, triton.next_power_of_2(n_rows)))
+    if size > 2:
+        return _Tile(min(32, rows), 32, inner, 4, 4) if n_rows <= 256 else _Tile(64, 64, inner, 4, 3)
     if n_rows <= 256:
-        return _Tile(min(32, rows), 32, inner, 4, 4)
-    if n_rows <= 512 and x.element_size() == 2:
-        return _Tile(rows, 32, 2 * inner, 4, 3)
-    if n_rows <= 1024 or x.element_size() > 2:
-        return _Tile(64, 64, inner, 4, 3)
-    return _Tile(64, 128, inner, 4, 3)
+        if n_in > 512:
+            return _Tile(rows, 32, 2 * inner, 4, 3)
+        return _Tile(min(32, rows), 32, inner, 2, 4)
+    if n_rows <= 1024:
+        long = n_rows <= 512 and max(n_out, n_in) > 512
+        return _Tile(64, 64, 2 * inner, 4, 3) if long else _Tile(64, 64, inner, 4, 4)
+    return _Tile(64, 128, inner, 4, 3) if n_out > 512 else _Tile(64, 64, 2 * inner, 4, 3)
 
 
 class Rows(NamedTuple):
@@ -305,7 +295,7 @@ def token_linear(
     n_rows, n_in = x.shape
     n_out = len(layer.weight)
     y = x.new_empty(n_rows, n_out)
-    tile = _tile(n_rows, x)
+    tile = _tile(n_rows, n_out, n_in, x.element_size())
     parts = triton.cdiv(n_out, tile.columns)
     sums = None
     if with_moments:

@@ -83,9 +83,13 @@ def _token_moments_kernel(
 
 
 def _blocks(channels: int) -> tuple[int, int]:
-    """Rows and channels of a program: about 1024 elements, or one row."""
+    """Rows and channels of a program: about 2048 elements, or one row."""
     block = triton.next_power_of_2(channels)
-    return max(1, 1024 // block), block
+    return max(1, 2048 // block), block
+
+
+def _warps(rows: int, block: int) -> int:
+    return min(16, max(2, rows * block // 1024))
 
 
 def token_moments(x: Tensor, live: Tensor | None) -> Tensor:
@@ -146,7 +150,7 @@ def token_norm(
             ACCUMULATE=accumulator(x),
             ROWS=rows,
             CHANNELS=block,
-            num_warps=min(16, max(2, block // 512)),
+            num_warps=_warps(rows, block),
             **chain(x),
         )
     return y

@@ -30,6 +30,7 @@ def _finish(
     row,
     column,
     n_rows,
+    n_out,
     bias_ptr,
     cos_ptr,
     sin_ptr,
@@ -42,7 +43,8 @@ def _finish(
     N: tl.constexpr,
 ):
     """What comes after the product of a tile, and its way out."""
-    acc += tl.load(bias_ptr + column + tl.arange(0, N)).to(tl.float32)[None, :]
+    columns = column + tl.arange(0, N)
+    acc += tl.load(bias_ptr + columns, columns < n_out, other=0.0).to(tl.float32)[None, :]
     acc = activate(acc, ACTIVATION)
     if ROTATED:  # noqa: SIM102 - known as the kernel is compiled
         if column < ROTATED:
@@ -111,6 +113,7 @@ def _wide_linear_fwd_kernel(
                 row,
                 column,
                 n_rows,
+                n_out,
                 bias_ptr,
                 cos_ptr,
                 sin_ptr,
@@ -128,6 +131,7 @@ def _wide_linear_fwd_kernel(
                 row,
                 column + N // 2,
                 n_rows,
+                n_out,
                 bias_ptr,
                 cos_ptr,
                 sin_ptr,
@@ -146,6 +150,7 @@ def _wide_linear_fwd_kernel(
                 row,
                 column,
                 n_rows,
+                n_out,
                 bias_ptr,
                 cos_ptr,
                 sin_ptr,
@@ -164,23 +169,26 @@ class _Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
+    programs: int  # on a multiprocessor at a time
 
 
 _INNER = 64
 
 
 def _tile(n_rows: int, n_out: int, n_in: int, turned: bool) -> _Tile:
-    """Measured on an NVIDIA H200: large tiles once they fill it and are long under way."""
+    """Measured on an NVIDIA H200: large tiles if they fill it often and are long under way."""
     tiles = triton.cdiv(n_rows, 128) * triton.cdiv(n_out, 256)
-    if tiles < 132 or n_out % 256 or n_in < 512:
-        return _Tile(128, 128, 8, 4)
-    return _Tile(128, 256, 8, 3 if turned else 4)  # what turns pairs takes memory
+    if turned and tiles >= 100:
+        return _Tile(128, 256, 8, 3, 1)  # what turns pairs takes memory
+    if n_in >= 512 and tiles >= 264:
+        return _Tile(128, 256, 8, 4, 1)
+    return _Tile(64, 128, 4, 4, 2) if n_rows <= 1024 else _Tile(128, 128, 8, 4, 1)
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether `wide_linear` serves these: half precision, whole tiles, and Hopper or later."""
+    """Whether `wide_linear` serves these: half precision, aligned rows, and Hopper or later."""
     n_out, n_in = weight.shape
-    served = x.element_size() == 2 and n_out % 128 == 0 and n_in % _INNER == 0 and len(x) > 0
+    served = x.element_size() == 2 and not n_out % 8 and not n_in % 8 and len(x) > 0
     return served and (launches_early(x) or not x.is_cuda)
 
 
@@ -219,8 +227,8 @@ def wide_linear(
     tile = _tile(n_rows, n_out, n_in, rotary is not None)
     (*turns, n_positions), options = turning(rotary)
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
-    halves = tile.columns > 128
-    programs = min(_processors(x.device), tiles)
+    halves = tile.columns * tile.programs > 128
+    programs = min(_processors(x.device) * tile.programs, tiles)
     with torch.cuda.device_of(x):
         _wide_linear_fwd_kernel[(programs,)](
             TensorDescriptor.from_tensor(x, [tile.rows, _INNER]),

@@ -73,15 +73,14 @@ def approximate_gelu(x: Tensor, device: str) -> Tensor:
 
 
 def test_gelu_for_half_precision(device, dtype):
-    """Below -4.2 results are not even normal numbers of float16."""
-    x = torch.linspace(-6, 6, 2001, dtype=dtype)
+    """Numbers like 1, as hidden layers have them, are rounded to 1.2e-4 by float16 on average."""
+    x = torch.linspace(-12, 12, 4001, dtype=dtype)
     exact = functional.gelu(x.double())
-    assert ((approximate_gelu(x, device) - exact).abs() <= 1e-4 * exact.abs()).all()
+    assert (approximate_gelu(x, device) - exact).abs().max() <= 4.2e-5
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")
-def test_gelu_for_half_precision_of_large_numbers(device, dtype):
-    x = torch.tensor([-1e4, -50, -7, 7, 50, 1e4], dtype=dtype)
+def test_gelu_for_half_precision_of_large_and_small_numbers(device, dtype):
+    x = torch.tensor([-1e4, -50, -7, -1e-3, 0, 1e-3, 7, 50, 1e4], dtype=dtype)
     exact = functional.gelu(x.double())
     assert ((approximate_gelu(x, device) - exact).abs() <= 1e-9 + 1e-6 * exact.abs()).all()
 
@@ -109,7 +108,8 @@ def test_moments_and_what_they_normalize(size, dtype, device):
 def test_moments_belong_to_parts_of_the_columns(device, dtype):
     x, layer = random_rows(20, 30, dtype), random_layer(70, 30, dtype)
     y, sums = token_linear(x.to(device), layer_of(device, *layer), with_moments=True)
-    parts = doubled(y).split(module._tile(20, x).columns, 1)
+    tile = module._tile(20, 70, 30, x.element_size())
+    parts = doubled(y).split(tile.columns, 1)
     assert len(parts) > 1
     exact = torch.cat([exact_moments(part) for part in parts], 1)
     assert_close(sums, exact, 1, dtype)

@@ -26,14 +26,17 @@ SIZES = [  # T, live, N, K
     (300, 130, 128, 128),
     (300, 128, 256, 64),
     (1300, 1200, 256, 64),
+    (300, 140, 328, 72),  # tiles that end beyond the last column
 ]
 
 
-@pytest.fixture(params=["small tiles", "large tiles"])
+TILES = {"small": (TILE, 128, 8, 4, 1), "large": (TILE, 256, 8, 3, 1), "two": (TILE, 128, 4, 3, 2)}
+
+
+@pytest.fixture(params=TILES)
 def _tiles(request, monkeypatch):
-    """Large ones are for more rows than are computed here."""
-    if request.param == "large tiles":
-        monkeypatch.setattr(module, "_tile", lambda *_: module._Tile(TILE, 256, 8, 3))
+    """Some are for more rows than are computed here."""
+    monkeypatch.setattr(module, "_tile", lambda *_: module._Tile(*TILES[request.param]))
 
 
 def assert_tiles(found, exact, half, live):
@@ -94,7 +97,8 @@ def test_agrees_with_small_tiles(device):
         (torch.float16, 128, 64, True),
         (torch.bfloat16, 3840, 1280, True),
         (torch.float32, 128, 64, False),
-        (torch.float16, 320, 64, False),
+        (torch.float16, 960, 320, True),
+        (torch.float16, 33, 64, False),
         (torch.float16, 128, 33, False),
     ],
 )
