@@ -130,6 +130,8 @@ MOST_WANTED = (  # first, should time run out
 HEADS = tuple(BioCase(model, 16, head=True) for model in ("esm2-8m", "bert-small"))
 EVERY = tuple(BioCase(model, *shape) for model in ("esm2-650m", "protbert") for shape in SHAPES)
 CASES = {case.name: case for case in (*MOST_WANTED, *HEADS, *EVERY)}
+FLOAT_CASES = {*(name for name in CASES if name.startswith("esm2-8m")), "esm2-650m-1x512"}
+HALF_CASES = {"esm2-8m-32x256", "esm2-650m-8x512", "protbert-32x256", "esm2-650m-padded-64"}
 
 
 class Answers(NamedTuple):
@@ -194,13 +196,16 @@ OURS, OURS_FP32 = (
     )
     for precision in ("fp16", "fp32")
 )
+OURS_OF_HALF = Way(  # of a model that is in half precision itself
+    "accelerated-half", partial(accelerated, None), tolerance=OUR_TOLERANCE
+)
 HALF = Way("sdpa-fp16", eager)
 PEERS = (
     HALF,
     Way("sdpa-fp16-graph", graphed, needs_gpu=True),
     Way("compile-fp16", compiled, needs_gpu=True),
 )
-WAYS = {way.name: way for way in (OURS, OURS_FP32, REFERENCE, *PEERS)}
+WAYS = {way.name: way for way in (OURS, OURS_FP32, OURS_OF_HALF, REFERENCE, *PEERS)}
 
 
 def cosine_error(actual: Answers, expected: Answers) -> float:
@@ -233,8 +238,8 @@ class Question(NamedTuple):
 def questions(case: BioCase, way: Way) -> list[Question]:
     """All that is asked of a way to run a case; nothing where it is not compared."""
     if not case.head:
-        fp32_too = case.model == "esm2-8m" or case.name == "esm2-650m-1x512"
-        asked = way is not OURS_FP32 or fp32_too
+        some = {OURS_FP32: FLOAT_CASES, OURS_OF_HALF: HALF_CASES}
+        asked = case.name in some.get(way, CASES)
         return asked * [Question("bio", case.name, cosine_error, way.tolerance)]
     if way not in (OURS, OURS_FP32, HALF):
         return []

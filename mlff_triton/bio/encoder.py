@@ -6,8 +6,8 @@ normalization comes before each of both, or after each sum.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,29 @@ class Layer(NamedTuple):
         )
 
 
+class Layers:
+    """Layers in their order, each put together when its turn comes.
+
+    Queries, keys and values of all of them at once would take a quarter of the model's memory.
+
+    Parameters
+    ----------
+    read : callable
+        A module's layer.
+    modules : collection of torch.nn.Module
+        In their order.
+    """
+
+    def __init__(self, read: Callable[[Any], Layer], modules: Collection[Any]) -> None:
+        self._read, self._modules = read, modules
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return map(self._read, self._modules)
+
+
 class Embedding(NamedTuple):
     """What tokens become before the first layer.
 
@@ -129,7 +152,7 @@ class Encoder(NamedTuple):
     ----------
     embedding : Embedding
         Of tokens.
-    layers : tuple of Layer
+    layers : collection of Layer
         In order.
     heads : int
         Of the attention.
@@ -144,7 +167,7 @@ class Encoder(NamedTuple):
     """
 
     embedding: Embedding
-    layers: tuple[Layer, ...]
+    layers: Layers | tuple[Layer, ...]
     heads: int
     norm_first: bool
     activation: str

@@ -7,10 +7,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoder import Embedding, Encoder, Layer, Linear, Norm, exact_frequencies
+from mlff_triton.bio.encoder import (
+    Embedding,
+    Encoder,
+    Layer,
+    Layers,
+    Linear,
+    Norm,
+    exact_frequencies,
+)
 from mlff_triton.bio.forward import FastForward
 from mlff_triton.bio.head import Head, HeadWeights
 from mlff_triton.bio.runner import Runner, Tokens, runner
+from mlff_triton.kernels.reference.top_logit import TopLogit, largest
 
 
 class Weights(NamedTuple):
@@ -40,7 +49,8 @@ class ESM2Forward(FastForward[Weights]):
         for name in ("need_head_weights", "return_contacts"):
             if arguments.get(name):
                 return f"{name} was asked for"
-        return None
+        tokens = arguments.get("tokens")
+        return "tokens [B, L] are needed" if tokens is None or tokens.dim() != 2 else None
 
     def read(self) -> Weights:
         """What there is now."""
@@ -54,7 +64,7 @@ class ESM2Forward(FastForward[Weights]):
         )
         encoder = Encoder(
             embedding=embedding,
-            layers=tuple(map(_layer, module.layers)),
+            layers=Layers(_layer, module.layers),
             heads=module.attention_heads,
             norm_first=True,
             activation="gelu",
@@ -73,7 +83,7 @@ class ESM2Forward(FastForward[Weights]):
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
         """Replay a graph, if there is one."""
-        if arguments.get("repr_layers"):
+        if arguments.keys() != {"tokens"} or arguments["tokens"].dim() != 2:
             return None
         return self.weights.encoder.begin(self._tokens(arguments))
 
@@ -88,6 +98,17 @@ class ESM2Forward(FastForward[Weights]):
         if layers in wanted:
             kept[layers] = hidden
         return {"logits": head(hidden), "representations": kept}
+
+    def top(self, tokens: Tensor, **others: Any) -> TopLogit:
+        """The largest logit of every token, and where it is, without the others."""
+        return self.serve(self._top, self._largest, (tokens,), others)
+
+    def _top(self, arguments: Mapping[str, Any], begun: Tensor | None) -> TopLogit:
+        hidden = self.weights.encoder(self._tokens(arguments))[0] if begun is None else begun
+        return self.weights.head.top(hidden)
+
+    def _largest(self, *args: Any, **kwargs: Any) -> TopLogit:
+        return largest(self.original(*args, **kwargs)["logits"])
 
     def _tokens(self, arguments: Mapping[str, Any]) -> Tokens:
         ids = arguments["tokens"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ from mlff_triton.bio.state import State
 from mlff_triton.errors import BackendError
 
 Weights = TypeVar("Weights")
+Result = TypeVar("Result")
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 BACKENDS = ("auto", "triton", "torch")
@@ -87,29 +88,43 @@ class FastForward(ABC, Generic[Weights]):
         """
 
     def begin(self, arguments: Mapping[str, Any]) -> Any:
-        """Launch what is likely to be right, so that the GPU works while all else is checked."""
+        """Launch what is likely to be right, so that the GPU works while all else is checked.
+
+        The arguments are as they come: of any kind, and perhaps to be refused.
+        """
         del arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own ``forward`` would return."""
-        arguments = dict(zip(self._names, args, strict=False)) | kwargs
+        return self.serve(self.compute, self.original, args, kwargs)
+
+    def serve(
+        self,
+        fast: Callable[[Mapping[str, Any], Any], Result],
+        slow: Callable[..., Result],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Result:
+        """What ``fast`` makes of named arguments and what has begun, or ``slow`` if it must."""
+        arguments = dict(zip(self._names, args, strict=False)) | dict(kwargs)
         if self.options.backend == "auto" and not any(map(_on_gpu, arguments.values())):
-            return self.original(*args, **kwargs)
-        reason = self._mode(arguments) or self.refusal(arguments)
+            return slow(*args, **kwargs)
+        reason = self._mode(arguments)
         if reason is None:
             with torch.no_grad():
                 begun = None if self._known is None else self.begin(arguments)
-                if self._known is None or not self._known[0].holds():
+                reason = self.refusal(arguments)
+                if reason is None and (self._known is None or not self._known[0].holds()):
                     self._known, begun = None, None
                     reason = self._learn()
                 if reason is None:
-                    return self.compute(arguments, begun)
+                    return fast(arguments, begun)
         if reason not in self.fell_back:
             self.fell_back.append(reason)
             if self.announces:
                 name = type(self.module).__name__
-                warnings.warn(f"{name} computes as it is: {reason}", FallbackWarning, stacklevel=2)
-        return self.original(*args, **kwargs)
+                warnings.warn(f"{name} computes as it is: {reason}", FallbackWarning, stacklevel=3)
+        return slow(*args, **kwargs)
 
     def _learn(self) -> str | None:
         """Work out what to compute with; what is in the way of it if something is."""

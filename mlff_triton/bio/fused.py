@@ -196,7 +196,7 @@ class _Separate:
         self._last = encoder.norm and encoder.norm.to(dtype)
         self._layers = []
         self._shifts: list[tuple[Tensor, Tensor]] = []
-        total = torch.zeros_like(encoder.layers[0].out.weight[:, 0], dtype=torch.float64)
+        total: Tensor | int = 0
         for layer in encoder.layers:
             layer = layer._replace(qkv=_qkv(layer, encoder))  # noqa: PLW2901
             first = total + layer.out.shift.double()

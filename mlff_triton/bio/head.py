@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlff_triton.bio.encoder import Linear, Norm
 from mlff_triton.kernels.reference import _activations
+from mlff_triton.kernels.reference.top_logit import TopLogit, largest
+
+if TYPE_CHECKING:
+    from mlff_triton.kernels.token_linear import Moments, TokenLinear
 
 
 class HeadWeights(NamedTuple):
@@ -52,20 +56,43 @@ class Head:
             )
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., C], of their dtype."""
-        x = hidden.to(self._dtype).contiguous()
+        """Logits [..., V] of hidden states [..., C], of their dtype.
+
+        Kernels round them to that alone, as logits of half precision are often equal.
+        """
         if self._plain is not None:
             dense, norm, decoder = self._plain
+            x = hidden.to(self._dtype)
             logits = decoder(norm(_activations.activate(dense(x), self._activation)))
         else:
-            from mlff_triton.kernels.token_linear import Moments, token_linear
+            from mlff_triton.kernels.token_linear import token_linear
 
-            assert self._fused is not None
-            inner, last = self._fused
-            rows, sums = token_linear(
-                x.flatten(0, -2), inner, activation=self._activation, with_moments=True
-            )
-            assert sums is not None
-            moments = Moments(sums, self._eps)
-            logits = token_linear(rows, last, moments=moments).x.unflatten(0, x.shape[:-1])
+            rows, last, moments = self._before_last(hidden)
+            logits = token_linear(rows, last, moments=moments, dtype=hidden.dtype).x
+            logits = logits.unflatten(0, hidden.shape[:-1])
         return logits.to(hidden.dtype)
+
+    def top(self, hidden: Tensor) -> TopLogit:
+        """The largest logit [...] of hidden states [..., C], of their dtype, and where it is.
+
+        Kernels compare logits before these are rounded to half precision.
+        """
+        if self._plain is not None:
+            return largest(self(hidden))
+        from mlff_triton.kernels.top_logit import top_logit
+
+        rows, last, moments = self._before_last(hidden)
+        index, logit = top_logit(rows, last, moments=moments)
+        places = hidden.shape[:-1]
+        return TopLogit(index.view(places), logit.to(hidden.dtype).view(places))
+
+    def _before_last(self, hidden: Tensor) -> tuple[Tensor, TokenLinear, Moments]:
+        """What the kernels of the last layer take."""
+        from mlff_triton.kernels.token_linear import Moments, token_linear
+
+        assert self._fused is not None
+        inner, last = self._fused
+        x = hidden.to(self._dtype).contiguous().flatten(0, -2)
+        rows, sums = token_linear(x, inner, activation=self._activation, with_moments=True)
+        assert sums is not None
+        return rows, last, Moments(sums, self._eps)

@@ -12,11 +12,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoder import Embedding, Encoder, Layer, Linear, Norm, exact_frequencies
+from mlff_triton.bio.encoder import (
+    Embedding,
+    Encoder,
+    Layer,
+    Layers,
+    Linear,
+    Norm,
+    exact_frequencies,
+)
 from mlff_triton.bio.forward import FastForward
 from mlff_triton.bio.head import Head, HeadWeights
 from mlff_triton.bio.runner import Runner, Tokens, runner
 from mlff_triton.bio.structure import is_norm, is_plain
+from mlff_triton.kernels.reference.top_logit import TopLogit, largest
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
 SERVED = {"input_ids", "attention_mask", "token_type_ids", "return_dict"}
@@ -114,7 +123,7 @@ class EncoderForward(FastForward[Ready]):
         last = getattr(module.encoder, "emb_layer_norm_after", None)
         return Encoder(
             embedding=embedding,
-            layers=tuple(map(_layer, module.encoder.layer)),
+            layers=Layers(_layer, module.encoder.layer),
             heads=config.num_attention_heads,
             norm_first=_norm_first(module.encoder.layer[0]),
             activation=str(_activation(module)),
@@ -124,6 +133,9 @@ class EncoderForward(FastForward[Ready]):
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
         """Replay a graph, if there is one."""
+        ids = arguments.get("input_ids")
+        if ids is None or ids.dim() != 2 or not arguments.keys() <= SERVED:
+            return None
         return self.weights.runner.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> Any:
@@ -189,6 +201,15 @@ class HeadForward(FastForward[Head]):
         """Logits [..., V] of hidden states [..., C]."""
         del begun
         return self.weights(next(iter(arguments.values())))
+
+    def top(self, hidden: Tensor) -> TopLogit:
+        """The largest logit of hidden states [..., C], and where it is, without the others."""
+        return self.serve(
+            lambda _, __: self.weights.top(hidden),
+            lambda x: largest(self.original(x)),
+            (hidden,),
+            {},
+        )
 
 
 def _tells_its_embeddings_of_padding(module: nn.Module) -> bool:

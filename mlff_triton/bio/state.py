@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import attrgetter, eq, is_
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ class State:
         self._places = [
             place for m in modules for place in (m._modules, m._parameters, m._buffers) if place
         ]
-        self._hooks = [h for m in modules[1:] for h in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks = _hooks(modules[1:])
         self._parts = list(self._found())
         named = (*module.parameters(), *module.buffers())
         self._tensors = [tensor for tensor in named if not tensor.is_inference()]
@@ -40,9 +41,7 @@ class State:
     @property
     def hooked(self) -> bool:
         """Whether a submodule has hooks."""
-        return any(self._hooks) and any(
-            hook.__module__ != HARMLESS for hooks in self._hooks for hook in hooks.values()
-        )
+        return any(self._hooks) and _do_something(self._hooks)
 
     def holds(self) -> bool:
         """Whether nothing was changed, replaced or hooked."""
@@ -59,3 +58,16 @@ class State:
     def _changes(self) -> int:
         """How often tensors were changed in place; versions only grow."""
         return sum(map(attrgetter("_version"), self._tensors))
+
+
+def are_hooked(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules has hooks itself."""
+    return _do_something(_hooks(modules))
+
+
+def _hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    return [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+
+
+def _do_something(hooks: list[dict[int, Any]]) -> bool:
+    return any(hook.__module__ != HARMLESS for each in hooks for hook in each.values())

@@ -29,7 +29,7 @@ _GROUP = 8  # rows of tiles that run together
 
 
 @triton.jit
-def _sums(moments_ptr, rows, inside, capacity, n_parts, PARTS: tl.constexpr):
+def load_sums(moments_ptr, rows, inside, capacity, n_parts, PARTS: tl.constexpr):
     """Sums of rows and of their squares, by parts [M, PARTS]."""
     part = tl.arange(0, PARTS)
     at = moments_ptr + part[None, :].to(tl.int64) * capacity + rows[:, None]
@@ -38,7 +38,7 @@ def _sums(moments_ptr, rows, inside, capacity, n_parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _statistics(sums, squares, channels, eps):
+def statistics(sums, squares, channels, eps):
     """Mean and inverse standard deviation of rows."""
     mean = tl.sum(sums, 1) / channels
     variance = tl.maximum(tl.sum(squares, 1) / channels - mean * mean, 0.0)
@@ -105,12 +105,12 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     # What the product is not needed for is on its way while that is computed.
     bias = tl.load(bias_ptr + columns, known, other=0.0).to(ACCUMULATE)
     if moments_ptr is not None:
-        sums, squares = _sums(moments_ptr, rows, inside, capacity, n_parts, PARTS)
+        sums, squares = load_sums(moments_ptr, rows, inside, capacity, n_parts, PARTS)
         row_sum = tl.load(row_sum_ptr + columns, known, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + offsets, mask, other=0.0)
         if residual_moments_ptr is not None:
-            residual_sums, residual_squares = _sums(
+            residual_sums, residual_squares = load_sums(
                 residual_moments_ptr, rows, inside, capacity, n_residual_parts, RESIDUAL_PARTS
             )
             residual_weight = tl.load(residual_weight_ptr + columns, known, other=0.0)
@@ -146,13 +146,13 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
         acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
 
     if moments_ptr is not None:
-        mean, rstd = _statistics(sums, squares, n_in, eps)
+        mean, rstd = statistics(sums, squares, n_in, eps)
         acc = rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])
     acc = activate(acc + bias[None, :], ACTIVATION)
     if residual_ptr is not None:
         residual = residual.to(ACCUMULATE)
         if residual_moments_ptr is not None:
-            mean, rstd = _statistics(residual_sums, residual_squares, n_out, residual_eps)
+            mean, rstd = statistics(residual_sums, residual_squares, n_out, residual_eps)
             residual = (residual - mean[:, None]) * rstd[:, None]
             residual = residual * residual_weight.to(ACCUMULATE)[None, :]
             residual += residual_bias.to(ACCUMULATE)[None, :]
@@ -238,7 +238,9 @@ def _tile(n_rows: int, n_out: int, n_in: int, size: int) -> _Tile:
     inner = 128 // size
     rows = min(64, max(16, triton.next_power_of_2(n_rows)))
     if size > 2:
-        return _Tile(min(32, rows), 32, inner, 4, 4) if n_rows <= 256 else _Tile(64, 64, inner, 4, 3)
+        return (
+            _Tile(min(32, rows), 32, inner, 4, 4) if n_rows <= 256 else _Tile(64, 64, inner, 4, 3)
+        )
     if n_rows <= 256:
         if n_in > 512:
             return _Tile(rows, 32, 2 * inner, 4, 3)
@@ -266,6 +268,7 @@ def token_linear(
     residual: Residual | None = None,
     rotary: Rotary | None = None,
     with_moments: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Rows:
     """A linear layer of rows, of which only some are alive.
 
@@ -285,16 +288,18 @@ def token_linear(
         What to add, and what to turn.
     with_moments : bool
         Whether to return sums of the new rows, [2, P, T], as `Moments` wants them.
+    dtype : torch.dtype, optional
+        Of the new rows; that of ``x`` by default.
 
     Returns
     -------
     Rows
-        Of the dtype of ``x``. No gradients flow.
+        No gradients flow.
     """
     assert (moments is None) == (layer.row_sum is None)
     n_rows, n_in = x.shape
     n_out = len(layer.weight)
-    y = x.new_empty(n_rows, n_out)
+    y = x.new_empty(n_rows, n_out, dtype=dtype)
     tile = _tile(n_rows, n_out, n_in, x.element_size())
     parts = triton.cdiv(n_out, tile.columns)
     sums = None
@@ -303,9 +308,9 @@ def token_linear(
         sums = torch.empty(2, parts, n_rows, dtype=exact, device=x.device)
     if not y.numel():
         return Rows(y, sums)
-    given, eps, n_parts = _unpacked(moments)
+    given, eps, n_parts = unpacked(moments)
     added, of_added, weight, bias = residual or (None,) * 4
-    added_sums, residual_eps, n_residual_parts = _unpacked(of_added)
+    added_sums, residual_eps, n_residual_parts = unpacked(of_added)
     (*turns, n_positions), options = turning(rotary)
     half = x.element_size() == 2
     with torch.cuda.device_of(x):
@@ -348,6 +353,6 @@ def token_linear(
     return Rows(y, sums)
 
 
-def _unpacked(moments: Moments | None) -> tuple[Tensor | None, float, int]:
+def unpacked(moments: Moments | None) -> tuple[Tensor | None, float, int]:
     """Sums, eps, and how many parts."""
     return (None, 0.0, 1) if moments is None else (*moments, moments.sums.shape[1])

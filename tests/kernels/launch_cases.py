@@ -37,6 +37,7 @@ from mlff_triton.kernels import (
     token_embedding,
     token_linear,
     token_norm,
+    top_logit,
     vector_to_tensor,
     wide_linear,
 )
@@ -178,6 +179,16 @@ def encoder_layer(n_rows: int, dtype: torch.dtype) -> object:
     return token_norm.token_norm(x, vectors, vectors, 1e-5, live, BIAS.to(sums.dtype))
 
 
+def top_tokens(n_rows: int, dtype: torch.dtype) -> object:
+    """The largest logits, with a normalization and without."""
+    x, live = torch.ones(n_rows, F).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
+    folded = token_linear.TokenLinear.of(WEIGHT, BIAS, (BIAS, BIAS), dtype)
+    moments = token_linear.Moments(token_norm.token_moments(x, live), 1e-5)
+    top_logit.top_logit(x, folded, moments=moments)
+    plain = token_linear.TokenLinear.of(torch.ones(20, F), torch.ones(20), None, dtype)
+    return top_logit.top_logit(x, plain, live)
+
+
 def wide_rows(n_rows: int, dtype: torch.dtype) -> object:
     """Linear layers of many rows, in small and in large tiles."""
     x, live = torch.ones(n_rows, 128).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
@@ -232,10 +243,15 @@ def token_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         f"token_embedding, {length} tokens, {dtype}": partial(token_rows, length, dtype, masked)
         for length, masked in ((1, False), (60, True), (3000, True))
     }
-    return embeddings | {
+    layers = {
         f"token_linear, {n_rows} rows, {dtype}": partial(encoder_layer, n_rows, dtype)
         for n_rows in (9, 2000)
     }
+    heads = {
+        f"top_logit, {n_rows} rows, {dtype}": partial(top_tokens, n_rows, dtype)
+        for n_rows in (9, 4000, 9000)
+    }
+    return embeddings | layers | heads
 
 
 def wide_calls() -> dict[str, Callable[[], object]]:

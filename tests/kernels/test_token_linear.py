@@ -58,6 +58,14 @@ def test_all_rows_live_unless_told(device, dtype):
     assert_rows(found, truth(x, layer), dtype)
 
 
+def test_results_may_be_more_exact_than_rows(device):
+    """Sums are float32 before they are rounded."""
+    x, layer = random_rows(40, 30, torch.float16), random_layer(33, 30, torch.float16)
+    found, _ = token_linear(x.to(device), layer_of(device, *layer), dtype=torch.float32)
+    assert found.dtype is torch.float32
+    assert_rows(found, truth(x, layer), torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation, dtype, device):
