@@ -57,20 +57,21 @@ def _tanh_softplus(x):
 
 @triton.jit
 def gelu_half(x):
-    """GELU for results in half precision: off by 4.2e-5 at most, in less than half the time.
+    """GELU for results in half precision: off by 5.4e-5 at most, in less than half the time.
 
-    The normal distribution is one half and ``x`` times a polynomial in its square, fitted so that
-    the largest error of the product is smallest, and zero or one beyond 4.4.
+    The normal distribution is one half and ``x`` times a polynomial in its square, and zero or one
+    beyond 4.25. It is fitted so that the largest error of the product is smallest, where one of
+    numbers near zero counts ten times: that of normally distributed numbers is 5e-6 on average.
     """
-    t = tl.minimum(x * x, 19.36)
-    slope = 3.5164561e-11 * t - 3.705422e-9
-    slope = slope * t + 1.7219923e-7
-    slope = slope * t - 4.6846463e-6
-    slope = slope * t + 8.3777684e-5
-    slope = slope * t - 1.0509308e-3
-    slope = slope * t + 9.6237145e-3
-    slope = slope * t - 6.6025283e-2
-    slope = slope * t + 3.9870305e-1
+    t = tl.minimum(x * x, 18.0625)
+    slope = 5.7111930e-11 * t - 5.4302076e-9
+    slope = slope * t + 2.2839654e-7
+    slope = slope * t - 5.6661131e-6
+    slope = slope * t + 9.3694720e-5
+    slope = slope * t - 1.1092769e-3
+    slope = slope * t + 9.8146189e-3
+    slope = slope * t - 6.6335008e-2
+    slope = slope * t + 3.9889195e-1
     return x * tl.minimum(tl.maximum(0.5 + x * slope, 0.0), 1.0)
 
 

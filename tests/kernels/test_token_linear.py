@@ -81,10 +81,12 @@ def approximate_gelu(x: Tensor, device: str) -> Tensor:
 
 
 def test_gelu_for_half_precision(device, dtype):
-    """Numbers like 1, as hidden layers have them, are rounded to 1.2e-4 by float16 on average."""
+    """Numbers like 1, as hidden layers have them, are rounded to 1.4e-4 by float16 on average."""
     x = torch.linspace(-12, 12, 4001, dtype=dtype)
-    exact = functional.gelu(x.double())
-    assert (approximate_gelu(x, device) - exact).abs().max() <= 4.2e-5
+    off = (approximate_gelu(x, device) - functional.gelu(x.double())).abs()
+    assert off.max() <= 5.4e-5
+    normal = torch.exp(-x.double().square() / 2)
+    assert ((normal * off.square()).sum() / normal.sum()).sqrt() < 6e-6
 
 
 def test_gelu_for_half_precision_of_large_and_small_numbers(device, dtype):
