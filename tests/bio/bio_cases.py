@@ -80,11 +80,20 @@ def assert_same(found: Tensor, expected: Tensor, precision: str) -> None:
         assert cosine[expected.any(-1)].min() >= COSINE[precision]
 
 
-def assert_same_first(found: Tensor, expected: Tensor) -> None:
-    """Assert that logits [T, V] prefer the same tokens wherever those expected are clear."""
+def assert_same_first(found: Tensor, expected: Tensor, in_half: Tensor | None = None) -> None:
+    """Assert that logits [T, V] prefer the same tokens wherever those expected are clear.
+
+    In half precision the model's own logits are off by more than `MARGIN`. Then ours must be off by
+    less, and what counts as clear is what neither of them can change.
+    """
+    margin = MARGIN
+    if in_half is not None:
+        off = in_half.to(expected.dtype) - expected
+        assert (found - expected).square().mean() <= off.square().mean()
+        margin = max(margin, 2 * float(off.abs().max()))
     best = expected.topk(2).values
-    clear = best[:, 0] - best[:, 1] > MARGIN
-    assert clear.any()
+    clear = best[:, 0] - best[:, 1] > margin
+    assert clear.double().mean() > 0.5
     assert torch.equal(found.argmax(-1)[clear], expected.argmax(-1)[clear])
 
 

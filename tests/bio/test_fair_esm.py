@@ -55,7 +55,8 @@ def check(model: nn.Module, ids: Tensor, agreement: str, **options: Any) -> None
     for name, values in expected.items():
         assert_same(found[name], values, agreement)
         assert_same(again[name], values, agreement)
-    assert_same_first(found["logits"], expected["logits"])
+    if agreement != "fp16":  # in which fair-esm cannot compute, so that nothing says how well
+        assert_same_first(found["logits"], expected["logits"])
     assert all(torch.equal(values, expected[n]) for n, values in outputs(model, ids).items())
 
 
