@@ -110,9 +110,9 @@ class Fused:
         from mlff_triton.bio.graphs import Graphs
 
         self._encoder, self._out = FusedEncoder(encoder, dtype), out
-        self._work = 2 * sum(
-            part.weight.numel() for e in encoder.layers for part in e if part.weight.dim() > 1
-        )
+        first = next(iter(encoder.layers))  # all are as large, and put together when asked for
+        weights = sum(part.weight.numel() for part in first if part.weight.dim() > 1)
+        self._work = 2 * weights * len(encoder.layers)
         on_gpu = encoder.embedding.word.is_cuda
         self._graphs = Graphs(self._hidden) if on_gpu and options.cuda_graph else None
 

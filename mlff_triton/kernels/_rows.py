@@ -81,9 +81,11 @@ def follow(CHAINED: tl.constexpr):
         cuda.gdc_wait()
 
 
-def chain(x: Tensor) -> dict[str, Any]:
-    """Options of a launch whose kernel begins with `follow`: early, where the GPU can."""
-    return {"CHAINED": True, "launch_pdl": True} if launches_early(x) else {"CHAINED": False}
+def chain(x: Tensor, *, early: bool = True) -> dict[str, Any]:
+    """Options of a launch whose kernel begins with `follow`: early if that pays and the GPU can."""
+    if early and launches_early(x):
+        return {"CHAINED": True, "launch_pdl": True}
+    return {"CHAINED": False}
 
 
 def launches_early(x: Tensor) -> bool:

@@ -283,7 +283,7 @@ def _attention(
             V=value_width,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **(chain(q) if n_rows > _FEW_ROWS else {"CHAINED": False}),
+            **chain(q, early=n_rows > _FEW_ROWS),
         )
     return out
 

@@ -46,6 +46,40 @@ def statistics(sums, squares, channels, eps):
 
 
 @triton.jit
+def product(
+    x_ptr,
+    weight_ptr,
+    rows,
+    inside,
+    columns,
+    known,
+    n_in,
+    PRECISION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Rows times the transposed weight, [M, N]."""
+    k = tl.arange(0, K)
+    acc = tl.zeros((M, N), ACCUMULATE)
+    for start in range(0, n_in, K):
+        held = start + k < n_in
+        x = tl.load(
+            x_ptr + rows[:, None] * n_in + (start + k)[None, :],
+            inside[:, None] & held[None, :],
+            other=0.0,
+        )  # [M, K]
+        weight = tl.load(
+            weight_ptr + columns[None, :].to(tl.int64) * n_in + (start + k)[:, None],
+            known[None, :] & held[:, None],
+            other=0.0,
+        )  # [K, N]
+        acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
+    return acc
+
+
+@triton.jit
 def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     x_ptr,
     weight_ptr,
@@ -100,7 +134,6 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     inside, known = rows < n_rows, columns < n_out
     mask = inside[:, None] & known[None, :]
     offsets = rows[:, None] * n_out + columns[None, :]
-    k = tl.arange(0, K)
 
     # What the product is not needed for is on its way while that is computed.
     bias = tl.load(bias_ptr + columns, known, other=0.0).to(ACCUMULATE)
@@ -130,21 +163,9 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
             ACCUMULATE,
         )
 
-    acc = tl.zeros((M, N), ACCUMULATE)
-    for start in range(0, n_in, K):
-        held = start + k < n_in
-        x = tl.load(
-            x_ptr + rows[:, None] * n_in + (start + k)[None, :],
-            inside[:, None] & held[None, :],
-            other=0.0,
-        )  # [M, K]
-        weight = tl.load(
-            weight_ptr + columns[None, :].to(tl.int64) * n_in + (start + k)[:, None],
-            known[None, :] & held[:, None],
-            other=0.0,
-        )  # [K, N]
-        acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
-
+    acc = product(
+        x_ptr, weight_ptr, rows, inside, columns, known, n_in, PRECISION, ACCUMULATE, M, N, K
+    )
     if moments_ptr is not None:
         mean, rstd = statistics(sums, squares, n_in, eps)
         acc = rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])

@@ -23,6 +23,7 @@ from mlff_triton.kernels.token_linear import (
     Moments,
     TokenLinear,
     load_sums,
+    product,
     statistics,
     unpacked,
 )
@@ -60,7 +61,6 @@ def _top_logit_fwd_kernel(
         return
     rows = first.to(tl.int64) + tl.arange(0, M)
     inside = rows < n_rows
-    k = tl.arange(0, K)
     if moments_ptr is not None:
         sums, squares = load_sums(moments_ptr, rows, inside, capacity, n_parts, PARTS)
         mean, rstd = statistics(sums, squares, n_in, eps)
@@ -70,20 +70,9 @@ def _top_logit_fwd_kernel(
     for column in range(0, n_out, N):
         columns = column + tl.arange(0, N)
         known = columns < n_out
-        acc = tl.zeros((M, N), ACCUMULATE)
-        for start in range(0, n_in, K):
-            held = start + k < n_in
-            x = tl.load(
-                x_ptr + rows[:, None] * n_in + (start + k)[None, :],
-                inside[:, None] & held[None, :],
-                other=0.0,
-            )  # [M, K]
-            weight = tl.load(
-                weight_ptr + columns[None, :].to(tl.int64) * n_in + (start + k)[:, None],
-                known[None, :] & held[:, None],
-                other=0.0,
-            )  # [K, N]
-            acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
+        acc = product(
+            x_ptr, weight_ptr, rows, inside, columns, known, n_in, PRECISION, ACCUMULATE, M, N, K
+        )
         if moments_ptr is not None:
             row_sum = tl.load(row_sum_ptr + columns, known, other=0.0)
             acc = rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])

@@ -106,49 +106,16 @@ def _wide_linear_fwd_kernel(
             acc = tl.dot(x.load([row, start]), weight.load([column, start]).T, acc)
         if HALVES:
             # Half a tile at a time takes half the memory on its way out.
-            left, right = tl.split(tl.permute(tl.reshape(acc, (M, 2, N // 2)), (0, 2, 1)))
-            _finish(
-                left,
-                y,
-                row,
-                column,
-                n_rows,
-                n_out,
-                bias_ptr,
-                cos_ptr,
-                sin_ptr,
-                position_ptr,
-                n_positions,
-                ROTATED,
-                HALF,
-                ACTIVATION,
-                M,
-                N // 2,
-            )
-            _finish(
-                right,
-                y,
-                row,
-                column + N // 2,
-                n_rows,
-                n_out,
-                bias_ptr,
-                cos_ptr,
-                sin_ptr,
-                position_ptr,
-                n_positions,
-                ROTATED,
-                HALF,
-                ACTIVATION,
-                M,
-                N // 2,
-            )
+            parts = tl.split(tl.permute(tl.reshape(acc, (M, 2, N // 2)), (0, 2, 1)))
         else:
+            parts = (acc,)
+        width: tl.constexpr = N // (1 + HALVES)
+        for part in tl.static_range(1 + HALVES):
             _finish(
-                acc,
+                parts[part],
                 y,
                 row,
-                column,
+                column + part * width,
                 n_rows,
                 n_out,
                 bias_ptr,
@@ -160,7 +127,7 @@ def _wide_linear_fwd_kernel(
                 HALF,
                 ACTIVATION,
                 M,
-                N,
+                width,
             )
 
 
