@@ -169,6 +169,8 @@ def encoder_layer(n_rows: int, dtype: torch.dtype) -> object:
     rotary.rotary_(rows, turned, live)
     token_linear.token_linear(x, folded, live, moments=moments, activation="gelu")
     token_linear.token_linear(x, plain, activation="relu")
+    long = token_linear.TokenLinear.of(torch.ones(F, 10 * F), BIAS, None, dtype)
+    token_linear.token_linear(x.repeat(1, 10), long, live)
     vectors = BIAS.to(dtype)
     for residual in (
         token_linear.Residual(x),
@@ -194,7 +196,9 @@ def wide_rows(n_rows: int, dtype: torch.dtype) -> object:
     x, live = torch.ones(n_rows, 128).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
     weight, bias = torch.ones(768, 128).to(dtype), torch.ones(768).to(dtype)
     turned = angles(n_rows, 512, torch.float32)
+    long, more = torch.ones(1280, 512).to(dtype), torch.ones(1280).to(dtype)
     wide_linear.wide_linear(x, weight, bias, live, activation="gelu")
+    wide_linear.wide_linear(x.repeat(1, 4), long, more, live, activation="gelu")
     return wide_linear.wide_linear(x, weight, bias, live, rotary=turned)
 
 
