@@ -1,4 +1,5 @@
-# Two commands: `make run` simulates a peptide in water, `make test` checks everything.
+# Two commands: `make run` simulates a peptide in water and aligns proteins, `make test` checks
+# everything.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -7,6 +8,7 @@ BIN := .venv/bin
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
 	  --ensemble nvt --steps 1000 --ensemble nve --steps 1000 --out runs/alanine-dipeptide-water --overwrite
+	$(BIN)/python examples/07_align.py
 
 test: .venv/tested lint types
 	$(BIN)/python -m pytest -n auto
@@ -25,7 +27,7 @@ types: .venv/tested
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[align]'
 	touch $@
 
 .venv/tested: .venv/installed

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks import bio, fidelity, figures
+from benchmarks import alignment, bio, fidelity, figures
 from benchmarks.cases import CASES, Case
 from benchmarks.implementations import OURS, Implementation
 from benchmarks.openmm_steps import OPENMM
@@ -26,7 +27,7 @@ from mlff_triton.timing import environment
 RESULTS = Path(__file__).with_name("results")
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
 FRONT_ENDS = {"ase": ASE, "openmm": OPENMM}  # with the engine below them, and their own peers
-BENCHES = (*STEP_BENCHES, "ops", "bio", "fidelity")
+BENCHES = (*STEP_BENCHES, "ops", "bio", "fidelity", "alignment")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -46,6 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=Budget.total, help="nothing new is begun after these")
     add("--each", type=float, default=Budget.each, help="seconds for one implementation and case")
     add("--sampling", type=float, default=Budget.sampling, help="seconds to repeat a step for")
+    add("--seed", type=int, help="of the sequences of alignment; by default another in every run")
     add("--profile", action="store_true", help="print kernels by time instead of measuring")
     for tool in COMMANDS:
         add(f"--{tool}", action="store_true", help=f"print command lines for {tool} instead")
@@ -90,6 +92,9 @@ def _run(options: argparse.Namespace) -> None:
     bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.WAYS))
     simulated = [one.name for one in fidelity.SIMULATED]
     fidelity.run_fidelity(lab, *_named(options, "fidelity", fidelity.CASES, simulated))
+    seed = int(time.time()) if options.seed is None else options.seed
+    aligned = _named(options, "alignment", alignment.CASES, alignment.WAYS)
+    alignment.run_alignment(lab, *aligned, seed)
 
 
 def _named(
@@ -113,6 +118,7 @@ def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], li
     names = [case.name for case in cases] + [op.name for op in operators]
     names += fidelity.CASES if "fidelity" in benches else ()
     names += bio.CASES if "bio" in benches else ()
+    names += alignment.CASES if "alignment" in benches else ()
     wanted = _known(options.cases, [*names, *map(str, sizes)], "case")
     cases = [case for case in cases if case.name in wanted]
     some_operators = [op for op in operators if op.name in wanted]
@@ -152,7 +158,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     """The implementations that alone are asked for; empty if all are."""
     names = [one.name for one in (*OURS, *ASE, *OPENMM, *PEERS, *fidelity.SIMULATED)]
     given = options.only.split(",") if options.only else []
-    return _known(given, [*names, *bio.WAYS], "implementation")
+    return _known(given, [*names, *bio.WAYS, *alignment.WAYS], "implementation")
 
 
 def _known(given: Sequence[str], known: Sequence[str], kind: str) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.schema import Row, bytes_of, read_rows
+from benchmarks.schema import AlignmentRow, AnyRow, Row, bytes_of, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,18 @@ OPENMM_PLATFORMS = (  # ours and TorchMD-NET's, on the GPU and on the host
 )
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
+ALIGNERS = {  # and their markers
+    "parasail": ("parasail, a core", "."),
+    "parasail-threads": ("parasail, all cores", "x"),
+    "edlib": ("edlib, a core", "+"),
+    "stringzillas": ("stringzillas-cuda", "s"),
+    "align": ("mlff_triton, from strings", "^"),
+    "kernel": ("mlff_triton, letters on the GPU", "o"),
+}
+CELLS, ROWS = "torch-cells", "torch-rows"
+BATCHES = "batch-"  # as cases are named that are compared with PyTorch, and with nobody else
 NS_A_DAY = 0.5e-6 * 86400e3  # of steps of 0.5 fs that take 1 ms each
-Times = dict[str, dict[str, Row]]  # case -> implementation -> row that passed
+Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
 
 
 def draw(folder: Path) -> list[Path]:
@@ -39,7 +49,7 @@ def draw(folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     drawn = []
-    for bench, plot in {"step": _plot_steps, "shipped": _plot_steps, "bio": _plot_bio}.items():
+    for bench, plot in PLOTS.items():
         times = passed(read_rows(folder / f"{bench}.csv"))
         if not times:
             continue
@@ -84,11 +94,34 @@ def _plot_bio(axes: Axes, times: Times) -> None:
     axes.set(xlabel="forward pass, ms")
 
 
+def _plot_alignment(axes: Axes, times: Times) -> None:
+    """Points, a line for each case; not those that are compared with PyTorch."""
+    times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
+    cases = _by_model(times)
+    for name, (label, marker) in ALIGNERS.items():
+        rows = _rows_of(times, name)
+        if rows:
+            places = [cases.index(row.case) for row in rows]
+            axes.semilogx([row.gcups for row in rows], places, marker, label=label)
+    axes.set_yticks(range(len(cases)), cases, fontsize="small")
+    axes.invert_yaxis()
+    axes.set(xlabel="cells, 1e9 a second")
+
+
+PLOTS = {
+    "step": _plot_steps,
+    "shipped": _plot_steps,
+    "bio": _plot_bio,
+    "alignment": _plot_alignment,
+}
+
+
 def tables(folder: Path) -> str:
     """Every table whose data is there, as Markdown."""
     parts = [readme_table(folder, bench) for bench in ("step", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
     parts += [openmm_table(folder), readme_table(folder, "matpes"), bio_table(folder)]
+    parts += [alignment_table(folder), cells_table(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -233,10 +266,46 @@ def bio_table(folder: Path) -> str:
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\nms. {_provenance(times)}"
 
 
-def passed(rows: Sequence[Row]) -> Times:
+def alignment_table(folder: Path) -> str:
+    """Speed of aligners, and how much faster ours is than the best other; empty without data."""
+    times = passed(read_rows(folder / "alignment.csv"))
+    head = ["case", "pairs", "parasail or edlib, a core", "parasail, all cores"]
+    head += ["stringzillas-cuda", "mlff_triton", "from strings", "over the best", "memory, GB"]
+    lines = [head, ["---"] * len(head)]
+    for case in _by_model(times):
+        rows = times[case]
+        if "kernel" not in rows or case.startswith(BATCHES):
+            continue
+        ours, host = rows["kernel"], rows.get("parasail", rows.get("edlib"))
+        peers = [host, rows.get("parasail-threads"), rows.get("stringzillas")]
+        best = max((row.gcups for row in peers if row), default=None)
+        line = [case, f"{ours.pairs:,}", *map(_gcups, peers), f"**{_gcups(ours)}**"]
+        line += [_gcups(rows.get("align")), f"{ours.gcups / best:.1f}x" if best else "–"]
+        lines.append([*line, _memory(ours)])
+    if len(lines) == 2:
+        return ""
+    return _markdown(lines) + f"\n\n1e9 cells a second. {_provenance(times)}"
+
+
+def cells_table(folder: Path) -> str:
+    """Batches of alignments against PyTorch, ms; empty without data."""
+    times = passed(read_rows(folder / "alignment.csv"))
+    head = ["pairs", "letters", "PyTorch, cell by cell", "row by row", "mlff_triton"]
+    head += ["from strings", "over cells", "over rows"]
+    lines = [head, ["---"] * len(head)]
+    found = [rows for case, rows in times.items() if case.startswith(BATCHES) and "kernel" in rows]
+    for rows in sorted(found, key=lambda rows: (rows["kernel"].rows, rows["kernel"].pairs)):
+        ours, cells, by_row = rows["kernel"], rows.get(CELLS), rows.get(ROWS)
+        line = [f"{ours.pairs:,}", str(ours.rows), _ms(cells), _ms(by_row), f"**{_ms(ours)}**"]
+        ratios = [f"{speed_up(row, ours):,.0f}x" if row else "–" for row in (cells, by_row)]
+        lines.append([*line, _ms(rows.get("align")), *ratios])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nms. {_provenance(times)}"
+
+
+def passed(rows: Sequence[AnyRow]) -> Times:
     """Rows with a time, by case in the order of size, and by implementation."""
     times: Times = {}
-    for row in sorted(rows, key=lambda row: row.atoms):
+    for row in sorted(rows, key=lambda row: row.size):
         if row.ms_p50 is not None:
             times.setdefault(row.case, {})[row.impl] = row
     return times
@@ -272,6 +341,12 @@ def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
 
 def _ms(row: Row | None) -> str:
     return f"{_p50(row):.3g}" if row else "–"
+
+
+def _gcups(row: AlignmentRow | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row.gcups:.3g}" if row.gcups < 1000 else f"{row.gcups:,.0f}"
 
 
 def _ratio(slow: Row | None, fast: Row) -> str:

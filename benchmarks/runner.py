@@ -16,7 +16,7 @@ from benchmarks.gate import GateError, Truth, check_plausible
 from benchmarks.guards import at_most, clean_up, quiet
 from benchmarks.implementations import Implementation, Prepared
 from benchmarks.models import model
-from benchmarks.schema import Results, Row, make_row
+from benchmarks.schema import AnyRow, Results, make_row
 from benchmarks.systems import System
 from mlff_triton.errors import MlffTritonError
 from mlff_triton.timing import Environment, Timing, measure, synchronize
@@ -71,17 +71,10 @@ class Lab:
     budget: Budget = field(default_factory=Budget)
     errors: dict[tuple[Case, str], float] = field(default_factory=dict)
 
-    def report(self, row: Row) -> None:
+    def report(self, row: AnyRow) -> None:
         """Write a row and show it."""
         self.results.add([row])
-        time_text = "no time" if row.ms_p50 is None else f"{row.ms_p50:10.4f} ms"
-        error = "" if row.error is None else f"error {row.error:.1e}"
-        memory = "" if row.peak_mib is None else f"{row.peak_mib:9.0f} MiB"
-        print(
-            f"{row.bench:10} {row.case:28} {row.impl:14} {time_text:>13} {memory} {error} "
-            f"{row.gate}",
-            flush=True,
-        )
+        print(row.summary, flush=True)
 
     def complain(self, what: str, error: BaseException) -> None:
         """Say on stderr why there is no time; end the run if the device is lost."""

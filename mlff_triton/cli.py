@@ -32,7 +32,7 @@ UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
     name="mlff-triton",
-    help="TensorNet machine-learning force fields.",
+    help="TensorNet machine-learning force fields, and alignment of sequences.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -82,7 +82,7 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """TensorNet machine-learning force fields."""
+    """TensorNet machine-learning force fields, and alignment of sequences."""
 
 
 @app.command()
@@ -209,6 +209,73 @@ def convert(
     loaded = load_model(source, energy_unit)
     save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     Console().print(f"wrote {target}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def align(
+    queries: Annotated[Path, typer.Argument(help="FASTA file, packed by gzip or not.")],
+    targets: Annotated[Path, typer.Argument(help="Likewise; queries are aligned to these.")],
+    out: Annotated[Path, typer.Option(help="File to write: .sam, or a table of scores, .tsv.")],
+    pairs: Annotated[str, typer.Option(help="zip: k-th with k-th; all: each with each.")] = "zip",
+    mode: Annotated[
+        str,
+        typer.Option(help="global, local, semiglobal, or ends that are free: target_begin,..."),
+    ] = "global",
+    matrix: Annotated[
+        str | None, typer.Option(help="Substitution matrix by name, such as BLOSUM62.")
+    ] = None,
+    match: Annotated[int, typer.Option(help="Score of equal bases.")] = 2,
+    mismatch: Annotated[int, typer.Option(help="Score of unequal bases.")] = -3,
+    gap_open: Annotated[int, typer.Option(help="Cost of a gap's first letter; not negative.")] = 5,
+    gap_extend: Annotated[int, typer.Option(help="Cost of each further one.")] = 2,
+    band: Annotated[
+        int | None, typer.Option(help="How far query and target may run apart, in letters.")
+    ] = None,
+    unknown: Annotated[
+        str | None, typer.Option(help="Letter to take unknown ones for, such as N or X.")
+    ] = None,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Ends, identity and CIGAR in the .tsv too.")
+    ] = False,
+    batch: Annotated[int, typer.Option(help="Pairs at a time; fewer if they are long.")] = 16384,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ... or all GPUs.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, triton, parasail or torch.")] = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Align the sequences of two FASTA files.
+
+    Ctrl-C finishes the batch and leaves the pairs that are done.
+    """
+    from functools import partial
+
+    from mlff_triton import bio
+    from mlff_triton.bio.alignment.command import Request, run
+    from mlff_triton.md.interrupt import StopRequest
+
+    aligner = partial(
+        bio.align,
+        mode=[end.strip() for end in mode.split(",")] if "," in mode else mode,
+        matrix=matrix,
+        match=match,
+        mismatch=mismatch,
+        gap_open=gap_open,
+        gap_extend=gap_extend,
+        pairs=pairs,
+        band=band,
+        traceback=traceback or out.suffix.lower() == ".sam",
+        unknown=unknown,
+        device=device,
+        backend=backend,
+    )
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    with StopRequest() as stop:
+        counts = run(
+            Request(queries, targets, out, pairs, batch, overwrite), aligner, console, stop
+        )
+    done = f"{counts.pairs} of {counts.total} pairs, {counts.gcups:.3g} GCUPS"
+    console.print(f"wrote {out}: {done}")
+    if counts.pairs < counts.total:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _text(path: Path) -> str:

@@ -7,12 +7,26 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from mlff_triton.errors import OutputError
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file under another name, then rename it: it is the old one or the new one, whole.
+    """Write a file that is the old one or the new one, whole.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written.
+    """
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open another name for writing, and rename it when all went well; else nothing is left of it.
 
     Raises
     ------
@@ -24,7 +38,7 @@ def replace_file(path: Path, content: bytes) -> None:
         partial = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+                yield file
             partial.chmod(0o644)
             partial.replace(path)
         finally:

@@ -42,7 +42,16 @@ from benchmarks.implementations import Implementation, Outcome, Prepared, exact
 from benchmarks.operators import Operator
 from benchmarks.overhead import calculator
 from benchmarks.runner import Budget, Lab
-from benchmarks.schema import FIELDS, Results, Row, bytes_of, make_row, read_rows, with_bytes
+from benchmarks.schema import (
+    Results,
+    Row,
+    bytes_of,
+    columns_of,
+    kind_of,
+    make_row,
+    read_rows,
+    with_bytes,
+)
 from mlff_triton import bench as bench_command
 from mlff_triton import timing
 from mlff_triton.errors import InputError
@@ -100,7 +109,7 @@ def energy_case(name: str = "21", **changes) -> Case:
 
 
 def test_columns_are_those_agreed(tmp_path):
-    assert ",".join(FIELDS) == COLUMNS
+    assert ",".join(columns_of(Row)) == COLUMNS
     Results(tmp_path).add([row()])
     assert (tmp_path / "step.csv").read_text().splitlines()[0] == COLUMNS
 
@@ -820,6 +829,7 @@ def test_results_of_other_machines_are_merged(measured, tmp_path, capsys):
         (["ops", "--cases", "compose"], set(), 1, list(operators.SIZES)),
         (["md17", "md22"], {"md17", "md22"}, 0, []),
         (["bio", "ops", "--cases", "esm2-8m-1x128"], set(), 0, []),
+        (["alignment", "--cases", "dna-512"], set(), 0, []),
         ([], set(command.STEP_BENCHES), len(operators.OPERATORS), list(operators.SIZES)),
     ],
 )
@@ -868,6 +878,7 @@ def test_a_profile_is_printed(capsys):
         ["step", "--peers", "us"],
         ["step", "--only", "us"],
         ["bio", "--only", "us"],
+        ["alignment", "--cases", "dna"],
     ],
 )
 def test_unknown_names_are_refused_in_one_line(arguments, capsys):
@@ -906,4 +917,5 @@ def test_committed_results_are_whole():
         for r in rows:
             assert (r.ms_p50 is None) == (r.gate == "fail")
         with path.open(newline="") as file:
-            assert all(len(record) == len(FIELDS) for record in csv.reader(file))
+            columns = columns_of(kind_of(path))
+            assert all(len(record) == len(columns) for record in csv.reader(file))

@@ -179,10 +179,21 @@ def test_protein_language_model(tmp_path):
     assert (tmp_path / "run" / "timing.png").stat().st_size > 0
 
 
-def test_proteins_are_of_the_twenty_residues():
-    entries = (EXAMPLES / "sequences" / "proteins.fasta").read_text().split(">")[1:]
+def test_alignment(tmp_path):
+    pytest.importorskip("Bio", reason="needs Biopython: pip install mlff-triton[align]")
+    out = run("07_align.py", "--device", "cpu", cwd=tmp_path)
+    table = re.findall(r"^ ?\d+ (\w+) +((?: +\d+){10})$", out, re.MULTILINE)
+    assert [name for name, _ in table][::9] == ["HBA_HUMAN", "LALBA_HUMAN"]
+    assert [numbers_in(row)[k] for k, (_, row) in enumerate(table)] == [100] * 10
+    assert "40 reads are where they come from" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "count"), [("proteins", 24), ("globins", 6), ("lysozymes", 4)])
+def test_proteins_are_of_the_twenty_residues(name, count):
+    entries = (EXAMPLES / "sequences" / f"{name}.fasta").read_text().split(">")[1:]
     proteins = dict(entry.split("\n", 1) for entry in entries)
-    assert len(proteins) == len(entries) == 24
+    assert len(proteins) == len(entries) == count
     assert all(set(rows) <= set("ACDEFGHIKLMNPQRSTVWY\n") for rows in proteins.values())
 
 

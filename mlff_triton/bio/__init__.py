@@ -1,21 +1,38 @@
-"""Models of biology made faster in place, and put back exactly.
+"""Models of biology made faster in place, and put back exactly; and sequences aligned.
 
 ``bio.accelerate(model)`` for a model, ``bio.restore(model)`` to undo it, and
 ``bio.top_tokens(model, ...)`` for the most likely tokens without logits of all others.
+``bio.align(queries, targets)`` aligns pairs of sequences; it is loaded on first use.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from mlff_triton.bio.forward import FallbackWarning
 from mlff_triton.bio.patch import Part, Report, accelerate, accelerated, report, restore
 from mlff_triton.bio.top import TopTokens, top_tokens
 
+if TYPE_CHECKING:
+    from mlff_triton.bio.alignment import Alignments, align
+
 __all__ = [
+    "Alignments",
     "FallbackWarning",
     "Part",
     "Report",
     "TopTokens",
     "accelerate",
     "accelerated",
+    "align",
     "report",
     "restore",
     "top_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Alignments", "align"):
+        raise AttributeError(f"module 'mlff_triton.bio' has no attribute {name!r}")
+    return getattr(importlib.import_module("mlff_triton.bio.alignment"), name)

@@ -149,3 +149,10 @@ def operands(weight: Map) -> tuple[Tensor, Tensor]:
     if precision_of(weight) == "ieee":
         return weight.weight, weight.weight
     return weight.high, weight.low
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    """Of the tensor's GPU; a few where that is not known."""
+    if not tensor.is_cuda:
+        return 4
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels import _launch, _operators, _rows
+from mlff_triton.kernels import _lanes, _launch, _operators, _rows
 
 KIB = 1024
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -144,7 +144,7 @@ def compile_distinct(
 
 @contextmanager
 def _choices_for(target: str) -> Iterator[None]:
-    """Let launchers choose as on that GPU: its vendor, its shared memory, and early launches."""
+    """Let launchers choose as on that GPU: its vendor, its memory, and what it is able to do."""
     gpu, shared_memory = TARGETS[target]
     hip = "6" if gpu.backend == "hip" else None
     early = gpu.backend == "cuda" and gpu.arch >= 90
@@ -152,6 +152,7 @@ def _choices_for(target: str) -> Iterator[None]:
         mock.patch("torch.version.hip", hip),
         mock.patch.object(_launch, "shared_memory", return_value=shared_memory),
         mock.patch.object(_rows, "launches_early", return_value=early),
+        mock.patch.object(_lanes, "packs", return_value=early or hip is not None),
     ):
         yield
 

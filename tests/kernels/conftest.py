@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,16 @@ def _loops(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_and_index)
+
+
+@pytest.fixture(autouse=True)
+def _unchecked_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the interpreter sums in 64 bits beside all others: it does nothing with them."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    monkeypatch.setattr(builder, "options", options)
 
 
 def _poisoning(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.kernels import (
+    alignment,
     attention,
     decomposition,
     edge_tensors,
     edges,
+    edit_distance,
     irrep_norms,
     layer_norm,
     linear,
@@ -43,6 +45,7 @@ from mlff_triton.kernels import (
 )
 from mlff_triton.kernels import step as kernels
 from mlff_triton.kernels._rows import Rotary
+from mlff_triton.kernels.reference.alignment import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.kernels.reference.edges import Knots
 from mlff_triton.parameters import Parameters
 from mlff_triton.radial import TOLERANCES
@@ -209,6 +212,28 @@ def neighbor_rows() -> object:
     return neighbor_list.build_rows(positions, cell, pbc, batch, radius=2.0, capacity=64)
 
 
+def sequence_pairs(*lengths: int, letter: int) -> Pairs:
+    """Pairs of a letter's repeats."""
+    length = torch.tensor(lengths)
+    letters = torch.full((2 * PAD + max(lengths),), letter, dtype=torch.uint8)
+    start = torch.full_like(length, PAD)
+    return Pairs(letters, start, length, start, length)
+
+
+def edit_distances() -> object:
+    """Of short sequences, and of some that are cut into strips."""
+    return edit_distance.edit_distance(sequence_pairs(20, 8300, letter=0), 4)
+
+
+def aligned(
+    n: int, length: int, n_letters: int, free: Free = GLOBAL, extend: int = 2, **options: Any
+) -> object:
+    """Alignments of pairs of one length; the last letter of the alphabet is all that they have."""
+    matrix = 5 * torch.eye(n_letters, dtype=torch.int64) - 3
+    pairs = sequence_pairs(*[length] * n, letter=n_letters - 1)
+    return alignment.alignment(pairs, matrix, Gaps(5, extend), free, **options)
+
+
 @cache
 def parameters(group: str, dtype: torch.dtype) -> Parameters:
     """A model as large as those in use, with coarse radial tables: nobody reads their numbers."""
@@ -266,6 +291,28 @@ def wide_calls() -> dict[str, Callable[[], object]]:
     }
 
 
+def alignments() -> dict[str, Callable[[], object]]:
+    """Scores from registers, and alignments by those from memory; nothing free."""
+    return {
+        "alignment, scores": partial(aligned, 9, 60, 4),
+        "alignment, proteins": partial(aligned, 9, 60, 20, traceback=True),
+    }
+
+
+def more_alignments() -> dict[str, Callable[[], object]]:
+    """Of long sequences, of many, and of ends that are free."""
+    local, ends = Free(anywhere=True), Free(True, True, True, True)
+    return {
+        "alignment, strips": partial(aligned, 9, 900, 4, traceback=True),
+        "alignment, local": partial(aligned, 9, 60, 20, local),
+        "alignment, local, strips in a band": partial(
+            aligned, 9, 900, 4, local, band=9, traceback=True
+        ),
+        "alignment, linear, free ends": partial(aligned, 9, 60, 4, ends, 5, traceback=True),
+        "alignment, wide lanes": partial(aligned, 3000, 600, 4),
+    }
+
+
 def steps(sizes: list[tuple[int, str]], dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     return {
         f"engine, {n_atoms} atoms, {group}, {dtype}": partial(engine_step, n_atoms, group, dtype)
@@ -279,11 +326,12 @@ def main() -> None:
         all_calls = calls(single) | steps(STEPS, single)
         all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
         all_calls |= token_calls(torch.float16)
+        all_calls |= alignments() | {"edit_distance": edit_distances}
         if target in WIDE_TARGETS:
             all_calls |= wide_calls()
         if target in THOROUGH_TARGETS:
             all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
-            all_calls |= token_calls(single) | token_calls(double)
+            all_calls |= token_calls(single) | token_calls(double) | more_alignments()
         for case, kernel, error in compile_distinct(all_calls, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 

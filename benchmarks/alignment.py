@@ -1,0 +1,176 @@
+"""Alignment of sequences: ours against all who align on a GPU or a CPU.
+
+Sequences are random, other ones in every run. A sample of the pairs is held against parasail, or
+against the reference in PyTorch where that is not installed; CIGAR strings are scored again,
+operation by operation.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+
+from benchmarks.alignment_cases import CASES, Problem, Scheme, build
+from benchmarks.alignment_ways import CPU, WAYS, Answer, Way, Work, parasail_function
+from benchmarks.guards import at_most, clean_up, quiet
+from benchmarks.runner import Lab
+from benchmarks.schema import AlignmentRow
+from mlff_triton.bio.alignment.align import MODES
+from mlff_triton.kernels.reference.alignment import alignment as reference
+from mlff_triton.timing import Timing, measure, reset_peak, synchronize
+
+LONG = 0.5  # seconds, of a call that is not repeated
+LEAST, MOST = 3, 200  # calls of others
+CELLS_ON_CPU = 10**7  # of all pairs, without a GPU
+
+
+def run_alignment(lab: Lab, names: Sequence[str], ways: Sequence[str], seed: int) -> None:
+    """Measure cases in each of the ways that are named."""
+    if not names:
+        return
+    print(f"alignment: random sequences, --seed {seed}", flush=True)
+    there = [way for way in map(WAYS.__getitem__, ways) if _is_there(lab, way)]
+    cases = list(map(CASES.__getitem__, names))
+    if lab.device.type != "cuda":
+        small = [case for case in cases if case.n_pairs * case.most_cells <= CELLS_ON_CPU]
+        if len(small) < len(cases):
+            print(
+                f"alignment: {len(cases) - len(small)} cases skipped, they need a GPU",
+                file=sys.stderr,
+            )
+        cases = small
+    for case in cases:
+        for way in there:
+            if lab.budget.left <= 0:
+                print(f"alignment {case.name}: skipped, the time is up", file=sys.stderr)
+                return
+            if way.serves(case):
+                run_one(lab, build(case, seed), way)
+
+
+def _is_there(lab: Lab, way: Way) -> bool:
+    reason = way.refusal(lab.device)
+    if reason is not None:
+        print(f"alignment {way.name}: skipped, {reason}", file=sys.stderr)
+    return reason is None
+
+
+def run_one(lab: Lab, problem: Problem, way: Way) -> None:
+    """Report a row; where a score is wrong it has no time."""
+    case, timing, pairs, checked, wrong = problem.case, None, np.arange(0), 0, 0
+    clean_up(lab.device)
+    try:
+        with at_most(min(lab.budget.each, lab.budget.left)), quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            work = way.prepare(problem, lab.device)
+            pairs = np.arange(case.n_pairs) if work.pairs is None else work.pairs
+            timing, checked, wrong = _examine(lab, problem, way, work)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others can still run
+        lab.complain(f"alignment {case.name} {way.name}", error)
+    right = timing is not None and checked > 0 and wrong == 0
+    times = (timing.p20, timing.p50, timing.p80) if right else (None,) * 3
+    row = AlignmentRow(
+        "alignment",
+        case.name,
+        way.name,
+        case.pairing,
+        len(pairs),
+        int(problem.queries.lengths.max()),
+        int(problem.targets.lengths.max()),
+        way.runs_on(lab.device),
+        way.version,
+        *asdict(lab.where).values(),
+        *times,
+        problem.cells(pairs) / timing.p50 * 1e-6 if right else None,
+        timing.peak_mib if right else None,
+        checked,
+        wrong,
+    )
+    lab.report(row)
+
+
+def _examine(lab: Lab, problem: Problem, way: Way, work: Work) -> tuple[Timing, int, int]:
+    """Check, time and check again; a first call that takes seconds is all there is of some."""
+    device = CPU if way.own_memory else lab.device
+    synchronize(device)
+    reset_peak(device)
+    start = time.perf_counter()
+    result = work.step()
+    synchronize(device)
+    seconds = time.perf_counter() - start
+    checked, wrong = check(problem, work, work.read(result), lab.device)
+    if way.steady and seconds > LONG:
+        return _of_one_call(seconds, device), checked, wrong
+    del result
+    reset_peak(device)
+    timing = measure(
+        work.step,
+        device,
+        seconds=lab.budget.sampling,
+        warm_up=1,
+        repeats=(LEAST, MOST),
+        wall=way.by_host,
+    )
+    _, wrong_again = check(problem, work, work.read(work.step()), lab.device)
+    return timing, checked, max(wrong, wrong_again)
+
+
+def _of_one_call(seconds: float, device: torch.device) -> Timing:
+    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    return Timing(*[1e3 * seconds] * 3, peak)
+
+
+def check(problem: Problem, work: Work, answer: Answer, device: torch.device) -> tuple[int, int]:
+    """How many pairs are held against the truth, and how many of them are wrong."""
+    sample = problem.some[: problem.n_checked]
+    n_pairs = problem.case.n_pairs if work.pairs is None else len(work.pairs)
+    if answer.scores.shape != (n_pairs,):
+        raise ValueError(f"scores are {answer.scores.shape}, not of {n_pairs} pairs")
+    places = sample if work.pairs is None else np.arange(min(len(sample), n_pairs))
+    expected = truth(problem, device)[: len(places)]
+    right = answer.scores[places] == expected
+    if problem.case.traceback:
+        texts, scheme = problem.texts_of(sample), problem.case.scheme
+        found = [answer.cigars[place] for place in places]
+        again = [rescored(c, a, b, scheme) for c, (a, b) in zip(found, texts, strict=True)]
+        right &= expected == np.array(again, dtype=float)
+    return len(places), int((~right).sum())
+
+
+@lru_cache(maxsize=1)
+def truth(problem: Problem, device: torch.device) -> np.ndarray:
+    """Scores of the pairs that are checked, int64."""
+    case, sample = problem.case, problem.some[: problem.n_checked]
+    if find_spec("parasail") is None:
+        _, matrix, gaps = case.scheme.scoring
+        found = reference(problem.on(device, sample), matrix, gaps, MODES[case.mode])
+        return found.score.cpu().numpy().astype(np.int64)
+    score = parasail_function(case, "scan_32")
+    return np.array([score(a, b) for a, b in problem.texts_of(sample)], np.int64)
+
+
+def rescored(cigar: str, query: str, target: str, scheme: Scheme) -> float:
+    """Score of a global alignment by its operations; NaN if it is none of these sequences."""
+    scores, codes = scheme.scores.tolist(), {x: k for k, x in enumerate(scheme.letters)}
+    total, i, j = 0, 0, 0
+    for count, operation in re.findall(r"(\d+)([=XID])", cigar):
+        n = int(count)
+        if operation in "=X":
+            facing = list(zip(query[i : i + n], target[j : j + n], strict=False))
+            if len(facing) < n or any((a == b) != (operation == "=") for a, b in facing):
+                return float("nan")
+            total += sum(scores[codes[a]][codes[b]] for a, b in facing)
+        else:
+            total -= scheme.gap_open + scheme.gap_extend * (n - 1)
+        i += n * (operation != "D")
+        j += n * (operation != "I")
+    return total if (i, j) == (len(query), len(target)) else float("nan")

@@ -1,0 +1,349 @@
+"""Ways to align: ours with letters on the GPU and from strings, and all peers."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.alignment_cases import EDIT, AlignmentCase, Problem, Scheme
+from mlff_triton.bio.alignment.align import MODES
+from mlff_triton.bio.alignment.cigar import cigars
+from mlff_triton.kernels.reference.alignment import Aligned, Gaps
+from mlff_triton.kernels.reference.alignment import alignment as reference
+from mlff_triton.timing import device_name, version_of
+
+CPU = torch.device("cpu")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CELLS_A_CALL = 2 * 10**8  # of peers on the CPU
+AT_ONCE = 4  # cores that Python surely keeps busy with short calls
+CELLS_ONE_BY_ONE = 256**2  # of a pair, at most, but for the case with most pairs
+SHORT = 8192  # letters whose scores fit in 16 bits
+PARASAIL = {"global": "nw", "local": "sw", "semiglobal": "sg"}
+NEVER = -(2**30)  # less than any score
+
+
+class Answer(NamedTuple):
+    """Scores of pairs, int64 [n], and their CIGAR strings if these were asked for."""
+
+    scores: np.ndarray
+    cigars: list[str] | None = None
+
+
+class Work(NamedTuple):
+    """What is timed, what reads its result, and which pairs that is of: of all if None."""
+
+    step: Callable[[], Any]
+    read: Callable[[Any], Answer]
+    pairs: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to align.
+
+    Attributes
+    ----------
+    name : str
+        As in the results.
+    package : str
+        Whose version is reported.
+    prepare : callable
+        From sequences and a device to `Work`.
+    serves : callable
+        Whether a case is for it.
+    module : str, optional
+        What has to be installed.
+    needs_gpu : bool
+        Whether it computes on nothing else.
+    threads : int
+        Cores that it computes with; zero if it computes on the device.
+    by_host : bool
+        Whether its time is that of the host's clock.
+    own_memory : bool
+        Whether it allocates memory by itself.
+    steady : bool
+        Whether its first call takes no longer than others.
+    """
+
+    name: str
+    package: str
+    prepare: Callable[[Problem, torch.device], Work]
+    serves: Callable[[AlignmentCase], bool]
+    module: str | None = None
+    needs_gpu: bool = False
+    threads: int = 0
+    by_host: bool = False
+    own_memory: bool = False
+    steady: bool = False
+
+    @property
+    def version(self) -> str:
+        """Package and version."""
+        return f"{self.package} {version_of(self.package)}"
+
+    def runs_on(self, device: torch.device) -> str:
+        """What computes."""
+        if not self.threads:
+            return device_name(device)
+        return f"{device_name(CPU).rpartition(' (threads')[0]} (threads: {self.threads})"
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Why it cannot run here, or None if it can."""
+        if self.module is not None and find_spec(self.module) is None:
+            return f"{self.package} is not installed"
+        if self.needs_gpu and device.type != "cuda":
+            return "it needs a GPU"
+        return None
+
+
+def kernel(problem: Problem, device: torch.device) -> Work:
+    """Ours, with letters on the GPU."""
+    case, pairs = problem.case, problem.on(device)
+    if case.scheme == EDIT:
+        from mlff_triton.kernels.edit_distance import edit_distance
+
+        step = partial(edit_distance, pairs, len(EDIT.letters))
+        return Work(step, lambda found: Answer(-_on_host(found)))
+    from mlff_triton.kernels.alignment import alignment
+
+    _, matrix, gaps = case.scheme.scoring
+    step = partial(alignment, pairs, matrix, gaps, MODES[case.mode], traceback=case.traceback)
+    return Work(step, _read)
+
+
+def from_strings(problem: Problem, device: torch.device) -> Work:
+    """Ours, from lists of strings to scores, or CIGAR strings, on the host."""
+    from mlff_triton import bio
+
+    case, (queries, targets) = problem.case, problem.texts
+    options = {"mode": case.mode, "pairs": case.pairing, "traceback": case.traceback}
+    options |= case.scheme.options
+
+    def step() -> tuple[Tensor, list[str] | None]:
+        found = bio.align(queries, targets, device=device, **options)
+        return found.score.cpu(), found.cigar if case.traceback else None
+
+    return Work(step, lambda result: Answer(_on_host(result[0]), result[1]))
+
+
+def row_by_row(problem: Problem, device: torch.device) -> Work:
+    """Our reference in PyTorch, whose operations take a row of all tables."""
+    _, matrix, gaps = problem.case.scheme.scoring
+    pairs = problem.on(device)
+    return Work(partial(reference, pairs, matrix, gaps, MODES[problem.case.mode]), _read)
+
+
+def cell_by_cell(problem: Problem, device: torch.device) -> Work:
+    """A loop over cells in PyTorch, whose operations take a cell of all tables."""
+    sides = (problem.queries, problem.targets)
+    letters = [side.codes.reshape(problem.case.count, -1).T.astype(np.int64) for side in sides]
+    queries, targets = (torch.from_numpy(side).to(device) for side in letters)
+    scheme = problem.case.scheme
+    matrix = scheme.scores.int().to(device)
+    gaps = Gaps(scheme.gap_open, scheme.gap_extend)
+    step = partial(align_cell_by_cell, queries, targets, matrix, gaps)
+    return Work(step, lambda found: Answer(_on_host(found)))
+
+
+def align_cell_by_cell(queries: Tensor, targets: Tensor, matrix: Tensor, gaps: Gaps) -> Tensor:
+    """Global scores int32 [n] of letters int64 [La, n] and [Lb, n]."""
+    scores = matrix[queries[:, None], targets]  # [La, Lb, n]
+    start = torch.zeros_like(scores[0, 0])
+    never = start + NEVER
+    row = [start, *(start - gaps.open - k * gaps.extend for k in range(len(targets)))]
+    insertions = [never] * len(row)
+    for i, scores_of_row in enumerate(scores):
+        diagonal, deletion = row[0], never
+        best = row[0] = start - gaps.open - i * gaps.extend
+        for j, score in enumerate(scores_of_row.unbind(), start=1):
+            opened, extended = row[j] - gaps.open, insertions[j] - gaps.extend
+            insertion = insertions[j] = torch.maximum(opened, extended)
+            deletion = torch.maximum(best - gaps.open, deletion - gaps.extend)
+            best = torch.maximum(torch.maximum(diagonal + score, insertion), deletion)
+            diagonal, row[j] = row[j], best
+    return row[-1]
+
+
+def stringzillas(problem: Problem, device: torch.device) -> Work:
+    """StringZillas at its best: strings on the device, results in an array that is kept."""
+    import stringzilla
+    import stringzillas as peer
+
+    case = problem.case
+    scope = peer.DeviceScope(gpu_device=device.index or 0)
+    strings = [peer.to_device(stringzilla.Strs(texts)) for texts in problem.texts]
+    if case.scheme == EDIT:
+        engine = peer.LevenshteinDistances(capabilities=scope)
+    else:
+        kind = peer.SmithWatermanScores if case.mode == "local" else peer.NeedlemanWunschScores
+        gaps = {"open": -case.scheme.gap_open, "extend": -case.scheme.gap_extend}
+        engine = kind(*letter_classes(case.scheme), capabilities=scope, **gaps)
+    anew = partial(engine, *strings, device=scope)
+    out = anew()
+
+    def into_the_same() -> np.ndarray:
+        anew(out=out)
+        return out
+
+    def read(found: np.ndarray) -> Answer:
+        scores = found.reshape(-1).astype(np.int64)
+        return Answer(-scores if case.scheme == EDIT else scores)
+
+    return Work(min(into_the_same, anew, key=_seconds), read)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Time of a second call; infinite if it refuses."""
+    try:
+        call()
+        start = time.perf_counter()
+        call()
+    except (RuntimeError, TypeError, ValueError, MemoryError):
+        return math.inf
+    return time.perf_counter() - start
+
+
+def letter_classes(scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
+    """Class of each byte, uint8 [256], and scores of classes, int8 [32, 32]."""
+    classes = (np.arange(256) % 32).astype(np.uint8)  # as letters are numbered
+    places = classes[np.frombuffer(scheme.letters.encode(), np.uint8)]
+    scores = np.zeros((32, 32), np.int8)
+    scores[np.ix_(places, places)] = scheme.scores.numpy()
+    return classes, scores
+
+
+def parasail_function(case: AlignmentCase, kind: str) -> Callable[[str, str], int]:
+    """A score by parasail, in an implementation of this kind."""
+    import parasail
+
+    scheme = case.scheme
+    if scheme.matrix is None:
+        matrix = parasail.matrix_create(scheme.letters, scheme.match, scheme.mismatch)
+    else:
+        matrix = getattr(parasail, scheme.matrix.lower())
+    function = getattr(parasail, f"{PARASAIL[case.mode]}_{kind}")
+    return lambda a, b: function(a, b, scheme.gap_open, scheme.gap_extend, matrix).score
+
+
+def parasail(threads: int, problem: Problem, _device: torch.device) -> Work:
+    """Parasail's fastest kernels, called for pair after pair."""
+    case, scheme = problem.case, problem.case.scheme
+    kind = "striped" if scheme.gap_open > scheme.gap_extend else "scan"  # striped is wrong there
+    score = parasail_function(case, f"{kind}_{16 if case.longest <= SHORT else 32}")
+    pairs = some_pairs(problem, threads)
+    texts = problem.texts_of(pairs)
+
+    def scores(part: Iterable[tuple[str, str]]) -> list[int]:
+        return [score(a, b) for a, b in part]
+
+    if threads == 1:
+        return Work(partial(scores, texts), lambda found: Answer(np.array(found)), pairs)
+    pool = ThreadPoolExecutor(threads)  # parasail lets go of Python's lock
+    parts = [texts[k::threads] for k in range(threads)]
+
+    def read(found: list[list[int]]) -> Answer:
+        joined = np.empty(len(pairs), np.int64)
+        for k, part in enumerate(found):
+            joined[k::threads] = part
+        return Answer(joined)
+
+    return Work(lambda: list(pool.map(scores, parts)), read, pairs)
+
+
+def edlib(problem: Problem, _device: torch.device) -> Work:
+    """Edlib, for pair after pair."""
+    import edlib as peer
+
+    pairs = some_pairs(problem, 1)
+    texts = problem.texts_of(pairs)
+
+    def step() -> list[int]:
+        return [peer.align(a, b, task="distance")["editDistance"] for a, b in texts]
+
+    return Work(step, lambda found: Answer(-np.array(found)), pairs)
+
+
+def some_pairs(problem: Problem, threads: int) -> np.ndarray:
+    """As many as take a fraction of a second; those that are checked come first."""
+    cells = CELLS_A_CALL * min(threads, AT_ONCE)
+    return problem.some[: max(threads, cells // problem.case.most_cells)]
+
+
+def _read(found: Aligned) -> Answer:
+    return Answer(_on_host(found.score), None if found.runs is None else cigars(found.runs))
+
+
+def _on_host(scores: Tensor) -> np.ndarray:
+    return scores.cpu().numpy().astype(np.int64)
+
+
+def _any(_case: AlignmentCase) -> bool:
+    return True
+
+
+def _has_all_scores(case: AlignmentCase) -> bool:
+    """Whether every score of every query with every target is asked for, as only there is."""
+    return case.pairing == "all" and case.mode != "semiglobal" and not case.traceback
+
+
+def _is_scored(case: AlignmentCase) -> bool:
+    return not (case.published or case.traceback or case.scheme == EDIT)
+
+
+def _is_scored_in_bulk(case: AlignmentCase) -> bool:
+    return _is_scored(case) and case.n_pairs > 1
+
+
+def _is_edit(case: AlignmentCase) -> bool:
+    return case.scheme == EDIT
+
+
+def _is_published(case: AlignmentCase) -> bool:
+    return case.published
+
+
+def _takes_seconds(case: AlignmentCase) -> bool:
+    """Published, and not minutes with all others: the time hardly depends on the batch."""
+    return case.published and (case.most_cells <= CELLS_ONE_BY_ONE or case.count == 1024)
+
+
+HOST = {"by_host": True, "own_memory": True, "steady": True}
+ALL = (
+    Way("kernel", "mlff-triton", kernel, _any, module="triton", needs_gpu=True),
+    Way("align", "mlff-triton", from_strings, _any, by_host=True),
+    Way(
+        "stringzillas",
+        "stringzillas-cuda",
+        stringzillas,
+        _has_all_scores,
+        module="stringzillas",
+        needs_gpu=True,
+        by_host=True,
+        own_memory=True,
+    ),
+    Way("parasail", "parasail", partial(parasail, 1), _is_scored, "parasail", threads=1, **HOST),
+    Way(
+        "parasail-threads",
+        "parasail",
+        partial(parasail, CORES),
+        _is_scored_in_bulk,
+        "parasail",
+        threads=CORES,
+        **HOST,
+    ),
+    Way("edlib", "edlib", edlib, _is_edit, "edlib", threads=1, **HOST),
+    Way("torch-rows", "torch", row_by_row, _is_published),
+    Way("torch-cells", "torch", cell_by_cell, _takes_seconds, steady=True),
+)
+WAYS = {way.name: way for way in ALL}

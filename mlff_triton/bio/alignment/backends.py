@@ -1,0 +1,162 @@
+"""Who aligns: kernels on GPUs, parasail on the CPU, or the reference in PyTorch anywhere."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import BackendError, InputError
+from mlff_triton.kernels.reference import alignment as reference
+from mlff_triton.kernels.reference.alignment import GLOBAL, Aligned, Free, Gaps, Pairs
+
+BACKENDS = ("auto", "triton", "parasail", "torch")
+FIRST_LETTER = ord("A")  # of those that stand for codes in parasail
+MAX_LETTERS = 26  # that parasail tells from one another
+AT_A_TIME = 64  # pairs that a thread takes: it is not stopped before their end
+
+
+class Task(NamedTuple):
+    """What to do with pairs, as `mlff_triton.kernels.reference.alignment.alignment` has it."""
+
+    matrix: Tensor
+    gaps: Gaps
+    free: Free
+    band: int | None
+    traceback: bool
+
+
+def find_devices(device: str | torch.device, backend: str) -> list[torch.device]:
+    """One device, or with "all" every GPU that is visible.
+
+    Raises
+    ------
+    InputError, BackendError
+        If there is none such.
+    """
+    from mlff_triton.engine import find_device
+
+    if device == "all":
+        if not torch.cuda.is_available():
+            raise BackendError("device='all' means all GPUs, and there is none: use 'auto'")
+        return [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
+    if device == "auto" and backend == "parasail":
+        device = "cpu"
+    return [find_device(device)]
+
+
+def choose_backend(backend: str, device: torch.device) -> str:
+    """Take the fastest, or check that the one asked for can serve.
+
+    Raises
+    ------
+    InputError
+        If there is none of this name.
+    BackendError
+        If it cannot serve.
+    """
+    on_gpu = device.type == "cuda"
+    if backend == "auto":
+        fastest = "triton" if on_gpu else "parasail"
+        return fastest if find_spec(fastest) else "torch"
+    if backend not in BACKENDS:
+        raise InputError(f"backend={backend!r} is unknown: use one of {', '.join(BACKENDS)}")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if backend == "triton" and not (on_gpu or interpreted):
+        raise BackendError("backend='triton' needs a GPU: use 'auto'")
+    if backend == "parasail" and on_gpu:
+        raise BackendError("backend='parasail' runs on the CPU: use device='cpu'")
+    if backend != "torch" and find_spec(backend) is None:
+        raise BackendError(f"{backend} is not installed: pip install {backend}, or use 'auto'")
+    return backend
+
+
+def compute(backend: str, pairs: Pairs, task: Task) -> Aligned:
+    """Align pairs by a backend; what parasail has no function for is done by the reference."""
+    if backend == "triton":
+        return _by_kernels(pairs, task)
+    function = _name_in_parasail(task) if backend == "parasail" else None
+    if function is not None:
+        return Aligned(_by_parasail(function, pairs, task), None, None, None)
+    return _by_reference(pairs, task)
+
+
+def _by_reference(pairs: Pairs, task: Task) -> Aligned:
+    matrix, gaps, free, band, traceback = task
+    return reference.alignment(pairs, matrix, gaps, free, band=band, traceback=traceback)
+
+
+def _by_kernels(pairs: Pairs, task: Task) -> Aligned:
+    n_letters = _letters_of_distance(task)
+    if n_letters and int(pairs.letters.max()) < n_letters:
+        from mlff_triton.kernels.edit_distance import edit_distance
+
+        return Aligned(-edit_distance(pairs, n_letters), None, None, None)
+    from mlff_triton.kernels.alignment import alignment
+
+    matrix, gaps, free, band, traceback = task
+    return alignment(pairs, matrix, gaps, free, band=band, traceback=traceback)
+
+
+def _letters_of_distance(task: Task) -> int:
+    """Of how many letters, from the first, scores are minus the edit distance.
+
+    N is none of them, as it does not even match itself.
+    """
+    n = len(task.matrix) if task[1:] == (Gaps(1, 1), GLOBAL, None, False) else 0
+    unit = torch.eye(n, dtype=torch.int64) - 1
+    while n and not torch.equal(task.matrix[:n, :n], unit[:n, :n]):
+        n -= 1
+    return n
+
+
+def _name_in_parasail(task: Task) -> str | None:
+    """What parasail calls such alignments, if it gives the same results."""
+    import parasail
+
+    free = task.free
+    if task.traceback or task.band is not None or len(task.matrix) > MAX_LETTERS:
+        return None
+    ends = {(False, False): "", (True, False): "{}b", (False, True): "{}e", (True, True): "{}x"}
+    query = ends[free.query_begin, free.query_end].format("_q")
+    target = ends[free.target_begin, free.target_end].format("_d")
+    name = {"": "nw", "_qx_dx": "sg"}.get(query + target, f"sg{query}{target}")
+    # Its striped functions are wrong if opening a gap costs no more than extending it.
+    name = f"{'sw' if free.anywhere else name}_scan_sat"
+    return name if hasattr(parasail, name) else None
+
+
+def _by_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
+    """Scores int32 [n], from as many threads as PyTorch may use."""
+    import parasail
+
+    function = getattr(parasail, name)
+    size = len(task.matrix)
+    alphabet = bytes(range(FIRST_LETTER, FIRST_LETTER + size)).decode()
+    matrix = parasail.matrix_create(alphabet, 0, 0)
+    for a, row in enumerate(task.matrix.tolist()):
+        for b, score in enumerate(row):
+            matrix[a, b] = score
+    text = (pairs.letters + FIRST_LETTER).numpy().tobytes().decode("latin-1")
+    places = torch.stack(pairs[1:], 1)
+    is_empty = (pairs.query_length == 0) | (pairs.target_length == 0)
+    others = places[~is_empty]
+
+    def work(some: Tensor) -> list[int]:
+        return [
+            function(text[a : a + m], text[b : b + n], *task.gaps, matrix).score
+            for a, m, b, n in some.tolist()
+        ]
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        found = [*chain.from_iterable(pool.map(work, others.split(AT_A_TIME)))]
+    scores = torch.empty(len(places), dtype=torch.int32)
+    scores[~is_empty] = torch.tensor(found, dtype=torch.int32)
+    empty = Pairs(pairs.letters, *places[is_empty].unbind(1))  # which parasail refuses
+    scores[is_empty] = _by_reference(empty, task).score
+    return scores

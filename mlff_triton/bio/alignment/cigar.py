@@ -1,0 +1,54 @@
+"""Runs of operations to text and to numbers, all at once and where they are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.reference.alignment import LETTERS_OF_OPERATIONS, MATCH, MISMATCH, Runs
+
+
+def cigars(runs: Runs, letters: str = LETTERS_OF_OPERATIONS) -> list[str]:
+    """CIGAR strings of all alignments; operations have these letters."""
+    if not len(runs.length):
+        return [""] * (len(runs.start) - 1)
+    length = runs.length
+    places = len(str(int(length.max())))
+    size = torch.full_like(length, 2)  # a digit and a letter
+    for place in range(1, places):
+        size += length >= 10**place
+    end = places + torch.cat([runs.start[:1], size.cumsum(0)])  # begins with room for digits
+    codes = torch.tensor(list(letters.encode()), dtype=torch.uint8, device=length.device)
+    text = torch.empty(int(end[-1]), dtype=torch.uint8, device=length.device)
+    # Digits that a number does not have fall on the run before, whose own lower ones come later.
+    for place in reversed(range(places)):
+        text.scatter_(0, end[1:] - 2 - place, (length // 10**place % 10 + ord("0")).byte())
+    text.scatter_(0, end[1:] - 1, codes[runs.operation.int()])
+    whole = text.cpu().numpy().tobytes().decode("latin-1")  # the room may hold anything
+    return [whole[a:b] for a, b in pairwise(end[runs.start].tolist())]
+
+
+def without_mismatches(runs: Runs) -> Runs:
+    """Runs in which `MATCH` is any letter against any other."""
+    operation = runs.operation.masked_fill(runs.operation == MISMATCH, MATCH)
+    begins = operation.new_ones(len(operation) + 1, dtype=torch.bool)
+    begins[1:-1] = operation[1:] != operation[:-1]
+    begins[runs.start] = True
+    (place,) = begins[:-1].nonzero(as_tuple=True)
+    letters = _before(runs.length)[torch.cat([place, place.new_tensor([len(operation)])])]
+    return Runs(_before(begins)[runs.start], operation[place], letters.diff().int())
+
+
+def columns(runs: Runs, operations: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+    """How many columns int64 [n] of alignments have these operations."""
+    chosen = torch.zeros_like(runs.operation, dtype=torch.bool)
+    for operation in operations:
+        chosen |= runs.operation == operation
+    return _before(runs.length * chosen)[runs.start].diff()
+
+
+def _before(x: Tensor) -> Tensor:
+    """Sums int64 [R + 1] of all that precede."""
+    return torch.cat([x.new_zeros(1, dtype=torch.int64), x.cumsum(0, dtype=torch.int64)])

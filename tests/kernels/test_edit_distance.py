@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels import edit_distance as module
+from mlff_triton.kernels.edit_distance import edit_distance
+from mlff_triton.kernels.reference.alignment import PAD, Gaps, Pairs, alignment
+
+LENGTHS = [(0, 0), (0, 5), (7, 0), (1, 1), (32, 31), (33, 40), (20, 36)]
+
+
+def pairs_of(queries, targets):
+    sequences = [*queries, *targets]
+    unused = [255] * PAD
+    letters = torch.tensor([*unused, *itertools.chain(*sequences), *unused], dtype=torch.uint8)
+    length = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
+    start = length.cumsum(0) - length + PAD
+    n = len(queries)
+    return Pairs(letters, start[:n], length[:n], start[n:], length[n:])
+
+
+def random_pairs(lengths, n_letters, seed=0):
+    """Every other target repeats what it can of its query, one letter further on."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def sequence(length):
+        return torch.randint(n_letters, (length,), generator=generator).tolist()
+
+    queries = [sequence(length) for length, _ in lengths]
+    targets = [
+        (queries[k][1:] * (k % 2) + sequence(length))[:length]
+        for k, (_, length) in enumerate(lengths)
+    ]
+    return pairs_of(queries, targets)
+
+
+def check(pairs, device, n_letters=256):
+    costs = torch.eye(n_letters, dtype=torch.int64) - 1
+    want = -alignment(pairs, costs, Gaps(1, 1)).score
+    got = edit_distance(Pairs(*(tensor.to(device) for tensor in pairs)), n_letters)
+    assert got.dtype == torch.int32
+    assert got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("n_letters", [1, 4, 24])
+def test_distances_of_all_sizes_at_once(n_letters, device):
+    check(random_pairs(LENGTHS, n_letters), device, n_letters)
+
+
+@pytest.mark.parametrize(("n", "length"), [(1, 0), (33, 20), (2, 65)])
+def test_distances_of_one_size(n, length, device):
+    check(random_pairs([(length, length + 3)] * n, 4), device, 4)
+
+
+@pytest.mark.parametrize(("n", "lanes", "words"), [(5, 1, 3), (5, 2, 2), (2, 32, 1)])
+def test_lanes_share_the_words_of_a_pair(n, lanes, words, device, monkeypatch):
+    monkeypatch.setattr(module, "_blocks", lambda _: (lanes, words, False))
+    check(random_pairs([(65 + k, 71 - 2 * k) for k in range(n)], 4), device, 4)
+
+
+def test_strips_of_long_sequences(device, monkeypatch):
+    """As if two lanes of one word were all there is, and memory for two pairs at a time."""
+    monkeypatch.setattr(module, "_SIZES", (1, 2))
+    monkeypatch.setattr(module, "_MAX_LANES", 2)
+    monkeypatch.setattr(module, "_MAX_WORDS", 1)
+    monkeypatch.setattr(module, "_MAX_EDGES", 160)
+    check(random_pairs([(66, 70), (9, 9), (75, 65), (72, 77)], 4), device, 4)
+
+
+def test_warps_of_sixty_four_lanes(device, monkeypatch):
+    """And shifts in place of products."""
+    monkeypatch.setattr("torch.version.hip", "6")
+    check(random_pairs(LENGTHS, 4), device, 4)
+
+
+def test_the_alphabet_is_read_from_the_letters(device):
+    pairs = pairs_of([[2, 0, 3, 0, 19]], [[2, 3, 0, 3]])
+    pairs.letters[-PAD:] = 7
+    assert edit_distance(Pairs(*(tensor.to(device) for tensor in pairs))).tolist() == [2]
+
+
+def test_sequences_may_share_letters(device):
+    letters, *_ = pairs_of([[0, 1, 2, 3, 0, 1]], [[]])
+    first, length = torch.tensor([0, 2, 1]) + PAD, torch.tensor([6, 3, 4])
+    check(Pairs(letters, first, length, first.flip(0), length.flip(0)), device)
+
+
+def test_no_pairs(device):
+    check(pairs_of([], []), device)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("letters", torch.zeros(200), "uint8"),
+        ("query_length", torch.tensor([3], dtype=torch.int32), "int64"),
+        ("target_start", torch.tensor([64, 64]), r"\[1\]"),
+    ],
+)
+def test_wrong_inputs(name, wrong, message, device):
+    pairs = pairs_of([[0, 1]], [[1]])._replace(**{name: wrong})
+    with pytest.raises(InputError, match=message):
+        edit_distance(Pairs(*(tensor.to(device) for tensor in pairs)))

@@ -1,0 +1,261 @@
+"""``mlff-triton align``: files to files, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlff_triton import bio, cli
+from mlff_triton.bio.alignment import command
+
+ERROR, INTERRUPTED = 2, 130
+ROOT = Path(cli.__file__).parents[1]
+
+
+def write_fasta(path, names, texts):
+    content = "".join(f">{n}\n{t}\n" for n, t in zip(names, texts, strict=True)).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def texts():
+    draw = np.random.default_rng(0)
+    return ["".join(draw.choice(list("ACGT"), size)) for size in draw.integers(5, 30, 14)]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys, texts):
+    """Run the command where there are a.fa and b.fa.gz; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    write_fasta(tmp_path / "a.fa", [f"a{k}" for k in range(7)], texts[:7])
+    write_fasta(tmp_path / "b.fa.gz", [f"b{k}" for k in range(7)], texts[7:])
+
+    def command(*arguments, files=("a.fa", "b.fa.gz")):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(["align", *files, "--device", "cpu", *map(str, arguments)])
+        shown = capsys.readouterr()
+        return exit_.value.code, shown.out, shown.err
+
+    return command
+
+
+def rows_of(path):
+    return [line.split("\t") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_scores_of_pairs(run, tmp_path, texts, batch):
+    code, out, err = run("--out", "out.tsv", "--batch", batch)
+    assert (code, err) == (0, "")
+    assert out.startswith("wrote out.tsv: 7 of 7 pairs, ")
+    assert "GCUPS" in out
+    head, *rows = rows_of(tmp_path / "out.tsv")
+    assert head == ["query", "target", "score"]
+    scores = bio.align(texts[:7], texts[7:], device="cpu").score.tolist()
+    assert rows == [[f"a{k}", f"b{k}", str(score)] for k, score in enumerate(scores)]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("pairs", ["zip", "all"])
+def test_long_sequences_come_in_smaller_batches(run, tmp_path, texts, monkeypatch, pairs):
+    """Neither what is read nor queries times targets is more than so many letters."""
+    original, sizes = bio.align, []
+
+    def align(queries, targets, **options):
+        sizes.append([sum(len(record.seq) for record in some) for some in (queries, targets)])
+        assert sizes[-1][0] * (len(targets) if pairs == "all" else 1) <= 60
+        assert sum(sizes[-1]) <= (120 if pairs == "all" else 60)
+        return original(queries, targets, **options)
+
+    monkeypatch.setattr(command, "LETTERS", 60)
+    monkeypatch.setattr(bio, "align", align, raising=False)
+    assert run("--out", "out.tsv", "--pairs", pairs)[0] == 0
+    assert len(sizes) > 3
+    found = original(texts[:7], texts[7:], pairs=pairs, device="cpu")
+    scores = sorted((f"a{row.query}", f"b{row.target}", str(row.score)) for row in found)
+    assert sorted(map(tuple, rows_of(tmp_path / "out.tsv")[1:])) == scores
+    assert sum(queries for queries, _ in sizes) >= sum(map(len, texts[:7]))
+
+
+def test_a_sequence_beyond_all_limits_is_a_batch(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "LETTERS", 1)
+    for pairs, rows in (("zip", 7), ("all", 49)):
+        assert run("--out", f"{pairs}.tsv", "--pairs", pairs)[0] == 0
+        assert len(rows_of(tmp_path / f"{pairs}.tsv")) == 1 + rows
+
+
+@pytest.mark.parametrize("batch", [1, 10, 1000])
+def test_all_pairs_in_any_batches(run, tmp_path, texts, batch):
+    assert run("--out", "out.tsv", "--batch", batch, "--pairs", "all")[0] == 0
+    found = bio.align(texts[:7], texts[7:], pairs="all", device="cpu").score.tolist()
+    expected = {(f"a{k // 7}", f"b{k % 7}"): str(score) for k, score in enumerate(found)}
+    rows = rows_of(tmp_path / "out.tsv")[1:]
+    assert {(a, b): score for a, b, score in rows} == expected
+    assert len(rows) == 49
+
+
+def test_a_band(run, tmp_path, texts):
+    write_fasta(tmp_path / "c.fa", range(7), [text[::-1] for text in texts[:7]])
+    assert run("--out", "out.tsv", "--band", 2, files=("a.fa", "c.fa"))[0] == 0
+    found = bio.align(texts[:7], [text[::-1] for text in texts[:7]], band=2, device="cpu")
+    assert [int(row[2]) for row in rows_of(tmp_path / "out.tsv")[1:]] == found.score.tolist()
+
+
+def test_traceback_in_a_table(run, tmp_path, texts):
+    options = ("--traceback", "--mode", "target_begin, target_end", "--match", 1)
+    assert run("--out", "out.tsv", *options)[0] == 0
+    head, *rows = rows_of(tmp_path / "out.tsv")
+    assert head[-2:] == ["identity", "cigar"]
+    mode = ("target_begin", "target_end")
+    found = bio.align(texts[:7], texts[7:], mode=mode, match=1, traceback=True, device="cpu")
+    assert [row[-1] for row in rows] == found.cigar
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+def test_sam(run, tmp_path, batch):
+    options = ("--pairs", "all", "--batch", batch, "--mode", "local")
+    assert run("--out", "out.sam", *options)[0] == 0
+    rows = rows_of(tmp_path / "out.sam")
+    assert [row[0] for row in rows[:9]] == ["@HD", *["@SQ"] * 7, "@PG"]
+    assert len(rows) == 9 + 49
+    for row in rows[9:]:
+        assert row[1] in ("4", "0" if row[2] == "b0" else "256")
+
+
+def test_proteins(run, tmp_path):
+    write_fasta(tmp_path / "p.fa", ["p"], ["MKWVTFISLL"])
+    options = ("--matrix", "BLOSUM62", "--gap-open", 11, "--gap-extend", 1)
+    assert run("--out", "out.tsv", *options, files=("p.fa", "p.fa"))[0] == 0
+    expected = bio.align(["MKWVTFISLL"], ["MKWVTFISLL"], matrix="BLOSUM62", device="cpu")
+    assert rows_of(tmp_path / "out.tsv")[1] == ["p", "p", str(expected.score.item())]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "out.txt"), "out.txt is neither .sam nor .tsv"),
+        (("--out", "a.fa"), "a.fa is neither"),
+        (("--out", "out.tsv", "--pairs", "some"), "--pairs some is unknown"),
+        (("--out", "out.tsv", "--batch", 0), "--batch 0 is no number of pairs"),
+        (("--out", "out.tsv", "--mode", "best"), "mode='best'"),
+        (("--out", "out.tsv", "--gap-open", -5), "gap_open=-5 is a cost"),
+        (("--out", "out.tsv", "--gap-extend", -1), "gap_extend=-1 is a cost"),
+        (("--out", "out.tsv", "--gap-open", 5.5), "Invalid value for '--gap-open'"),
+        (("--out", "out.tsv", "--unknown", "NN"), "unknown='NN' is none of the letters"),
+        (("--out", "out.tsv", "--band", 0), "which band=0 cannot bridge"),
+        (("--out", "out.tsv", "--matrix", "BLOSUM1"), "there is no matrix BLOSUM1"),
+        (("--out", "none/out.tsv"), "cannot write none/out.tsv"),
+    ],
+)
+def test_refused_options(run, tmp_path, options, message):
+    code, _, err = run(*options)
+    assert code == ERROR
+    assert message in err
+    assert err.count("\n") == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_existing_file_is_kept(run, tmp_path):
+    (tmp_path / "out.tsv").write_text("mine")
+    code, _, err = run("--out", "out.tsv")
+    assert (code, "out.tsv exists" in err) == (ERROR, True)
+    assert (tmp_path / "out.tsv").read_text() == "mine"
+    assert run("--out", "out.tsv", "--overwrite")[0] == 0
+    assert len(rows_of(tmp_path / "out.tsv")) == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b">b0\nACGT\n" * 7)[:-9], "c.fa is damaged or cut off in record b0"),
+        (b">b0\nACGT\n>b1\n", "record b1 of c.fa has no letters"),
+        (b">b0\nACGT\n", "a.fa has 7 records and c.fa 1: use --pairs all"),
+        (b">b0\nACGT\n" * 6 + b">b6\nAQGT\n", "target b6 has 'Q' at 2"),
+        (b"", "c.fa holds no records"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["sam", "tsv"])
+def test_bad_input_leaves_nothing(run, tmp_path, content, message, suffix):
+    """Also if records before are sound and already aligned."""
+    (tmp_path / "c.fa").write_bytes(content)
+    code, _, err = run("--out", f"out.{suffix}", "--batch", 1, files=("a.fa", "c.fa"))
+    assert code == ERROR
+    assert message in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fa", "b.fa.gz", "c.fa"]
+
+
+def test_a_missing_file(run):
+    code, _, err = run("--out", "out.tsv", files=("a.fa", "c.fa"))
+    assert (code, err) == (
+        ERROR,
+        "mlff-triton: error: c.fa cannot be read: No such file or directory\n",
+    )
+
+
+def test_an_interrupt_leaves_whole_records(run, tmp_path, monkeypatch):
+    original, batches = bio.align, []
+
+    def align(*arguments, **options):
+        batches.append(1)
+        if len(batches) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(bio, "align", align, raising=False)
+    code, out, _ = run("--out", "out.tsv", "--batch", 2)
+    assert code == INTERRUPTED
+    assert out.startswith("wrote out.tsv: 4 of 7 pairs")
+    assert [row[0] for row in rows_of(tmp_path / "out.tsv")] == ["query", "a0", "a1", "a2", "a3"]
+
+
+def test_a_second_interrupt_leaves_nothing(run, tmp_path, monkeypatch):
+    def align(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(bio, "align", align, raising=False)
+    assert run("--out", "out.tsv")[0] == INTERRUPTED
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_ctrl_c_in_a_terminal(tmp_path):
+    """A process of its own, that has so much to do that it is not done before."""
+    arguments = ["a.fa", "b.fa.gz", "--out", "out.sam", "--device", "cpu", "--batch", "1"]
+    code = (
+        "import sys; from mlff_triton import cli; from mlff_triton.bio.alignment import command; "
+        "command.SECONDS_BETWEEN_LINES = 0.0; cli.main(sys.argv[1:])"
+    )
+    many = [f"a{k}" for k in range(3000)]
+    write_fasta(tmp_path / "a.fa", many, ["ACGTTGCAACGT"] * 3000)
+    write_fasta(tmp_path / "b.fa.gz", many, ["ACGTGCAACGTT"] * 3000)
+    process = subprocess.Popen(  # noqa: S603 - the code is above
+        [sys.executable, "-c", code, "align", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout.readline().startswith("1 of 3000 pairs")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (INTERRUPTED, "")
+    rows = [row for row in rows_of(tmp_path / "out.sam") if not row[0].startswith("@")]
+    assert out.splitlines()[-1].startswith(f"wrote out.sam: {len(rows)} of 3000 pairs")
+    assert 0 < len(rows) < 3000
+    assert [row[0] for row in rows] == many[: len(rows)]
+    assert {len(row) for row in rows} == {13}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.fa", "b.fa.gz", "out.sam"}
+
+
+def test_progress_without_a_terminal(run, monkeypatch):
+    monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 0.0)
+    lines = run("--out", "out.tsv", "--batch", 3)[1].splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == [f"{k} of 7 pairs" for k in (3, 6, 7)]
