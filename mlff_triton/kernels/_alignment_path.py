@@ -44,11 +44,15 @@ _MATCH = tl.constexpr(MATCH)
 _MISMATCH = tl.constexpr(MISMATCH)
 _INSERTION = tl.constexpr(INSERTION)
 _DELETION = tl.constexpr(DELETION)
+_STOPS = tl.constexpr(DIAGONAL | LEFT)  # a bit for each is set, or for none that goes up
 _NEVER = tl.constexpr(-(2**29))
 
 
 class Mode(NamedTuple):
-    """What the kernel is compiled for: see that of the first pass."""
+    """What the kernel is compiled for: see that of the first pass.
+
+    It seeks the column of an end unless all alignments end in the last one.
+    """
 
     width: int
     columns: int
@@ -57,6 +61,7 @@ class Mode(NamedTuple):
     target_begin: bool
     target_end: bool
     banded: bool
+    seeks: bool
     packed: bool
     lanes: int
     chunk: int
@@ -95,9 +100,10 @@ class Tile(NamedTuple):
     """Where a tile is."""
 
     across: tl.tensor  # lanes before it, of all strips
-    row: tl.tensor  # letters of the query before its first step, negative before the first row
+    chunk: tl.tensor  # of steps
+    row: tl.tensor  # letters of the query before it; rows of pads are left out
     column: tl.tensor  # letters of the target before it, negative for pads
-    n_steps: tl.tensor  # to the row of the alignment
+    n_rows: tl.tensor  # to that of the alignment
 
 
 class Walk(NamedTuple):
@@ -142,11 +148,10 @@ def _tile_at(walk, sought, end_lane, active, pair, lanes, strips, MODE: tl.const
     pads = lanes * strips * MODE.width - pair.m
     across = tl.where(sought, end_lane, (walk.j - 1 + pads) // MODE.width)
     k = across % lanes
-    step = walk.i - 1 + pair.pad_rows + k
-    first_step = step // MODE.chunk * MODE.chunk
-    row = first_step - k - pair.pad_rows
+    chunk = (walk.i - 1 + pair.pad_rows + k) // MODE.chunk
+    row = tl.maximum(chunk * MODE.chunk - k - pair.pad_rows, 0)
     column = across * MODE.width - pads
-    return Tile(across, row, column, tl.where(active, step - first_step + 1, 0))
+    return Tile(across, chunk, row, column, tl.where(active, walk.i - row, 0))
 
 
 @triton.jit
@@ -157,8 +162,7 @@ def _first_cells(
     PAIRS: tl.constexpr = tile.row.shape[0]
     k = tile.across % lanes
     task = (pair.group * strips + tile.across // lanes).to(tl.int64)
-    chunk = (tile.row + pair.pad_rows + k) // MODE.chunk
-    state = (task * (max_steps // MODE.chunk) + chunk) * MODE.lanes + pair.first_lane + k
+    state = (task * (max_steps // MODE.chunk) + tile.chunk) * MODE.lanes + pair.first_lane + k
     place = tl.arange(0, MODE.columns)[None, :]
     at = states_ptr + (state * (2 * MODE.columns))[:, None] + place
     there = active[:, None] & (place < MODE.width)
@@ -219,9 +223,9 @@ def _fill_tile(
     d = tl.where(tile.row > 0, tl.where(inner, d, outside), corner)
 
     found = none
-    for s in range(tl.max(tile.n_steps, 0)):
+    for s in range(tl.max(tile.n_rows, 0)):
         row = tile.row + s + 1  # letters of the query
-        live = (s < tile.n_steps) & (row > 0)
+        live = s < tile.n_rows
         letter = tl.load(pair.query + row - 1, live, other=0).to(tl.int32)
         at = passed + s * (2 * MODE.lanes)
         left = _half(tl.load(at, live & inner, other=0), pair.high, MODE) + numbers.lift
@@ -232,43 +236,46 @@ def _fill_tile(
         scores = tl.load(matrix_ptr + codes + letter[:, None])
         scores = columns_of(scores, PAIRS, COLUMNS)
         x = left
-        next_d = tl.where(live, left, d)
         next_h = ()
         next_f = ()
         word = none
         for w in tl.static_range(WIDTH):
             column = tile.column + w + 1  # letters of the target
-            opens = tl.where(e == x - numbers.cost, _OPENS_LEFT, 0)
-            opens |= tl.where(f[w] == h[w] - numbers.cost, _OPENS_UP, 0)
+            opened = x - numbers.cost
             diagonal = d + scores[w]
             x = tl.maximum(tl.maximum(diagonal, e), f[w])
             if MODE.banded:
                 x = tl.where(tl.abs(row - tl.maximum(column, 0)) <= numbers.band, x, _NEVER)
-            move = tl.where(x == diagonal, _DIAGONAL, tl.where(x == e, _LEFT, _UP))
+            move = tl.where(x == diagonal, _DIAGONAL, 0) | tl.where(x == e, _LEFT, 0)
             if MODE.local:
-                move = tl.where(x == numbers.bias, _STOP, move)
-            word |= (move | opens) << (4 * (w % 8))
+                move = tl.where(x == diagonal, _DIAGONAL, move)
+                move = tl.where(x == numbers.bias, _STOPS, move)
+            move |= tl.where(e == opened, _OPENS_LEFT, 0)
+            move |= tl.where(f[w] == h[w] - numbers.cost, _OPENS_UP, 0)
+            word |= move << (4 * (w % 8))
             if w % 8 == 7 or w == WIDTH - 1:
                 tl.store(moves + (s * WORDS + w // 8) * PAIRS, word)
                 word = none
-            total = x - numbers.bias - numbers.per_letter * (walk.i + column)
-            ends = (s == tile.n_steps - 1) & (total == pair.score) & (column > 0) & (found == 0)
-            if not MODE.local:
-                ends &= (column == pair.m) | (MODE.target_end & (walk.i == pair.n))
-            found = tl.where(ends, w + 1, found)
+            if MODE.seeks:
+                total = x - numbers.bias - numbers.per_letter * (walk.i + column)
+                ends = (s == tile.n_rows - 1) & (total == pair.score) & (column > 0)
+                if not MODE.local:
+                    ends &= (column == pair.m) | (MODE.target_end & (walk.i == pair.n))
+                found = tl.where(ends & (found == 0), w + 1, found)
             d = h[w]
-            e = tl.maximum(x - numbers.cost, e - numbers.extend)
-            below = tl.maximum(x - numbers.cost, f[w] - numbers.extend)
+            below = f[w]
             if MODE.local:
-                e = tl.maximum(e, numbers.bias)
-            next_h = appended(next_h, tl.where(live, x, h[w]))
-            next_f = appended(next_f, tl.where(live, below, f[w]))
+                e = tl.maximum(e - numbers.extend, numbers.bias)
+                below -= numbers.extend
+            e = tl.maximum(x - numbers.cost, e)
+            next_h = appended(next_h, x)
+            next_f = appended(next_f, tl.maximum(x - numbers.cost, below))
         for w in tl.static_range(WIDTH, COLUMNS):
             next_h = appended(next_h, h[w])
             next_f = appended(next_f, f[w])
         h = next_h
         f = next_f
-        d = next_d
+        d = left
     return found
 
 
@@ -282,7 +289,12 @@ def _back_through(tile, pair, walk, active, runs, moves, MODE: tl.constexpr):
         w = walk.j - 1 - tile.column
         at = ((walk.i - 1 - tile.row) * WORDS + w // 8) * PAIRS
         move = (tl.load(moves + at, within, other=0) >> (4 * (w % 8))) & 15
-        step = tl.where(walk.gap == _STOP, move & 3, walk.gap)
+        step = _UP + 0 * move
+        step = tl.where((move & _LEFT) > 0, _LEFT, step)
+        step = tl.where((move & _DIAGONAL) > 0, _DIAGONAL, step)
+        if MODE.local:
+            step = tl.where((move & 3) == _STOPS, _STOP, step)
+        step = tl.where(walk.gap == _STOP, step, walk.gap)
         active &= ~within | (step != _STOP)
         within &= step != _STOP
         diagonal = step == _DIAGONAL
@@ -523,6 +535,7 @@ def paths(
                 target_begin=free.target_begin,
                 target_end=free.target_end,
                 banded=band is not None,
+                seeks=free.anywhere or free.query_end or free.target_end,
                 packed=launch.packed,
                 lanes=LANES,
                 chunk=CHUNK,

@@ -226,20 +226,22 @@ def _letters(t, place, MODE: tl.constexpr, SLOW: tl.constexpr):
 @triton.jit
 def _better_end(t, top, live, place, state, numbers, MODE: tl.constexpr, SLOW: tl.constexpr):
     """The best end so far, and its rows, with what the last row has."""
+    PACKED: tl.constexpr = MODE.packed
+    TARGET: tl.constexpr = MODE.target
     if MODE.query_end:
         i0 = (place.row0 + t + 1) * numbers.per_letter
         i1 = (place.row1 + t + 1) * numbers.per_letter
-        ramp = joined(-i0, -i1, MODE.packed)
-        top = larger_sum(top, ramp, state.best, MODE.packed, MODE.target)
+        ramp = joined(-i0, -i1, PACKED)
+        top = larger_sum(top, ramp, state.best, PACKED, TARGET)
     else:
-        top = larger(top, state.best, MODE.packed, MODE.target)
+        top = larger(top, state.best, PACKED, TARGET)
     if SLOW:
         top = (top & live) | (state.best & ~live)
     best0 = state.best0
     best1 = state.best1
     if MODE.keep:
-        old0, old1 = taken_apart(state.best, MODE.packed)
-        new0, new1 = taken_apart(top, MODE.packed)
+        old0, old1 = taken_apart(state.best, PACKED)
+        new0, new1 = taken_apart(top, PACKED)
         best0 = tl.where(new0 > old0, place.row0 + t + 1, best0)
         best1 = tl.where(new1 > old1, place.row1 + t + 1, best1)
     return top, best0, best1
@@ -398,7 +400,9 @@ def first_state(top_open, top_slope, lowest, place, numbers, MODE: tl.constexpr)
 def best_of_last_row(lowest, place, state, numbers, MODE: tl.constexpr):
     """The largest cell of a lane's last row that is an end, if the rest of the target is free."""
     WIDTH: tl.constexpr = MODE.width
-    PAST: tl.constexpr = -32768 if MODE.packed else NEVER
+    PACKED: tl.constexpr = MODE.packed
+    TARGET: tl.constexpr = MODE.target
+    PAST: tl.constexpr = -32768 if PACKED else NEVER
     best = lowest
     for w in tl.static_range(WIDTH):
         j0 = place.column0 + w + 1
@@ -406,6 +410,6 @@ def best_of_last_row(lowest, place, state, numbers, MODE: tl.constexpr):
         ramp0 = tl.where(j0 > 0, -numbers.per_letter * j0, PAST)
         ramp1 = tl.where(j1 > 0, -numbers.per_letter * j1, PAST)
         x = state.h[w] + numbers.lift
-        ramp = joined(ramp0, ramp1, MODE.packed)
-        best = larger_sum(x, ramp, best, MODE.packed, MODE.target)
+        ramp = joined(ramp0, ramp1, PACKED)
+        best = larger_sum(x, ramp, best, PACKED, TARGET)
     return best

@@ -226,12 +226,19 @@ def edit_distances() -> object:
 
 
 def aligned(
-    n: int, length: int, n_letters: int, free: Free = GLOBAL, extend: int = 2, **options: Any
+    n: int,
+    length: int,
+    n_letters: int,
+    free: Free = GLOBAL,
+    *,
+    open_gap: int = 5,
+    match: int = 2,
+    **options: Any,
 ) -> object:
     """Alignments of pairs of one length; the last letter of the alphabet is all that they have."""
-    matrix = 5 * torch.eye(n_letters, dtype=torch.int64) - 3
+    matrix = (match + 3) * torch.eye(n_letters, dtype=torch.int64) - 3
     pairs = sequence_pairs(*[length] * n, letter=n_letters - 1)
-    return alignment.alignment(pairs, matrix, Gaps(5, extend), free, **options)
+    return alignment.alignment(pairs, matrix, Gaps(open_gap, 2), free, **options)
 
 
 @cache
@@ -300,16 +307,15 @@ def alignments() -> dict[str, Callable[[], object]]:
 
 
 def more_alignments() -> dict[str, Callable[[], object]]:
-    """Of long sequences, of many, and of ends that are free."""
+    """Of long sequences, of many, of large numbers, and of ends that are free."""
     local, ends = Free(anywhere=True), Free(True, True, True, True)
+    large, linear = {"match": 2000, "band": 9}, {"open_gap": 2}
     return {
         "alignment, strips": partial(aligned, 9, 900, 4, traceback=True),
         "alignment, local": partial(aligned, 9, 60, 20, local),
-        "alignment, local, strips in a band": partial(
-            aligned, 9, 900, 4, local, band=9, traceback=True
-        ),
-        "alignment, linear, free ends": partial(aligned, 9, 60, 4, ends, 5, traceback=True),
-        "alignment, wide lanes": partial(aligned, 3000, 600, 4),
+        "alignment, local, in a band": partial(aligned, 9, 900, 4, local, traceback=True, **large),
+        "alignment, free ends": partial(aligned, 9, 60, 4, ends, traceback=True, **linear),
+        "alignment, many": partial(aligned, 3000, 600, 4),
     }
 
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from sequence_pairs import pairs_of
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels import edit_distance as module
@@ -11,16 +10,6 @@ from mlff_triton.kernels.edit_distance import edit_distance
 from mlff_triton.kernels.reference.alignment import PAD, Gaps, Pairs, alignment
 
 LENGTHS = [(0, 0), (0, 5), (7, 0), (1, 1), (32, 31), (33, 40), (20, 36)]
-
-
-def pairs_of(queries, targets):
-    sequences = [*queries, *targets]
-    unused = [255] * PAD
-    letters = torch.tensor([*unused, *itertools.chain(*sequences), *unused], dtype=torch.uint8)
-    length = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
-    start = length.cumsum(0) - length + PAD
-    n = len(queries)
-    return Pairs(letters, start[:n], length[:n], start[n:], length[n:])
 
 
 def random_pairs(lengths, n_letters, seed=0):

@@ -119,7 +119,8 @@ def align(
     scoring = Scoring.of(matrix, match, mismatch, gap_open, gap_extend)
     devices = find_devices(device, backend)
     backend = choose_backend(backend, devices[0])
-    alphabet = Alphabet(scoring.letters, unknown, pinned=devices[0].type == "cuda")
+    translator = devices[0] if devices[0].type == "cuda" else None
+    alphabet = Alphabet(scoring.letters, unknown, device=translator)
     read = alphabet.read(queries, "query")
     others = read if targets is queries else alphabet.read(targets, "target")
     if pairs == "zip":
@@ -222,9 +223,9 @@ def _pair_up(
         targets = queries if is_shared else targets.part(first, last)
         query = target = n - first
     padding = torch.zeros(PAD, dtype=torch.uint8, device=device)
-    letters, offset = [padding, queries.letters.to(device, non_blocking=True)], PAD
+    letters, offset = [padding, queries.letters.to(device)], PAD
     if targets is not queries:
-        letters.append(targets.letters.to(device, non_blocking=True))
+        letters.append(targets.letters.to(device))
         offset += len(queries.letters)
     return Pairs(
         torch.cat([*letters, padding]),

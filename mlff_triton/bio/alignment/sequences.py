@@ -19,7 +19,9 @@ from mlff_triton.errors import InputError
 
 GZIP = b"\x1f\x8b"
 BLANKS = b" \t\r\n"
-AT_A_TIME = 256  # sequences that are encoded
+AT_A_TIME = 256  # sequences that are joined: they stay in the cache
+UPLOADED = 2**14  # sequences that go to a GPU at once, while the host joins the next
+TRANSLATED = 2**24  # letters that a GPU translates at once: each takes four bytes more
 UNKNOWN = 255  # code of a letter that the matrix does not have
 
 
@@ -38,7 +40,7 @@ class Sequences(NamedTuple):
     names : sequence of str, or range
         Of records; the places in a list of those that have no names.
     letters : uint8 [S]
-        Codes of all letters.
+        Codes of all letters, on any device.
     start, length : int64 [n]
         On the CPU: a sequence is ``letters[start : start + length]``.
     """
@@ -73,14 +75,16 @@ class Alphabet:
         Of the matrix, in upper case.
     unknown : str, optional
         The letter that others are taken for; by default they are refused.
-    pinned : bool
-        Whether codes are put where a GPU fetches them faster.
+    device : torch.device, optional
+        The one that translates text, and keeps the codes; by default the host does.
     """
 
-    def __init__(self, letters: str, unknown: str | None = None, *, pinned: bool = False) -> None:
+    def __init__(
+        self, letters: str, unknown: str | None = None, *, device: torch.device | None = None
+    ) -> None:
         if not letters.isascii():
             raise InputError(f"a matrix has letters of ASCII, which {letters} are not")
-        self.letters, self._pinned = letters, pinned
+        self.letters, self._device = letters, device
         codes = bytearray([UNKNOWN]) * 256
         if unknown is not None:
             if not isinstance(unknown, str) or len(unknown) != 1 or unknown.upper() not in letters:
@@ -127,30 +131,38 @@ class Alphabet:
     def _of_texts(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> Sequences:
-        """Encode portions that stay in the cache; which record is wrong is asked if one is."""
+        """Encode all at once; which record is wrong is asked if one is."""
         length = torch.from_numpy(np.fromiter(map(len, texts), np.int64, len(texts)))
-        letters = torch.empty(int(length.sum()), dtype=torch.uint8, pin_memory=self._pinned)
-        done = 0
-        for first in range(0, len(texts), AT_A_TIME):
-            codes = self._encode(texts[first : first + AT_A_TIME])
-            if UNKNOWN in codes:
-                raise self._refusal(names, texts, kind)
-            if codes:
-                letters[done : done + len(codes)] = torch.frombuffer(codes, dtype=torch.uint8)
-            done += len(codes)
+        letters = self._encode(texts, length) if self._device is None else self._send(texts, length)
+        if len(letters) and int(letters.max()) == UNKNOWN:
+            raise self._refusal(names, texts, kind)
         return Sequences(names, letters, length.cumsum(0) - length, length)
 
-    def _encode(self, texts: list[Any]) -> bytearray:
-        """Codes of texts that are all str or all bytes."""
-        is_text = isinstance(texts[0], str)
-        joined = "".join(texts).encode("ascii", "replace") if is_text else b"".join(texts)
-        return bytearray(joined).translate(self._codes)
+    def _encode(self, texts: list[str] | list[bytes], length: Tensor) -> Tensor:
+        """Codes of texts, on the host."""
+        letters = torch.empty(int(length.sum()), dtype=torch.uint8)
+        _write((raw.translate(self._codes) for raw in _joined(texts)), letters)
+        return letters
+
+    def _send(self, texts: list[str] | list[bytes], length: Tensor) -> Tensor:
+        """Codes of texts, on the device: the host does no more than join them."""
+        table = torch.tensor(list(self._codes), dtype=torch.uint8, device=self._device)
+        letters = torch.empty(int(length.sum()), dtype=torch.uint8, device=self._device)
+        sizes = [int(part.sum()) for part in length.split(UPLOADED)]
+        for k, part in enumerate(letters.split(sizes)):
+            staged = torch.empty(len(part), dtype=torch.uint8, pin_memory=part.is_cuda)
+            _write(_joined(texts[k * UPLOADED : (k + 1) * UPLOADED]), staged)
+            part.copy_(staged, non_blocking=True)
+            for some in part.split(TRANSLATED):
+                torch.index_select(table, 0, some.int(), out=some)
+        return letters
 
     def _refusal(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> InputError:
         """Name the first record with a letter that is unknown."""
-        places = (self._encode([text]).find(UNKNOWN) for text in texts)
+        codes = (raw.translate(self._codes) for raw in _joined(texts, at_a_time=1))
+        places = (code.find(UNKNOWN) for code in codes)
         record, place = next((k, place) for k, place in enumerate(places) if place >= 0)
         letter = texts[record][place : place + 1]
         shown = letter if isinstance(letter, str) else letter.decode("latin-1")
@@ -185,6 +197,22 @@ class Alphabet:
             )
         letters = codes.to(torch.uint8).reshape(-1)
         return Sequences(range(n), letters, torch.arange(n) * width, length)
+
+
+def _joined(texts: list[Any], at_a_time: int = AT_A_TIME) -> Iterator[bytes]:
+    """Portions of texts that are all str or all bytes, a byte for each letter."""
+    for first in range(0, len(texts), at_a_time):
+        some = texts[first : first + at_a_time]
+        is_text = isinstance(some[0], str)
+        yield "".join(some).encode("ascii", "replace") if is_text else b"".join(some)
+
+
+def _write(portions: Iterable[bytes], letters: Tensor) -> None:
+    """Put them into a tensor on the CPU, one after the other."""
+    room, done = memoryview(letters.numpy()), 0
+    for portion in portions:
+        room[done : done + len(portion)] = portion
+        done += len(portion)
 
 
 def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, list[Any]]:
