@@ -31,7 +31,7 @@ from mlff_triton.kernels.reference.alignment import (
     Runs,
 )
 
-CHUNK = 32  # steps of a tile
+CHUNK = 32  # steps of a tile, and no more than a pair with strips has lanes
 _PAIRS = 16  # of a program, which waits for its longest
 
 _STOP = tl.constexpr(STOP)
@@ -329,7 +329,7 @@ def _along_borders(walk, runs, chosen, MODE: tl.constexpr):
     return Walk(i, j, walk.gap, walk.current, walk.count, walk.n_runs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_pairs", "lanes", "strips", "max_steps"])
 def _alignment_path_kernel(
     letters_ptr,
     query_start_ptr,

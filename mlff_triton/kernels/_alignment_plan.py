@@ -193,7 +193,7 @@ def _sources(pairs: Pairs, letters: int) -> Iterator[tuple[int, Tensor | None]]:
     """Where to find scores for which pairs: of nucleotides, rarely there are more than four."""
     if letters > _BASES:
         yield PROFILE, None
-    elif letters <= 4 or int(pairs.letters[PAD:-PAD].amax()) < 4:
+    elif letters <= 4 or not (pairs.letters[PAD:-PAD] > 3).any():
         yield TABLE, None
     else:
         others = torch.nn.functional.pad((pairs.letters > 3).cumsum(0, dtype=torch.int32), (1, 0))

@@ -83,7 +83,8 @@ def _store_end(position, score, row, place, n_pairs, score_ptr, row_ptr, lane_pt
     tl.store(lane_ptr + at, lane, chosen)
 
 
-@triton.jit
+# Of what changes from batch to batch, none is worth a compilation.
+@triton.jit(do_not_specialize=["n_pairs", "n_tasks", "lanes", "max_rows", "max_steps"])
 def _alignment_fwd_kernel(  # noqa: C901 - branches of what it is compiled for
     letters_ptr,
     query_start_ptr,

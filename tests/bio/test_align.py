@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlff_triton import bio
-from mlff_triton.bio.alignment import cigar
+from mlff_triton.bio.alignment import cigar, sequences
 from mlff_triton.bio.alignment.backends import Task, _letters_of_distance
 from mlff_triton.bio.alignment.scoring import Scoring
 from mlff_triton.errors import BackendError, InputError
@@ -37,6 +37,7 @@ README = Path(__file__).parents[2] / "README.md"
 QUERIES = ["ACGTTAGGGT", "acgt", "", "GATTACA", "NNACGT"]
 TARGETS = ["TTACTTAGGGT", "CCACGTCC", "A", "GCATGCN", ""]
 SCORES = [6, -6, -5, -6, -15]
+PACKED = gzip.compress(b">a\nACGT\n", mtime=0)  # or names of tests would have the time
 
 
 def align(queries=QUERIES, targets=TARGETS, *, device="cpu", **options):
@@ -227,6 +228,39 @@ def test_many_sequences_keep_their_places():
     assert module.Alphabet("ACGTN").decode(module.Alphabet("ACGTN").read(texts, "query")) == texts
 
 
+@pytest.mark.parametrize("unknown", [None, "N"])
+@pytest.mark.parametrize("form", [str, str.encode])
+@pytest.mark.parametrize("longest", [0, 9])
+def test_a_device_translates_as_the_host_does(monkeypatch, unknown, form, longest):
+    monkeypatch.setattr(sequences, "UPLOADED", 300)
+    monkeypatch.setattr(sequences, "TRANSLATED", 100)
+    draw = np.random.default_rng(0)
+    letters = list("ACGTNacgtn" + "-é" * (unknown is not None))
+    sizes = draw.integers(0, longest + 1, 1000)
+    texts = [form("".join(draw.choice(letters, size))) for size in sizes]
+    host, device = (
+        module.Alphabet("ACGTN", unknown, device=device).read(texts, "query")
+        for device in (None, torch.device("cpu"))
+    )
+    assert host.names == device.names
+    assert all(map(torch.equal, host[1:], device[1:]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["ACGT", "", "ACXT"], "query 2 has 'X' at 3, which is none of ACGTN"),
+        (["A", "Aé"], "query 1 has 'é' at 2"),
+        ([b"A", b"\xffC"], "query 1 has 'ÿ' at 1"),
+        ([], "there is no query"),
+    ],
+)
+def test_a_device_refuses_as_the_host_does(texts, message):
+    for device in (None, torch.device("cpu")):
+        with pytest.raises(InputError, match=message):
+            module.Alphabet("ACGTN", device=device).read(texts, "query")
+
+
 def test_unknown_letters_can_be_mapped():
     assert align(["ACRT"], ["ACNT"], unknown="n").score.tolist() == [3]
     assert align(["ACéT"], ["ACNT"], unknown="N").score.tolist() == [3]
@@ -330,10 +364,10 @@ def test_refusals(queries, targets, options, message):
         (b"ACGT\n", "is no FASTA file"),
         (b">a\nACGT\n>b", "record b of .* has no letters: is the file cut off"),
         (b">\nACGT\n", "a record without a name"),
-        (gzip.compress(b">a\nACGT\n")[:-9], "is damaged or cut off"),
-        (gzip.compress(b">a\nACGT\n")[:5], "is damaged or cut off before its first record"),
-        (gzip.compress(b">a\nACGT\n")[:-8] + bytes(8), "is damaged or cut off in record a"),
-        (gzip.compress(b">a\nACGT\n") + b"more", "is damaged or cut off in record a"),
+        (PACKED[:-9], "is damaged or cut off"),
+        (PACKED[:5], "is damaged or cut off before its first record"),
+        (PACKED[:-8] + bytes(8), "is damaged or cut off in record a"),
+        (PACKED + b"more", "is damaged or cut off in record a"),
         (b"@a\nACGT\n+\nIIII\n", "is no FASTA file"),
         (b">a\nAC-GT\n", "query a has '-' at 3"),
     ],

@@ -37,7 +37,7 @@ def _decoded(text: Tensor) -> str:
     """ASCII as str, by way of memory that a GPU writes faster."""
     if text.is_cuda:
         text = torch.empty(text.shape, dtype=text.dtype, pin_memory=True).copy_(text)
-    return str(memoryview(text.numpy()), "ascii")
+    return str(text.numpy().data, "ascii")
 
 
 def without_mismatches(runs: Runs) -> Runs:

@@ -209,7 +209,7 @@ def _joined(texts: list[Any], at_a_time: int = AT_A_TIME) -> Iterator[bytes]:
 
 def _write(portions: Iterable[bytes], letters: Tensor) -> None:
     """Put them into a tensor on the CPU, one after the other."""
-    room, done = memoryview(letters.numpy()), 0
+    room, done = letters.numpy().data, 0
     for portion in portions:
         room[done : done + len(portion)] = portion
         done += len(portion)
