@@ -7,6 +7,7 @@ goes on with the next one. A tile is what a lane of the first pass did between t
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -128,7 +129,7 @@ def _with_operation(walk, operation, length, runs, active):
     same = active & (operation == walk.current)
     other = active & (operation != walk.current)
     ended = other & (walk.count > 0)
-    tl.store(runs + walk.n_runs, walk.count * 4 + walk.current, ended)
+    tl.store(runs - walk.n_runs, walk.count * 4 + walk.current, ended)
     n_runs = walk.n_runs + tl.where(ended, 1, 0)
     count = tl.where(same, walk.count + length, tl.where(other, length, walk.count))
     current = tl.where(active, operation, walk.current)
@@ -172,6 +173,16 @@ def _first_cells(
 
 
 @triton.jit
+def _load_row(s, tile, pair, passed, MODE: tl.constexpr):
+    """The letter of a row of a tile, and what the lane to the left passed on there."""
+    live = s < tile.n_rows
+    inner = live & (tile.across > 0)
+    letter = tl.load(pair.query + tile.row + s, live, other=0).to(tl.int32)
+    left = tl.load(passed + s * (2 * MODE.lanes), inner, other=0)
+    return letter, left, tl.load(passed + s * (2 * MODE.lanes) + 1, inner, other=0)
+
+
+@triton.jit
 def _fill_tile(
     tile,
     pair,
@@ -208,7 +219,7 @@ def _fill_tile(
         tile, pair, states_ptr, active, lanes, strips, max_steps, numbers.lift, MODE
     )
 
-    # What the lane to the left passed on, step by step.
+    # What the lane to the left passed on, step by step; it is loaded a step before it is used.
     inner = tile.across > 0
     left_lane = tl.where(inner, tile.across - 1, 0)
     task = (pair.group * strips + left_lane // lanes).to(tl.int64)
@@ -223,18 +234,16 @@ def _fill_tile(
     d = tl.where(tile.row > 0, tl.where(inner, d, outside), corner)
 
     found = none
+    letter, left, e = _load_row(0, tile, pair, passed, MODE)
     for s in range(tl.max(tile.n_rows, 0)):
         row = tile.row + s + 1  # letters of the query
-        live = s < tile.n_rows
-        letter = tl.load(pair.query + row - 1, live, other=0).to(tl.int32)
-        at = passed + s * (2 * MODE.lanes)
-        left = _half(tl.load(at, live & inner, other=0), pair.high, MODE) + numbers.lift
-        e = _half(tl.load(at + 1, live & inner, other=0), pair.high, MODE)
+        scores = columns_of(tl.load(matrix_ptr + codes + letter[:, None]), PAIRS, COLUMNS)
+        left = _half(left, pair.high, MODE) + numbers.lift
+        e = _half(e, pair.high, MODE)
+        letter, next_left, next_e = _load_row(s + 1, tile, pair, passed, MODE)
         outside = _border(row, numbers.left_slope, numbers.open_left, numbers, MODE)
         left = tl.where(inner, left, outside)
         e = tl.where(inner, e, outside if MODE.local else outside - numbers.cost)
-        scores = tl.load(matrix_ptr + codes + letter[:, None])
-        scores = columns_of(scores, PAIRS, COLUMNS)
         x = left
         next_h = ()
         next_f = ()
@@ -276,6 +285,8 @@ def _fill_tile(
         h = next_h
         f = next_f
         d = left
+        left = next_left
+        e = next_e
     return found
 
 
@@ -329,7 +340,7 @@ def _along_borders(walk, runs, chosen, MODE: tl.constexpr):
     return Walk(i, j, walk.gap, walk.current, walk.count, walk.n_runs)
 
 
-@triton.jit(do_not_specialize=["n_pairs", "lanes", "strips", "max_steps"])
+@triton.jit(do_not_specialize=["n_pairs", "lanes", "strips", "max_steps", "max_runs"])
 def _alignment_path_kernel(
     letters_ptr,
     query_start_ptr,
@@ -344,7 +355,6 @@ def _alignment_path_kernel(
     end_ptr,
     lane_ptr,
     begin_ptr,
-    first_run_ptr,
     runs_ptr,
     n_runs_ptr,
     n_pairs,
@@ -352,6 +362,7 @@ def _alignment_path_kernel(
     lanes,
     strips,
     max_steps,
+    max_runs,
     cost,
     extend,
     per_letter,
@@ -387,7 +398,7 @@ def _alignment_path_kernel(
         slot % (MODE.lanes // lanes) * lanes,
         position % 2 == 1,
     )
-    runs = runs_ptr + tl.load(first_run_ptr + position)
+    runs = runs_ptr + (position + 1).to(tl.int64) * max_runs - 1  # the last comes first
     moves = moves_ptr + tl.program_id(0).to(tl.int64) * (
         MODE.chunk * ((MODE.width + 7) // 8) * PAIRS
     )
@@ -428,7 +439,7 @@ def _alignment_path_kernel(
 
     walk = _along_borders(walk, runs, chosen, MODE)
     ended = chosen & (walk.count > 0)
-    tl.store(runs + walk.n_runs, walk.count * 4 + walk.current, ended)
+    tl.store(runs - walk.n_runs, walk.count * 4 + walk.current, ended)
     tl.store(n_runs_ptr + position, walk.n_runs + tl.where(ended, 1, 0), chosen)
     tl.store(begin_ptr + 2 * position, walk.i, chosen)
     tl.store(begin_ptr + 2 * position + 1, walk.j, chosen)
@@ -451,19 +462,55 @@ class Kept(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The alignments of the pairs of a launch, in its order.
+    """The alignments of n pairs.
 
     Attributes
     ----------
     begin, end : int32 [n, 2]
         Letters of query and target before them, and before their ends.
-    runs : Runs
-        Their operations.
+    first, n_runs : int64 [n]
+        Which runs of operations are theirs.
+    runs : int32 [R]
+        How often an operation is repeated, times four, plus the operation; or nothing.
     """
 
     begin: Tensor
     end: Tensor
-    runs: Runs
+    first: Tensor
+    n_runs: Tensor
+    runs: Tensor
+
+    @classmethod
+    def joined(cls, parts: list[Paths]) -> Paths:
+        """All of them, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [len(part.runs) for part in parts]
+        offsets = accumulate(sizes, initial=0)
+        first = [part.first + offset for part, offset in zip(parts, offsets, strict=False)]
+        begin, end, _, n_runs, runs = map(torch.cat, zip(*parts, strict=True))
+        return cls(begin, end, torch.cat(first), n_runs, runs)
+
+    def in_order(self, order: Tensor) -> Paths:
+        """The same alignments, of which the k-th is that of pair ``order[k]``."""
+        begin, end, first, n_runs = (
+            torch.empty_like(x).index_copy_(0, order, x) for x in self[:-1]
+        )
+        return Paths(begin, end, first, n_runs, self.runs)
+
+    def dense(self) -> Paths:
+        """The same with nothing between their runs, which come in their order."""
+        end = self.n_runs.cumsum(0)
+        start = end - self.n_runs
+        source = (self.first - start).repeat_interleave(self.n_runs)
+        source += torch.arange(len(source), device=source.device)
+        return self._replace(first=start, runs=self.runs[source])
+
+    def unpacked(self) -> Runs:
+        """Their operations."""
+        _, _, first, n_runs, runs = self.dense()
+        start = torch.cat([first, (first + n_runs)[-1:]])
+        return Runs(start, (runs & 3).byte(), runs >> 2)
 
 
 def paths(
@@ -492,10 +539,8 @@ def paths(
         Whose columns the end is in, or -1.
     """
     n, device = launch.n, score.device
-    room = launch.pairs.query_length + launch.pairs.target_length
-    first = room.cumsum(0) - room
-    raw = torch.empty(int(room.sum()) + 1, dtype=torch.int32, device=device)
-    counts = torch.zeros(n, dtype=torch.int32, device=device)
+    runs = torch.empty(n, launch.most_runs, dtype=torch.int32, device=device)
+    n_runs = torch.zeros(n, dtype=torch.int32, device=device)
     begin = torch.empty_like(end)
     grid = -(-n // _PAIRS)
     words = -(-launch.width // 8)
@@ -509,14 +554,14 @@ def paths(
             end,
             lane,
             begin,
-            first,
-            raw,
-            counts,
+            runs,
+            n_runs,
             n,
             numbers.letters,
             launch.lanes,
             launch.strips,
             kept.passed.shape[1],
+            launch.most_runs,
             numbers.cost,
             numbers.extend,
             numbers.per_letter,
@@ -543,8 +588,5 @@ def paths(
             PAIRS=_PAIRS,
             num_warps=1,
         )
-    total = counts.long().cumsum(0)
-    start = torch.cat([total.new_zeros(1), total])
-    last = (first + counts - 1 + start[:-1]).repeat_interleave(counts)
-    run = raw[last - torch.arange(len(last), device=device)]
-    return Paths(begin, end, Runs(start, (run & 3).byte(), run >> 2))
+    past = torch.arange(1, n + 1, device=device) * launch.most_runs
+    return Paths(begin, end, past - n_runs, n_runs.long(), runs.flatten())

@@ -150,6 +150,11 @@ class Launch(NamedTuple):
         """Pairs of a program."""
         return LANES // self.lanes * (1 + self.packed)
 
+    @property
+    def most_runs(self) -> int:
+        """No alignment has more letters, and so not more runs of operations."""
+        return self.rows + self.width * self.lanes * self.strips
+
     def split(self, size: int) -> Iterator[Launch]:
         """Launches of so many pairs at most."""
         if size >= self.n:
@@ -223,8 +228,8 @@ def _of_one_source(
     order = (kind * (rows + 1) + rows - pairs.query_length).argsort(stable=True)
     kinds, counts = kind[order].unique_consecutive(return_counts=True)
     longest = pairs.query_length[order[counts.cumsum(0) - counts]]
-    parts = order.split(counts.tolist())
-    for chosen, at, most in zip(parts, kinds.tolist(), longest.tolist(), strict=True):
+    kinds_of, sizes, most_rows = torch.stack([kinds, counts, longest]).tolist()
+    for chosen, at, most in zip(order.split(sizes), kinds_of, most_rows, strict=True):
         width, lanes, strips = shapes[at // 2]
         some = _chosen(pairs, chosen)
         yield chosen, Launch(some, at % 2 == 1, width, lanes, strips, most)

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels import _lanes, _launch
-from mlff_triton.kernels._alignment_path import CHUNK, Kept, paths
+from mlff_triton.kernels._alignment_path import CHUNK, Kept, Paths, paths
 from mlff_triton.kernels._alignment_plan import (
     LANES,
     MATRIX,
@@ -61,8 +61,6 @@ from mlff_triton.kernels.reference.alignment import (
     Gaps,
     Pairs,
     Runs,
-    arrange_runs,
-    join_runs,
 )
 
 _RESIDENT = 16  # programs of a multiprocessor at a time
@@ -408,25 +406,25 @@ def alignment(
     places, results, routes = [], [], []
     for chosen, launch, numbers in launches(pairs, matrix, gaps, free, halves, band is not None):
         places.append(chosen)
-        for part in launch.split(_pairs_within_budget(launch, traceback)):
+        size = _pairs_within_budget(launch, traceback)
+        for part in launch.split(size):
             ends, kept = _fill(part, numbers, free, band, traceback)
             found = _found(part.pairs, ends, gaps, free)
             results.append(found.score)
             if traceback:
-                routes.append(paths(part, numbers, exact, free, band, kept, *found))
+                route = paths(part, numbers, exact, free, band, kept, *found)
+                routes.append(route if size >= launch.n else route.dense())
     orders = [chosen for chosen in places if chosen is not None]
+    order = torch.cat(orders) if orders else None
     score = torch.cat(results)
-    if orders:
-        score = torch.empty_like(score).index_copy_(0, torch.cat(orders), score)
+    if order is not None:
+        score = torch.empty_like(score).index_copy_(0, order, score)
     if not traceback:
         return Aligned(score, None, None, None)
-    begin = torch.cat([route.begin for route in routes])
-    end = torch.cat([route.end for route in routes])
-    runs = join_runs([route.runs for route in routes])
-    if orders:
-        place = torch.cat(orders).argsort()
-        begin, end, runs = begin[place], end[place], arrange_runs(runs, place)
-    return Aligned(score, begin, end, runs)
+    every = Paths.joined(routes)
+    if order is not None:
+        every = every.in_order(order)
+    return Aligned(score, every.begin, every.end, every.unpacked())
 
 
 def _nothing(device: torch.device, traceback: bool) -> Aligned:
@@ -443,6 +441,7 @@ def _pairs_within_budget(launch: Launch, keep: bool) -> int:
     steps = launch.rows + launch.lanes + CHUNK
     numbers = 2 * launch.rows * (launch.strips > 1) * launch.per_program
     numbers += keep * launch.strips * steps * LANES * (2 + 2 * launch.columns // CHUNK)
+    numbers += keep * launch.per_program * launch.most_runs
     return max(1, _BUDGET // (4 * max(numbers, 1))) * launch.per_program
 
 

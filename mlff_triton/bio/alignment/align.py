@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -129,10 +130,15 @@ def align(
     _check_range(read, others, scoring)
     task = Task(scoring.matrix, scoring.gaps, free, band, traceback)
     shares = _shares(read, others, pairs, len(devices))
-    parts = [
-        compute(backend, _pair_up(read, others, pairs, *share, place), task)
-        for share, place in zip(shares, devices, strict=False)
-    ]
+
+    def work(share: tuple[int, int], place: torch.device) -> Aligned:
+        return compute(backend, _pair_up(read, others, pairs, *share, place), task)
+
+    if len(shares) == 1:
+        parts = [work(shares[0], devices[0])]
+    else:
+        with ThreadPoolExecutor(len(shares)) as pool:  # a thread waits for each device
+            parts = list(pool.map(work, shares, devices))
     return Alignments(_gathered(parts), read, others, pairs, alphabet)
 
 

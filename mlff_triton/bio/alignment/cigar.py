@@ -9,6 +9,8 @@ from torch import Tensor
 
 from mlff_triton.kernels.reference.alignment import LETTERS_OF_OPERATIONS, MATCH, MISMATCH, Runs
 
+AT_A_TIME = 128  # strings that are taken from memory: they stay in the cache
+
 
 def cigars(runs: Runs, letters: str = LETTERS_OF_OPERATIONS) -> list[str]:
     """CIGAR strings of all alignments; operations have these letters."""
@@ -29,15 +31,20 @@ def cigars(runs: Runs, letters: str = LETTERS_OF_OPERATIONS) -> list[str]:
         text[room - 2 - place :].scatter_(0, end[1:], digit.byte().add_(ord("0")))
     codes = torch.tensor(list(letters.encode()), dtype=torch.uint8, device=length.device)
     text[room - 1 :].scatter_(0, end[1:], codes.index_select(0, runs.operation.int()))
-    whole = _decoded(text[room:])
-    return [whole[a:b] for a, b in pairwise(bounds)]
+    return _strings(text[room:], bounds)
 
 
-def _decoded(text: Tensor) -> str:
-    """ASCII as str, by way of memory that a GPU writes faster."""
-    if text.is_cuda:
+def _strings(text: Tensor, bounds: list[int]) -> list[str]:
+    """What lies between bounds of a text in ASCII."""
+    if text.is_cuda:  # which writes such memory faster
         text = torch.empty(text.shape, dtype=text.dtype, pin_memory=True).copy_(text)
-    return str(text.numpy().data, "ascii")
+    memory, found = text.numpy().data, []
+    for k in range(0, len(bounds) - 1, AT_A_TIME):
+        places = bounds[k : k + AT_A_TIME + 1]
+        first = places[0]
+        part = str(memory[first : places[-1]], "ascii")
+        found += [part[a - first : b - first] for a, b in pairwise(places)]
+    return found
 
 
 def without_mismatches(runs: Runs) -> Runs:

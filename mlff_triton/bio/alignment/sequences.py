@@ -20,7 +20,7 @@ from mlff_triton.errors import InputError
 GZIP = b"\x1f\x8b"
 BLANKS = b" \t\r\n"
 AT_A_TIME = 256  # sequences that are joined: they stay in the cache
-UPLOADED = 2**14  # sequences that go to a GPU at once, while the host joins the next
+UPLOADED = 2**11  # sequences that go to a GPU at once, while the host joins the next
 TRANSLATED = 2**24  # letters that a GPU translates at once: each takes four bytes more
 UNKNOWN = 255  # code of a letter that the matrix does not have
 
@@ -131,31 +131,32 @@ class Alphabet:
     def _of_texts(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> Sequences:
-        """Encode all at once; which record is wrong is asked if one is."""
-        length = torch.from_numpy(np.fromiter(map(len, texts), np.int64, len(texts)))
-        letters = self._encode(texts, length) if self._device is None else self._send(texts, length)
+        """Encode all; which record is wrong is asked if one is."""
+        places = range(0, max(1, len(texts)), UPLOADED)
+        encoded = [self._encode(texts[k : k + UPLOADED]) for k in places]
+        length, letters = map(torch.cat, zip(*encoded, strict=True))
+        if self._device is not None:
+            self._translate(letters)
         if len(letters) and int(letters.max()) == UNKNOWN:
             raise self._refusal(names, texts, kind)
         return Sequences(names, letters, length.cumsum(0) - length, length)
 
-    def _encode(self, texts: list[str] | list[bytes], length: Tensor) -> Tensor:
-        """Codes of texts, on the host."""
-        letters = torch.empty(int(length.sum()), dtype=torch.uint8)
-        _write((raw.translate(self._codes) for raw in _joined(texts)), letters)
-        return letters
+    def _encode(self, texts: list[str] | list[bytes]) -> tuple[Tensor, Tensor]:
+        """Lengths of texts, and their codes; on a device, which is to translate them, letters."""
+        length = torch.from_numpy(np.fromiter(map(len, texts), np.int64, len(texts)))
+        is_pinned = self._device is not None and self._device.type == "cuda"
+        letters = torch.empty(int(length.sum()), dtype=torch.uint8, pin_memory=is_pinned)
+        if self._device is None:
+            _write((raw.translate(self._codes) for raw in _joined(texts)), letters)
+            return length, letters
+        _write(_joined(texts), letters)
+        return length, letters.to(self._device, non_blocking=True)
 
-    def _send(self, texts: list[str] | list[bytes], length: Tensor) -> Tensor:
-        """Codes of texts, on the device: the host does no more than join them."""
-        table = torch.tensor(list(self._codes), dtype=torch.uint8, device=self._device)
-        letters = torch.empty(int(length.sum()), dtype=torch.uint8, device=self._device)
-        sizes = [int(part.sum()) for part in length.split(UPLOADED)]
-        for k, part in enumerate(letters.split(sizes)):
-            staged = torch.empty(len(part), dtype=torch.uint8, pin_memory=part.is_cuda)
-            _write(_joined(texts[k * UPLOADED : (k + 1) * UPLOADED]), staged)
-            part.copy_(staged, non_blocking=True)
-            for some in part.split(TRANSLATED):
-                torch.index_select(table, 0, some.int(), out=some)
-        return letters
+    def _translate(self, letters: Tensor) -> None:
+        """Letters to codes, where they are."""
+        table = torch.tensor(list(self._codes), dtype=torch.uint8, device=letters.device)
+        for some in letters.split(TRANSLATED):
+            torch.index_select(table, 0, some.int(), out=some)
 
     def _refusal(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
@@ -224,7 +225,7 @@ def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, lis
         pairs = zip(names, source.values(), strict=True)
         return names, [_bytes(getattr(item, "seq", item), name, kind) for name, item in pairs]
     try:
-        items = list(source)
+        items = source if isinstance(source, list) else list(source)
     except TypeError:
         raise InputError(
             f"{type(source).__name__} is nothing to read sequences from: give a list of them, the "
