@@ -151,6 +151,11 @@ class Launch(NamedTuple):
         return LANES // self.lanes * (1 + self.packed)
 
     @property
+    def n_groups(self) -> int:
+        """Pairs of a program make a group."""
+        return -(-self.n // self.per_program)
+
+    @property
     def most_runs(self) -> int:
         """No alignment has more letters, and so not more runs of operations."""
         return self.rows + self.width * self.lanes * self.strips

@@ -297,8 +297,7 @@ def _fill(
 ) -> tuple[_Ends, Kept]:
     """Fill in the tables of the pairs of a launch."""
     n, device = launch.n, launch.pairs.letters.device
-    groups = -(-n // launch.per_program)
-    tasks = groups * launch.strips
+    tasks = launch.n_groups * launch.strips
     steps = -(-(launch.rows + launch.lanes - 1) // CHUNK) * CHUNK * keep
     grid = min(tasks, _RESIDENT * _launch.multiprocessors(launch.pairs.letters))
     parts = -(-launch.width // 16) * (numbers.source == PROFILE)
@@ -318,7 +317,7 @@ def _fill(
             empty(grid, 2, numbers.letters * parts, LANES, 4),
             counters,
             counters[1:],
-            empty(groups * launch.per_program, launch.rows * (launch.strips > 1), 2),
+            empty(launch.n_groups * launch.per_program, launch.rows * (launch.strips > 1), 2),
             *kept,
             *ends,
             n,
@@ -403,18 +402,23 @@ def alignment(
         return _nothing(device, traceback)
     exact = scheme(matrix, gaps, free, MATRIX, device).scores
     halves = _lanes.packs(pairs.letters)
-    places, results, routes = [], [], []
-    for chosen, launch, numbers in launches(pairs, matrix, gaps, free, halves, band is not None):
-        places.append(chosen)
-        size = _pairs_within_budget(launch, traceback)
-        for part in launch.split(size):
-            ends, kept = _fill(part, numbers, free, band, traceback)
-            found = _found(part.pairs, ends, gaps, free)
-            results.append(found.score)
-            if traceback:
-                route = paths(part, numbers, exact, free, band, kept, *found)
-                routes.append(route if size >= launch.n else route.dense())
-    orders = [chosen for chosen in places if chosen is not None]
+    planned = [*launches(pairs, matrix, gaps, free, halves, band is not None)]
+    planned.sort(key=lambda plan: plan[1].n, reverse=True)
+    memory = [_memory_of_group(launch, traceback) for _, launch, _ in planned]
+    fits = sum(x * plan[1].n_groups for x, plan in zip(memory, planned, strict=True)) <= _BUDGET
+    results, routes = [], []
+    with _launch.side_by_side(pairs.letters, len(planned) if fits else 1) as streams:
+        for x, (_, launch, numbers), stream in zip(memory, planned, streams, strict=False):
+            size = launch.n if fits else max(1, _BUDGET // x) * launch.per_program
+            with stream:
+                for part in launch.split(size):
+                    ends, kept = _fill(part, numbers, free, band, traceback)
+                    found = _found(part.pairs, ends, gaps, free)
+                    results.append(found.score)
+                    if traceback:
+                        route = paths(part, numbers, exact, free, band, kept, *found)
+                        routes.append(route if fits else route.dense())
+    orders = [chosen for chosen, *_ in planned if chosen is not None]
     order = torch.cat(orders) if orders else None
     score = torch.cat(results)
     if order is not None:
@@ -436,13 +440,13 @@ def _nothing(device: torch.device, traceback: bool) -> Aligned:
     return Aligned(none[:, 0], none, none, Runs(start, none[:, 0].byte(), none[:, 0]))
 
 
-def _pairs_within_budget(launch: Launch, keep: bool) -> int:
-    """Of how many pairs the tables fit in the memory to work with; of a program at least."""
+def _memory_of_group(launch: Launch, keep: bool) -> int:
+    """Bytes to work with for the pairs of a program."""
     steps = launch.rows + launch.lanes + CHUNK
-    numbers = 2 * launch.rows * (launch.strips > 1) * launch.per_program
+    numbers = 1 + 2 * launch.rows * (launch.strips > 1) * launch.per_program
     numbers += keep * launch.strips * steps * LANES * (2 + 2 * launch.columns // CHUNK)
     numbers += keep * launch.per_program * launch.most_runs
-    return max(1, _BUDGET // (4 * max(numbers, 1))) * launch.per_program
+    return 4 * numbers
 
 
 def _found(pairs: Pairs, ends: _Ends, gaps: Gaps, free: Free) -> _Found:
