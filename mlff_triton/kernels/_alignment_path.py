@@ -33,7 +33,7 @@ from mlff_triton.kernels.reference.alignment import (
 )
 
 CHUNK = 32  # steps of a tile, and no more than a pair with strips has lanes
-_PAIRS = 16  # of a program, which waits for its longest
+_PAIRS = 32  # of a program, which waits for its longest
 
 _STOP = tl.constexpr(STOP)
 _DIAGONAL = tl.constexpr(DIAGONAL)

@@ -138,6 +138,26 @@ def test_shares_of_several_devices_make_the_whole(monkeypatch, pairs, traceback,
     assert list(map(str, spread)) == list(map(str, whole))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "all"])
+@pytest.mark.parametrize("mode", ["global", "local", "semiglobal"])
+@pytest.mark.parametrize("pairs", ["zip", "all"])
+def test_gpus_give_what_the_cpu_does(device, mode, pairs):
+    draw = np.random.default_rng(0)
+    queries, targets = (
+        ["".join(draw.choice(list("ACGTNacgt"), size)) for size in draw.integers(0, 99, 60)]
+        for _ in range(2)
+    )
+    found, expected = (
+        align(queries, targets, mode=mode, pairs=pairs, traceback=True, device=place)
+        for place in (device, "cpu")
+    )
+    assert found.score.tolist() == expected.score.tolist()
+    assert found.cigar == expected.cigar
+    assert found.cigar_m == expected.cigar_m
+    assert [*map(found.pretty, range(60))] == [*map(expected.pretty, range(60))]
+
+
 def test_shares_have_as_many_cells():
     read = module.Alphabet("ACGTN").read(["A" * 99] * 4 + ["A" * 9] * 40, "query")
     shares = module._shares(read, read, "zip", 4)

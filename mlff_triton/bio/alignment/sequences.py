@@ -225,7 +225,7 @@ def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, lis
         pairs = zip(names, source.values(), strict=True)
         return names, [_bytes(getattr(item, "seq", item), name, kind) for name, item in pairs]
     try:
-        items = source if isinstance(source, list) else list(source)
+        items = list(source)
     except TypeError:
         raise InputError(
             f"{type(source).__name__} is nothing to read sequences from: give a list of them, the "
