@@ -234,9 +234,10 @@ def _of_one_source(
     kinds, counts = kind[order].unique_consecutive(return_counts=True)
     longest = pairs.query_length[order[counts.cumsum(0) - counts]]
     kinds_of, sizes, most_rows = torch.stack([kinds, counts, longest]).tolist()
-    for chosen, at, most in zip(order.split(sizes), kinds_of, most_rows, strict=True):
+    parts = zip(*(part.split(sizes) for part in (order, *_chosen(pairs, order)[1:])), strict=True)
+    for (chosen, *places), at, most in zip(parts, kinds_of, most_rows, strict=True):
         width, lanes, strips = shapes[at // 2]
-        some = _chosen(pairs, chosen)
+        some = Pairs(pairs.letters, *places)
         yield chosen, Launch(some, at % 2 == 1, width, lanes, strips, most)
 
 

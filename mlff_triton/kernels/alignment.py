@@ -301,15 +301,17 @@ def _fill(
     steps = -(-(launch.rows + launch.lanes - 1) // CHUNK) * CHUNK * keep
     grid = min(tasks, _RESIDENT * _launch.multiprocessors(launch.pairs.letters))
     parts = -(-launch.width // 16) * (numbers.source == PROFILE)
+    counters = torch.zeros(1 + tasks, dtype=torch.int32, device=device)
 
     def empty(*shape: int) -> Tensor:
+        if 0 in shape:
+            return counters  # which is there, for what is not read
         return torch.empty(shape, dtype=torch.int32, device=device)
 
     ends = _Ends(*(empty(launch.strips, n) for _ in _Ends._fields))
     kept = Kept(
         empty(tasks, steps, LANES, 2), empty(tasks, steps // CHUNK, LANES, 2, launch.columns)
     )
-    counters = torch.zeros(1 + tasks, dtype=torch.int32, device=device)
     with torch.cuda.device_of(launch.pairs.letters):
         _alignment_fwd_kernel[(grid,)](
             *launch.pairs,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mlff_triton.bio.alignment.backends import Task, choose_backend, compute, find_devices
-from mlff_triton.bio.alignment.result import Alignments, on_host
+from mlff_triton.bio.alignment.result import Alignments, moved
 from mlff_triton.bio.alignment.scoring import MATCH, MISMATCH, Scoring
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
 from mlff_triton.errors import InputError
@@ -82,7 +82,7 @@ def align(
         The letter to take others for, such as "N" or "X"; by default others are refused.
     device : str or torch.device
         "auto", "cpu", "cuda", "cuda:1"...; "all" spreads the pairs over all GPUs, and brings
-        results to the CPU.
+        results to the first.
     backend : {"auto", "triton", "parasail", "torch"}
         Kernels on a GPU; parasail's scores on the CPU, with what it has no functions for
         (tracebacks, bands, three free ends, empty sequences) from the next; or a reference in
@@ -243,10 +243,10 @@ def _pair_up(
 
 
 def _gathered(parts: list[Aligned]) -> Aligned:
-    """Alignments of all shares; on the CPU if there are several."""
+    """Alignments of all shares, where those of the first are."""
     if len(parts) == 1:
         return parts[0]
-    parts = [on_host(part) for part in parts]
+    parts = [moved(part, parts[0].score.device) for part in parts]
     score = torch.cat([part.score for part in parts])
     runs = [part.runs for part in parts if part.runs]
     if not runs:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
+import torch
 from torch import Tensor
 
 from mlff_triton.bio.alignment import cigar, sam
@@ -252,7 +253,7 @@ class Alignments:
     @cached_property
     def _host(self) -> Aligned:
         """All numbers on the CPU, for those who ask for one pair after the other."""
-        return on_host(self._aligned)
+        return moved(self._aligned, torch.device("cpu"))
 
     @cached_property
     def _letters(self) -> list[list[str]]:
@@ -260,12 +261,13 @@ class Alignments:
         return [self._alphabet.decode(of) for of in (self.queries, self.targets)]
 
 
-def on_host(aligned: Aligned) -> Aligned:
-    """The same on the CPU."""
+def moved(aligned: Aligned, device: torch.device) -> Aligned:
+    """The same on a device."""
     score, begin, end, runs = aligned
     if begin is None or end is None or runs is None:
-        return Aligned(score.cpu(), None, None, None)
-    return Aligned(score.cpu(), begin.cpu(), end.cpu(), Runs(*(part.cpu() for part in runs)))
+        return Aligned(score.to(device), None, None, None)
+    runs = Runs(*(part.to(device) for part in runs))
+    return Aligned(score.to(device), begin.to(device), end.to(device), runs)
 
 
 def _traced(part: Part | None) -> Part:
