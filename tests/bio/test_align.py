@@ -219,6 +219,16 @@ def test_forms_of_sequences(form):
     assert align(form(QUERIES), form(TARGETS)).score.tolist() == SCORES
 
 
+def test_many_strings_with_others_among_them():
+    texts = [*QUERIES * 200, Seq("ACGT"), b"ACGT", *QUERIES * 200, b"ACGT"]
+    letters = [text if isinstance(text, str) else bytes(text).decode() for text in texts]
+    found, expected = (module.Alphabet("ACGTN").read(some, "query") for some in (texts, letters))
+    assert torch.equal(found.letters, expected.letters)
+    assert torch.equal(found.length, expected.length)
+    with pytest.raises(InputError, match="query 1000 is no sequence, but of type int"):
+        align([*QUERIES * 200, 3], ["A"])
+
+
 def test_names_are_those_of_records():
     found = align(as_records(["AC"]), ["AC"])
     assert (found.query_names, found.target_names) == (["r0"], ["0"])

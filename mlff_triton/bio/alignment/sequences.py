@@ -6,7 +6,7 @@ import gzip
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,7 +117,7 @@ class Alphabet:
             names, texts = [record.id for record in records], [record.seq for record in records]
             found = self._of_texts(names, texts, kind)
         else:
-            found = self._of_texts(*_texts(source, kind), kind)
+            found = self._of_items(source, kind)
         if len(found.names) == 0:
             raise InputError(f"there is no {kind}: give one at least")
         return found
@@ -128,12 +128,20 @@ class Alphabet:
         places = zip(sequences.start.tolist(), sequences.length.tolist(), strict=True)
         return [text[first : first + length] for first, length in places]
 
+    def _of_items(self, source: Iterable[Any], kind: str) -> Sequences:
+        """Encode what a program has; that all of many are str is seen when they are joined."""
+        if isinstance(source, list) and source and isinstance(source[0], str):
+            with suppress(TypeError):
+                return self._of_texts(range(len(source)), source, kind)
+        return self._of_texts(*_texts(source, kind), kind)
+
     def _of_texts(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> Sequences:
         """Encode all; which record is wrong is asked if one is."""
         places = range(0, max(1, len(texts)), UPLOADED)
-        encoded = [self._encode(texts[k : k + UPLOADED]) for k in places]
+        is_text = isinstance(next(iter(texts), ""), str)
+        encoded = [self._encode(texts[k : k + UPLOADED], is_text) for k in places]
         length, letters = map(torch.cat, zip(*encoded, strict=True))
         if self._device is not None:
             self._translate(letters)
@@ -141,15 +149,15 @@ class Alphabet:
             raise self._refusal(names, texts, kind)
         return Sequences(names, letters, length.cumsum(0) - length, length)
 
-    def _encode(self, texts: list[str] | list[bytes]) -> tuple[Tensor, Tensor]:
+    def _encode(self, texts: list[str] | list[bytes], is_text: bool) -> tuple[Tensor, Tensor]:
         """Lengths of texts, and their codes; on a device, which is to translate them, letters."""
         length = torch.from_numpy(np.fromiter(map(len, texts), np.int64, len(texts)))
         is_pinned = self._device is not None and self._device.type == "cuda"
         letters = torch.empty(int(length.sum()), dtype=torch.uint8, pin_memory=is_pinned)
         if self._device is None:
-            _write((raw.translate(self._codes) for raw in _joined(texts)), letters)
+            _write((raw.translate(self._codes) for raw in _joined(texts, is_text)), letters)
             return length, letters
-        _write(_joined(texts), letters)
+        _write(_joined(texts, is_text), letters)
         return length, letters.to(self._device, non_blocking=True)
 
     def _translate(self, letters: Tensor) -> None:
@@ -162,7 +170,8 @@ class Alphabet:
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> InputError:
         """Name the first record with a letter that is unknown."""
-        codes = (raw.translate(self._codes) for raw in _joined(texts, at_a_time=1))
+        joined = _joined(texts, isinstance(texts[0], str), at_a_time=1)
+        codes = (raw.translate(self._codes) for raw in joined)
         places = (code.find(UNKNOWN) for code in codes)
         record, place = next((k, place) for k, place in enumerate(places) if place >= 0)
         letter = texts[record][place : place + 1]
@@ -200,11 +209,10 @@ class Alphabet:
         return Sequences(range(n), letters, torch.arange(n) * width, length)
 
 
-def _joined(texts: list[Any], at_a_time: int = AT_A_TIME) -> Iterator[bytes]:
+def _joined(texts: list[Any], is_text: bool, at_a_time: int = AT_A_TIME) -> Iterator[bytes]:
     """Portions of texts that are all str or all bytes, a byte for each letter."""
     for first in range(0, len(texts), at_a_time):
         some = texts[first : first + at_a_time]
-        is_text = isinstance(some[0], str)
         yield "".join(some).encode("ascii", "replace") if is_text else b"".join(some)
 
 
