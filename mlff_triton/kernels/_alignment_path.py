@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._alignment_plan import LANES, Launch, Scheme
+from mlff_triton.kernels._alignment_plan import LANES, Launch
 from mlff_triton.kernels._lanes import appended, columns_of
 from mlff_triton.kernels.reference.alignment import (
     DELETION,
@@ -515,7 +515,6 @@ class Paths(NamedTuple):
 
 def paths(
     launch: Launch,
-    numbers: Scheme,
     matrix: Tensor,
     free: Free,
     band: int | None,
@@ -538,7 +537,7 @@ def paths(
     lane : int32 [n]
         Whose columns the end is in, or -1.
     """
-    n, device = launch.n, score.device
+    n, numbers, device = launch.n, launch.numbers, score.device
     runs = torch.empty(n, launch.most_runs, dtype=torch.int32, device=device)
     n_runs = torch.zeros(n, dtype=torch.int32, device=device)
     begin = torch.empty_like(end)

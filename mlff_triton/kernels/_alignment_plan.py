@@ -120,6 +120,10 @@ class Launch(NamedTuple):
     ----------
     pairs : Pairs
         Long queries first.
+    order : int64 [n] or None
+        Which of all pairs these are; None if all as they are.
+    numbers : Scheme
+        How they are scored.
     packed : bool
         Whether lanes take two pairs at a time.
     width, lanes, strips : int
@@ -129,6 +133,8 @@ class Launch(NamedTuple):
     """
 
     pairs: Pairs
+    order: Tensor | None
+    numbers: Scheme
     packed: bool
     width: int
     lanes: int
@@ -165,17 +171,19 @@ class Launch(NamedTuple):
         if size >= self.n:
             yield self
             return
-        for places in zip(*(part.split(size) for part in self.pairs[1:]), strict=True):
+        order = self.order
+        if order is None:
+            order = torch.arange(self.n, device=self.pairs.letters.device)
+        parts = (part.split(size) for part in (order, *self.pairs[1:]))
+        for some, *places in zip(*parts, strict=True):
             pairs = Pairs(self.pairs.letters, *places)
-            yield self._replace(pairs=pairs, rows=int(pairs.query_length[0]))
+            yield self._replace(pairs=pairs, order=some, rows=int(pairs.query_length[0]))
 
 
 def launches(
     pairs: Pairs, matrix: Tensor, gaps: Gaps, free: Free, halves: bool, banded: bool
-) -> Iterator[tuple[Tensor | None, Launch, Scheme]]:
+) -> Iterator[Launch]:
     """Sort pairs by what they need: sources of scores, 16 or 32 bits, columns, rows.
-
-    With each launch comes which pairs it takes, None if all as they are.
 
     Parameters
     ----------
@@ -190,9 +198,12 @@ def launches(
             continue
         numbers = scheme(matrix, gaps, free, source, pairs.letters.device)
         packs = halves and not banded and numbers.source != MATRIX
-        for order, launch in _of_one_source(some, numbers, packs):
-            among = order if places is None or order is None else places[order]
-            yield places if order is None else among, launch, numbers
+        for launch in _of_one_source(some, numbers, packs):
+            if places is None:
+                yield launch
+            else:
+                order = places if launch.order is None else places[launch.order]
+                yield launch._replace(order=order)
 
 
 def _chosen(pairs: Pairs, places: Tensor) -> Pairs:
@@ -213,10 +224,8 @@ def _sources(pairs: Pairs, letters: int) -> Iterator[tuple[int, Tensor | None]]:
         yield PROFILE, (~common).nonzero()[:, 0]
 
 
-def _of_one_source(
-    pairs: Pairs, numbers: Scheme, halves: bool
-) -> Iterator[tuple[Tensor | None, Launch]]:
-    """Launches, and which pairs they take: None if all as they are."""
+def _of_one_source(pairs: Pairs, numbers: Scheme, halves: bool) -> Iterator[Launch]:
+    """Launches for all of these pairs."""
     lengths = torch.stack([*pairs.query_length.aminmax(), *pairs.target_length.aminmax()])
     shortest, rows, narrowest, columns = lengths.tolist()
     if numbers.bias + _highest(numbers, rows, columns) > _WORD:
@@ -225,7 +234,7 @@ def _of_one_source(
     if shortest == rows and narrowest == columns:
         packed = halves and _highest(numbers, rows, columns) <= _HALF
         width, lanes, strips = _shape(columns, widest)
-        yield None, Launch(pairs, packed, width, lanes, strips, rows)
+        yield Launch(pairs, None, numbers, packed, width, lanes, strips, rows)
         return
     shapes, of_columns = _shapes(1 << columns.bit_length(), widest)
     fits = (_highest(numbers, pairs.query_length, pairs.target_length) <= _HALF) & halves
@@ -238,7 +247,7 @@ def _of_one_source(
     for (chosen, *places), at, most in zip(parts, kinds_of, most_rows, strict=True):
         width, lanes, strips = shapes[at // 2]
         some = Pairs(pairs.letters, *places)
-        yield chosen, Launch(some, at % 2 == 1, width, lanes, strips, most)
+        yield Launch(some, chosen, numbers, at % 2 == 1, width, lanes, strips, most)
 
 
 def _highest(numbers: Scheme, rows: Any, columns: Any) -> Any:

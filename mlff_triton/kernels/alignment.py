@@ -33,7 +33,6 @@ from mlff_triton.kernels._alignment_plan import (
     MATRIX,
     PROFILE,
     Launch,
-    Scheme,
     launches,
     scheme,
 )
@@ -292,11 +291,9 @@ class _Found(NamedTuple):
     lane: Tensor
 
 
-def _fill(
-    launch: Launch, numbers: Scheme, free: Free, band: int | None, keep: bool
-) -> tuple[_Ends, Kept]:
+def _fill(launch: Launch, free: Free, band: int | None, keep: bool) -> tuple[_Ends, Kept]:
     """Fill in the tables of the pairs of a launch."""
-    n, device = launch.n, launch.pairs.letters.device
+    n, numbers, device = launch.n, launch.numbers, launch.pairs.letters.device
     tasks = launch.n_groups * launch.strips
     steps = -(-(launch.rows + launch.lanes - 1) // CHUNK) * CHUNK * keep
     grid = min(tasks, _RESIDENT * _launch.multiprocessors(launch.pairs.letters))
@@ -404,33 +401,32 @@ def alignment(
         return _nothing(device, traceback)
     exact = scheme(matrix, gaps, free, MATRIX, device).scores
     halves = _lanes.packs(pairs.letters)
-    planned = [*launches(pairs, matrix, gaps, free, halves, band is not None)]
-    planned.sort(key=lambda plan: plan[1].n, reverse=True)
-    memory = [_memory_of_group(launch, traceback) for _, launch, _ in planned]
-    fits = sum(x * plan[1].n_groups for x, plan in zip(memory, planned, strict=True)) <= _BUDGET
-    results, routes = [], []
-    with _launch.side_by_side(pairs.letters, len(planned) if fits else 1) as streams:
-        for x, (_, launch, numbers), stream in zip(memory, planned, streams, strict=False):
-            size = launch.n if fits else max(1, _BUDGET // x) * launch.per_program
+    every = list(launches(pairs, matrix, gaps, free, halves, band is not None))
+    every.sort(key=lambda launch: launch.n, reverse=True)
+    fits = sum(_memory_of_group(each, traceback) * each.n_groups for each in every) <= _BUDGET
+    scores, routes = [], []
+    with _launch.side_by_side(pairs.letters, len(every) if fits else 1) as streams:
+        for launch, stream in zip(every, streams, strict=False):
+            groups = launch.n_groups if fits else _BUDGET // _memory_of_group(launch, traceback)
             with stream:
-                for part in launch.split(size):
-                    ends, kept = _fill(part, numbers, free, band, traceback)
+                for part in launch.split(max(1, groups) * launch.per_program):
+                    ends, kept = _fill(part, free, band, traceback)
                     found = _found(part.pairs, ends, gaps, free)
-                    results.append(found.score)
+                    scores.append(found.score)
                     if traceback:
-                        route = paths(part, numbers, exact, free, band, kept, *found)
+                        route = paths(part, exact, free, band, kept, *found)
                         routes.append(route if fits else route.dense())
-    orders = [chosen for chosen, *_ in planned if chosen is not None]
+    orders = [launch.order for launch in every if launch.order is not None]
     order = torch.cat(orders) if orders else None
-    score = torch.cat(results)
+    score = torch.cat(scores)
     if order is not None:
         score = torch.empty_like(score).index_copy_(0, order, score)
     if not traceback:
         return Aligned(score, None, None, None)
-    every = Paths.joined(routes)
+    whole = Paths.joined(routes)
     if order is not None:
-        every = every.in_order(order)
-    return Aligned(score, every.begin, every.end, every.unpacked())
+        whole = whole.in_order(order)
+    return Aligned(score, whole.begin, whole.end, whole.unpacked())
 
 
 def _nothing(device: torch.device, traceback: bool) -> Aligned:
