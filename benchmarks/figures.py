@@ -77,35 +77,34 @@ def _plot_steps(axes: Axes, times: Times) -> None:
 
 
 def _plot_bio(axes: Axes, times: Times) -> None:
-    """Points, a line for each case."""
-    cases = _by_model(times)
     best = [best_peer(rows, BIO_PEERS) for rows in times.values()]
     kinds = {
         "as shipped, fp32": (_rows_of(times, BIO_REFERENCE), "s"),
         "best other, fp16": ([row for row in best if row], "."),
         "mlff_triton, fp16": (_rows_of(times, BIO_OURS), "o"),
     }
-    for label, (rows, marker) in kinds.items():
-        if rows:
-            places = [cases.index(row.case) for row in rows]
-            axes.semilogx([row.ms_p50 for row in rows], places, marker, label=label)
-    axes.set_yticks(range(len(cases)), cases, fontsize="small")
-    axes.invert_yaxis()
+    _plot_points(axes, _by_model(times), kinds, "ms_p50")
     axes.set(xlabel="forward pass, ms")
 
 
 def _plot_alignment(axes: Axes, times: Times) -> None:
-    """Points, a line for each case; not those that are compared with PyTorch."""
+    """Not those that are compared with PyTorch."""
     times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
-    cases = _by_model(times)
-    for name, (label, marker) in ALIGNERS.items():
-        rows = _rows_of(times, name)
+    kinds = {label: (_rows_of(times, name), marker) for name, (label, marker) in ALIGNERS.items()}
+    _plot_points(axes, _by_model(times), kinds, "gcups")
+    axes.set(xlabel="cells, 1e9 a second")
+
+
+def _plot_points(
+    axes: Axes, cases: list[str], kinds: dict[str, tuple[list[Row], str]], column: str
+) -> None:
+    """Points, a line for each case; rows and markers by label."""
+    for label, (rows, marker) in kinds.items():
         if rows:
             places = [cases.index(row.case) for row in rows]
-            axes.semilogx([row.gcups for row in rows], places, marker, label=label)
+            axes.semilogx([getattr(row, column) for row in rows], places, marker, label=label)
     axes.set_yticks(range(len(cases)), cases, fontsize="small")
     axes.invert_yaxis()
-    axes.set(xlabel="cells, 1e9 a second")
 
 
 PLOTS = {

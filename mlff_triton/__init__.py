@@ -5,8 +5,9 @@ Public names load on first use, so `import mlff_triton` is quick and needs neith
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mlff_triton.lazy import attributes
 
 __version__ = "0.1.0"
 
@@ -60,11 +61,7 @@ if TYPE_CHECKING:
     from mlff_triton.prediction import Ensemble, Prediction, predict
     from mlff_triton.tensornet import TensorNet
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'mlff_triton' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+__getattr__ = attributes(__name__, _HOME_OF)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlff_triton import bio, cli
+from mlff_triton import bio, cli, progress
 from mlff_triton.bio.alignment import command
 
 ERROR, INTERRUPTED = 2, 130
@@ -232,8 +232,8 @@ def test_ctrl_c_in_a_terminal(tmp_path):
     """A process of its own, that has so much to do that it is not done before."""
     arguments = ["a.fa", "b.fa.gz", "--out", "out.sam", "--device", "cpu", "--batch", "1"]
     code = (
-        "import sys; from mlff_triton import cli; from mlff_triton.bio.alignment import command; "
-        "command.SECONDS_BETWEEN_LINES = 0.0; cli.main(sys.argv[1:])"
+        "import sys; from mlff_triton import cli, progress; "
+        "progress.SECONDS_BETWEEN_LINES = 0.0; cli.main(sys.argv[1:])"
     )
     many = [f"a{k}" for k in range(3000)]
     write_fasta(tmp_path / "a.fa", many, ["ACGTTGCAACGT"] * 3000)
@@ -259,6 +259,6 @@ def test_ctrl_c_in_a_terminal(tmp_path):
 
 
 def test_progress_without_a_terminal(run, monkeypatch):
-    monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     lines = run("--out", "out.tsv", "--batch", 3)[1].splitlines()
     assert [line.split(",")[0] for line in lines[:3]] == [f"{k} of 7 pairs" for k in (3, 6, 7)]

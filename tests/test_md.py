@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig
+from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig, progress
 from mlff_triton.errors import InputError, OutputError, SimulationError
 from mlff_triton.md import (
     Settings,
@@ -500,7 +500,7 @@ def test_drift_is_the_slope_of_least_squares():
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_report_and_picture(tmp_path, monkeypatch, terminal):
-    monkeypatch.setattr(report, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     atoms = molecule("CH3CH2OH")
     settings = Settings(stages=(Stage("nvt", 20), Stage("nve", 20)), every=5, minimize=True)
     simulation = Simulation.start(atoms, Springs(atoms.positions), settings, tmp_path)

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlff_triton.bio.forward import FallbackWarning
 from mlff_triton.bio.patch import Part, Report, accelerate, accelerated, report, restore
 from mlff_triton.bio.top import TopTokens, top_tokens
+from mlff_triton.lazy import attributes
 
 if TYPE_CHECKING:
     from mlff_triton.bio.alignment import Alignments, align
@@ -31,8 +31,10 @@ __all__ = [
     "top_tokens",
 ]
 
+__getattr__ = attributes(
+    __name__, dict.fromkeys(("Alignments", "align"), "mlff_triton.bio.alignment")
+)
 
-def __getattr__(name: str) -> Any:
-    if name not in ("Alignments", "align"):
-        raise AttributeError(f"module 'mlff_triton.bio' has no attribute {name!r}")
-    return getattr(importlib.import_module("mlff_triton.bio.alignment"), name)
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mlff_triton.lazy import attributes
 
 _HOME_OF = {
     "TensorNetCalculator": "mlff_triton.calculators.ase_calculator",
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
     from mlff_triton.calculators.ase_calculator import TensorNetCalculator
     from mlff_triton.calculators.openmm_force import create_openmm_force, explain_openmm_route
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'mlff_triton.calculators' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+__getattr__ = attributes(__name__, _HOME_OF)
 
 
 def __dir__() -> list[str]:

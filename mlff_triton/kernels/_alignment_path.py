@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels._alignment_plan import LANES, Launch
-from mlff_triton.kernels._lanes import appended, columns_of
+from mlff_triton.kernels._alignment_rows import NEVER
+from mlff_triton.kernels._lanes import appended, columns_of, taken_apart
 from mlff_triton.kernels.reference.alignment import (
     DELETION,
     DIAGONAL,
@@ -30,6 +31,7 @@ from mlff_triton.kernels.reference.alignment import (
     UP,
     Free,
     Runs,
+    places_of_runs,
 )
 
 CHUNK = 32  # steps of a tile, and no more than a pair with strips has lanes
@@ -46,7 +48,6 @@ _MISMATCH = tl.constexpr(MISMATCH)
 _INSERTION = tl.constexpr(INSERTION)
 _DELETION = tl.constexpr(DELETION)
 _STOPS = tl.constexpr(DIAGONAL | LEFT)  # a bit for each is set, or for none that goes up
-_NEVER = tl.constexpr(-(2**29))
 
 
 class Mode(NamedTuple):
@@ -120,7 +121,9 @@ class Walk(NamedTuple):
 
 @triton.jit
 def _half(x, high, MODE: tl.constexpr):
-    return tl.where(high, x >> 16, (x << 16) >> 16) if MODE.packed else x
+    PACKED: tl.constexpr = MODE.packed
+    low, upper = taken_apart(x, PACKED)
+    return tl.where(high, upper, low)
 
 
 @triton.jit
@@ -140,7 +143,7 @@ def _with_operation(walk, operation, length, runs, active):
 def _border(letters, slope, opening, numbers, MODE: tl.constexpr):
     """Cells that have so many letters of one sequence before them, and none of the other."""
     x = numbers.bias + tl.where(letters > 0, letters * slope - opening, 0)
-    return tl.where(letters <= numbers.band, x, _NEVER) if MODE.banded else x
+    return tl.where(letters <= numbers.band, x, NEVER) if MODE.banded else x
 
 
 @triton.jit
@@ -254,7 +257,7 @@ def _fill_tile(
             diagonal = d + scores[w]
             x = tl.maximum(tl.maximum(diagonal, e), f[w])
             if MODE.banded:
-                x = tl.where(tl.abs(row - tl.maximum(column, 0)) <= numbers.band, x, _NEVER)
+                x = tl.where(tl.abs(row - tl.maximum(column, 0)) <= numbers.band, x, NEVER)
             move = tl.where(x == diagonal, _DIAGONAL, 0) | tl.where(x == e, _LEFT, 0)
             if MODE.local:
                 move = tl.where(x == diagonal, _DIAGONAL, move)
@@ -500,16 +503,13 @@ class Paths(NamedTuple):
 
     def dense(self) -> Paths:
         """The same with nothing between their runs, which come in their order."""
-        end = self.n_runs.cumsum(0)
-        start = end - self.n_runs
-        source = (self.first - start).repeat_interleave(self.n_runs)
-        source += torch.arange(len(source), device=source.device)
-        return self._replace(first=start, runs=self.runs[source])
+        start, places = places_of_runs(self.first, self.n_runs)
+        return self._replace(first=start[:-1], runs=self.runs[places])
 
     def unpacked(self) -> Runs:
         """Their operations."""
-        _, _, first, n_runs, runs = self.dense()
-        start = torch.cat([first, (first + n_runs)[-1:]])
+        start, places = places_of_runs(self.first, self.n_runs)
+        runs = self.runs[places]
         return Runs(start, (runs & 3).byte(), runs >> 2)
 
 
@@ -561,13 +561,7 @@ def paths(
             launch.strips,
             kept.passed.shape[1],
             launch.most_runs,
-            numbers.cost,
-            numbers.extend,
-            numbers.per_letter,
-            numbers.lift,
-            numbers.bias,
-            numbers.open_left,
-            numbers.open_top,
+            *numbers.constants,
             numbers.left_slope,
             numbers.top_slope,
             band or 0,

@@ -67,6 +67,12 @@ class Scheme(NamedTuple):
     highest: int
 
     @property
+    def constants(self) -> tuple[int, ...]:
+        """What kernels of both directions are given, in this order."""
+        gaps = self.cost, self.extend, self.per_letter
+        return *gaps, self.lift, self.bias, self.open_left, self.open_top
+
+    @property
     def letters(self) -> int:
         """How many there are."""
         return len(self.scores) - 1

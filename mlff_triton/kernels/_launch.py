@@ -7,11 +7,8 @@ one another, which share what they gather.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from itertools import cycle, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +17,6 @@ from mlff_triton.kernels.reference.maps import Map
 
 FEW, MANY = 320, 2048  # atoms up to which, and beyond which, other programs are faster
 KIB = 1024
-SIDES = 3  # streams beside the current one
 
 
 class MessageBlocks(NamedTuple):
@@ -156,34 +152,9 @@ def operands(weight: Map) -> tuple[Tensor, Tensor]:
     return weight.high, weight.low
 
 
-def multiprocessors(tensor: Tensor) -> int:
-    """Of the tensor's GPU; a few where that is not known."""
-    if not tensor.is_cuda:
-        return 4
-    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
-
-
-@contextmanager
-def side_by_side(tensor: Tensor, n: int) -> Iterator[Iterator[AbstractContextManager[Any]]]:
-    """Contexts for n launches that may run at the same time on the tensor's GPU.
-
-    They begin after all that was launched before, and all that follows waits for their end. What
-    they read has to live until then.
-    """
-    if n < 2 or not tensor.is_cuda:
-        yield repeat(nullcontext())
-        return
-    current = torch.cuda.current_stream(tensor.device)
-    sides = _sides(tensor.device)[: n - 1]
-    for side in sides:
-        side.wait_stream(current)
-    try:
-        yield map(torch.cuda.stream, cycle([current, *sides]))
-    finally:
-        for side in sides:
-            current.wait_stream(side)
-
-
 @cache
-def _sides(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(SIDES)]
+def multiprocessors(device: torch.device) -> int:
+    """How many a GPU has; a few where there is none."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

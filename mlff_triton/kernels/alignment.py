@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels import _lanes, _launch
+from mlff_triton.kernels import _lanes
 from mlff_triton.kernels._alignment_path import CHUNK, Kept, Paths, paths
 from mlff_triton.kernels._alignment_plan import (
     LANES,
@@ -52,7 +52,9 @@ from mlff_triton.kernels._alignment_rows import (
     target_codes,
 )
 from mlff_triton.kernels._lanes import block_of, joined, taken_apart
+from mlff_triton.kernels._launch import multiprocessors
 from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels._streams import side_by_side
 from mlff_triton.kernels.reference.alignment import (
     GLOBAL,
     Aligned,
@@ -296,7 +298,7 @@ def _fill(launch: Launch, free: Free, band: int | None, keep: bool) -> tuple[_En
     n, numbers, device = launch.n, launch.numbers, launch.pairs.letters.device
     tasks = launch.n_groups * launch.strips
     steps = -(-(launch.rows + launch.lanes - 1) // CHUNK) * CHUNK * keep
-    grid = min(tasks, _RESIDENT * _launch.multiprocessors(launch.pairs.letters))
+    grid = min(tasks, _RESIDENT * multiprocessors(device))
     parts = -(-launch.width // 16) * (numbers.source == PROFILE)
     counters = torch.zeros(1 + tasks, dtype=torch.int32, device=device)
 
@@ -326,13 +328,7 @@ def _fill(launch: Launch, free: Free, band: int | None, keep: bool) -> tuple[_En
             launch.strips,
             launch.rows,
             steps,
-            numbers.cost,
-            numbers.extend,
-            numbers.per_letter,
-            numbers.lift,
-            numbers.bias,
-            numbers.open_left,
-            numbers.open_top,
+            *numbers.constants,
             numbers.top_slope,
             band or 0,
             MODE=Mode(
@@ -405,7 +401,7 @@ def alignment(
     every.sort(key=lambda launch: launch.n, reverse=True)
     fits = sum(_memory_of_group(each, traceback) * each.n_groups for each in every) <= _BUDGET
     scores, routes = [], []
-    with _launch.side_by_side(pairs.letters, len(every) if fits else 1) as streams:
+    with side_by_side(pairs.letters, len(every) if fits else 1) as streams:
         for launch, stream in zip(every, streams, strict=False):
             groups = launch.n_groups if fits else _BUDGET // _memory_of_group(launch, traceback)
             with stream:

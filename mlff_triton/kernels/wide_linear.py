@@ -8,7 +8,6 @@ blocks are on their way, which libraries of products cannot do for functions the
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlff_triton.kernels._activations import activate
+from mlff_triton.kernels._launch import multiprocessors
 from mlff_triton.kernels._rows import Rotary, angles, chain, follow, launches_early, turn, turning
 
 _GROUP = 8  # rows of tiles that run together
@@ -195,7 +195,7 @@ def wide_linear(
     (*turns, n_positions), options = turning(rotary)
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
     halves = tile.columns * tile.programs > 128
-    programs = min(_processors(x.device) * tile.programs, tiles)
+    programs = min(multiprocessors(x.device) * tile.programs, tiles)
     with torch.cuda.device_of(x):
         _wide_linear_fwd_kernel[(programs,)](
             TensorDescriptor.from_tensor(x, [tile.rows, _INNER]),
@@ -221,11 +221,3 @@ def wide_linear(
             **chain(x),
         )
     return y
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    """How many programs run at a time; any number where there is no GPU."""
-    if device.type != "cuda":
-        return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mlff_triton.md import outputs
@@ -14,13 +12,13 @@ from mlff_triton.md.preparation import MAX_FORCE, Minimization
 from mlff_triton.md.settings import Settings
 from mlff_triton.md.simulation import Monitor, Simulation
 from mlff_triton.md.summary import StageRecord, energy_drift, read_log
+from mlff_triton.progress import ProgressBar
 
-SECONDS_BETWEEN_LINES = 10.0
 SECONDS_A_DAY = 86400
 
 
-class Reporter(Monitor):
-    """Progress on a console: a live bar on a terminal, else a plain line now and then.
+class Reporter(ProgressBar, Monitor):
+    """Progress of a run on a console.
 
     Parameters
     ----------
@@ -33,37 +31,11 @@ class Reporter(Monitor):
     """
 
     def __init__(self, console: Console, settings: Settings, first_step: int) -> None:
-        self.console = console
+        super().__init__(console, "preparing", settings.total_steps, first_step)
         self.settings = settings
         self.steps_done = 0
         self._first_step = first_step
         self._started = time.monotonic()
-        self._last_line = self._started
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task(
-            "preparing", total=settings.total_steps, completed=first_step, state=""
-        )
-
-    def __enter__(self) -> Reporter:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
 
     @property
     def seconds(self) -> float:
@@ -95,13 +67,8 @@ class Reporter(Monitor):
         )
 
     def _show(self, title: str, step: int, state: str) -> None:
-        self._bar.update(self._task, description=title, completed=step, state=state)
-        now = time.monotonic()
-        if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self.console.print(
-                f"{title}: step {step} of {self.settings.total_steps}, {state}", highlight=False
-            )
+        line = f"{title}: step {step} of {self.settings.total_steps}, {state}"
+        self.show(step, state, line, title)
 
 
 def summary_table(simulation: Simulation, reporter: Reporter) -> Table:

@@ -7,7 +7,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference.alignment import LETTERS_OF_OPERATIONS, MATCH, MISMATCH, Runs
+from mlff_triton.kernels.reference.alignment import (
+    LETTERS_OF_OPERATIONS,
+    MATCH,
+    MISMATCH,
+    Runs,
+    sums_before,
+)
 
 AT_A_TIME = 128  # strings that are taken from memory: they stay in the cache
 
@@ -21,7 +27,7 @@ def cigars(runs: Runs, letters: str = LETTERS_OF_OPERATIONS) -> list[str]:
     size = torch.full_like(length, 2, dtype=torch.uint8)  # a digit and a letter
     for place in range(1, places):
         size += length >= 10**place
-    end = _before(size)
+    end = sums_before(size)
     bounds = end[runs.start].tolist()
     room = places + 1  # for digits that the first number does not have
     text = torch.zeros(room + bounds[-1], dtype=torch.uint8, device=length.device)
@@ -54,8 +60,8 @@ def without_mismatches(runs: Runs) -> Runs:
     begins[1:-1] = operation[1:] != operation[:-1]
     begins[runs.start] = True
     (place,) = begins[:-1].nonzero(as_tuple=True)
-    letters = _before(runs.length)[torch.cat([place, place.new_tensor([len(operation)])])]
-    return Runs(_before(begins)[runs.start], operation[place], letters.diff().int())
+    letters = sums_before(runs.length)[torch.cat([place, place.new_tensor([len(operation)])])]
+    return Runs(sums_before(begins)[runs.start], operation[place], letters.diff().int())
 
 
 def columns(runs: Runs, operations: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
@@ -63,9 +69,4 @@ def columns(runs: Runs, operations: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
     chosen = torch.zeros_like(runs.operation, dtype=torch.bool)
     for operation in operations:
         chosen |= runs.operation == operation
-    return _before(runs.length * chosen)[runs.start].diff()
-
-
-def _before(x: Tensor) -> Tensor:
-    """Sums int64 [R + 1] of all that precede."""
-    return torch.cat([x.new_zeros(1, dtype=torch.int64), x.cumsum(0, dtype=torch.int64)])
+    return sums_before(runs.length * chosen)[runs.start].diff()

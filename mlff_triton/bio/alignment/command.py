@@ -8,20 +8,18 @@ from functools import partial
 from itertools import chain
 from math import isqrt, prod
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlff_triton.bio.alignment import sam
 from mlff_triton.bio.alignment.result import Alignment, Alignments
 from mlff_triton.bio.alignment.sequences import Record, read_fasta
 from mlff_triton.errors import InputError, OutputError
 from mlff_triton.files import replacing
+from mlff_triton.progress import ProgressBar
 
 FORMATS = (".sam", ".tsv")
-SECONDS_BETWEEN_LINES = 10.0  # of progress, where there is no terminal
 LETTERS = 2**26  # that a batch reads, or that its pairs have of queries: they bound its memory
 
 Row = TypeVar("Row", bound=tuple[Record, ...])
@@ -194,46 +192,18 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-class _Progress:
-    """Pairs and GCUPS: a bar on a terminal, else a line now and then."""
+class _Progress(ProgressBar):
+    """Pairs and GCUPS."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console = console
-        self._began = self._last_line = time.monotonic()
-        self._bar = Progress(
-            TextColumn("aligning"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("pairs {task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=total, speed="")
+        super().__init__(console, "aligning", total)
+        self._began = time.monotonic()
         self.counts = Counts(0, total, 0, 0.0)
 
     def advance(self, pairs: int, cells: int) -> None:
         """So many pairs more are written."""
-        now = time.monotonic()
-        done = self.counts
-        self.counts = Counts(done.pairs + pairs, done.total, done.cells + cells, now - self._began)
+        done, seconds = self.counts, time.monotonic() - self._began
+        self.counts = Counts(done.pairs + pairs, done.total, done.cells + cells, seconds)
         speed = f"{self.counts.gcups:.3g} GCUPS"
-        self._bar.update(self._task, completed=self.counts.pairs, speed=speed)
-        if not self._console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._console.print(
-                f"{self.counts.pairs} of {done.total} pairs, {speed}", highlight=False
-            )
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
+        line = f"{self.counts.pairs} of {done.total} pairs, {speed}"
+        self.show(self.counts.pairs, f"pairs {speed}", line)

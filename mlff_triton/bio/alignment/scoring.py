@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from operator import index
 from typing import Any, NamedTuple
@@ -111,6 +112,7 @@ def _read(matrix: Any) -> tuple[str, np.ndarray]:
     return "".join(letters or ALPHABETS[len(scores)]).upper(), scores
 
 
+@cache
 def _named(name: str) -> Any:
     if find_spec("Bio") is None:
         raise InputError(f"{name} is looked up by Biopython: pip install 'mlff-triton[align]'")

@@ -352,24 +352,44 @@ def _encoded(operations: Tensor) -> Runs:
     present = operations != _ENDED
     first = present.clone()
     first[:, 1:] &= operations[:, 1:] != operations[:, :-1]
-    per_pair = torch.cat([present.new_zeros(1, dtype=torch.int64), first.sum(1)])
     places = first[present].nonzero()[:, 0]
     length = places.diff(append=present.sum()[None])
-    return Runs(per_pair.cumsum(0), operations[first], length.int())
+    return Runs(sums_before(first.sum(1)), operations[first], length.int())
 
 
 def join_runs(parts: list[Runs]) -> Runs:
     """Runs of all parts, one after the other."""
-    count = torch.cat([part.start.diff() for part in parts])
-    start = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    start = sums_before(torch.cat([part.start.diff() for part in parts]))
     operation = torch.cat([part.operation for part in parts])
     return Runs(start, operation, torch.cat([part.length for part in parts]))
 
 
 def arrange_runs(runs: Runs, place: Tensor) -> Runs:
     """The same runs, those of pair p being what were those of ``place[p]``."""
-    count = runs.start.diff()[place]
-    start = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    offset = (runs.start[place] - start[:-1]).repeat_interleave(count)
-    source = offset + torch.arange(len(offset), device=offset.device)
-    return Runs(start, runs.operation[source], runs.length[source])
+    start, places = places_of_runs(runs.start[place], runs.start.diff()[place])
+    return Runs(start, runs.operation[places], runs.length[places])
+
+
+def places_of_runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring the runs of alignments together, in their order.
+
+    Parameters
+    ----------
+    first, count : int64 [n]
+        Where those of each one begin, and how many there are.
+
+    Returns
+    -------
+    start : int64 [n + 1]
+        As in `Runs`.
+    places : int64 [R]
+        Where each run was.
+    """
+    start = sums_before(count)
+    places = (first - start[:-1]).repeat_interleave(count)
+    return start, places.add_(torch.arange(len(places), device=places.device))
+
+
+def sums_before(x: Tensor) -> Tensor:
+    """Sums int64 [n + 1] of all numbers that precede each place."""
+    return torch.cat([x.new_zeros(1, dtype=torch.int64), x.cumsum(0, dtype=torch.int64)])
