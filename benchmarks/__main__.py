@@ -10,19 +10,22 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import alignment, bio, fidelity, figures
-from benchmarks.cases import CASES, Case
-from benchmarks.implementations import OURS, Implementation
-from benchmarks.openmm_steps import OPENMM
-from benchmarks.operators import OPERATORS, SIZES, Operator
-from benchmarks.ops import run_operators
-from benchmarks.overhead import ASE
-from benchmarks.peers import PEERS
-from benchmarks.profiling import COMMANDS, command_line, profile, trace
-from benchmarks.runner import Budget, Lab, run_case
-from benchmarks.schema import Results, read_folder
+from benchmarks.bio import alignment
+from benchmarks.bio import encoders as bio
+from benchmarks.calculators.ase_steps import ASE
+from benchmarks.calculators.openmm_steps import OPENMM
+from benchmarks.engine import fidelity
+from benchmarks.engine.cases import CASES, Case
+from benchmarks.engine.implementations import OURS, Implementation
+from benchmarks.engine.peers import PEERS
+from benchmarks.kernels.operators import OPERATORS, SIZES, Operator
+from benchmarks.kernels.run import run_operators
+from benchmarks.lab import figures
+from benchmarks.lab.profiling import COMMANDS, command_line, profile, trace
+from benchmarks.lab.runner import Budget, Lab, run_case
+from benchmarks.lab.schema import Results, read_folder
+from mlff_triton._common.timing import environment
 from mlff_triton.errors import InputError, MlffTritonError
-from mlff_triton.timing import environment
 
 RESULTS = Path(__file__).with_name("results")
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import EsmConfig, EsmModel
 
 from mlff_triton import bio
-from mlff_triton.timing import device_name, measure
+from mlff_triton._common.timing import device_name, measure
 
 FASTA = Path(__file__).parent / "sequences" / "proteins.fasta"
 ALPHABET = (

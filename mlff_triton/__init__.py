@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlff_triton.lazy import attributes
+from mlff_triton._common.lazy import attributes
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "Engine": "mlff_triton.engine",
-    "Ensemble": "mlff_triton.prediction",
-    "Graph": "mlff_triton.graph",
-    "Prediction": "mlff_triton.prediction",
-    "TensorNet": "mlff_triton.tensornet",
+    "Engine": "mlff_triton.engine.engine",
+    "Ensemble": "mlff_triton.model.prediction",
+    "Graph": "mlff_triton.neighbors.graph",
+    "Prediction": "mlff_triton.model.prediction",
+    "TensorNet": "mlff_triton.model.tensornet",
     "TensorNetCalculator": "mlff_triton.calculators",
-    "TensorNetConfig": "mlff_triton.config",
-    "VerletList": "mlff_triton.neighbors",
-    "accelerate": "mlff_triton.patch",
-    "accelerated": "mlff_triton.patch",
+    "TensorNetConfig": "mlff_triton.model.config",
+    "VerletList": "mlff_triton.neighbors.neighbor_list",
+    "accelerate": "mlff_triton.torchmd_net.patch",
+    "accelerated": "mlff_triton.torchmd_net.patch",
     "create_openmm_force": "mlff_triton.calculators",
     "load_model": "mlff_triton.checkpoints",
-    "neighbor_list": "mlff_triton.neighbors",
-    "predict": "mlff_triton.prediction",
-    "restore": "mlff_triton.patch",
+    "neighbor_list": "mlff_triton.neighbors.neighbor_list",
+    "predict": "mlff_triton.model.prediction",
+    "restore": "mlff_triton.torchmd_net.patch",
     "save_model": "mlff_triton.checkpoints",
 }
 
@@ -53,13 +53,13 @@ __all__ = [
 if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
     from mlff_triton.checkpoints import load_model, save_model
-    from mlff_triton.config import TensorNetConfig
-    from mlff_triton.engine import Engine
-    from mlff_triton.graph import Graph
-    from mlff_triton.neighbors import VerletList, neighbor_list
-    from mlff_triton.patch import accelerate, accelerated, restore
-    from mlff_triton.prediction import Ensemble, Prediction, predict
-    from mlff_triton.tensornet import TensorNet
+    from mlff_triton.engine.engine import Engine
+    from mlff_triton.model.config import TensorNetConfig
+    from mlff_triton.model.prediction import Ensemble, Prediction, predict
+    from mlff_triton.model.tensornet import TensorNet
+    from mlff_triton.neighbors.graph import Graph
+    from mlff_triton.neighbors.neighbor_list import VerletList, neighbor_list
+    from mlff_triton.torchmd_net.patch import accelerate, accelerated, restore
 
 __getattr__ = attributes(__name__, _HOME_OF)
 

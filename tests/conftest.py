@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlff_triton import costs
+from mlff_triton.engine import costs
 
 hypothesis.settings.register_profile(
     "deterministic",
@@ -27,8 +27,17 @@ torch.set_num_threads(1)  # small tensors, and other tests may run beside these
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+HERE = Path(__file__).parent
+RUN_KERNELS = [HERE / folder for folder in ("kernels", "engine/fused", "torchmd_net/fused", "bio")]
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU; where there is one, ``-m gpu`` selects every test of a kernel."""
     if torch.cuda.is_available():
+        for item in items:
+            if any(folder in item.path.parents for folder in RUN_KERNELS):
+                item.add_marker("gpu")
         return
     skip = pytest.mark.skip(reason="needs a GPU, and PyTorch finds none")
     for item in items:

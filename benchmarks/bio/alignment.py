@@ -19,14 +19,14 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-from benchmarks.alignment_cases import CASES, Problem, Scheme, build
-from benchmarks.alignment_ways import CPU, WAYS, Answer, Way, Work, parasail_function
-from benchmarks.guards import at_most, clean_up, quiet
-from benchmarks.runner import Lab
-from benchmarks.schema import AlignmentRow
+from benchmarks.bio.alignment_cases import CASES, Problem, Scheme, build
+from benchmarks.bio.alignment_ways import CPU, WAYS, Answer, Way, Work, parasail_function
+from benchmarks.lab.guards import at_most, clean_up, quiet
+from benchmarks.lab.runner import Lab
+from benchmarks.lab.schema import AlignmentRow
+from mlff_triton._common.timing import Timing, measure, reset_peak, synchronize
 from mlff_triton.bio.alignment.align import MODES
-from mlff_triton.kernels.reference.alignment import alignment as reference
-from mlff_triton.timing import Timing, measure, reset_peak, synchronize
+from mlff_triton.kernels.alignment.reference.alignment import alignment as reference
 
 LONG = 0.5  # seconds, of a call that is not repeated
 LEAST, MOST = 3, 200  # calls of others

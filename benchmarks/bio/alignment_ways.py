@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.alignment_cases import EDIT, AlignmentCase, Problem, Scheme
+from benchmarks.bio.alignment_cases import EDIT, AlignmentCase, Problem, Scheme
+from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.bio.alignment.align import MODES
 from mlff_triton.bio.alignment.cigar import cigars
-from mlff_triton.kernels.reference.alignment import Aligned, Gaps
-from mlff_triton.kernels.reference.alignment import alignment as reference
-from mlff_triton.timing import device_name, version_of
+from mlff_triton.kernels.alignment.reference.alignment import Aligned, Gaps
+from mlff_triton.kernels.alignment.reference.alignment import alignment as reference
 
 CPU = torch.device("cpu")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -111,11 +111,11 @@ def kernel(problem: Problem, device: torch.device) -> Work:
     """Ours, with letters on the GPU."""
     case, pairs = problem.case, problem.on(device)
     if case.scheme == EDIT:
-        from mlff_triton.kernels.edit_distance import edit_distance
+        from mlff_triton.kernels.alignment.edit_distance import edit_distance
 
         step = partial(edit_distance, pairs, len(EDIT.letters))
         return Work(step, lambda found: Answer(-_on_host(found)))
-    from mlff_triton.kernels.alignment import alignment
+    from mlff_triton.kernels.alignment.alignment import alignment
 
     _, matrix, gaps = case.scheme.scoring
     step = partial(alignment, pairs, matrix, gaps, MODES[case.mode], traceback=case.traceback)

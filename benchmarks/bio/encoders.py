@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.guards import at_most, clean_up, quiet
-from benchmarks.peers import eager, graphed
-from benchmarks.runner import Lab
-from benchmarks.schema import make_row
-from mlff_triton.timing import Timing, measure, reset_peak
+from benchmarks.engine.peers import eager, graphed
+from benchmarks.lab.guards import at_most, clean_up, quiet
+from benchmarks.lab.runner import Lab
+from benchmarks.lab.schema import make_row
+from mlff_triton._common.timing import Timing, measure, reset_peak
 
 OUR_TOLERANCE, PEER_TOLERANCE = 1e-5, 1e-4
 MARGIN = 1e-3  # of a best logit over the next one: nearer ones may change places

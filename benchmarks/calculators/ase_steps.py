@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from benchmarks.implementations import Implementation, Outcome, Prepared, engine
-from benchmarks.systems import System
+from benchmarks.engine.implementations import Implementation, Outcome, Prepared, engine
+from benchmarks.systems.systems import System
 from mlff_triton.calculators import TensorNetCalculator
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.tensornet import TensorNet
 
 STEPS = 10  # one after the other, as in simulations
 MOVE = 0.002  # Å, about as far as an atom of water moves in half a femtosecond

@@ -20,12 +20,18 @@ from ase.data import atomic_masses
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.implementations import PEER_TOLERANCE, Implementation, Outcome, Prepared, engine
-from benchmarks.peers import compiled, lone_atoms, peer_inputs, rebuild_for
-from benchmarks.systems import System
+from benchmarks.engine.implementations import (
+    PEER_TOLERANCE,
+    Implementation,
+    Outcome,
+    Prepared,
+    engine,
+)
+from benchmarks.engine.peers import compiled, lone_atoms, peer_inputs, rebuild_for
+from benchmarks.systems.systems import System
 from mlff_triton.calculators import create_openmm_force
-from mlff_triton.calculators.openmm_torch import import_openmmtorch
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.calculators.openmm.torch_force import import_openmmtorch
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 TIME_STEP = 1e-6  # ps

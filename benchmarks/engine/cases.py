@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks import systems
-from benchmarks.geometries import MD17, MD22
-from benchmarks.systems import System
+from benchmarks.systems import systems
+from benchmarks.systems.geometries import MD17, MD22
+from benchmarks.systems.systems import System
 
 TRUTH_ATOMS = 4096  # the most for which the float64 truth with its autograd graph is computed
 
@@ -24,7 +24,7 @@ class Case:
     build : callable
         Makes the system.
     model : str
-        One of `benchmarks.models.MODELS`.
+        One of `benchmarks.systems.models.MODELS`.
     check : str, optional
         Name of a smaller case of this bench, whose forces are compared with the truth instead.
     stress : bool

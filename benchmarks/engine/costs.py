@@ -1,4 +1,4 @@
-"""``python -m benchmarks.costs``: the costs that the package ships, from the committed results.
+"""``python -m benchmarks.engine.costs``: the shipped costs, from the committed results.
 
 The numbers are times of the GPU alone. Implementations that were measured on fewer than three
 sizes have no costs.
@@ -10,11 +10,11 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from benchmarks import models
 from benchmarks.__main__ import RESULTS
-from benchmarks.schema import PASS, Row, read_rows
-from mlff_triton.calibration import Point, fit
-from mlff_triton.costs import SHIPPED, Costs, Place, software, write
+from benchmarks.lab.schema import PASS, Row, read_rows
+from benchmarks.systems import models
+from mlff_triton.engine.calibration import Point, fit
+from mlff_triton.engine.costs import SHIPPED, Costs, Place, software, write
 
 BENCHES = {"step": "random", "shipped": "shipped"}  # and the model of each
 BACKENDS = {"engine": "triton-graph", "exact": "exact"}  # by the names of implementations

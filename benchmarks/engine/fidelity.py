@@ -25,16 +25,16 @@ from ase.md.verlet import VelocityVerlet
 from ase.optimize import FIRE
 from numpy.typing import NDArray
 
-from benchmarks import systems
-from benchmarks.guards import at_most, clean_up
-from benchmarks.models import model
-from benchmarks.openmm_steps import PLATFORMS, make_context
-from benchmarks.runner import Lab
-from benchmarks.schema import make_row
-from benchmarks.systems import System
+from benchmarks.calculators.openmm_steps import PLATFORMS, make_context
+from benchmarks.lab.guards import at_most, clean_up
+from benchmarks.lab.runner import Lab
+from benchmarks.lab.schema import make_row
+from benchmarks.systems import systems
+from benchmarks.systems.models import model
+from benchmarks.systems.systems import System
+from mlff_triton._common.timing import Timing
 from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
-from mlff_triton.md.preparation import draw_momenta
-from mlff_triton.timing import Timing
+from mlff_triton.dynamics.preparation import draw_momenta
 from mlff_triton.units import EV_TO_KCAL_PER_MOL, EV_TO_KJ_PER_MOL, NM
 
 TIME_STEP = 0.5  # fs

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.implementations import Outcome, exact
-from benchmarks.systems import System
-from mlff_triton.prediction import Prediction
-from mlff_triton.tensornet import TensorNet
+from benchmarks.engine.implementations import Outcome, exact
+from benchmarks.systems.systems import System
+from mlff_triton.model.prediction import Prediction
+from mlff_triton.model.tensornet import TensorNet
 
 NET_FORCE = 1e-3  # of the largest force times the root of the number of atoms
 

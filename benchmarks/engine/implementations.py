@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.systems import System
-from mlff_triton.prediction import Prediction, predict
-from mlff_triton.tensornet import TensorNet
+from benchmarks.systems.systems import System
+from mlff_triton.model.prediction import Prediction, predict
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import tolerance
 
 # DESIGN: a fast path is at most this far from the truth; others are measured if they are close.
@@ -116,7 +116,7 @@ def exact(
 
 def engine(model: TensorNet, system: System, device: torch.device) -> Prepared:
     """The engine: a whole step, from positions to energies, forces and virials."""
-    from mlff_triton.engine import Engine
+    from mlff_triton.engine.engine import Engine
 
     mine = Engine(model, device=device)
     numbers, positions, cells, batch = tensors(system, device)

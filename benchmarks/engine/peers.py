@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.implementations import (
-    PEER_TOLERANCE,
-    Implementation,
-    Outcome,
-    Prepared,
-)
-from benchmarks.systems import System
+from benchmarks.engine.implementations import PEER_TOLERANCE, Implementation, Outcome, Prepared
+from benchmarks.systems.systems import System
 from mlff_triton.checkpoints.torchmd_net import LAYER_NAMES
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.tensornet import TensorNet
 
 NEIGHBORS = 64  # an atom, itself included, that its neighbor list has room for on average
 NETWORK = "representation_model."

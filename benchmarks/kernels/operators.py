@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks import radial_messages
-from benchmarks.systems import random_box
-from mlff_triton.graph import Graph
+from benchmarks.kernels import radial_messages
+from benchmarks.systems.systems import random_box
+from mlff_triton.neighbors.graph import Graph
 
 CHANNELS = 128
 CUTOFF = 5.0
@@ -59,12 +59,12 @@ class Operator:
 
 def kernel(stem: str, name: str | None = None, **options: Any) -> Function:
     """A public function of ``mlff_triton.kernels``, imported at its first call."""
-    return partial(_call, f"mlff_triton.kernels.{stem}", name or stem, **options)
+    return partial(_call, f"mlff_triton.kernels.ops.{stem}", name or stem, **options)
 
 
 def reference(stem: str, name: str | None = None, **options: Any) -> Function:
     """Its counterpart in plain PyTorch."""
-    return partial(_call, f"mlff_triton.kernels.reference.{stem}", name or stem, **options)
+    return partial(_call, f"mlff_triton.kernels.ops.reference.{stem}", name or stem, **options)
 
 
 def _call(module: str, name: str, *inputs: Tensor, **options: Any) -> Any:
@@ -105,7 +105,7 @@ def messages_eager(
 
 def attention_ours(q: Tensor, k: Tensor, v: Tensor, row_ptr: Tensor) -> Tensor:
     """Attention of sequences that are all of one length."""
-    from mlff_triton.kernels.attention import attention
+    from mlff_triton.kernels.ops.attention import attention
 
     return attention(q, k, v, row_ptr, len(q) // (len(row_ptr) - 1))
 

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.models import model
-from benchmarks.systems import System, random_box
-from mlff_triton.graph import Graph
-from mlff_triton.irreps import PARTS
-from mlff_triton.radial import TOLERANCES, RadialTables, radial_functions, tabulate
-from mlff_triton.tensornet import TensorNet
+from benchmarks.systems.models import model
+from benchmarks.systems.systems import System, random_box
+from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, radial_functions, tabulate
+from mlff_triton.model.irreps import PARTS
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import Graph
 
 if TYPE_CHECKING:
-    from benchmarks.operators import Inputs, Source
+    from benchmarks.kernels.operators import Inputs, Source
 
 SKIN = 0.5  # Å; our lists are kept for some steps, so they hold more than the edges
 CAPACITY = 128  # neighbors that a row has room for
@@ -66,7 +66,7 @@ def _box(n_atoms: int, device: torch.device) -> Box:
 
 def rows_of(graph: Graph, capacity: int = CAPACITY) -> Any:
     """A graph as neighbor rows; atoms keep their order."""
-    from mlff_triton.kernels.reference.neighbor_list import NeighborRows, pack_shifts
+    from mlff_triton.kernels.neighbors.reference.neighbor_list import NeighborRows, pack_shifts
 
     device, n_atoms = graph.senders.device, graph.n_atoms
     count = graph.row_ptr.diff()
@@ -124,8 +124,8 @@ def eager(y: Tensor, positions: Tensor) -> Tensor:
 
 def ours(y: Tensor, positions: Tensor) -> Tensor:
     """The same by the kernels."""
-    from mlff_triton.kernels.edges import edges
-    from mlff_triton.kernels.radial_message_passing import message_product
+    from mlff_triton.kernels.neighbors.edges import edges
+    from mlff_triton.kernels.tensornet.message_product import message_product
 
     box, tables = _box(len(positions), y.device), _tables(y.device, y.dtype)
     found, _ = edges(

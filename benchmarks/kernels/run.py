@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gate import GateError
-from benchmarks.guards import at_most, clean_up, quiet
-from benchmarks.operators import OPERATORS, Function, Inputs, Operator, Source
-from benchmarks.runner import Lab
-from benchmarks.schema import make_row, with_bytes
+from benchmarks.engine.gate import GateError
+from benchmarks.kernels.operators import OPERATORS, Function, Inputs, Operator, Source
+from benchmarks.lab.guards import at_most, clean_up, quiet
+from benchmarks.lab.runner import Lab
+from benchmarks.lab.schema import make_row, with_bytes
+from mlff_triton._common.timing import COPY_BYTES, Timing, copy_timing, measure
 from mlff_triton.testing import tolerance
-from mlff_triton.timing import COPY_BYTES, Timing, copy_timing, measure
 
 CHECK_ATOMS = 4096  # the most for which the float64 truth is computed
 SAMPLING = 0.2  # s

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.schema import AlignmentRow, AnyRow, Row, bytes_of, read_rows
+from benchmarks.lab.schema import AlignmentRow, AnyRow, Row, bytes_of, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from mlff_triton.timing import reset_peak
+from mlff_triton._common.timing import reset_peak
 
 
 @contextmanager

@@ -7,10 +7,10 @@ import sys
 
 import torch
 
-from benchmarks.cases import Case
-from benchmarks.guards import clean_up
-from benchmarks.implementations import Implementation, Prepared
-from benchmarks.models import model
+from benchmarks.engine.cases import Case
+from benchmarks.engine.implementations import Implementation, Prepared
+from benchmarks.lab.guards import clean_up
+from benchmarks.systems.models import model
 from mlff_triton.errors import InputError
 
 STEPS = 5

@@ -11,15 +11,15 @@ from functools import lru_cache
 
 import torch
 
-from benchmarks.cases import Case, standing_in
-from benchmarks.gate import GateError, Truth, check_plausible
-from benchmarks.guards import at_most, clean_up, quiet
-from benchmarks.implementations import Implementation, Prepared
-from benchmarks.models import model
-from benchmarks.schema import AnyRow, Results, make_row
-from benchmarks.systems import System
+from benchmarks.engine.cases import Case, standing_in
+from benchmarks.engine.gate import GateError, Truth, check_plausible
+from benchmarks.engine.implementations import Implementation, Prepared
+from benchmarks.lab.guards import at_most, clean_up, quiet
+from benchmarks.lab.schema import AnyRow, Results, make_row
+from benchmarks.systems.models import model
+from benchmarks.systems.systems import System
+from mlff_triton._common.timing import Environment, Timing, measure, synchronize
 from mlff_triton.errors import MlffTritonError
-from mlff_triton.timing import Environment, Timing, measure, synchronize
 
 
 @dataclass

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mlff_triton._common.timing import Environment, Timing
 from mlff_triton.errors import InputError
-from mlff_triton.timing import Environment, Timing
 
 PASS, FAIL = "pass", "fail"
 
@@ -26,7 +26,7 @@ class Row:
     atoms, edges : int
         Size of the case; edges are directed, within the model's cutoff.
     gpu, torch, triton, commit, date : str
-        See `mlff_triton.timing.Environment`.
+        See `mlff_triton._common.timing.Environment`.
     ms_p20, ms_p50, ms_p80 : float or None
         Quantiles of a call, ms; None if the gate failed.
     peak_mib : float or None

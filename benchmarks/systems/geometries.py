@@ -1,6 +1,6 @@
 """Builds ``geometries.xyz``: the molecules of MD17 and MD22, by RDKit and ASE.
 
-Run once, ``python -m benchmarks.geometries``, where RDKit is installed; the file is committed, so
+Run once, ``python -m benchmarks.systems.geometries``, with RDKit; the file is committed, so
 that measuring needs no RDKit. The time of a step depends on composition and density alone:
 complexes are put together to touch, not to bind.
 

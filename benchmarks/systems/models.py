@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from mlff_triton.checkpoints import load_model
-from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import InputError
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.tensornet import TensorNet
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 MATPES = "matgl-tensornet-matpes-pbe"
 DATA_FOLDERS = (CHECKOUT / "shared" / "data", CHECKOUT.parent / "shared" / "data")
 

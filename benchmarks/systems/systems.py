@@ -11,9 +11,9 @@ from ase import Atoms
 from ase.build import bulk
 from numpy.typing import NDArray
 
-from benchmarks import geometries
-from mlff_triton.graph import Graph, concatenate
-from mlff_triton.neighbors import neighbor_list
+from benchmarks.systems import geometries
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import water_box
 from mlff_triton.units import NM
 

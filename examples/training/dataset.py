@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton import Graph, neighbor_list
-from mlff_triton.graph import concatenate
+from mlff_triton.neighbors.graph import concatenate
 
 TRAIN, VALIDATION = 0, 1  # splits that training knows by number
 

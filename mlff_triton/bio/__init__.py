@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlff_triton._common.lazy import attributes
+from mlff_triton.bio.encoders.top import TopTokens, top_tokens
 from mlff_triton.bio.forward import FallbackWarning
 from mlff_triton.bio.patch import Part, Report, accelerate, accelerated, report, restore
-from mlff_triton.bio.top import TopTokens, top_tokens
-from mlff_triton.lazy import attributes
 
 if TYPE_CHECKING:
     from mlff_triton.bio.alignment import Alignments, align

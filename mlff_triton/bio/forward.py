@@ -213,6 +213,6 @@ def check_backend(backend: str, device: torch.device) -> None:
     if find_spec("triton") is None:
         raise BackendError("Triton is not installed: pip install triton, or use backend='torch'")
     if device.type != "cuda":
-        from mlff_triton.kernels._operators import check_device
+        from mlff_triton.kernels.common.checks import check_device
 
         check_device(torch.empty(0, device=device))

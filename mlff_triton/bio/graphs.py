@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from mlff_triton.capturing import record
+from mlff_triton._common.cuda_graphs import record
 
 KEPT = 16  # shapes; the one used longest ago is forgotten first
 

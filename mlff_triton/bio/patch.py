@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from mlff_triton.bio.fair_esm import ESM2Forward
+from mlff_triton.bio.encoders.fair_esm import ESM2Forward
+from mlff_triton.bio.encoders.huggingface import EncoderForward, HeadForward
+from mlff_triton.bio.encoders.motifs import MOTIFS, looks_like_encoder
 from mlff_triton.bio.forward import BACKENDS, PRECISIONS, FastForward, Options, check_backend
-from mlff_triton.bio.huggingface import EncoderForward, HeadForward
-from mlff_triton.bio.motifs import MOTIFS, looks_like_encoder
 from mlff_triton.errors import InputError, UnsupportedModelError
 
 Adapter = type[FastForward[Any]]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlff_triton.lazy import attributes
+from mlff_triton._common.lazy import attributes
 
 _HOME_OF = {
     "TensorNetCalculator": "mlff_triton.calculators.ase_calculator",
-    "create_openmm_force": "mlff_triton.calculators.openmm_force",
-    "explain_openmm_route": "mlff_triton.calculators.openmm_force",
+    "create_openmm_force": "mlff_triton.calculators.openmm.force",
+    "explain_openmm_route": "mlff_triton.calculators.openmm.force",
 }
 
 __all__ = ["TensorNetCalculator", "create_openmm_force", "explain_openmm_route"]
 
 if TYPE_CHECKING:
     from mlff_triton.calculators.ase_calculator import TensorNetCalculator
-    from mlff_triton.calculators.openmm_force import create_openmm_force, explain_openmm_route
+    from mlff_triton.calculators.openmm.force import create_openmm_force, explain_openmm_route
 
 __getattr__ = attributes(__name__, _HOME_OF)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.batch import Batch, check_charge, same
-from mlff_triton.engine import Engine
-from mlff_triton.neighbors import Box, check_positions
-from mlff_triton.prediction import Ensemble, Prediction
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.engine.batch import Batch, check_charge, same
+from mlff_triton.engine.engine import Engine
+from mlff_triton.model.prediction import Ensemble, Prediction
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.neighbor_list import Box, check_positions
 
 System = tuple[ArrayLike, ArrayLike, ArrayLike | None, ArrayLike, float]
 """Atomic numbers, positions, cell, periodicity and charge of one system."""
@@ -23,7 +23,7 @@ class Session:
     Parameters
     ----------
     model, device, dtype, backend, skin
-        As for `mlff_triton.engine.Engine`.
+        As for `mlff_triton.engine.engine.Engine`.
     """
 
     def __init__(

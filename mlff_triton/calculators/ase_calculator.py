@@ -11,11 +11,11 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from numpy.typing import NDArray
 
-from mlff_triton.batch import same
 from mlff_triton.calculators._session import Session
+from mlff_triton.engine.batch import same
 from mlff_triton.errors import InputError
-from mlff_triton.prediction import Ensemble, Prediction
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble, Prediction
+from mlff_triton.model.tensornet import TensorNet
 
 MAX_BATCH_ATOMS = 8192
 VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy of nine numbers row by row
@@ -37,7 +37,7 @@ class TensorNetCalculator(Calculator):
     dtype : {"float32", "float64"}
         Precision of the network; energies add up in float64 either way.
     backend : str
-        ``"auto"``, or what computes: see `mlff_triton.engine.Engine`.
+        ``"auto"``, or what computes: see `mlff_triton.engine.engine.Engine`.
     skin : float
         Verlet skin in Å; larger means rarer, longer lists.
 

@@ -14,8 +14,8 @@ from mlff_triton.checkpoints import matgl, torchmd_net
 from mlff_triton.checkpoints._weights import read_pickle
 from mlff_triton.checkpoints.native import model_card, read_native, save_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
-from mlff_triton.prediction import Ensemble
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import ENERGY_UNITS
 
 __all__ = ["load_model", "model_card", "resolve_path", "save_model", "shipped_models"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.tensornet import TensorNet
 
 
 def read_pickle(file: Path | IO[bytes], name: str) -> Any:

@@ -21,9 +21,9 @@ from mlff_triton.checkpoints._weights import (
     set_energy_scale,
     stack_linears,
 )
-from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.tensornet import TensorNet
 
 # Symbols of elements 1..103, which is as far as MatGL models reach.
 SYMBOLS = """

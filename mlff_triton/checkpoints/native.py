@@ -12,12 +12,12 @@ import safetensors
 import safetensors.torch
 
 from mlff_triton.checkpoints._weights import interpreting, load_weights, set_energy_scale
-from mlff_triton.config import TensorNetConfig, ZBLConfig
 from mlff_triton.errors import CheckpointError, InputError, OutputError, UnsupportedModelError
-from mlff_triton.prediction import Ensemble
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
 
-FORMAT = "mlff_triton.tensornet.1"
+FORMAT = "mlff_triton.model.tensornet.1"
 SCALE = ("std", "mean", "references")
 
 

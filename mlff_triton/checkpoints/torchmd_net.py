@@ -20,9 +20,9 @@ from mlff_triton.checkpoints._weights import (
     set_energy_scale,
     stack_linears,
 )
-from mlff_triton.config import ACTIVATIONS, MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import ACTIVATIONS, MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
+from mlff_triton.model.tensornet import TensorNet
 
 COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) as TorchMD-NET's ZBL prior has it
 ANGSTROM_PER_METER = 1e10

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from mlff_triton import __version__
-from mlff_triton.bench import PASS_ON, bench
-from mlff_triton.calibrate import calibrate
+from mlff_triton.cli.bench import PASS_ON, bench
+from mlff_triton.cli.calibrate import calibrate
 from mlff_triton.errors import InputError, MlffTritonError, OutputError
 
 if TYPE_CHECKING:
-    from mlff_triton.md import Settings, Simulation, Snapshot
-    from mlff_triton.prediction import Ensemble
-    from mlff_triton.tensornet import TensorNet
+    from mlff_triton.dynamics import Settings, Simulation, Snapshot
+    from mlff_triton.model.prediction import Ensemble
+    from mlff_triton.model.tensornet import TensorNet
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -123,7 +123,7 @@ def md(
 
     Ctrl-C finishes the step and leaves a restart file.
     """
-    from mlff_triton.md import Settings, stages_of
+    from mlff_triton.dynamics import Settings, stages_of
 
     if restart is not None:
         simulation = _continued(restart, _explicit(context))
@@ -176,9 +176,9 @@ def explain(
     ] = None,
 ) -> None:
     """Say which backend would compute a model here, and why not the others."""
-    from mlff_triton import dispatch
     from mlff_triton.checkpoints import load_model
-    from mlff_triton.engine import find_device, find_dtype
+    from mlff_triton.engine import dispatch
+    from mlff_triton.engine.engine import find_device, find_dtype
 
     place = find_device(device)
     n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms
@@ -250,7 +250,7 @@ def align(
 
     from mlff_triton import bio
     from mlff_triton.bio.alignment.command import Request, run
-    from mlff_triton.md.interrupt import StopRequest
+    from mlff_triton.dynamics.interrupt import StopRequest
 
     aligner = partial(
         bio.align,
@@ -319,9 +319,9 @@ def _started(
     overwrite: bool,
 ) -> Simulation:
     """Set up a new run; what can be refused quickly is refused before the model is loaded."""
-    from mlff_triton.md import Simulation, read_structure
-    from mlff_triton.md.integrators import check_ensembles
-    from mlff_triton.md.outputs import check_directory
+    from mlff_triton.dynamics import Simulation, read_structure
+    from mlff_triton.dynamics.integrators import check_ensembles
+    from mlff_triton.dynamics.outputs import check_directory
 
     atoms = read_structure(structure)
     if charge is not None:
@@ -333,7 +333,7 @@ def _started(
 
 
 def _continued(restart: Path, typed: dict[str, Any]) -> Simulation:
-    from mlff_triton.md import Simulation, load_restart
+    from mlff_triton.dynamics import Simulation, load_restart
 
     snapshot = load_restart(restart)
     _refuse_contradictions(snapshot, restart, typed)
@@ -342,7 +342,7 @@ def _continued(restart: Path, typed: dict[str, Any]) -> Simulation:
 
 def _refuse_contradictions(snapshot: Snapshot, restart: Path, typed: dict[str, Any]) -> None:
     """Raise an `InputError` if an option says anything else than the restart file."""
-    from mlff_triton.md import stages_of
+    from mlff_triton.dynamics import stages_of
 
     stages = snapshot.settings.stages
     recorded = {
@@ -372,9 +372,9 @@ def _refuse_contradictions(snapshot: Snapshot, restart: Path, typed: dict[str, A
 
 
 def _run_and_report(simulation: Simulation) -> None:
-    from mlff_triton.md import draw_summary
-    from mlff_triton.md.interrupt import StopRequest
-    from mlff_triton.md.report import Reporter, summary_table
+    from mlff_triton.dynamics import draw_summary
+    from mlff_triton.dynamics.interrupt import StopRequest
+    from mlff_triton.dynamics.report import Reporter, summary_table
 
     console = Console()
     with (
@@ -404,8 +404,8 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     """Rows of the table of `info`; of an ensemble, those of its first member."""
     from ase.data import chemical_symbols
 
-    from mlff_triton.prediction import Ensemble
-    from mlff_triton.tensornet import TensorNet
+    from mlff_triton.model.prediction import Ensemble
+    from mlff_triton.model.tensornet import TensorNet
 
     member = model.members[0] if isinstance(model, Ensemble) else model
     assert isinstance(member, TensorNet)

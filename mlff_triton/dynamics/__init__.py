@@ -2,7 +2,7 @@
 
 Examples
 --------
->>> from mlff_triton.md import Settings, Simulation, Stage, read_structure
+>>> from mlff_triton.dynamics import Settings, Simulation, Stage, read_structure
 >>> from mlff_triton.calculators import TensorNetCalculator
 >>> settings = Settings(stages=(Stage("nvt", 2000), Stage("nve", 2000)), minimize=True)
 >>> simulation = Simulation.start(  # doctest: +SKIP
@@ -12,11 +12,11 @@ Examples
 True
 """
 
-from mlff_triton.md.restart import Snapshot, load_restart
-from mlff_triton.md.settings import Settings, Stage, stages_of
-from mlff_triton.md.simulation import Monitor, Simulation
-from mlff_triton.md.structures import read_structure
-from mlff_triton.md.summary import draw_summary
+from mlff_triton.dynamics.restart import Snapshot, load_restart
+from mlff_triton.dynamics.settings import Settings, Stage, stages_of
+from mlff_triton.dynamics.simulation import Monitor, Simulation
+from mlff_triton.dynamics.structures import read_structure
+from mlff_triton.dynamics.summary import draw_summary
 
 __all__ = [
     "Monitor",

@@ -14,8 +14,8 @@ from ase.md.langevinbaoab import LangevinBAOAB
 from ase.md.nose_hoover_chain import IsotropicMTKNPT
 from ase.md.verlet import VelocityVerlet
 
+from mlff_triton.dynamics.settings import Settings
 from mlff_triton.errors import InputError
-from mlff_triton.md.settings import Settings
 
 THERMOSTAT_TIME = 100 * units.fs
 BAROSTAT_TIME = 1000 * units.fs

@@ -17,8 +17,8 @@ from ase import Atoms, units
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from mlff_triton._common.files import reported
 from mlff_triton.errors import OutputError
-from mlff_triton.files import reported
 
 TRAJECTORY = "trajectory.xyz"
 LOG = "log.csv"

@@ -7,12 +7,12 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from mlff_triton.md import outputs
-from mlff_triton.md.preparation import MAX_FORCE, Minimization
-from mlff_triton.md.settings import Settings
-from mlff_triton.md.simulation import Monitor, Simulation
-from mlff_triton.md.summary import StageRecord, energy_drift, read_log
-from mlff_triton.progress import ProgressBar
+from mlff_triton._common.progress import ProgressBar
+from mlff_triton.dynamics import outputs
+from mlff_triton.dynamics.preparation import MAX_FORCE, Minimization
+from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.simulation import Monitor, Simulation
+from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log
 
 SECONDS_A_DAY = 86400
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
+from mlff_triton._common.files import replace_file
+from mlff_triton.dynamics.integrators import State
+from mlff_triton.dynamics.preparation import Minimization
+from mlff_triton.dynamics.settings import Settings
 from mlff_triton.errors import InputError
-from mlff_triton.files import replace_file
-from mlff_triton.md.integrators import State
-from mlff_triton.md.preparation import Minimization
-from mlff_triton.md.settings import Settings
 
-FORMAT = "mlff_triton.md.1"
+FORMAT = "mlff_triton.dynamics.1"
 
 # What NumPy, zipfile, JSON and the reading of their contents raise on damaged or foreign files.
 UNREADABLE = (

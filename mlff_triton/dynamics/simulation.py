@@ -9,13 +9,13 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator
 
+from mlff_triton.dynamics import outputs
+from mlff_triton.dynamics.integrators import Integrator, State, check_ensembles, make_integrator
+from mlff_triton.dynamics.outputs import LogRow, RecordFile, frame, observe
+from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimize
+from mlff_triton.dynamics.restart import Snapshot, save_restart
+from mlff_triton.dynamics.settings import Settings, Span
 from mlff_triton.errors import InputError, MlffTritonError, SimulationError
-from mlff_triton.md import outputs
-from mlff_triton.md.integrators import Integrator, State, check_ensembles, make_integrator
-from mlff_triton.md.outputs import LogRow, RecordFile, frame, observe
-from mlff_triton.md.preparation import Minimization, draw_momenta, minimize
-from mlff_triton.md.restart import Snapshot, save_restart
-from mlff_triton.md.settings import Settings, Span
 
 
 class Monitor:

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from mlff_triton.files import replace_file
-from mlff_triton.md import outputs
+from mlff_triton._common.files import replace_file
+from mlff_triton.dynamics import outputs
 
 FloatArray = NDArray[np.float64]
 

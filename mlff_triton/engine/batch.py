@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.neighbors import Box, FloatArray, check_positions
+from mlff_triton.neighbors.neighbor_list import Box, FloatArray, check_positions
 
 HEAD = 64  # rows that are looked at first
 IntArray = NDArray[np.int64]
@@ -60,7 +60,7 @@ class Batch:
         batch: ArrayLike | None = None,
         charge: ArrayLike | None = None,
     ) -> Batch:
-        """Check systems; arguments and errors as for `mlff_triton.engine.Engine.compute`."""
+        """Check systems; arguments and errors as for `mlff_triton.engine.engine.Engine.compute`."""
         points = check_positions(as_array(positions))
         z = as_array(numbers)
         if z.shape != (len(points),) or z.dtype.kind not in "iu":

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from mlff_triton.batch import Batch
-from mlff_triton.costs import DENSITY, Cost, typical_edges
-from mlff_triton.engine import Engine
+from mlff_triton._common.timing import measure
+from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.costs import DENSITY, Cost, typical_edges
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError
-from mlff_triton.neighbors import neighbor_list
-from mlff_triton.tensornet import TensorNet
-from mlff_triton.timing import measure
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 
 SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (16, 64, 256, 1024, 4096, 16384)}
 SLOW = 250.0  # ms; a backend that takes longer is not tried on anything larger

@@ -1,6 +1,6 @@
 """What a step costs: a line through measured times, for each backend, model and device.
 
-Costs come with the package (``costs.csv``, which `benchmarks.costs` makes from the committed
+Costs come with the package (``costs.csv``, which `benchmarks.engine.costs` makes from the committed
 results: GPU time, without the way to the host and back) or from ``mlff-triton calibrate``, which
 keeps those of the machine at hand (whole calls) in a file of the same form. A machine's own win.
 """
@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from mlff_triton.config import TensorNetConfig
+from mlff_triton._common.files import replace_file, reported
+from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.errors import InputError
-from mlff_triton.files import replace_file, reported
-from mlff_triton.timing import device_name, version_of
+from mlff_triton.model.config import TensorNetConfig
 
 CACHE = "MLFF_TRITON_CACHE"  # folder of what `calibrate` measures; by default that of the user
 SHIPPED = Path(__file__).with_suffix(".csv")
@@ -36,7 +36,7 @@ class Place:
     Attributes
     ----------
     device : str
-        See `mlff_triton.timing.device_name`.
+        See `mlff_triton._common.timing.device_name`.
     channels, layers : int
         Shape of the model.
     dtype : str

@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.batch import Batch, same, to_tensor
-from mlff_triton.capturing import record
+from mlff_triton._common.cuda_graphs import record
+from mlff_triton.engine.batch import Batch, same, to_tensor
+from mlff_triton.engine.host_steps import ResidentStep, Units
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.step import Outputs, Systems, step
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
-from mlff_triton.host import ResidentStep, Units
-from mlff_triton.kernels import step as kernels
-from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
-from mlff_triton.kernels.neighbor_list import MAX_REACH, NeighborRows, build_rows
-from mlff_triton.kernels.reference.edges import Edges
-from mlff_triton.neighbors import Box, check_box, check_skin, deformation
-from mlff_triton.parameters import Parameters
-from mlff_triton.prediction import Prediction
-from mlff_triton.step import Outputs, Systems, step
+from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE, edges
+from mlff_triton.kernels.neighbors.neighbor_list import MAX_REACH, NeighborRows, build_rows
+from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.tensornet import operators as kernels
+from mlff_triton.model.prediction import Prediction
+from mlff_triton.neighbors.neighbor_list import Box, check_box, check_skin, deformation
 
 FIRST_CAPACITY = 64  # slots of an atom before anything is known
 CAPACITY_STEP = 16  # each capacity is compiled for, so there are few

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mlff_triton.costs import Place, known, provenance, typical_edges
+from mlff_triton.engine.costs import Place, known, provenance, typical_edges
 from mlff_triton.errors import BackendError
-from mlff_triton.prediction import Ensemble
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
 
 BACKENDS = ("triton-graph", "triton", "exact", "torch")
 """Fastest first. On a CPU the exact module needs half the time of the engine over PyTorch: it works

@@ -14,17 +14,17 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from mlff_triton import dispatch
-from mlff_triton.batch import Batch, as_array, to_tensor
 from mlff_triton.checkpoints import load_model
+from mlff_triton.engine import dispatch
+from mlff_triton.engine.batch import Batch, as_array, to_tensor
+from mlff_triton.engine.host_steps import ExactSteps, HostSteps, ResidentStep, TorchSteps, Units
+from mlff_triton.engine.parameters import Parameters
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.host import ExactSteps, HostSteps, ResidentStep, TorchSteps, Units
-from mlff_triton.parameters import Parameters
-from mlff_triton.prediction import Ensemble, Prediction, check_neutral
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral
+from mlff_triton.model.tensornet import TensorNet
 
 if TYPE_CHECKING:
-    from mlff_triton.device import DeviceSteps
+    from mlff_triton.engine.device_steps import DeviceSteps
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRECISIONS = ("exact", "tf32")
@@ -43,7 +43,7 @@ class Engine:
     dtype : {"float32", "float64"}
         Precision of the network; energies, forces and virials add up in float64 either way.
     backend : str
-        ``"auto"``, or one of `mlff_triton.dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in
+        ``"auto"``, or one of `dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in
         a CUDA graph), ``"triton"`` (without the graph), ``"torch"`` (the same sequence over plain
         PyTorch) and ``"exact"`` (the module itself, without tables, by autograd).
     precision : {"exact", "tf32"}
@@ -104,7 +104,9 @@ class Engine:
         common = (parameters, model.cutoff, self.device, self.dtype, skin)
         if self.backend == "torch":
             return TorchSteps(*common)
-        from mlff_triton.device import DeviceSteps  # and so Triton, which need not be there
+        from mlff_triton.engine.device_steps import (
+            DeviceSteps,  # and so Triton, which need not be there
+        )
 
         return DeviceSteps(*common, graphs=self.backend == "triton-graph")
 

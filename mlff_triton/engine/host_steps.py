@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.batch import Batch, as_array, to_tensor
-from mlff_triton.graph import Graph, concatenate
-from mlff_triton.kernels.reference import step as reference
-from mlff_triton.kernels.reference.edges import cast, edges_of_graph
-from mlff_triton.neighbors import Box, VerletList, check_positions, neighbor_list
-from mlff_triton.parameters import Parameters
-from mlff_triton.prediction import Prediction, predict
-from mlff_triton.step import Systems, step
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.engine.batch import Batch, as_array, to_tensor
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.step import Systems, step
+from mlff_triton.kernels.neighbors.reference.edges import cast, edges_of_graph
+from mlff_triton.kernels.tensornet.reference import operators as reference
+from mlff_triton.model.prediction import Prediction, predict
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import Box, VerletList, check_positions, neighbor_list
 
 ResidentStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """Positions [N, 3] and the cell [3, 3] of a system, or None if it has not changed -> its energy,

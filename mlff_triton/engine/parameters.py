@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.config import TensorNetConfig
+from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
 from mlff_triton.errors import UnknownElementError, UnsupportedModelError
-from mlff_triton.kernels.reference.maps import Map
-from mlff_triton.kernels.reference.repulsion import Nuclei
-from mlff_triton.radial import TOLERANCES, RadialTables, tabulate
-from mlff_triton.repulsion import nuclei_of
-from mlff_triton.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
+from mlff_triton.kernels.tensornet.reference.repulsion import Nuclei
+from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
+from mlff_triton.model.zbl import nuclei_of
 
 SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16; zeros fill up smaller heads
 

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.kernels.reference.edges import Knots
-from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
-from mlff_triton.radial_basis import cosine_cutoff
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
+from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.radial_basis import cosine_cutoff
+from mlff_triton.model.tensornet import TensorNet
 
 TOLERANCES = {
     # largest errors of values and of slopes, relative to the largest value and slope; these are at

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference.edges import Edges
-from mlff_triton.parameters import Parameters, ScalarHeadWeights
-from mlff_triton.prediction import Prediction
+from mlff_triton.engine.parameters import Parameters, ScalarHeadWeights
+from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.model.prediction import Prediction
 
 
 class Outputs(NamedTuple):

@@ -15,7 +15,7 @@ HEADS = ("scalar", "gated")
 
 @dataclass(frozen=True)
 class ZBLConfig:
-    """Parameters of the screened nuclear repulsion in `mlff_triton.repulsion`.
+    """Parameters of the screened nuclear repulsion in `mlff_triton.model.zbl`.
 
     Attributes
     ----------

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlff_triton.errors import InputError
-from mlff_triton.graph import Graph
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import Graph
 
 
 class Ensemble(nn.Module):

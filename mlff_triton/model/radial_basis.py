@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.config import TensorNetConfig
+from mlff_triton.model.config import TensorNetConfig
 
 
 def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:

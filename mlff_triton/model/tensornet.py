@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlff_triton.config import MAX_ATOMIC_NUMBER, TensorNetConfig
 from mlff_triton.errors import UnknownElementError
-from mlff_triton.graph import Graph
-from mlff_triton.irreps import (
+from mlff_triton.model.config import MAX_ATOMIC_NUMBER, TensorNetConfig
+from mlff_triton.model.irreps import (
     PART_OF_COMPONENT,
     PARTS,
     compose,
@@ -31,8 +30,9 @@ from mlff_triton.irreps import (
     matmul,
     scale,
 )
-from mlff_triton.radial_basis import BASES, cosine_cutoff
-from mlff_triton.repulsion import zbl_energy
+from mlff_triton.model.radial_basis import BASES, cosine_cutoff
+from mlff_triton.model.zbl import zbl_energy
+from mlff_triton.neighbors.graph import Graph
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,

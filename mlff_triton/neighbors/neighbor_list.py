@@ -15,7 +15,7 @@ import vesin
 from numpy.typing import ArrayLike, NDArray
 
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from mlff_triton.graph import Graph
+from mlff_triton.neighbors.graph import Graph
 
 MIN_DISTANCE = 1e-3  # Å; closer than this is one point, where no direction is defined
 MAX_EDGES = 500_000_000

@@ -18,7 +18,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels import _lanes, _launch, _operators, _rows
+from mlff_triton.kernels.alignment import lanes
+from mlff_triton.kernels.common import checks, launch_sizes, rows
 
 KIB = 1024
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -62,7 +63,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
     Examples
     --------
-    >>> from mlff_triton.kernels.irrep_norms import irrep_norms
+    >>> from mlff_triton.kernels.ops.irrep_norms import irrep_norms
     >>> with recorded_launches() as launches:
     ...     _ = irrep_norms(torch.ones(9, 2, 8))
     >>> [launch.name for launch in launches]
@@ -80,7 +81,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
     with (
         mock.patch.object(JITFunction, "run", record),
-        mock.patch.object(_operators, "launch_anywhere", new=True),
+        mock.patch.object(checks, "launch_anywhere", new=True),
     ):
         yield launches
 
@@ -150,9 +151,9 @@ def _choices_for(target: str) -> Iterator[None]:
     early = gpu.backend == "cuda" and gpu.arch >= 90
     with (
         mock.patch("torch.version.hip", hip),
-        mock.patch.object(_launch, "shared_memory", return_value=shared_memory),
-        mock.patch.object(_rows, "launches_early", return_value=early),
-        mock.patch.object(_lanes, "packs", return_value=early or hip is not None),
+        mock.patch.object(launch_sizes, "shared_memory", return_value=shared_memory),
+        mock.patch.object(rows, "launches_early", return_value=early),
+        mock.patch.object(lanes, "packs", return_value=early or hip is not None),
     ):
         yield
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
-from mlff_triton.kernels._operators import FLOATS, check_device
+from mlff_triton.kernels.common.checks import FLOATS, check_device
 
 BACKENDS = ("auto", "triton", "torch")
 
@@ -74,7 +74,9 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
         _check(network)
         if backend != "torch":
             _check_triton(network)
-    from mlff_triton.patched_tensornet import PatchedTensorNet  # TorchMD-NET is loaded by now
+    from mlff_triton.torchmd_net.patched_tensornet import (
+        PatchedTensorNet,  # TorchMD-NET is loaded by now
+    )
 
     for network in networks:
         network.__class__ = PatchedTensorNet

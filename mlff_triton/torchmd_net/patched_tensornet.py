@@ -1,6 +1,6 @@
 """TorchMD-NET's `TensorNet` with its operations replaced: the same weights, in and outputs.
 
-`mlff_triton.patch` swaps it in. What differs from the original: tensors are nine numbers instead of
+`torchmd_net.patch` swaps it in. What differs from the original: tensors are nine numbers instead of
 twenty-seven; sums over edges go along a sorted list instead of through atomics; the embedding of
 pairs, linear in both elements, is made of those of the atoms; what follows a product of matrices is
 part of it. Submodules give their weights, and their own ``forward`` and hooks are not called.
@@ -21,9 +21,9 @@ from torchmdnet.models.tensornet import (
     TensorNet,
 )
 
-from mlff_triton.irreps import PART_OF_COMPONENT, scale
+from mlff_triton.model.irreps import PART_OF_COMPONENT, scale
 
-PACKAGES = {"triton": "mlff_triton.kernels", "torch": "mlff_triton.kernels.reference"}
+PACKAGES = {"triton": "mlff_triton.kernels.ops", "torch": "mlff_triton.kernels.ops.reference"}
 OPERATORS = (
     "edge_tensors",
     "irrep_norms",

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import alignment, alignment_ways, figures
-from benchmarks.alignment_cases import AFFINE, CASES, PROTEIN, AlignmentCase, build
-from benchmarks.alignment_ways import CPU, WAYS, Answer, Way, Work
-from benchmarks.runner import Budget, Lab
-from benchmarks.schema import AlignmentRow, Results, columns_of, read_rows
+from benchmarks.bio import alignment, alignment_ways
+from benchmarks.bio.alignment_cases import AFFINE, CASES, PROTEIN, AlignmentCase, build
+from benchmarks.bio.alignment_ways import CPU, WAYS, Answer, Way, Work
+from benchmarks.lab import figures
+from benchmarks.lab.runner import Budget, Lab
+from benchmarks.lab.schema import AlignmentRow, Results, columns_of, read_rows
+from mlff_triton._common.timing import Environment, Timing
 from mlff_triton.errors import InputError
-from mlff_triton.timing import Environment, Timing
 
 WHERE = Environment("a GPU", "2.11", "3.6", "abc1234", "2026-01-02")
 COLUMNS = (

@@ -20,29 +20,20 @@ from ase import Atoms
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import (
-    bio,
-    cases,
-    fidelity,
-    figures,
-    geometries,
-    models,
-    openmm_steps,
-    operators,
-    ops,
-    peers,
-    radial_messages,
-    runner,
-    systems,
-)
-from benchmarks.cases import CASES, Case
-from benchmarks.gate import GateError, Truth, check_plausible
-from benchmarks.guards import at_most, quiet
-from benchmarks.implementations import Implementation, Outcome, Prepared, exact
-from benchmarks.operators import Operator
-from benchmarks.overhead import calculator
-from benchmarks.runner import Budget, Lab
-from benchmarks.schema import (
+from benchmarks.bio import encoders as bio
+from benchmarks.calculators import openmm_steps
+from benchmarks.calculators.ase_steps import calculator
+from benchmarks.engine import cases, fidelity, peers
+from benchmarks.engine.cases import CASES, Case
+from benchmarks.engine.gate import GateError, Truth, check_plausible
+from benchmarks.engine.implementations import Implementation, Outcome, Prepared, exact
+from benchmarks.kernels import operators, radial_messages
+from benchmarks.kernels import run as ops
+from benchmarks.kernels.operators import Operator
+from benchmarks.lab import figures, runner
+from benchmarks.lab.guards import at_most, quiet
+from benchmarks.lab.runner import Budget, Lab
+from benchmarks.lab.schema import (
     Results,
     Row,
     bytes_of,
@@ -52,13 +43,14 @@ from benchmarks.schema import (
     read_rows,
     with_bytes,
 )
-from mlff_triton import bench as bench_command
-from mlff_triton import timing
+from benchmarks.systems import geometries, models, systems
+from mlff_triton._common import timing
+from mlff_triton._common.timing import Environment, Timing, measure
+from mlff_triton.cli import bench as bench_command
 from mlff_triton.errors import InputError
-from mlff_triton.irreps import scale
-from mlff_triton.kernels.reference.attention import attention as reference_attention
-from mlff_triton.neighbors import neighbor_list
-from mlff_triton.timing import Environment, Timing, measure
+from mlff_triton.kernels.ops.reference.attention import attention as reference_attention
+from mlff_triton.model.irreps import scale
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.units import NM
 
 CPU = torch.device("cpu")

@@ -12,18 +12,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when kernels are defined
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With a GPU, ``-m gpu`` selects all of these tests.
-
-    Rows that mean nothing are computed too, from whatever memory holds: NumPy may warn of it.
-    """
+    """Rows that mean nothing are computed too, from whatever memory holds: NumPy may warn of it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"))
             item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
-            if torch.cuda.is_available():
-                item.add_marker("gpu")
 
 
 @pytest.fixture

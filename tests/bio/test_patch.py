@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from bio_cases import assert_same, attributes, randomize
-from test_huggingface import make, transformers
 from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
+from tests.bio.encoders.test_huggingface import make, transformers
+from tests.support.language_models import assert_same, attributes, randomize
 
 NAMES = ["EsmForMaskedLM", "BertForMaskedLM"]
 GRADIENTS, ATTENTIONS = "gradients are wanted", "output_attentions"  # of warnings

@@ -24,6 +24,7 @@ from mlff_triton import (
     load_model,
     save_model,
 )
+from mlff_triton.dynamics.preparation import draw_momenta, minimize
 from mlff_triton.errors import (
     BackendError,
     CheckpointError,
@@ -31,7 +32,6 @@ from mlff_triton.errors import (
     OverlappingAtomsError,
     UnknownElementError,
 )
-from mlff_triton.md.preparation import draw_momenta, minimize
 from mlff_triton.testing import (
     assert_close,
     assert_within,

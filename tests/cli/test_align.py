@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlff_triton import bio, cli, progress
+from mlff_triton import bio
+from mlff_triton._common import progress
 from mlff_triton.bio.alignment import command
+from mlff_triton.cli import main as cli
 
 ERROR, INTERRUPTED = 2, 130
-ROOT = Path(cli.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def write_fasta(path, names, texts):

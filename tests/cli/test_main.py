@@ -16,9 +16,10 @@ import torch
 from ase.build import molecule
 
 import mlff_triton
-from mlff_triton import Ensemble, TensorNet, TensorNetConfig, cli, load_model, save_model
-from mlff_triton.config import ZBLConfig
-from mlff_triton.md.interrupt import StopRequest
+from mlff_triton import Ensemble, TensorNet, TensorNetConfig, load_model, save_model
+from mlff_triton.cli import main as cli
+from mlff_triton.dynamics.interrupt import StopRequest
+from mlff_triton.model.config import ZBLConfig
 
 CARD = "# Tiny\n\nA random model for tests.\n\nNot for science."
 
@@ -186,7 +187,7 @@ def test_an_interrupted_run_continues_exactly(run, model, number):
         "PYTHONPATH": str(Path(mlff_triton.__file__).parents[1]),
     }
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", "from mlff_triton.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from mlff_triton.cli.main import main; main()", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,9 +19,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig, progress
-from mlff_triton.errors import InputError, OutputError, SimulationError
-from mlff_triton.md import (
+from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig
+from mlff_triton._common import progress
+from mlff_triton.dynamics import (
     Settings,
     Simulation,
     Stage,
@@ -31,10 +31,11 @@ from mlff_triton.md import (
     report,
     stages_of,
 )
-from mlff_triton.md.integrators import make_integrator
-from mlff_triton.md.outputs import LOG, RESTART, SUMMARY, TRAJECTORY, RecordFile
-from mlff_triton.md.preparation import draw_momenta, minimize
-from mlff_triton.md.summary import StageRecord, energy_drift, read_log
+from mlff_triton.dynamics.integrators import make_integrator
+from mlff_triton.dynamics.outputs import LOG, RESTART, SUMMARY, TRAJECTORY, RecordFile
+from mlff_triton.dynamics.preparation import draw_momenta, minimize
+from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log
+from mlff_triton.errors import InputError, OutputError, SimulationError
 
 
 class Springs(Calculator):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlff_triton.batch import Batch
+from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
 
 NUMBERS = [8, 1, 1]

@@ -9,17 +9,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.costs import fitted
-from mlff_triton import calibration, cli, costs
-from mlff_triton.calibration import Point, droplet, fastest_by_size, fit, measure_backend
+from benchmarks.engine.costs import fitted
 from mlff_triton.checkpoints import save_model
-from mlff_triton.config import TensorNetConfig
-from mlff_triton.costs import Cost, Costs, Place, cache_file, keep, known, read, typical_edges
-from mlff_triton.dispatch import TYPICAL_ATOMS, choose, explain, rank
-from mlff_triton.engine import Engine
+from mlff_triton.cli import main as cli
+from mlff_triton.engine import calibration, costs
+from mlff_triton.engine.calibration import Point, droplet, fastest_by_size, fit, measure_backend
+from mlff_triton.engine.costs import (
+    Cost,
+    Costs,
+    Place,
+    cache_file,
+    keep,
+    known,
+    read,
+    typical_edges,
+)
+from mlff_triton.engine.dispatch import TYPICAL_ATOMS, choose, explain, rank
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError, InputError, OutputError
-from mlff_triton.neighbors import neighbor_list
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # nothing runs there
 CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=8, num_layers=1, num_rbf=4)

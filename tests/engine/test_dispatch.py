@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mlff_triton import dispatch
-from mlff_triton.config import TensorNetConfig, ZBLConfig
-from mlff_triton.dispatch import BACKENDS, candidates, choose, explain
+from mlff_triton.engine import dispatch
+from mlff_triton.engine.dispatch import BACKENDS, candidates, choose, explain
 from mlff_triton.errors import BackendError
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.tensornet import TensorNet
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # nothing runs, so there need be no GPU
 CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=32, num_layers=1, num_rbf=4)

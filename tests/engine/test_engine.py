@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from test_step import model_of
 
-from mlff_triton import engine as engine_module
-from mlff_triton.config import ZBLConfig
-from mlff_triton.engine import Engine, find_device
+from mlff_triton.engine import engine as engine_module
+from mlff_triton.engine.engine import Engine, find_device
 from mlff_triton.errors import (
     BackendError,
     CheckpointError,
@@ -22,8 +20,10 @@ from mlff_triton.errors import (
     OverlappingAtomsError,
     UnknownElementError,
 )
-from mlff_triton.prediction import Ensemble, Prediction
+from mlff_triton.model.config import ZBLConfig
+from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
+from tests.engine.test_step import model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 

@@ -12,14 +12,13 @@ import pytest
 import torch
 from ase import Atoms, units
 from ase.md.verlet import VelocityVerlet
-from test_step import ZBL, model_of
 
 from mlff_triton import TensorNetCalculator
-from mlff_triton.device import DeviceState
-from mlff_triton.engine import Engine
+from mlff_triton.dynamics.preparation import draw_momenta
+from mlff_triton.engine.device_steps import DeviceState
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError
-from mlff_triton.md.preparation import draw_momenta
-from mlff_triton.prediction import Prediction
+from mlff_triton.model.prediction import Prediction
 from mlff_triton.testing import (
     assert_close,
     assert_within,
@@ -30,6 +29,7 @@ from mlff_triton.testing import (
     water_box,
 )
 from mlff_triton.units import ENERGY_UNITS
+from tests.engine.test_step import ZBL, model_of
 
 pytestmark = pytest.mark.gpu
 

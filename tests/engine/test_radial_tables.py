@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.config import TensorNetConfig
-from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
-from mlff_triton.radial import (
+from mlff_triton.engine.radial_tables import (
     CLOSE,
     CLOSE_TOLERANCE,
     TOLERANCES,
@@ -21,8 +18,11 @@ from mlff_triton.radial import (
     radial_functions,
     tabulate,
 )
-from mlff_triton.radial_basis import cosine_cutoff
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.errors import UnsupportedModelError
+from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.radial_basis import cosine_cutoff
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import assert_close, assert_within
 
 # PyTorch compiles something when it first differentiates forward, in a way that it deprecates.

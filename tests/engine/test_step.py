@@ -12,16 +12,16 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from mlff_triton.config import TensorNetConfig, ZBLConfig
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.step import Outputs, Systems, step
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.graph import Graph, concatenate
-from mlff_triton.kernels.reference import step as plain_torch
-from mlff_triton.kernels.reference.edges import cast, edges_of_graph
-from mlff_triton.neighbors import Box, neighbor_list
-from mlff_triton.parameters import Parameters
-from mlff_triton.prediction import Prediction, predict
-from mlff_triton.step import Outputs, Systems, step
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.kernels.neighbors.reference.edges import cast, edges_of_graph
+from mlff_triton.kernels.tensornet.reference import operators as plain_torch
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.prediction import Prediction, predict
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
 
 # PyTorch compiles something when it first differentiates forward, in a way that it deprecates.

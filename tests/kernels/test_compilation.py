@@ -12,7 +12,7 @@ import pytest
 
 from mlff_triton.testing.launches import TARGETS
 
-SCRIPT = Path(__file__).with_name("launch_cases.py")
+CHECKOUT = Path(__file__).parents[2]
 HALVES = tuple(TARGETS)[::2], tuple(TARGETS)[1::2]
 
 
@@ -21,8 +21,9 @@ def compilations() -> dict[str, tuple[list[list[str]], str]]:
     """Kernels of each target, and what stopped it. Kernels in this process are interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     processes = [
-        subprocess.Popen(  # noqa: S603 - the script lies beside this file
-            [sys.executable, str(SCRIPT), *targets],
+        subprocess.Popen(  # noqa: S603 - the script is ours
+            [sys.executable, "-m", "tests.support.launch_cases", *targets],
+            cwd=CHECKOUT,
             env=environment,
             text=True,
             stdout=subprocess.PIPE,

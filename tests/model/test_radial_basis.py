@@ -11,9 +11,9 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import spherical_jn
 
-from mlff_triton.config import TensorNetConfig
 from mlff_triton.errors import InputError
-from mlff_triton.radial_basis import (
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.radial_basis import (
     BASES,
     cosine_cutoff,
     spherical_bessel,

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from mlff_triton import Ensemble, Prediction, TensorNet, TensorNetConfig, neighbor_list, predict
-from mlff_triton.config import ZBLConfig
 from mlff_triton.errors import InputError, UnknownElementError
-from mlff_triton.graph import concatenate
-from mlff_triton.irreps import compose, decompose, irrep_norms, matmul, scale
-from mlff_triton.neighbors import Box
+from mlff_triton.model.config import ZBLConfig
+from mlff_triton.model.irreps import compose, decompose, irrep_norms, matmul, scale
+from mlff_triton.neighbors.graph import concatenate
+from mlff_triton.neighbors.neighbor_list import Box
 from mlff_triton.testing import (
     assert_close,
     assert_within,

@@ -17,10 +17,10 @@ import torch
 from ase import Atoms
 
 from mlff_triton.checkpoints.torchmd_net import from_checkpoint
-from mlff_triton.graph import concatenate
-from mlff_triton.neighbors import Box, neighbor_list
-from mlff_triton.prediction import Prediction, predict
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Prediction, predict
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import concatenate
+from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
 from mlff_triton.testing import assert_within, random_cluster, random_crystal
 
 CUTOFF = 3.2

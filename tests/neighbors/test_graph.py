@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlff_triton.errors import InputError
-from mlff_triton.graph import Graph, concatenate
-from mlff_triton.neighbors import neighbor_list
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import random_cluster, random_crystal
 
 

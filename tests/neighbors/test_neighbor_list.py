@@ -11,12 +11,12 @@ import torch
 from ase.neighborlist import primitive_neighbor_list
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_graph import assert_equal, assert_valid, edges_of
 
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from mlff_triton.graph import Graph
-from mlff_triton.neighbors import MIN_DISTANCE, Box, VerletList, neighbor_list
+from mlff_triton.neighbors.graph import Graph
+from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, Box, VerletList, neighbor_list
 from mlff_triton.testing import random_cluster, random_crystal, random_rotation, water_box
+from tests.neighbors.test_graph import assert_equal, assert_valid, edges_of
 
 CUBE = 3.0 * np.eye(3)
 

@@ -1,6 +1,6 @@
 """Every operator, to record what it launches: `test_compilation` runs this as a script.
 
-``python launch_cases.py sm_90 gfx942`` compiles all launches for these targets, and prints a JSON
+``python -m tests.support.launch_cases sm_90 gfx942`` compiles all launches and prints a JSON
 list ``[target, case, kernel, error or null]`` for each. Add an operator with a line in `CASES`; its
 gradients and second derivatives are taken too. Those of the engine are called by a whole step.
 """
@@ -15,43 +15,43 @@ from typing import Any
 from unittest import mock
 
 import torch
-from operators import derivatives
 from torch import Tensor
 
-from mlff_triton.config import TensorNetConfig, ZBLConfig
-from mlff_triton.kernels import (
-    alignment,
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.radial_tables import TOLERANCES
+from mlff_triton.engine.step import Systems, step
+from mlff_triton.kernels.alignment import alignment, edit_distance
+from mlff_triton.kernels.alignment.reference.alignment import GLOBAL, PAD, Free, Gaps, Pairs
+from mlff_triton.kernels.common.rows import Rotary
+from mlff_triton.kernels.neighbors import edges, neighbor_list
+from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.kernels.ops import (
     attention,
     decomposition,
     edge_tensors,
-    edges,
-    edit_distance,
     irrep_norms,
     layer_norm,
     linear,
     message_passing,
-    neighbor_list,
     radial_factors,
     radial_sums,
-    rotary,
     segment_sum,
     tensor_product,
+    vector_to_tensor,
+)
+from mlff_triton.kernels.tensornet import operators as kernels
+from mlff_triton.kernels.transformer import (
+    rotary,
     token_embedding,
     token_linear,
     token_norm,
     top_logit,
-    vector_to_tensor,
     wide_linear,
 )
-from mlff_triton.kernels import step as kernels
-from mlff_triton.kernels._rows import Rotary
-from mlff_triton.kernels.reference.alignment import GLOBAL, PAD, Free, Gaps, Pairs
-from mlff_triton.kernels.reference.edges import Knots
-from mlff_triton.parameters import Parameters
-from mlff_triton.radial import TOLERANCES
-from mlff_triton.step import Systems, step
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct
+from tests.support.operators import derivatives
 
 N, E, F = 4, 8, 64
 WIDE_TARGETS = ("sm_90", "sm_100")  # with hardware for the copies of `wide_linear`

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from operators import assert_matches
 from torch import Tensor
 
-from mlff_triton.graph import Graph
-from mlff_triton.kernels.reference.edges import Knots
+from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.neighbors.graph import Graph
+from tests.support.operators import assert_matches
 
 
 class Case:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference.edges import Edges
-from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.split_weight import Map
 from mlff_triton.testing import assert_close
 
 KNOTS = 6

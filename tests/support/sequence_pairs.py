@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference.alignment import (
+from mlff_triton.kernels.alignment.reference.alignment import (
     DELETION,
     INSERTION,
     PAD,

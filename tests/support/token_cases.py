@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels._dense import COMPUTE_DTYPES
-from mlff_triton.kernels._rows import Rotary
-from mlff_triton.kernels.reference import token_linear as reference
-from mlff_triton.kernels.token_linear import TokenLinear
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
+from mlff_triton.kernels.common.rows import Rotary
+from mlff_triton.kernels.transformer.reference import token_linear as reference
+from mlff_triton.kernels.transformer.token_linear import TokenLinear
 from mlff_triton.testing import assert_close
 
 BFLOAT16 = pytest.param(

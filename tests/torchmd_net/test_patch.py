@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_torchmd_net_parity import (
+from torch import Tensor, nn
+
+from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
+from mlff_triton.testing import assert_close, assert_within
+from mlff_triton.torchmd_net.patch import accelerate, accelerated, restore
+from tests.model.test_torchmd_net_parity import (
     OPTIONS,
     RELATIVE,
     STRUCTURES,
@@ -25,11 +30,6 @@ from test_torchmd_net_parity import (
     their_prediction,
     torchmdnet,  # noqa: F401 - a fixture
 )
-from torch import Tensor, nn
-
-from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
-from mlff_triton.patch import accelerate, accelerated, restore
-from mlff_triton.testing import assert_close, assert_within
 
 SMALL = {"embedding_dimension": 8, "num_rbf": 4}
 

@@ -15,7 +15,7 @@ from mlff_triton.bio.alignment.result import Alignments, moved
 from mlff_triton.bio.alignment.scoring import MATCH, MISMATCH, Scoring
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.reference.alignment import PAD, Aligned, Free, Pairs, join_runs
+from mlff_triton.kernels.alignment.reference.alignment import PAD, Aligned, Free, Pairs, join_runs
 
 SIDES = ("query_begin", "query_end", "target_begin", "target_end")
 MODES = {
@@ -74,7 +74,7 @@ def align(
         ``k * len(targets) + l`` is query k with target l.
     traceback : bool
         Whether to find the alignments, and not only their scores. Of equally good ones it is always
-        the same: `mlff_triton.kernels.reference.alignment.alignment` says which.
+        the same: `mlff_triton.kernels.alignment.reference.alignment.alignment` says which.
     band : int, optional
         Use only alignments in which, at every place, the numbers of letters passed of query and of
         target differ by no more.

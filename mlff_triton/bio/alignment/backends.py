@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels.reference import alignment as reference
-from mlff_triton.kernels.reference.alignment import GLOBAL, Aligned, Free, Gaps, Pairs
+from mlff_triton.kernels.alignment.reference import alignment as reference
+from mlff_triton.kernels.alignment.reference.alignment import GLOBAL, Aligned, Free, Gaps, Pairs
 
 BACKENDS = ("auto", "triton", "parasail", "torch")
 FIRST_LETTER = ord("A")  # of those that stand for codes in parasail
@@ -22,7 +22,7 @@ AT_A_TIME = 64  # pairs that a thread takes: it is not stopped before their end
 
 
 class Task(NamedTuple):
-    """What to do with pairs, as `mlff_triton.kernels.reference.alignment.alignment` has it."""
+    """What to do with pairs, as `mlff_triton.kernels.alignment.alignment` has it."""
 
     matrix: Tensor
     gaps: Gaps
@@ -39,7 +39,7 @@ def find_devices(device: str | torch.device, backend: str) -> list[torch.device]
     InputError, BackendError
         If there is none such.
     """
-    from mlff_triton.engine import find_device
+    from mlff_triton.engine.engine import find_device
 
     if device == "all":
         if not torch.cuda.is_available():
@@ -94,10 +94,10 @@ def _by_reference(pairs: Pairs, task: Task) -> Aligned:
 def _by_kernels(pairs: Pairs, task: Task) -> Aligned:
     n_letters = _letters_of_distance(task)
     if n_letters and int(pairs.letters.max()) < n_letters:
-        from mlff_triton.kernels.edit_distance import edit_distance
+        from mlff_triton.kernels.alignment.edit_distance import edit_distance
 
         return Aligned(-edit_distance(pairs, n_letters), None, None, None)
-    from mlff_triton.kernels.alignment import alignment
+    from mlff_triton.kernels.alignment.alignment import alignment
 
     matrix, gaps, free, band, traceback = task
     return alignment(pairs, matrix, gaps, free, band=band, traceback=traceback)

@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 
+from mlff_triton._common.files import replacing
+from mlff_triton._common.progress import ProgressBar
 from mlff_triton.bio.alignment import sam
 from mlff_triton.bio.alignment.result import Alignment, Alignments
 from mlff_triton.bio.alignment.sequences import Record, read_fasta
 from mlff_triton.errors import InputError, OutputError
-from mlff_triton.files import replacing
-from mlff_triton.progress import ProgressBar
 
 FORMATS = (".sam", ".tsv")
 LETTERS = 2**26  # that a batch reads, or that its pairs have of queries: they bound its memory

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 import torch
 from torch import Tensor
 
+from mlff_triton._common.files import replacing
 from mlff_triton.bio.alignment import cigar, sam
 from mlff_triton.bio.alignment.rows import Rows
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
 from mlff_triton.errors import InputError
-from mlff_triton.files import replacing
-from mlff_triton.kernels.reference.alignment import MATCH, Aligned, Runs
+from mlff_triton.kernels.alignment.reference.alignment import MATCH, Aligned, Runs
 
 Part = TypeVar("Part")
 

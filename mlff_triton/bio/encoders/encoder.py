@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.kernels.reference import _activations
-from mlff_triton.kernels.reference.attention import attention
-from mlff_triton.kernels.reference.token_embedding import Packed
+from mlff_triton.kernels.common.reference import activations
+from mlff_triton.kernels.ops.reference.attention import attention
+from mlff_triton.kernels.transformer.reference.token_embedding import Packed
 
 
 class Norm(NamedTuple):
@@ -159,7 +159,7 @@ class Encoder(NamedTuple):
     norm_first : bool
         Whether layers normalize what goes into their parts, and not the sums.
     activation : str
-        As for `mlff_triton.kernels.linear.linear`.
+        As for `mlff_triton.kernels.ops.linear.linear`.
     frequencies : [D / 2] or None
         Of rotary position embeddings, radians a position.
     norm : Norm or None
@@ -223,7 +223,7 @@ def encode(
         if not encoder.norm_first:
             x = layer.attention_norm(x)
         given = layer.network_norm(x) if encoder.norm_first else x
-        x = x + layer.down(_activations.activate(layer.up(given), encoder.activation))
+        x = x + layer.down(activations.activate(layer.up(given), encoder.activation))
         if not encoder.norm_first:
             x = layer.network_norm(x)
         if number in keep:

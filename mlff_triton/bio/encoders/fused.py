@@ -14,16 +14,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoder import Encoder, Layer, Linear, Norm
-from mlff_triton.capturing import is_capturing
-from mlff_triton.kernels import wide_linear as wide
-from mlff_triton.kernels._rows import Rotary
-from mlff_triton.kernels.attention import attention
-from mlff_triton.kernels.reference import _activations
-from mlff_triton.kernels.reference.token_embedding import Packed
-from mlff_triton.kernels.rotary import rotary_
-from mlff_triton.kernels.token_linear import Moments, Residual, TokenLinear, token_linear
-from mlff_triton.kernels.token_norm import token_moments, token_norm
+from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton.bio.encoders.encoder import Encoder, Layer, Linear, Norm
+from mlff_triton.kernels.common.reference import activations
+from mlff_triton.kernels.common.rows import Rotary
+from mlff_triton.kernels.ops.attention import attention
+from mlff_triton.kernels.transformer import wide_linear as wide
+from mlff_triton.kernels.transformer.reference.token_embedding import Packed
+from mlff_triton.kernels.transformer.rotary import rotary_
+from mlff_triton.kernels.transformer.token_linear import (
+    Moments,
+    Residual,
+    TokenLinear,
+    token_linear,
+)
+from mlff_triton.kernels.transformer.token_norm import token_moments, token_norm
 
 FEW_CHANNELS, FEW_ROWS = 512, 2048  # up to which launches decide on an H200
 
@@ -243,7 +248,7 @@ def _turned(x: Tensor, qkv: Linear, places: Places) -> Tensor:
 def _activated(x: Tensor, up: Linear, activation: str, live: Tensor | None) -> Tensor:
     if wide.fits(x, up.weight):
         return wide.wide_linear(x, up.weight, up.shift, live, activation=activation)
-    return _activations.activate(up(x), activation)
+    return activations.activate(up(x), activation)
 
 
 def folded(linear: Linear, norm: Norm | None, dtype: torch.dtype) -> TokenLinear:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoder import Linear, Norm
-from mlff_triton.kernels.reference import _activations
-from mlff_triton.kernels.reference.top_logit import TopLogit, largest
+from mlff_triton.bio.encoders.encoder import Linear, Norm
+from mlff_triton.kernels.common.reference import activations
+from mlff_triton.kernels.transformer.reference.top_logit import TopLogit, largest
 
 if TYPE_CHECKING:
-    from mlff_triton.kernels.token_linear import Moments, TokenLinear
+    from mlff_triton.kernels.transformer.token_linear import Moments, TokenLinear
 
 
 class HeadWeights(NamedTuple):
@@ -42,7 +42,7 @@ class Head:
         self._eps = weights.norm.eps
         self._plain = self._fused = None
         if backend == "triton":
-            from mlff_triton.bio.fused import folded
+            from mlff_triton.bio.encoders.fused import folded
 
             self._fused = (
                 folded(weights.dense, None, dtype),
@@ -63,9 +63,9 @@ class Head:
         if self._plain is not None:
             dense, norm, decoder = self._plain
             x = hidden.to(self._dtype)
-            logits = decoder(norm(_activations.activate(dense(x), self._activation)))
+            logits = decoder(norm(activations.activate(dense(x), self._activation)))
         else:
-            from mlff_triton.kernels.token_linear import token_linear
+            from mlff_triton.kernels.transformer.token_linear import token_linear
 
             rows, last, moments = self._before_last(hidden)
             logits = token_linear(rows, last, moments=moments, dtype=hidden.dtype).x
@@ -79,7 +79,7 @@ class Head:
         """
         if self._plain is not None:
             return largest(self(hidden))
-        from mlff_triton.kernels.top_logit import top_logit
+        from mlff_triton.kernels.transformer.top_logit import top_logit
 
         rows, last, moments = self._before_last(hidden)
         index, logit = top_logit(rows, last, moments=moments)
@@ -88,7 +88,7 @@ class Head:
 
     def _before_last(self, hidden: Tensor) -> tuple[Tensor, TokenLinear, Moments]:
         """What the kernels of the last layer take."""
-        from mlff_triton.kernels.token_linear import Moments, token_linear
+        from mlff_triton.kernels.transformer.token_linear import Moments, token_linear
 
         assert self._fused is not None
         inner, last = self._fused

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from mlff_triton.bio.encoder import Layer, Linear, Norm
+from mlff_triton.bio.encoders.encoder import Layer, Linear, Norm
+from mlff_triton.bio.encoders.packing import Packing
+from mlff_triton.bio.encoders.parts import ChainForward, LayerNormForward, Motif, Operators
+from mlff_triton.bio.encoders.structure import activation_of, is_norm, is_plain
 from mlff_triton.bio.forward import FastForward, Weights
-from mlff_triton.bio.packing import Packing
-from mlff_triton.bio.parts import ChainForward, LayerNormForward, Motif, Operators
-from mlff_triton.bio.structure import activation_of, is_norm, is_plain
 
 
 class SequencesForward(Motif[Weights]):

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoder import Linear, Norm
+from mlff_triton.bio.encoders.encoder import Linear, Norm
+from mlff_triton.bio.encoders.structure import chain, is_norm
 from mlff_triton.bio.forward import FastForward, Weights
-from mlff_triton.bio.structure import chain, is_norm
-from mlff_triton.kernels.reference import _activations
+from mlff_triton.kernels.common.reference import activations
 
 Steps: TypeAlias = list[tuple[Norm | Linear, str]]
 
@@ -28,7 +28,7 @@ class Operators(NamedTuple):
     @classmethod
     def of(cls, backend: str | None) -> Operators:
         """Those of "triton" or "torch"."""
-        package = "mlff_triton.kernels" + (".reference" if backend == "torch" else "")
+        package = "mlff_triton.kernels.ops" + (".reference" if backend == "torch" else "")
         return cls(*(getattr(import_module(f"{package}.{name}"), name) for name in cls._fields))
 
 
@@ -130,5 +130,5 @@ class ChainForward(Motif[Steps]):
             if isinstance(part, Linear):
                 x = operators.linear(x, *part, activation)
             else:
-                x = _activations.activate(operators.layer_norm(x, *part), activation)
+                x = activations.activate(operators.layer_norm(x, *part), activation)
         return x.to(dtype)

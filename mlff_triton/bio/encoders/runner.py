@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoder import Embedding, Encoder, encode
+from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton.bio.encoders.encoder import Embedding, Encoder, encode
 from mlff_triton.bio.forward import Options
-from mlff_triton.capturing import is_capturing
-from mlff_triton.kernels.reference import token_embedding as reference
-from mlff_triton.kernels.reference.token_embedding import Packed
+from mlff_triton.kernels.transformer.reference import token_embedding as reference
+from mlff_triton.kernels.transformer.reference.token_embedding import Packed
 
 if TYPE_CHECKING:
     from mlff_triton.bio.graphs import Inputs
@@ -106,7 +106,7 @@ class Fused:
     def __init__(
         self, encoder: Encoder, dtype: torch.dtype, out: torch.dtype, options: Options
     ) -> None:
-        from mlff_triton.bio.fused import FusedEncoder
+        from mlff_triton.bio.encoders.fused import FusedEncoder
         from mlff_triton.bio.graphs import Graphs
 
         self._encoder, self._out = FusedEncoder(encoder, dtype), out
@@ -141,7 +141,7 @@ class Fused:
     def _compute(
         self, tokens: Tokens, keep: Collection[int], capacity: int | None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        from mlff_triton.kernels.token_embedding import token_embedding, unpack_rows
+        from mlff_triton.kernels.transformer.token_embedding import token_embedding, unpack_rows
 
         table, shape = self._encoder.embedding, tokens.shape
         options = {"norm": table.norm, "capacity": capacity}

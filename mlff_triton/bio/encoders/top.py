@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.fair_esm import ESM2Forward
+from mlff_triton.bio.encoders.fair_esm import ESM2Forward
+from mlff_triton.bio.encoders.huggingface import EncoderForward, HeadForward
 from mlff_triton.bio.forward import FastForward
-from mlff_triton.bio.huggingface import EncoderForward, HeadForward
 from mlff_triton.bio.state import are_hooked
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.reference.top_logit import largest
+from mlff_triton.kernels.transformer.reference.top_logit import largest
 
 
 class TopTokens(NamedTuple):

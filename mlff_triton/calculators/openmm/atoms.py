@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.batch import IntArray, as_array
+from mlff_triton.engine.batch import IntArray, as_array
 from mlff_triton.errors import InputError, UnknownElementError
 
 if TYPE_CHECKING:

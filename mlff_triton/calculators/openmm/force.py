@@ -12,18 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mlff_triton.batch import Batch, check_charge
-from mlff_triton.calculators._openmm_atoms import Selection, check_bonds
-from mlff_triton.calculators._openmm_recipe import (
-    Options,
-    Recipe,
-    lasting_model,
-    load_lasting,
-)
-from mlff_triton.engine import Engine, find_device
+from mlff_triton.calculators.openmm.atoms import Selection, check_bonds
+from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
+from mlff_triton.engine.batch import Batch, check_charge
+from mlff_triton.engine.engine import Engine, find_device
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.prediction import Ensemble, check_neutral
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble, check_neutral
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 if TYPE_CHECKING:
@@ -67,7 +62,7 @@ def create_openmm_force(
     charge : int
         Total charge of the model's atoms, in elementary charges.
     device, dtype, backend, skin
-        As for `mlff_triton.engine.Engine`. The device is the model's own and need not be that of
+        As for `mlff_triton.Engine`. The device is the model's own and need not be that of
         OpenMM's platform.
     route : {"auto", "python", "torch"}
         ``"python"``: an ``openmm.PythonForce``, on every platform. ``"torch"``: a TorchForce of
@@ -352,12 +347,12 @@ def _python_force(recipe: Recipe) -> openmm.Force:
 
 
 def _torch_force(recipe: Recipe) -> openmm.Force:
-    from mlff_triton.calculators.openmm_torch import create_torch_force
+    from mlff_triton.calculators.openmm.torch_force import create_torch_force
 
     return create_torch_force(recipe)
 
 
 def _torch_obstacle() -> str | None:
-    from mlff_triton.calculators.openmm_torch import torch_route_obstacle
+    from mlff_triton.calculators.openmm.torch_force import torch_route_obstacle
 
     return torch_route_obstacle()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
-    from mlff_triton.calculators._openmm_potential import TensorNetPotential
+    from mlff_triton.calculators.openmm.potential import TensorNetPotential
 
 OPTIONS = ("charge", "device", "dtype", "backend", "route", "skin", "periodic", "remove_references")
 """Of `createSystem` and `createMixedSystem`; as for `create_openmm_force`."""
@@ -36,7 +36,7 @@ class TensorNetPotentialFactory:
         InputError
             If there are other arguments.
         """
-        from mlff_triton.calculators._openmm_potential import TensorNetPotential
+        from mlff_triton.calculators.openmm.potential import TensorNetPotential
 
         model = args.pop("modelPath", "default")
         if args:

@@ -1,4 +1,4 @@
-"""What openmm-ml asks for forces; made by the factory in `mlff_triton.calculators.openmm_ml`."""
+"""What openmm-ml asks for forces; made by the factory in `openmm_ml`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from openmmml.mlpotential import MLPotentialImpl
 
-from mlff_triton.calculators._openmm_atoms import Selection
-from mlff_triton.calculators._openmm_recipe import Options
-from mlff_triton.calculators.openmm_force import force_of_selection
-from mlff_triton.calculators.openmm_ml import OPTIONS
+from mlff_triton.calculators.openmm.atoms import Selection
+from mlff_triton.calculators.openmm.force import force_of_selection
+from mlff_triton.calculators.openmm.openmm_ml import OPTIONS
+from mlff_triton.calculators.openmm.recipe import Options
 from mlff_triton.errors import InputError
-from mlff_triton.prediction import Ensemble
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
 
 if TYPE_CHECKING:
     import openmm

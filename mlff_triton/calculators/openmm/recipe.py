@@ -7,12 +7,12 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlff_triton.batch import IntArray
 from mlff_triton.checkpoints import load_model, resolve_path, shipped_models
-from mlff_triton.engine import Engine
+from mlff_triton.engine.batch import IntArray
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
-from mlff_triton.prediction import Ensemble
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Recipe:
     charge : int
         Total charge in elementary charges.
     device, dtype, backend, skin
-        As for `mlff_triton.engine.Engine`.
+        As for `mlff_triton.engine.engine.Engine`.
     shift : float
         Taken from every energy, eV.
     """

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.calculators._openmm_recipe import Recipe
-from mlff_triton.calculators._stub_library import load_stub
+from mlff_triton.calculators.openmm.recipe import Recipe
+from mlff_triton.calculators.openmm.stub_library import load_stub
+from mlff_triton.engine.host_steps import Units
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.host import Units
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 if TYPE_CHECKING:

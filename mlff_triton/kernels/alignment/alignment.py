@@ -26,17 +26,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels import _lanes
-from mlff_triton.kernels._alignment_path import CHUNK, Kept, Paths, paths
-from mlff_triton.kernels._alignment_plan import (
-    LANES,
-    MATRIX,
-    PROFILE,
-    Launch,
-    launches,
-    scheme,
+from mlff_triton.kernels.alignment import lanes
+from mlff_triton.kernels.alignment.lanes import block_of, joined, taken_apart
+from mlff_triton.kernels.alignment.path import CHUNK, Kept, Paths, paths
+from mlff_triton.kernels.alignment.plan import LANES, MATRIX, PROFILE, Launch, launches, scheme
+from mlff_triton.kernels.alignment.reference.alignment import (
+    GLOBAL,
+    Aligned,
+    Free,
+    Gaps,
+    Pairs,
+    Runs,
 )
-from mlff_triton.kernels._alignment_rows import (
+from mlff_triton.kernels.alignment.rows import (
     FROM_PROFILE,
     FROM_TABLE,
     NEVER,
@@ -51,18 +53,9 @@ from mlff_triton.kernels._alignment_rows import (
     take_steps,
     target_codes,
 )
-from mlff_triton.kernels._lanes import block_of, joined, taken_apart
-from mlff_triton.kernels._launch import multiprocessors
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels._streams import side_by_side
-from mlff_triton.kernels.reference.alignment import (
-    GLOBAL,
-    Aligned,
-    Free,
-    Gaps,
-    Pairs,
-    Runs,
-)
+from mlff_triton.kernels.alignment.streams import side_by_side
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.launch_sizes import multiprocessors
 
 _RESIDENT = 16  # programs of a multiprocessor at a time
 _BUDGET = 3 * 2**30  # bytes of memory to work with
@@ -346,7 +339,7 @@ def _fill(launch: Launch, free: Free, band: int | None, keep: bool) -> tuple[_En
                 packed=launch.packed,
                 lanes=LANES,
                 chunk=CHUNK,
-                target=_lanes.target(),
+                target=lanes.target(),
             ),
             num_warps=1,
         )
@@ -396,7 +389,7 @@ def alignment(
     if not len(pairs.query_start):
         return _nothing(device, traceback)
     exact = scheme(matrix, gaps, free, MATRIX, device).scores
-    halves = _lanes.packs(pairs.letters)
+    halves = lanes.packs(pairs.letters)
     every = list(launches(pairs, matrix, gaps, free, halves, band is not None))
     every.sort(key=lambda launch: launch.n, reverse=True)
     fits = sum(_memory_of_group(each, traceback) * each.n_groups for each in every) <= _BUDGET

@@ -28,9 +28,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._lanes import appended
-from mlff_triton.kernels._operators import check_device, check_shape
-from mlff_triton.kernels.reference.alignment import PAD, Pairs
+from mlff_triton.kernels.alignment.lanes import appended
+from mlff_triton.kernels.alignment.reference.alignment import PAD, Pairs
+from mlff_triton.kernels.common.checks import check_device, check_shape
 
 _WORD = tl.constexpr(32)
 _UNROLL = tl.constexpr(4)  # columns whose letters are loaded while those before are used

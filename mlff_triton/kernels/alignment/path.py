@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._alignment_plan import LANES, Launch
-from mlff_triton.kernels._alignment_rows import NEVER
-from mlff_triton.kernels._lanes import appended, columns_of, taken_apart
-from mlff_triton.kernels.reference.alignment import (
+from mlff_triton.kernels.alignment.lanes import appended, columns_of, taken_apart
+from mlff_triton.kernels.alignment.plan import LANES, Launch
+from mlff_triton.kernels.alignment.reference.alignment import (
     DELETION,
     DIAGONAL,
     INSERTION,
@@ -33,6 +32,7 @@ from mlff_triton.kernels.reference.alignment import (
     Runs,
     places_of_runs,
 )
+from mlff_triton.kernels.alignment.rows import NEVER
 
 CHUNK = 32  # steps of a tile, and no more than a pair with strips has lanes
 _PAIRS = 32  # of a program, which waits for its longest

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from mlff_triton.kernels._alignment_plan import MATRIX, PROFILE, TABLE
-from mlff_triton.kernels._lanes import (
+from mlff_triton.kernels.alignment.lanes import (
     appended,
     columns_of,
     halves,
@@ -18,6 +17,7 @@ from mlff_triton.kernels._lanes import (
     pick,
     taken_apart,
 )
+from mlff_triton.kernels.alignment.plan import MATRIX, PROFILE, TABLE
 
 NEVER = tl.constexpr(-(2**29))  # less than any score, and far from any overflow
 FROM_TABLE = tl.constexpr(TABLE)

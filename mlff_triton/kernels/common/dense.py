@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._operators import check_device
+from mlff_triton.kernels.common.checks import check_device
 
 COMPUTE_DTYPES = {
     torch.float16: torch.float32,

@@ -2,7 +2,7 @@
 
 `load_nine` and `store_nine` serve programs that own a block of the ``N F`` pairs of an atom and a
 channel, ``index = n F + f``. ``FULL`` says how the nine numbers of each lie in memory: as a matrix,
-row by row, in ``[N, 3, 3, F]``, or as the components of `mlff_triton.irreps` in ``[9, N, F]``.
+row by row, in ``[N, 3, 3, F]``, or as components, ``[9, N, F]``: see `mlff_triton.model.irreps`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.types.split_weight import Map
 
 FEW, MANY = 320, 2048  # atoms up to which, and beyond which, other programs are faster
 KIB = 1024

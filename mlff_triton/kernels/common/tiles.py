@@ -1,6 +1,6 @@
 """The three parts of tensors inside kernels, with a factor or a norm each; products with weights.
 
-Tensors are tuples of nine blocks: the components of `mlff_triton.irreps`, as in `_irreps`.
+Tensors are tuples of nine blocks: the components of `mlff_triton.model.irreps`, as in `_irreps`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mlff_triton.kernels._irreps import dot, times
+from mlff_triton.kernels.common.irreps import dot, times
 
 
 @triton.jit

@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels.reference.edges import Edges, Knots
-from mlff_triton.kernels.reference.neighbor_list import NeighborRows
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.neighbors.reference.edges import Edges, Knots
+from mlff_triton.kernels.neighbors.reference.neighbor_list import NeighborRows
 
 STALE, OVERLAP, NOT_FINITE = 1, 2, 4
 """Bits of an atom's status, the worst one highest."""
 
 _STALE, _OVERLAP, _NOT_FINITE = (tl.constexpr(bit) for bit in (STALE, OVERLAP, NOT_FINITE))
-_MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors`
+_MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_list`
 
 
 @triton.jit

@@ -27,8 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._operators import check_device, check_shape
-from mlff_triton.kernels.reference.neighbor_list import (
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.neighbors.reference.neighbor_list import (
     MAX_REACH,
     NeighborRows,
     pack_shifts,

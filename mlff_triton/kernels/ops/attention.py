@@ -20,11 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._dense import accumulator, check_dense
-from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._operators import check_device, check_pointers, check_shape, expanded
-from mlff_triton.kernels._rows import chain, follow
-from mlff_triton.kernels.reference import attention as reference
+from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape, expanded
+from mlff_triton.kernels.common.dense import accumulator, check_dense
+from mlff_triton.kernels.common.launch_sizes import exact_precision
+from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.ops.reference import attention as reference
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _SMALLEST = 16  # side of a tile that matrix units take

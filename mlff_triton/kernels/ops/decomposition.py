@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels import _irreps
-from mlff_triton.kernels._irreps import block_size, has_full_layout, load_nine, store_nine
-from mlff_triton.kernels._operators import check_floats, check_shape
+from mlff_triton.kernels.common import irreps
+from mlff_triton.kernels.common.checks import check_floats, check_shape
+from mlff_triton.kernels.common.irreps import block_size, has_full_layout, load_nine, store_nine
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _pack_kernel(t_ptr, x_ptr, n_elements, channels, ADJOINT: tl.constexpr, BLOC
     mask = index < n_elements
 
     t = load_nine(t_ptr, index, mask, n_elements, channels, FULL=True)
-    x = _irreps.compose_adjoint(t) if ADJOINT else _irreps.decompose(t)
+    x = irreps.compose_adjoint(t) if ADJOINT else irreps.decompose(t)
 
     store_nine(x_ptr, x, index, mask, n_elements, channels, FULL=False)
 
@@ -38,7 +38,7 @@ def _unpack_kernel(x_ptr, t_ptr, n_elements, channels, ADJOINT: tl.constexpr, BL
     mask = index < n_elements
 
     x = load_nine(x_ptr, index, mask, n_elements, channels, FULL=False)
-    t = _irreps.decompose_adjoint(x) if ADJOINT else _irreps.compose(x)
+    t = irreps.decompose_adjoint(x) if ADJOINT else irreps.compose(x)
 
     store_nine(t_ptr, t, index, mask, n_elements, channels, FULL=True)
 
@@ -52,7 +52,7 @@ def _split_kernel(
 
     t = load_nine(t_ptr, index, mask, n_elements, channels, FULL=True)
 
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = _irreps.decompose(t)
+    i, a0, a1, a2, s00, s01, s02, s11, s12 = irreps.decompose(t)
     o = tl.zeros_like(i)
     identity = (i, o, o, o, i, o, o, o, i)
     skew = (o, -a2, a1, a2, o, -a0, -a1, a0, o)
@@ -74,10 +74,10 @@ def _join_kernel(
     skew = load_nine(skew_ptr, index, mask, n_elements, channels, FULL=True)
     symmetric = load_nine(symmetric_ptr, index, mask, n_elements, channels, FULL=True)
 
-    i, _, _, _, _, _, _, _, _ = _irreps.decompose(identity)
-    _, a0, a1, a2, _, _, _, _, _ = _irreps.decompose(skew)
-    _, _, _, _, s00, s01, s02, s11, s12 = _irreps.decompose(symmetric)
-    t = _irreps.compose((i, a0, a1, a2, s00, s01, s02, s11, s12))
+    i, _, _, _, _, _, _, _, _ = irreps.decompose(identity)
+    _, a0, a1, a2, _, _, _, _, _ = irreps.decompose(skew)
+    _, _, _, _, s00, s01, s02, s11, s12 = irreps.decompose(symmetric)
+    t = irreps.compose((i, a0, a1, a2, s00, s01, s02, s11, s12))
 
     store_nine(t_ptr, t, index, mask, n_elements, channels, FULL=True)
 
@@ -193,7 +193,7 @@ def decompose(t: Tensor) -> Tensor:
     Returns
     -------
     [9, N, F]
-        Packed components, as in `mlff_triton.irreps`.
+        Packed components, as in `mlff_triton.model.irreps`.
 
     Raises
     ------
@@ -218,7 +218,7 @@ def compose(x: Tensor) -> Tensor:
     Parameters
     ----------
     x : [9, N, F]
-        Packed components, as in `mlff_triton.irreps`; float32 or float64.
+        Packed components, as in `mlff_triton.model.irreps`; float32 or float64.
 
     Returns
     -------

@@ -21,15 +21,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._irreps import add, load_tensor, store_tensor
-from mlff_triton.kernels._operators import (
+from mlff_triton.kernels.common.checks import (
     check_device,
     check_floats,
     check_shape,
     differentiate_by_reference,
 )
-from mlff_triton.kernels._tiles import load_parts, scale_harmonics
-from mlff_triton.kernels.reference import edge_tensors as reference
+from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
+from mlff_triton.kernels.common.tiles import load_parts, scale_harmonics
+from mlff_triton.kernels.ops.reference import edge_tensors as reference
 
 
 @triton.jit
@@ -206,7 +206,7 @@ def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor
     Returns
     -------
     [9, N, F]
-        Packed as in `mlff_triton.irreps`; zero for atoms without edges.
+        Packed as in `mlff_triton.model.irreps`; zero for atoms without edges.
 
     Raises
     ------

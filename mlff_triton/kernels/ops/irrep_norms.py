@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._irreps import (
+from mlff_triton.kernels.common.checks import check_floats, differentiate_by_reference
+from mlff_triton.kernels.common.irreps import (
     block_size,
     compose,
     compose_adjoint,
@@ -22,9 +23,8 @@ from mlff_triton.kernels._irreps import (
     load_nine,
     store_nine,
 )
-from mlff_triton.kernels._operators import check_floats, differentiate_by_reference
-from mlff_triton.kernels._tiles import load_parts, part_norms, scale_parts
-from mlff_triton.kernels.reference import irrep_norms as reference
+from mlff_triton.kernels.common.tiles import load_parts, part_norms, scale_parts
+from mlff_triton.kernels.ops.reference import irrep_norms as reference
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def irrep_norms(x: Tensor) -> Tensor:
     Parameters
     ----------
     x : [9, N, F] or [N, 3, 3, F]
-        Packed components, as in `mlff_triton.irreps`, or full tensors; float32 or float64.
+        Packed components, as in `mlff_triton.model.irreps`, or full tensors; float32 or float64.
 
     Returns
     -------

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._dense import COMPUTE_DTYPES, check_dense
-from mlff_triton.kernels._operators import check_shape, differentiate_by_reference
-from mlff_triton.kernels.reference import layer_norm as reference
+from mlff_triton.kernels.common.checks import check_shape, differentiate_by_reference
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels.ops.reference import layer_norm as reference
 
 _MAX_CHANNELS = 16384
 _MAX_BACKWARD_PROGRAMS = 512  # each leaves one row of partial sums

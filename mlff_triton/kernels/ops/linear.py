@@ -20,11 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._activations import activate, activate_derivative
-from mlff_triton.kernels._dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._operators import check_shape, differentiate_by_reference, expanded
-from mlff_triton.kernels.reference import _activations as reference
+from mlff_triton.kernels.common.activations import activate, activate_derivative
+from mlff_triton.kernels.common.checks import check_shape, differentiate_by_reference, expanded
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
+from mlff_triton.kernels.common.launch_sizes import exact_precision
+from mlff_triton.kernels.common.reference import activations as reference
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 

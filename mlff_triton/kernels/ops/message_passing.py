@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._irreps import add, load_tensor, store_tensor
-from mlff_triton.kernels._operators import check_floats, check_graph, check_shape
-from mlff_triton.kernels._tiles import load_parts
+from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
+from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
+from mlff_triton.kernels.common.tiles import load_parts
 
 
 @triton.jit
@@ -289,7 +289,7 @@ def message_passing(
     Parameters
     ----------
     y : [9, N, F] or [N, 3, 3, F]
-        What every atom sends, packed as in `mlff_triton.irreps` or as full 3x3 tensors; float32
+        What every atom sends, packed as in `model.irreps` or as full 3x3 tensors; float32
         or float64.
     factors : [E, 3, F], or [E, 3, 3, F] or [E, 1, 1, F] for full tensors
         Factor of every edge, for each part of a packed tensor, each element of a full one, or all

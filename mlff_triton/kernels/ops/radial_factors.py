@@ -3,7 +3,7 @@
     f_k(d) = v + h (t (1 - t)^2 m + t^2 (3 - 2 t) s + t^2 (t - 1) m')      t = (d - d_0) / h
 
 with values, slopes and secants at the knots: see `reference.radial_table`. A table is made by
-`mlff_triton.radial` and contains the cutoff. It is a constant here: to train one, make factors with
+`engine.radial_tables` and contains the cutoff. It is constant here: to train one, make factors with
 `linear` instead.
 """
 
@@ -17,15 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._operators import (
+from mlff_triton.kernels.common.checks import (
     check_device,
     check_floats,
     check_shape,
     differentiate_by_reference,
 )
-from mlff_triton.kernels._radial import look_up, look_up_with_slope
-from mlff_triton.kernels.reference import radial_factors as reference
-from mlff_triton.kernels.reference.edges import Knots
+from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
+from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.kernels.ops.reference import radial_factors as reference
 
 _EDGES = 16  # of a program
 
@@ -197,7 +197,7 @@ def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
     distance : [E]
         Å, between the first knot and the last; float32 or float64.
     table : [K + 1, 3, 3, F]
-        Value, slope and secant of 3 F functions at each knot, see `mlff_triton.radial`; of the
+        Value, slope and secant of 3 F functions at each knot, see `engine.radial_tables`; of the
         dtype of the distances. It gets no gradient.
     knots : Knots
         Knots of the table, in float64.

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels import radial_embedding as embedding_kernels
-from mlff_triton.kernels import radial_message_passing as message_kernels
-from mlff_triton.kernels._operators import (
+from mlff_triton.kernels.common.checks import (
     check_floats,
     check_graph,
     check_shape,
     differentiate_by_reference,
 )
-from mlff_triton.kernels.radial_factors import check_constants, constant_knots, locate
-from mlff_triton.kernels.reference import radial_sums as reference
-from mlff_triton.kernels.reference.edges import Edges, Knots, cast, edges_of_graph
+from mlff_triton.kernels.neighbors.reference.edges import Edges, Knots, cast, edges_of_graph
+from mlff_triton.kernels.ops.radial_factors import check_constants, constant_knots, locate
+from mlff_triton.kernels.ops.reference import radial_sums as reference
+from mlff_triton.kernels.tensornet import message_product as message_kernels
+from mlff_triton.kernels.tensornet import radial_embedding as embedding_kernels
 
 
 def _edges_at(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
@@ -223,7 +223,7 @@ def radial_message_passing(
     Parameters
     ----------
     y : [9, N, F]
-        What every atom sends, packed as in `mlff_triton.irreps`; F is a power of two; float32 or
+        What every atom sends, packed as in `model.irreps`; F is a power of two; float32 or
         float64.
     distance : [E]
         Å, between the first knot and the last, the same for opposite edges.
@@ -312,7 +312,7 @@ def radial_embedding(
     Returns
     -------
     [9, N, F]
-        Packed as in `mlff_triton.irreps`.
+        Packed as in `mlff_triton.model.irreps`.
 
     Raises
     ------

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._operators import check_device, check_floats, check_pointers
+from mlff_triton.kernels.common.checks import check_device, check_floats, check_pointers
 
 _BLOCK = 1024  # elements of a program's block, over rows and channels
 _BLOCKS_PER_SPLIT = 8

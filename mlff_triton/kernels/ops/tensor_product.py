@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._irreps import (
+from mlff_triton.kernels.common.checks import check_floats, check_shape, differentiate_by_reference
+from mlff_triton.kernels.common.irreps import (
     block_size,
     combine,
     compose,
@@ -35,8 +36,7 @@ from mlff_triton.kernels._irreps import (
     times,
     transpose,
 )
-from mlff_triton.kernels._operators import check_floats, check_shape, differentiate_by_reference
-from mlff_triton.kernels.reference import tensor_product as reference
+from mlff_triton.kernels.ops.reference import tensor_product as reference
 
 GROUPS = ("O(3)", "SO(3)")
 
@@ -229,7 +229,7 @@ def tensor_product(
     Parameters
     ----------
     y, message : [9, N, F] or [N, 3, 3, F]
-        Packed components, as in `mlff_triton.irreps`, or full tensors, both alike; float32 or
+        Packed components, as in `mlff_triton.model.irreps`, or full tensors, both alike; float32 or
         float64.
     charge_factor : [N], optional
         What to multiply the product with, one by default; O(3) only. It gets no gradient.

@@ -21,9 +21,16 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._irreps import MAX_ELEMENTS, block_size, dot, load_nine, store_nine, times
-from mlff_triton.kernels._operators import check_floats, check_shape, differentiate_by_reference
-from mlff_triton.kernels.reference import vector_to_tensor as reference
+from mlff_triton.kernels.common.checks import check_floats, check_shape, differentiate_by_reference
+from mlff_triton.kernels.common.irreps import (
+    MAX_ELEMENTS,
+    block_size,
+    dot,
+    load_nine,
+    store_nine,
+    times,
+)
+from mlff_triton.kernels.ops.reference import vector_to_tensor as reference
 
 
 @triton.jit

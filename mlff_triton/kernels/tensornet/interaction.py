@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._activations import activate, activate_derivative
-from mlff_triton.kernels._irreps import (
+from mlff_triton.kernels.common.activations import activate, activate_derivative
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.irreps import (
     add,
     combine,
     compose,
@@ -31,9 +32,13 @@ from mlff_triton.kernels._irreps import (
     times,
     transpose,
 )
-from mlff_triton.kernels._launch import linear_blocks, operands, precision_of, tensor_blocks
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels._tiles import (
+from mlff_triton.kernels.common.launch_sizes import (
+    linear_blocks,
+    operands,
+    precision_of,
+    tensor_blocks,
+)
+from mlff_triton.kernels.common.tiles import (
     dot_parts,
     inverse_norm,
     load_parts,
@@ -42,7 +47,7 @@ from mlff_triton.kernels._tiles import (
     normalize_backward,
     scale_parts,
 )
-from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.types.split_weight import Map
 
 
 @triton.jit

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._irreps import (
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.irreps import (
     add,
     compose,
     decompose,
@@ -25,11 +26,10 @@ from mlff_triton.kernels._irreps import (
     store_tensor,
     times,
 )
-from mlff_triton.kernels._launch import message_backward_blocks, message_blocks
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels._radial import look_up, look_up_with_slope
-from mlff_triton.kernels._tiles import dot_parts, inverse_norm, load_parts, scale_parts
-from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.common.launch_sizes import message_backward_blocks, message_blocks
+from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
+from mlff_triton.kernels.common.tiles import dot_parts, inverse_norm, load_parts, scale_parts
+from mlff_triton.kernels.neighbors.reference.edges import Edges
 
 
 @triton.jit
@@ -194,7 +194,7 @@ def message_product(
     y : [9, N, F]
         What the neighbors send.
     table : [K + 1, 3, 3, F]
-        Factors at the knots, see `mlff_triton.radial`.
+        Factors at the knots, see `mlff_triton.engine.radial_tables`.
     own : [3, F]
         Factors of an atom's own tensor: those at distance 0, or zeros without self-loops.
     edges : Edges

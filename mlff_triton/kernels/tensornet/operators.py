@@ -1,7 +1,7 @@
 """The operators of a whole step as fused Triton kernels: what the engine runs on a GPU."""
 
-from mlff_triton.kernels.forces import forces, totals
-from mlff_triton.kernels.interaction import (
+from mlff_triton.kernels.tensornet.forces import forces, totals
+from mlff_triton.kernels.tensornet.interaction import (
     embed,
     embed_backward,
     embed_input_backward,
@@ -10,11 +10,14 @@ from mlff_triton.kernels.interaction import (
     update,
     update_backward,
 )
-from mlff_triton.kernels.radial_embedding import radial_embedding, radial_embedding_backward
-from mlff_triton.kernels.radial_message_passing import message_backward, message_product
-from mlff_triton.kernels.readout import gated_head, readout, readout_backward, scalar_head
-from mlff_triton.kernels.repulsion import repulsion
-from mlff_triton.kernels.scalar_network import scalar_network, scalar_network_backward
+from mlff_triton.kernels.tensornet.message_product import message_backward, message_product
+from mlff_triton.kernels.tensornet.radial_embedding import (
+    radial_embedding,
+    radial_embedding_backward,
+)
+from mlff_triton.kernels.tensornet.readout import gated_head, readout, readout_backward, scalar_head
+from mlff_triton.kernels.tensornet.repulsion import repulsion
+from mlff_triton.kernels.tensornet.scalar_network import scalar_network, scalar_network_backward
 
 __all__ = [
     "embed",

@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._irreps import add, load_tensor, store_tensor
-from mlff_triton.kernels._launch import embedding_backward_blocks, embedding_blocks
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels._radial import look_up, look_up_with_slope
-from mlff_triton.kernels._tiles import part_norms, scale_harmonics
-from mlff_triton.kernels.radial_message_passing import sum_lanes
-from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
+from mlff_triton.kernels.common.launch_sizes import embedding_backward_blocks, embedding_blocks
+from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
+from mlff_triton.kernels.common.tiles import part_norms, scale_harmonics
+from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.tensornet.message_product import sum_lanes
 
 
 @triton.jit
@@ -178,7 +178,7 @@ def radial_embedding(
     receiver, sender : [S, F]
         Tables P and Q.
     table : [K + 1, 3, 3, F]
-        T at the knots, see `mlff_triton.radial`.
+        T at the knots, see `mlff_triton.engine.radial_tables`.
     own : [F]
         ``T_1(0)``, or zeros without self-loops.
     edges : Edges

@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._activations import activate, activate_derivative
-from mlff_triton.kernels._irreps import combine, load_tensor, store_tensor
-from mlff_triton.kernels._launch import (
+from mlff_triton.kernels.common.activations import activate, activate_derivative
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.irreps import combine, load_tensor, store_tensor
+from mlff_triton.kernels.common.launch_sizes import (
     head_blocks,
     operands,
     precision_of,
@@ -23,18 +24,17 @@ from mlff_triton.kernels._launch import (
     readout_blocks,
     tensor_blocks,
 )
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels._tiles import (
+from mlff_triton.kernels.common.tiles import (
     load_parts,
     multiply,
     norm_gradients,
     part_norms,
     scale_parts,
 )
-from mlff_triton.kernels.interaction import square_backward
-from mlff_triton.kernels.reference.maps import Map
-from mlff_triton.kernels.reference.readout import gated_head
-from mlff_triton.kernels.scalar_network import EPS
+from mlff_triton.kernels.tensornet.interaction import square_backward
+from mlff_triton.kernels.tensornet.reference.readout import gated_head
+from mlff_triton.kernels.tensornet.scalar_network import EPS
+from mlff_triton.kernels.types.split_weight import Map
 
 __all__ = ["gated_head", "readout", "readout_backward", "scalar_head"]
 

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._activations import activate, activate_derivative
-from mlff_triton.kernels._launch import operands, precision_of, row_blocks
-from mlff_triton.kernels._operators import check_device
-from mlff_triton.kernels._tiles import multiply
-from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.common.activations import activate, activate_derivative
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.launch_sizes import operands, precision_of, row_blocks
+from mlff_triton.kernels.common.tiles import multiply
+from mlff_triton.kernels.types.split_weight import Map
 
 EPS = tl.constexpr(1e-5)  # as PyTorch's LayerNorm has it
 

@@ -22,10 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels._dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels._operators import check_device, check_shape
-from mlff_triton.kernels._rows import chain, follow
-from mlff_triton.kernels.reference.token_embedding import TRAINED_WITH, Norm, Packed
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
+from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.transformer.reference.token_embedding import TRAINED_WITH, Norm, Packed
 
 _MAX_CHANNELS = 16384
 _FEW_TOKENS = 4096  # padding included: up to these, programs count what they need themselves

@@ -20,10 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._activations import activate
-from mlff_triton.kernels._dense import accumulator
-from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._rows import Rotary, angles, chain, follow, turn, turning
+from mlff_triton.kernels.common.activations import activate
+from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.launch_sizes import exact_precision
+from mlff_triton.kernels.common.rows import Rotary, angles, chain, follow, turn, turning
 
 _GROUP = 8  # rows of tiles that run together
 
@@ -304,7 +304,7 @@ def token_linear(
     moments : Moments, optional
         Of the rows, if the layer has a normalization in it.
     activation : str
-        As for `mlff_triton.kernels.linear.linear`.
+        As for `mlff_triton.kernels.ops.linear.linear`.
     residual, rotary
         What to add, and what to turn.
     with_moments : bool

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._dense import accumulator
-from mlff_triton.kernels._rows import chain, follow
+from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.rows import chain, follow
 
 
 @triton.jit

@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels._dense import accumulator
-from mlff_triton.kernels._launch import exact_precision
-from mlff_triton.kernels._rows import chain, follow
-from mlff_triton.kernels.reference.top_logit import TopLogit
-from mlff_triton.kernels.token_linear import (
+from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.launch_sizes import exact_precision
+from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.transformer.reference.top_logit import TopLogit
+from mlff_triton.kernels.transformer.token_linear import (
     Moments,
     TokenLinear,
     load_sums,

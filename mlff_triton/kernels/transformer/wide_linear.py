@@ -16,9 +16,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mlff_triton.kernels._activations import activate
-from mlff_triton.kernels._launch import multiprocessors
-from mlff_triton.kernels._rows import Rotary, angles, chain, follow, launches_early, turn, turning
+from mlff_triton.kernels.common.activations import activate
+from mlff_triton.kernels.common.launch_sizes import multiprocessors
+from mlff_triton.kernels.common.rows import (
+    Rotary,
+    angles,
+    chain,
+    follow,
+    launches_early,
+    turn,
+    turning,
+)
 
 _GROUP = 8  # rows of tiles that run together
 
@@ -179,7 +187,7 @@ def wide_linear(
     live : int32 [1] or None
         How many rows mean something; all if None. Tiles are written whole.
     activation : str
-        As for `mlff_triton.kernels.linear.linear`.
+        As for `mlff_triton.kernels.ops.linear.linear`.
     rotary : Rotary, optional
         What to turn.
 

@@ -29,11 +29,11 @@ from mlff_triton.bio.alignment import cigar, sequences
 from mlff_triton.bio.alignment.backends import Task, _letters_of_distance
 from mlff_triton.bio.alignment.scoring import Scoring
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels.reference.alignment import GLOBAL, Free, Gaps, Runs, join_runs
+from mlff_triton.kernels.alignment.reference.alignment import GLOBAL, Free, Gaps, Runs, join_runs
 
 module = importlib.import_module("mlff_triton.bio.alignment.align")  # hidden by its function
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 QUERIES = ["ACGTTAGGGT", "acgt", "", "GATTACA", "NNACGT"]
 TARGETS = ["TTACTTAGGGT", "CCACGTCC", "A", "GCATGCN", ""]
 SCORES = [6, -6, -5, -6, -15]

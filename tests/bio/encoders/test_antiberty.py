@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from bio_cases import assert_same
 from torch import Tensor, nn
 
 from mlff_triton import bio
+from tests.support.language_models import assert_same
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from bio_cases import (
+from torch import Tensor, nn
+
+from mlff_triton import bio
+from mlff_triton.errors import UnsupportedModelError
+from tests.support.language_models import (
     KEPT,
     assert_same,
     assert_same_first,
@@ -18,10 +22,6 @@ from bio_cases import (
     tokens_of,
     valid,
 )
-from torch import Tensor, nn
-
-from mlff_triton import bio
-from mlff_triton.errors import UnsupportedModelError
 
 esm2 = pytest.importorskip("esm.model.esm2", reason="fair-esm is not installed")
 

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from bio_cases import (
+from torch import Tensor, nn
+
+from mlff_triton import bio
+from mlff_triton.testing import assert_within
+from tests.support.language_models import (
     LENGTH,
     SEQUENCES,
     assert_same,
@@ -18,10 +22,6 @@ from bio_cases import (
     tokens_of,
     valid,
 )
-from torch import Tensor, nn
-
-from mlff_triton import bio
-from mlff_triton.testing import assert_within
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 

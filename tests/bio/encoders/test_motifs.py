@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mlff_triton.bio.encoders.motifs import MOTIFS, looks_like_encoder
+from mlff_triton.bio.encoders.structure import chain
 from mlff_triton.bio.forward import FallbackWarning, Options
-from mlff_triton.bio.motifs import MOTIFS, looks_like_encoder
-from mlff_triton.bio.structure import chain
 from mlff_triton.testing import assert_close
 
 CHANNELS, HEADS = 48, 4

@@ -9,12 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from bio_cases import LENGTH, MARGIN, SEQUENCES, mask_of, randomize, tokens_of, valid
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.head import Head
+from mlff_triton.bio.encoders.head import Head
 from mlff_triton.errors import InputError
+from tests.support.language_models import (
+    LENGTH,
+    MARGIN,
+    SEQUENCES,
+    mask_of,
+    randomize,
+    tokens_of,
+    valid,
+)
 
 SIZES = {
     "hidden_size": 64,

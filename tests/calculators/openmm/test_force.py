@@ -22,8 +22,9 @@ from mlff_triton import (
     create_openmm_force,
     save_model,
 )
-from mlff_triton.calculators import explain_openmm_route, openmm_force
-from mlff_triton.calculators.openmm_force import EngineForce
+from mlff_triton.calculators import explain_openmm_route
+from mlff_triton.calculators.openmm import force as openmm_force
+from mlff_triton.calculators.openmm.force import EngineForce
 from mlff_triton.errors import BackendError, CheckpointError, InputError, UnknownElementError
 from mlff_triton.testing import assert_within, random_cluster, random_crystal, water_box
 

@@ -303,7 +303,11 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.parametrize(
     "first",
-    ["openmmml", "mlff_triton.calculators.openmm_ml", "mlff_triton.calculators._openmm_potential"],
+    [
+        "openmmml",
+        "mlff_triton.calculators.openmm.openmm_ml",
+        "mlff_triton.calculators.openmm.potential",
+    ],
 )
 def test_either_package_may_be_imported_first(first):
     code = f"import {first}; from openmmml import MLPotential; print(MLPotential('mlff-triton'))"

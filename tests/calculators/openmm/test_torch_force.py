@@ -22,23 +22,23 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from test_step import model_of
 from torch import Tensor
 
 from mlff_triton import TensorNetCalculator
-from mlff_triton.calculators import openmm_torch
-from mlff_triton.calculators._openmm_recipe import Recipe, lasting_model
-from mlff_triton.calculators._stub_library import load_stub
-from mlff_triton.calculators.openmm_torch import (
+from mlff_triton.calculators.openmm import torch_force as openmm_torch
+from mlff_triton.calculators.openmm.recipe import Recipe, lasting_model
+from mlff_triton.calculators.openmm.stub_library import load_stub
+from mlff_triton.calculators.openmm.torch_force import (
     KEPT_SYSTEMS,
     create_module,
     create_torch_force,
     torch_route_obstacle,
 )
 from mlff_triton.errors import BackendError
-from mlff_triton.prediction import Ensemble
+from mlff_triton.model.prediction import Ensemble
 from mlff_triton.testing import random_cluster, water_box
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
+from tests.engine.test_step import model_of
 
 openmm = pytest.importorskip("openmm")
 
@@ -209,7 +209,7 @@ def test_a_file_is_good_for_another_process(tmp_path):
     script = """
 import sys, warnings, torch
 warnings.simplefilter("ignore")
-import mlff_triton.calculators.openmm_torch
+import mlff_triton.calculators.openmm.torch_force
 *arguments, module = torch.load(sys.argv[1]) + [torch.jit.load(sys.argv[2])]
 torch.save(module(*arguments), sys.argv[1])
 """

@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from test_step import model_of
 from torch import Tensor
 
-from mlff_triton import device as device_module
-from mlff_triton.batch import Batch
-from mlff_triton.device import DeviceState, DeviceSteps, step_memory
-from mlff_triton.engine import Engine
+from mlff_triton.engine import device_steps as device_module
+from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.device_steps import DeviceState, DeviceSteps, step_memory
+from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.host_steps import Units
+from mlff_triton.engine.parameters import Parameters
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
-from mlff_triton.host import Units
-from mlff_triton.kernels.reference import step as plain_torch
-from mlff_triton.parameters import Parameters
-from mlff_triton.prediction import Prediction
-from mlff_triton.tensornet import TensorNet
+from mlff_triton.kernels.tensornet.reference import operators as plain_torch
+from mlff_triton.model.prediction import Prediction
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
+from tests.engine.test_step import model_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CUTOFF, SKIN = 3.0, 0.5
 Steps = Callable[..., DeviceSteps]
 

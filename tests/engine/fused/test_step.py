@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from ase import Atoms
-from test_step import ZBL, Batch, assert_same, model_of
 
-from mlff_triton.kernels import step as fused
-from mlff_triton.kernels.edges import edges
-from mlff_triton.kernels.neighbor_list import build_rows
-from mlff_triton.parameters import Parameters
-from mlff_triton.step import Outputs, step
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.step import Outputs, step
+from mlff_triton.kernels.neighbors.edges import edges
+from mlff_triton.kernels.neighbors.neighbor_list import build_rows
+from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.testing import random_cluster, random_crystal, water_box
+from tests.engine.test_step import ZBL, Batch, assert_same, model_of
 
 # NumPy would have the interpreter take the bounds of loops another way; what PyTorch compiles when
 # it first differentiates forward, it compiles in a way that it deprecates.

@@ -6,14 +6,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequence_pairs import joined, pairs_of, related_pairs, rescored
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels import _alignment_path, _alignment_plan, _lanes
-from mlff_triton.kernels import alignment as module
-from mlff_triton.kernels.alignment import alignment
-from mlff_triton.kernels.reference import alignment as reference
-from mlff_triton.kernels.reference.alignment import GLOBAL, PAD, Aligned, Free, Gaps, Pairs
+from mlff_triton.kernels.alignment import alignment as module
+from mlff_triton.kernels.alignment import lanes, path, plan
+from mlff_triton.kernels.alignment.alignment import alignment
+from mlff_triton.kernels.alignment.reference import alignment as reference
+from mlff_triton.kernels.alignment.reference.alignment import (
+    GLOBAL,
+    PAD,
+    Aligned,
+    Free,
+    Gaps,
+    Pairs,
+)
+from tests.support.sequence_pairs import joined, pairs_of, related_pairs, rescored
 
 GPU = torch.cuda.is_available()
 LENGTHS = [0, 1, 2, 9, 33, 60, 100, 128, 250] * 20 if GPU else [0, 1, 4, 7, 10] * 2
@@ -46,12 +53,12 @@ def _small_tiles(monkeypatch):
     if GPU:
         yield
         return
-    monkeypatch.setattr(_alignment_plan, "_shape", lambda n, _: (4, 4, max(1, (n + 15) // 16)))
-    for owner in (module, _alignment_path):
+    monkeypatch.setattr(plan, "_shape", lambda n, _: (4, 4, max(1, (n + 15) // 16)))
+    for owner in (module, path):
         monkeypatch.setattr(owner, "CHUNK", 4)
-    _alignment_plan._shapes.cache_clear()
+    plan._shapes.cache_clear()
     yield
-    _alignment_plan._shapes.cache_clear()
+    plan._shapes.cache_clear()
 
 
 def some_pairs(n_letters: int) -> Pairs:
@@ -133,7 +140,7 @@ def test_free_ends(free, device):
 @pytest.mark.parametrize(("case", "mode"), [("affine", "semiglobal"), ("protein", "local")])
 def test_one_pair_a_lane(case, mode, device, monkeypatch):
     """As on GPUs without instructions for halves of registers."""
-    monkeypatch.setattr(_lanes, "packs", lambda _: False)
+    monkeypatch.setattr(lanes, "packs", lambda _: False)
     matrix, gaps = CASES[case]
     check(some_pairs(len(matrix)), device, matrix, gaps, MODES[mode], traceback=True)
 

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlff_triton.kernels.reference import alignment as module
-from mlff_triton.kernels.reference.alignment import (
+from mlff_triton.kernels.alignment.reference import alignment as module
+from mlff_triton.kernels.alignment.reference.alignment import (
     DELETION,
     GLOBAL,
     INSERTION,

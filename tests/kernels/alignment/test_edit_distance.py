@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sequence_pairs import pairs_of
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels import edit_distance as module
-from mlff_triton.kernels.edit_distance import edit_distance
-from mlff_triton.kernels.reference.alignment import PAD, Gaps, Pairs, alignment
+from mlff_triton.kernels.alignment import edit_distance as module
+from mlff_triton.kernels.alignment.edit_distance import edit_distance
+from mlff_triton.kernels.alignment.reference.alignment import PAD, Gaps, Pairs, alignment
+from tests.support.sequence_pairs import pairs_of
 
 LENGTHS = [(0, 0), (0, 5), (7, 0), (1, 1), (32, 31), (33, 40), (20, 36)]
 

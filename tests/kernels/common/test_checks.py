@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels import _irreps
-from mlff_triton.kernels._operators import check_device, check_floats, differentiate_by_reference
-from mlff_triton.kernels.irrep_norms import irrep_norms
+from mlff_triton.kernels.common import irreps
+from mlff_triton.kernels.common.checks import check_device, check_floats, differentiate_by_reference
+from mlff_triton.kernels.ops.irrep_norms import irrep_norms
 from mlff_triton.testing.launches import recorded_launches
 
 
@@ -31,7 +31,7 @@ def test_one_dtype_for_all(device):
 
 def test_kernels_count_elements_in_32_bits():
     with pytest.raises(InputError, match=r"more than .* atoms times channels: split it"):
-        _irreps.has_full_layout("x", torch.zeros((), device="meta").expand(9, 2**24, 128))
+        irreps.has_full_layout("x", torch.zeros((), device="meta").expand(9, 2**24, 128))
 
 
 def test_launches_are_not_recorded_under_the_interpreter(monkeypatch):

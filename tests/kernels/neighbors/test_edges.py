@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_neighbor_list import KINDS, structure, tensors
 from torch import Tensor
 
-from mlff_triton.graph import Graph, concatenate
-from mlff_triton.kernels.edges import NOT_FINITE, OVERLAP, STALE, edges
-from mlff_triton.kernels.reference.edges import Edges, Knots, edges_of_graph
-from mlff_triton.kernels.reference.neighbor_list import NeighborRows, build_rows
-from mlff_triton.neighbors import neighbor_list
+from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE, edges
+from mlff_triton.kernels.neighbors.reference.edges import Edges, Knots, edges_of_graph
+from mlff_triton.kernels.neighbors.reference.neighbor_list import NeighborRows, build_rows
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close
+from tests.kernels.neighbors.test_neighbor_list import KINDS, structure, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 

@@ -7,21 +7,21 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from test_graph import assert_equal, assert_valid
 
 from mlff_triton.errors import InputError
-from mlff_triton.graph import Graph, concatenate
-from mlff_triton.kernels import neighbor_list as operator
-from mlff_triton.kernels.neighbor_list import (
+from mlff_triton.kernels.neighbors import neighbor_list as operator
+from mlff_triton.kernels.neighbors.neighbor_list import (
     MAX_REACH,
     NeighborRows,
     build_rows,
     pack_shifts,
     unpack_shifts,
 )
-from mlff_triton.kernels.reference import neighbor_list as reference
-from mlff_triton.neighbors import Box, neighbor_list
+from mlff_triton.kernels.neighbors.reference import neighbor_list as reference
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
 from mlff_triton.testing import random_cluster, random_crystal, random_rotation
+from tests.neighbors.test_graph import assert_equal, assert_valid
 
 # NumPy would have the interpreter take the bounds of loops another way.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0")

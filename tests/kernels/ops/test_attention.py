@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import assert_matches
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels.attention import attention
-from mlff_triton.kernels.reference import attention as reference
+from mlff_triton.kernels.ops.attention import attention
+from mlff_triton.kernels.ops.reference import attention as reference
 from mlff_triton.testing import assert_close
+from tests.support.operators import assert_matches
 
 BFLOAT16 = pytest.param(
     torch.bfloat16,

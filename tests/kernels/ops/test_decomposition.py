@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import SIZES, assert_matches
 
-from mlff_triton import irreps
 from mlff_triton.errors import InputError
-from mlff_triton.kernels import decomposition
-from mlff_triton.kernels.reference import decomposition as reference
+from mlff_triton.kernels.ops import decomposition
+from mlff_triton.kernels.ops.reference import decomposition as reference
+from mlff_triton.model import irreps
 from mlff_triton.testing import assert_close
+from tests.support.operators import SIZES, assert_matches
 
 OPERATORS = {
     "decompose": lambda n, f: (n, 3, 3, f),

@@ -4,13 +4,13 @@ import warnings
 
 import pytest
 import torch
-from operators import assert_matches
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.edge_tensors import edge_tensors
-from mlff_triton.kernels.reference import edge_tensors as reference
+from mlff_triton.kernels.ops.edge_tensors import edge_tensors
+from mlff_triton.kernels.ops.reference import edge_tensors as reference
 from mlff_triton.testing import assert_close
+from tests.support.operators import assert_matches
 
 
 def random_inputs(
@@ -62,7 +62,7 @@ def test_agrees_with_torchmd_net(device):
         warnings.simplefilter("ignore")
         from torchmdnet.models.tensornet import tensornet_embedding_message_passing
 
-    from mlff_triton.kernels.reference.decomposition import compose
+    from mlff_triton.kernels.ops.reference.decomposition import compose
 
     directions, factors, row_ptr = random_inputs(5, 8, device)
     receivers = torch.arange(5, device=device).repeat_interleave(row_ptr.diff())

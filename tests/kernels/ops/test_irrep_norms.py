@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import SIZES, assert_matches
 
-from mlff_triton import irreps
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.irrep_norms import irrep_norms
-from mlff_triton.kernels.reference.decomposition import compose
-from mlff_triton.kernels.reference.irrep_norms import irrep_norms as reference
+from mlff_triton.kernels.ops.irrep_norms import irrep_norms
+from mlff_triton.kernels.ops.reference.decomposition import compose
+from mlff_triton.kernels.ops.reference.irrep_norms import irrep_norms as reference
+from mlff_triton.model import irreps
 from mlff_triton.testing import assert_close
+from tests.support.operators import SIZES, assert_matches
 
 LAYOUTS = {"packed": lambda n, f: (9, n, f), "full": lambda n, f: (n, 3, 3, f)}
 

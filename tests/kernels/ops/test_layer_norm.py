@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import assert_matches
 from torch import Tensor
 from torch.nn import functional
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.layer_norm import add_layer_norm, layer_norm
-from mlff_triton.kernels.reference import layer_norm as reference
+from mlff_triton.kernels.ops.layer_norm import add_layer_norm, layer_norm
+from mlff_triton.kernels.ops.reference import layer_norm as reference
 from mlff_triton.testing import assert_close
+from tests.support.operators import assert_matches
 
 SHAPES = [(1, 8), (63, 33), (500, 8), (3, 320), (2, 5120), (2, 3, 128)]
 
@@ -59,7 +59,7 @@ def test_half_precision(half, device):
 
 
 def test_more_rows_than_programs(device, monkeypatch):
-    monkeypatch.setattr("mlff_triton.kernels.layer_norm._MAX_BACKWARD_PROGRAMS", 3)
+    monkeypatch.setattr("mlff_triton.kernels.ops.layer_norm._MAX_BACKWARD_PROGRAMS", 3)
     x, _, weight, bias = random_inputs((75, 100), device)
     assert_matches(layer_norm, reference.layer_norm, x, weight, bias)
 

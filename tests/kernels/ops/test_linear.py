@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import assert_matches
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.linear import linear
-from mlff_triton.kernels.reference import linear as reference
-from mlff_triton.kernels.reference._activations import ACTIVATIONS, activate
+from mlff_triton.kernels.common.reference.activations import ACTIVATIONS, activate
+from mlff_triton.kernels.ops.linear import linear
+from mlff_triton.kernels.ops.reference import linear as reference
 from mlff_triton.testing import assert_close
+from tests.support.operators import assert_matches
 
 BFLOAT16 = pytest.param(
     torch.bfloat16,

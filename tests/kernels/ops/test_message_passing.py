@@ -4,14 +4,14 @@ import warnings
 
 import pytest
 import torch
-from operators import assert_matches
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.graph import Graph
-from mlff_triton.kernels.message_passing import message_passing
-from mlff_triton.kernels.reference import message_passing as reference
+from mlff_triton.kernels.ops.message_passing import message_passing
+from mlff_triton.kernels.ops.reference import message_passing as reference
+from mlff_triton.neighbors.graph import Graph
 from mlff_triton.testing import assert_close
+from tests.support.operators import assert_matches
 
 LAYOUTS = {  # shape of y and of the factors
     "parts": ((9, None, "F"), (3, "F")),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from radial_cases import Case, check, check_derivatives
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.radial_factors import radial_factors
-from mlff_triton.kernels.reference import radial_factors as reference
+from mlff_triton.kernels.ops.radial_factors import radial_factors
+from mlff_triton.kernels.ops.reference import radial_factors as reference
+from tests.support.radial_cases import Case, check, check_derivatives
 
 
 @pytest.mark.parametrize(("n_atoms", "channels"), [(0, 8), (1, 8), (6, 16), (63, 8), (5, 33)])

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from radial_cases import Case, check, check_derivatives
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels import radial_sums
-from mlff_triton.kernels.edge_tensors import edge_tensors
-from mlff_triton.kernels.message_passing import message_passing
-from mlff_triton.kernels.radial_factors import radial_factors
-from mlff_triton.kernels.reference import radial_sums as reference
+from mlff_triton.kernels.ops import radial_sums
+from mlff_triton.kernels.ops.edge_tensors import edge_tensors
+from mlff_triton.kernels.ops.message_passing import message_passing
+from mlff_triton.kernels.ops.radial_factors import radial_factors
+from mlff_triton.kernels.ops.reference import radial_sums as reference
 from mlff_triton.testing import assert_close
+from tests.support.radial_cases import Case, check, check_derivatives
 
 OPERATORS = ["radial_message_passing", "radial_embedding"]
 

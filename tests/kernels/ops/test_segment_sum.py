@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.reference import segment_sum as reference
-from mlff_triton.kernels.segment_sum import segment_sum
+from mlff_triton.kernels.ops.reference import segment_sum as reference
+from mlff_triton.kernels.ops.segment_sum import segment_sum
 from mlff_triton.testing import assert_close
 
 

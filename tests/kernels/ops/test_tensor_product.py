@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import SIZES, assert_matches
 
-from mlff_triton import irreps
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.reference.tensor_product import tensor_product as reference
-from mlff_triton.kernels.tensor_product import tensor_product
+from mlff_triton.kernels.ops.reference.tensor_product import tensor_product as reference
+from mlff_triton.kernels.ops.tensor_product import tensor_product
+from mlff_triton.model import irreps
 from mlff_triton.testing import assert_close
+from tests.support.operators import SIZES, assert_matches
 
 LAYOUTS = {"packed": lambda n, f: (9, n, f), "full": lambda n, f: (n, 3, 3, f)}
 VARIANTS = {

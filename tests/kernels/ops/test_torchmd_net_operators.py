@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.decomposition import decompose_tensor
-from mlff_triton.kernels.irrep_norms import irrep_norms
-from mlff_triton.kernels.tensor_product import tensor_product
-from mlff_triton.kernels.vector_to_tensor import vector_to_skew, vector_to_symmetric
+from mlff_triton.kernels.ops.decomposition import decompose_tensor
+from mlff_triton.kernels.ops.irrep_norms import irrep_norms
+from mlff_triton.kernels.ops.tensor_product import tensor_product
+from mlff_triton.kernels.ops.vector_to_tensor import vector_to_skew, vector_to_symmetric
 from mlff_triton.testing import assert_close
 
 N, F = 7, 12

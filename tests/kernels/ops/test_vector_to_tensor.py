@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operators import SIZES, assert_matches
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels import vector_to_tensor
-from mlff_triton.kernels.reference import vector_to_tensor as reference
+from mlff_triton.kernels.ops import vector_to_tensor
+from mlff_triton.kernels.ops.reference import vector_to_tensor as reference
 from mlff_triton.testing import assert_close
+from tests.support.operators import SIZES, assert_matches
 
 OPERATORS = ["vector_to_symmetric", "vector_to_skew"]
 

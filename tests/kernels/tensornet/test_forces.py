@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import LARGE, moved, numbers, random_edges
 from torch import Tensor
 
-from mlff_triton.kernels import forces as operator
-from mlff_triton.kernels.reference import forces as reference
+from mlff_triton.kernels.tensornet import forces as operator
+from mlff_triton.kernels.tensornet.reference import forces as reference
 from mlff_triton.testing import assert_close
+from tests.support.random_inputs import LARGE, moved, numbers, random_edges
 
 SIZES = [1, 5, 37, pytest.param(3000, marks=pytest.mark.gpu)]
 

@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import (
+from torch import Tensor
+
+from mlff_triton.kernels.common.launch_sizes import LinearBlocks
+from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
+from mlff_triton.kernels.common.reference.tensors import inverse_norm, map_parts, scale_parts
+from mlff_triton.kernels.tensornet import interaction as operator
+from mlff_triton.kernels.tensornet.reference import interaction as reference
+from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.model import irreps
+from mlff_triton.model.tensornet import ACTIVATIONS as EXACT_ACTIVATIONS
+from mlff_triton.testing import assert_close
+from tests.support.random_inputs import (
     ACTIVATIONS,
     LARGE,
     assert_matches,
@@ -12,17 +23,6 @@ from random_inputs import (
     numbers,
     weights,
 )
-from torch import Tensor
-
-from mlff_triton import irreps
-from mlff_triton.kernels import interaction as operator
-from mlff_triton.kernels._launch import LinearBlocks
-from mlff_triton.kernels.reference import interaction as reference
-from mlff_triton.kernels.reference._activations import activate, activate_derivative
-from mlff_triton.kernels.reference._tensors import inverse_norm, map_parts, scale_parts
-from mlff_triton.kernels.reference.maps import Map
-from mlff_triton.tensornet import ACTIVATIONS as EXACT_ACTIVATIONS
-from mlff_triton.testing import assert_close
 
 SIZES = [(1, 16), (5, 128), (37, 32), pytest.param(3000, 128, marks=pytest.mark.gpu)]
 

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import (
+
+from mlff_triton.kernels.common.launch_sizes import MessageBlocks
+from mlff_triton.kernels.common.reference.tensors import scale_parts
+from mlff_triton.kernels.tensornet import message_product as operator
+from mlff_triton.kernels.tensornet.reference import message_product as reference
+from mlff_triton.testing import assert_close
+from tests.support.random_inputs import (
     KNOTS,
     LARGE,
     assert_matches,
@@ -13,12 +19,6 @@ from random_inputs import (
     numbers,
     random_edges,
 )
-
-from mlff_triton.kernels import radial_message_passing as operator
-from mlff_triton.kernels._launch import MessageBlocks
-from mlff_triton.kernels.reference import radial_message_passing as reference
-from mlff_triton.kernels.reference._tensors import scale_parts
-from mlff_triton.testing import assert_close
 
 CASES = [
     # atoms, channels, layout, group, and whether slopes are added to earlier ones

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import (
+from torch import Tensor
+
+from mlff_triton.kernels.common.launch_sizes import MessageBlocks
+from mlff_triton.kernels.neighbors.reference.edges import Knots, edges_of_graph
+from mlff_triton.kernels.tensornet import radial_embedding as operator
+from mlff_triton.kernels.tensornet.reference import radial_embedding as reference
+from mlff_triton.model.irreps import irrep_norms
+from mlff_triton.neighbors.neighbor_list import neighbor_list
+from mlff_triton.testing import assert_close, random_cluster
+from tests.support.random_inputs import (
     KNOTS,
     LARGE,
     assert_matches,
@@ -12,15 +21,6 @@ from random_inputs import (
     numbers,
     random_edges,
 )
-from torch import Tensor
-
-from mlff_triton.irreps import irrep_norms
-from mlff_triton.kernels import radial_embedding as operator
-from mlff_triton.kernels._launch import MessageBlocks
-from mlff_triton.kernels.reference import radial_embedding as reference
-from mlff_triton.kernels.reference.edges import Knots, edges_of_graph
-from mlff_triton.neighbors import neighbor_list
-from mlff_triton.testing import assert_close, random_cluster
 
 SPECIES = 3
 CASES = [

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import (
+from torch import Tensor
+from torch.nn import functional
+
+from mlff_triton.kernels.common.reference.activations import activate
+from mlff_triton.kernels.tensornet import readout as operator
+from mlff_triton.kernels.tensornet.reference import readout as reference
+from mlff_triton.model import irreps
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.tensornet import GatedHead
+from mlff_triton.testing import assert_close
+from tests.support.random_inputs import (
     ACTIVATIONS,
     LARGE,
     assert_matches,
@@ -11,16 +21,6 @@ from random_inputs import (
     numbers,
     weights,
 )
-from torch import Tensor
-from torch.nn import functional
-
-from mlff_triton import irreps
-from mlff_triton.config import TensorNetConfig
-from mlff_triton.kernels import readout as operator
-from mlff_triton.kernels.reference import readout as reference
-from mlff_triton.kernels.reference._activations import activate
-from mlff_triton.tensornet import GatedHead
-from mlff_triton.testing import assert_close
 
 SIZES = [(1, 16), (5, 128), (37, 32), pytest.param(3000, 128, marks=pytest.mark.gpu)]
 

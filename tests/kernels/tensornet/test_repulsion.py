@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import LARGE, moved, numbers, random_edges
 from torch import Tensor
 
-from mlff_triton.config import TensorNetConfig, ZBLConfig
-from mlff_triton.kernels import repulsion as operator
-from mlff_triton.kernels.reference import repulsion as reference
-from mlff_triton.kernels.reference.edges import Edges
-from mlff_triton.repulsion import nuclei_of, zbl_energy
+from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.tensornet import repulsion as operator
+from mlff_triton.kernels.tensornet.reference import repulsion as reference
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.zbl import nuclei_of, zbl_energy
 from mlff_triton.testing import assert_close
+from tests.support.random_inputs import LARGE, moved, numbers, random_edges
 
 CHARGES = 0.0, 1.0, 7.5, 79.0
 ZBL = ZBLConfig(cutoff=1.6, prefactor=14.4, length_scale=1.1, charges=CHARGES)  # of 1 to 2 Å

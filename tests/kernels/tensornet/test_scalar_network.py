@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_inputs import (
+from torch.nn import functional
+
+from mlff_triton.kernels.common.launch_sizes import LinearBlocks
+from mlff_triton.kernels.common.reference.activations import activate
+from mlff_triton.kernels.tensornet import scalar_network as operator
+from mlff_triton.kernels.tensornet.reference import scalar_network as reference
+from mlff_triton.testing import assert_close
+from tests.support.random_inputs import (
     ACTIVATIONS,
     LARGE,
     assert_matches,
@@ -10,13 +17,6 @@ from random_inputs import (
     numbers,
     weights,
 )
-from torch.nn import functional
-
-from mlff_triton.kernels import scalar_network as operator
-from mlff_triton.kernels._launch import LinearBlocks
-from mlff_triton.kernels.reference import scalar_network as reference
-from mlff_triton.kernels.reference._activations import activate
-from mlff_triton.testing import assert_close
 
 SIZES = [(1, 16), (5, 128), (37, 32), pytest.param(3000, 128, marks=pytest.mark.gpu)]
 

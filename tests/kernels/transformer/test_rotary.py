@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_cases import (
+
+from mlff_triton.kernels.transformer.reference import rotary as reference
+from mlff_triton.kernels.transformer.rotary import rotary_
+from tests.support.token_cases import (
     DTYPES,
     assert_rows,
     counted,
@@ -11,9 +14,6 @@ from token_cases import (
     random_rotary,
     random_rows,
 )
-
-from mlff_triton.kernels.reference import rotary as reference
-from mlff_triton.kernels.rotary import rotary_
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels import token_embedding as module
-from mlff_triton.kernels._dense import COMPUTE_DTYPES
-from mlff_triton.kernels.reference import token_embedding as reference
-from mlff_triton.kernels.token_embedding import token_embedding, unpack_rows
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
+from mlff_triton.kernels.transformer import token_embedding as module
+from mlff_triton.kernels.transformer.reference import token_embedding as reference
+from mlff_triton.kernels.transformer.token_embedding import token_embedding, unpack_rows
 from mlff_triton.testing import assert_close
 
 WORDS, POSITIONS, KINDS, MASK_TOKEN, PADDING = 21, 60, 3, 7, -100

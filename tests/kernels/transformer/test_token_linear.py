@@ -2,7 +2,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_cases import (
+from torch import Tensor
+from torch.nn import functional
+
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
+from mlff_triton.kernels.common.reference.activations import ACTIVATIONS
+from mlff_triton.kernels.transformer import token_linear as module
+from mlff_triton.kernels.transformer.reference import token_linear as reference
+from mlff_triton.kernels.transformer.reference.token_norm import token_moments as exact_moments
+from mlff_triton.kernels.transformer.token_linear import (
+    Moments,
+    Residual,
+    TokenLinear,
+    token_linear,
+)
+from mlff_triton.kernels.transformer.token_norm import token_moments
+from mlff_triton.testing import assert_close
+from tests.support.token_cases import (
     DTYPES,
     HALVES,
     assert_rows,
@@ -15,17 +31,6 @@ from token_cases import (
     random_rows,
     truth,
 )
-from torch import Tensor
-from torch.nn import functional
-
-from mlff_triton.kernels import token_linear as module
-from mlff_triton.kernels._dense import COMPUTE_DTYPES
-from mlff_triton.kernels.reference import token_linear as reference
-from mlff_triton.kernels.reference._activations import ACTIVATIONS
-from mlff_triton.kernels.reference.token_norm import token_moments as exact_moments
-from mlff_triton.kernels.token_linear import Moments, Residual, TokenLinear, token_linear
-from mlff_triton.kernels.token_norm import token_moments
-from mlff_triton.testing import assert_close
 
 SIZES = [  # T, live, N, K
     (1, 1, 33, 20),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_cases import DTYPES, HALVES, assert_rows, counted, random_rows
 from torch import Tensor
 
-from mlff_triton.kernels.reference import token_norm as reference
-from mlff_triton.kernels.token_norm import token_moments, token_norm
+from mlff_triton.kernels.transformer.reference import token_norm as reference
+from mlff_triton.kernels.transformer.token_norm import token_moments, token_norm
+from tests.support.token_cases import DTYPES, HALVES, assert_rows, counted, random_rows
 
 SHAPES = [(1, 1, 8), (63, 63, 33), (130, 77, 320), (3, 2, 5120)]  # T, live, C
 

@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_cases import (
+from torch import Tensor
+
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
+from mlff_triton.kernels.transformer import top_logit as module
+from mlff_triton.kernels.transformer.reference import top_logit as reference
+from mlff_triton.kernels.transformer.reference.top_logit import TopLogit
+from mlff_triton.kernels.transformer.token_linear import Moments
+from mlff_triton.kernels.transformer.token_norm import token_moments
+from mlff_triton.kernels.transformer.top_logit import top_logit
+from tests.support.token_cases import (
     DTYPES,
     HALVES,
     assert_rows,
@@ -12,15 +21,6 @@ from token_cases import (
     random_rows,
     truth,
 )
-from torch import Tensor
-
-from mlff_triton.kernels import top_logit as module
-from mlff_triton.kernels._dense import COMPUTE_DTYPES
-from mlff_triton.kernels.reference import top_logit as reference
-from mlff_triton.kernels.reference.top_logit import TopLogit
-from mlff_triton.kernels.token_linear import Moments
-from mlff_triton.kernels.token_norm import token_moments
-from mlff_triton.kernels.top_logit import top_logit
 
 SIZES = [  # T, live, V, K
     (1, 1, 1, 20),

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from token_cases import (
+
+from mlff_triton.kernels.transformer import wide_linear as module
+from mlff_triton.kernels.transformer.token_linear import token_linear
+from mlff_triton.kernels.transformer.wide_linear import fits, wide_linear
+from tests.support.token_cases import (
     HALVES,
     assert_rows,
     counted,
@@ -13,10 +17,6 @@ from token_cases import (
     random_rows,
     truth,
 )
-
-from mlff_triton.kernels import wide_linear as module
-from mlff_triton.kernels.token_linear import token_linear
-from mlff_triton.kernels.wide_linear import fits, wide_linear
 
 TILE = 128  # rows that are written together
 

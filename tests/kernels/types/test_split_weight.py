@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlff_triton.kernels import interaction
-from mlff_triton.kernels.reference.maps import ROUNDED_OFF, Map
+from mlff_triton.kernels.tensornet import interaction
+from mlff_triton.kernels.types.split_weight import ROUNDED_OFF, Map
 
 CHANNELS = 128
 

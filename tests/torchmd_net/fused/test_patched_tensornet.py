@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.patch import accelerate, accelerated
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
+from mlff_triton.torchmd_net.patch import accelerate, accelerated
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "O(3)": {"activation": "ssp"},

@@ -19,7 +19,7 @@ def look_up(table: Tensor, interval: Tensor, fraction: Tensor, width: Tensor) ->
     Parameters
     ----------
     table : [K + 1, 3, 3, F]
-        Value, slope and secant at each knot: see `mlff_triton.radial`.
+        Value, slope and secant at each knot: see `mlff_triton.engine.radial_tables`.
     interval : int [E]
         Interval that each distance falls in.
     fraction, width : [E]

@@ -4,7 +4,7 @@ Edge ``(i, j, S)`` says that atom ``i`` receives from the image ``S`` of atom ``
 
     |pos_i - pos_j - S @ cell| < radius
 
-The definition, edge order and signs are those of `mlff_triton.graph`; the layout, one row of
+The definition, edge order and signs are those of `neighbors.graph`; the layout, one row of
 ``K`` slots an atom, is `NeighborRows`.
 """
 
@@ -62,7 +62,7 @@ class NeighborRows:
     reach: Tensor
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Arrays of a `mlff_triton.graph.Graph` in the user's numbering.
+        """Arrays of a `mlff_triton.neighbors.graph.Graph` in the user's numbering.
 
         Returns
         -------
@@ -117,7 +117,7 @@ def build_rows(
 ) -> NeighborRows:
     """Find all pairs by trying every image that could matter.
 
-    Arguments and result are those of `mlff_triton.kernels.neighbor_list.build_rows`; ``order``
+    Arguments and result are those of `kernels.neighbors.neighbor_list.build_rows`; ``order``
     (int32 [N]) prescribes the numbering of the rows, by default the user's own.
     """
     n_atoms, device = len(positions), positions.device

@@ -10,17 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference import _tensors
+from mlff_triton.kernels.common.reference import tensors
 
 
 def decompose(t: Tensor) -> Tensor:
-    """Full tensors [N, 3, 3, F] -> packed components [9, N, F], as in `mlff_triton.irreps`."""
-    return _tensors.decompose(t.movedim(0, 2))
+    """Full tensors [N, 3, 3, F] -> packed components [9, N, F], as in `model.irreps`."""
+    return tensors.decompose(t.movedim(0, 2))
 
 
 def compose(x: Tensor) -> Tensor:
     """Packed components [9, N, F] -> full tensors [N, 3, 3, F]."""
-    return _tensors.compose(x).movedim(2, 0)
+    return tensors.compose(x).movedim(2, 0)
 
 
 def decompose_tensor(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT, harmonics
+from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT, harmonics
 
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
-    """As `mlff_triton.kernels.edge_tensors.edge_tensors`."""
+    """As `mlff_triton.kernels.ops.edge_tensors.edge_tensors`."""
     tensors = harmonics(directions.T)[:, :, None] * factors.movedim(1, 0)[list(PART_OF_COMPONENT)]
     edges = torch.arange(len(factors), device=row_ptr.device, dtype=row_ptr.dtype)
     receivers = torch.searchsorted(row_ptr, edges, right=True) - 1  # N: of no atom

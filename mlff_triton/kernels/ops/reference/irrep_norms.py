@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import part_norms
-from mlff_triton.kernels.reference.decomposition import decompose
+from mlff_triton.kernels.common.reference.tensors import part_norms
+from mlff_triton.kernels.ops.reference.decomposition import decompose
 
 
 def irrep_norms(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from mlff_triton.kernels.reference._activations import activate
+from mlff_triton.kernels.common.reference.activations import activate
 
 
 def linear(
@@ -19,7 +19,7 @@ def linear(
     scale: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.linear.linear`, but for its ``precision``."""
+    """As `mlff_triton.kernels.ops.linear.linear`, but for its ``precision``."""
     y = activate(functional.linear(x, weight, bias), activation or "none")
     if scale is not None:
         y = y * scale

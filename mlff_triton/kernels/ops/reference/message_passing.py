@@ -14,13 +14,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT
+from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT
 
 
 def message_passing(
     y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, reverse: Tensor
 ) -> Tensor:
-    """As `mlff_triton.kernels.message_passing.message_passing`."""
+    """As `mlff_triton.kernels.ops.message_passing.message_passing`."""
     del reverse  # autograd scatters instead
     full = y.dim() == 4
     components = y.flatten(1, 2).movedim(1, 0) if full else y

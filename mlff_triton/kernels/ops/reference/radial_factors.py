@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mlff_triton.kernels.reference import radial_table
-from mlff_triton.kernels.reference.edges import Knots
+from mlff_triton.kernels.common.reference import radial_table
+from mlff_triton.kernels.neighbors.reference.edges import Knots
 
 
 def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
-    """As `mlff_triton.kernels.radial_factors.radial_factors`."""
+    """As `mlff_triton.kernels.ops.radial_factors.radial_factors`."""
     interval, fraction, width = knots.locate(distance.double())
     geometry = interval, fraction.to(distance.dtype), width.to(distance.dtype)
     return radial_table.look_up(table, *geometry).movedim(0, 1)

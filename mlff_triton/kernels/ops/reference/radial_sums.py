@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import PART_OF_COMPONENT
-from mlff_triton.kernels.reference.edge_tensors import edge_tensors
-from mlff_triton.kernels.reference.edges import Knots
-from mlff_triton.kernels.reference.message_passing import message_passing
-from mlff_triton.kernels.reference.radial_factors import radial_factors
+from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT
+from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.kernels.ops.reference.edge_tensors import edge_tensors
+from mlff_triton.kernels.ops.reference.message_passing import message_passing
+from mlff_triton.kernels.ops.reference.radial_factors import radial_factors
 
 
 def radial_message_passing(
@@ -29,7 +29,7 @@ def radial_message_passing(
     senders: Tensor,
     reverse: Tensor,
 ) -> Tensor:
-    """As `mlff_triton.kernels.radial_sums.radial_message_passing`."""
+    """As `mlff_triton.kernels.ops.radial_sums.radial_message_passing`."""
     factors = radial_factors(distance, table, knots)
     own_factors = own[list(PART_OF_COMPONENT)][:, None]  # [9, 1, F]
     return message_passing(y, factors, row_ptr, senders, reverse) + own_factors * y
@@ -47,7 +47,7 @@ def radial_embedding(
     senders: Tensor,
     reverse: Tensor,
 ) -> Tensor:
-    """As `mlff_triton.kernels.radial_sums.radial_embedding`."""
+    """As `mlff_triton.kernels.ops.radial_sums.radial_embedding`."""
     del reverse  # autograd needs none
     atoms = torch.arange(len(species), device=species.device)
     receivers = atoms.repeat_interleave(row_ptr.diff(), output_size=len(senders))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mlff_triton.kernels.reference.decomposition import compose, decompose
+from mlff_triton.kernels.ops.reference.decomposition import compose, decompose
 
 
 def tensor_product(

@@ -1,6 +1,6 @@
 """Sums over edges and atoms at the end of a step, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.forces`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.forces`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import sum_at_receivers
-from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
+from mlff_triton.kernels.neighbors.reference.edges import Edges
 
 
 def forces(

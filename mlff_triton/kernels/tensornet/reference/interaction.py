@@ -1,14 +1,14 @@
 """Linear maps over the three parts and what follows them in a layer, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.interaction`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.interaction`.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from mlff_triton.kernels.reference._activations import activate, activate_derivative
-from mlff_triton.kernels.reference._tensors import (
+from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
+from mlff_triton.kernels.common.reference.tensors import (
     compose,
     compose_adjoint,
     decompose,
@@ -22,7 +22,7 @@ from mlff_triton.kernels.reference._tensors import (
     scale_parts,
     square_backward,
 )
-from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.types.split_weight import Map
 
 
 def linear(x: Tensor, weight: Map) -> Tensor:

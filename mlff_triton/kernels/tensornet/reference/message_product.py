@@ -1,6 +1,6 @@
 """Message passing with factors from a radial table, and the product that follows, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.radial_message_passing`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.message_product`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import (
+from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
+from mlff_triton.kernels.common.reference.tensors import (
     PART_OF_COMPONENT,
     compose,
     decompose,
@@ -17,8 +18,7 @@ from mlff_triton.kernels.reference._tensors import (
     scale_parts,
     sum_at_receivers,
 )
-from mlff_triton.kernels.reference.edges import Edges
-from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
+from mlff_triton.kernels.neighbors.reference.edges import Edges
 
 
 def message_product(

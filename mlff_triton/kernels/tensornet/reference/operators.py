@@ -1,7 +1,7 @@
 """The operators of a whole step in plain PyTorch: the other op set of `engine`, and the oracle."""
 
-from mlff_triton.kernels.reference.forces import forces, totals
-from mlff_triton.kernels.reference.interaction import (
+from mlff_triton.kernels.tensornet.reference.forces import forces, totals
+from mlff_triton.kernels.tensornet.reference.interaction import (
     embed,
     embed_backward,
     embed_input_backward,
@@ -10,14 +10,25 @@ from mlff_triton.kernels.reference.interaction import (
     update,
     update_backward,
 )
-from mlff_triton.kernels.reference.radial_embedding import (
+from mlff_triton.kernels.tensornet.reference.message_product import (
+    message_backward,
+    message_product,
+)
+from mlff_triton.kernels.tensornet.reference.radial_embedding import (
     radial_embedding,
     radial_embedding_backward,
 )
-from mlff_triton.kernels.reference.radial_message_passing import message_backward, message_product
-from mlff_triton.kernels.reference.readout import gated_head, readout, readout_backward, scalar_head
-from mlff_triton.kernels.reference.repulsion import repulsion
-from mlff_triton.kernels.reference.scalar_network import scalar_network, scalar_network_backward
+from mlff_triton.kernels.tensornet.reference.readout import (
+    gated_head,
+    readout,
+    readout_backward,
+    scalar_head,
+)
+from mlff_triton.kernels.tensornet.reference.repulsion import repulsion
+from mlff_triton.kernels.tensornet.reference.scalar_network import (
+    scalar_network,
+    scalar_network_backward,
+)
 
 __all__ = [
     "embed",

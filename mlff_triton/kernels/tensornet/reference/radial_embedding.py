@@ -1,6 +1,6 @@
 """The first tensor of every atom and its gradient along the edges, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.radial_embedding`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.radial_embedding`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import (
+from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
+from mlff_triton.kernels.common.reference.tensors import (
     PART_OF_COMPONENT,
     harmonics,
     part_norms,
     scale_parts,
     sum_at_receivers,
 )
-from mlff_triton.kernels.reference.edges import Edges
-from mlff_triton.kernels.reference.radial_table import look_up, look_up_slope
+from mlff_triton.kernels.neighbors.reference.edges import Edges
 
 
 def radial_embedding(

@@ -1,6 +1,6 @@
 """From the last tensors to the energies of atoms and back, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.readout`; `gated_head` serves both.
+Arguments and results are those of `kernels.tensornet.readout`; `gated_head` serves both.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._activations import activate, activate_derivative
-from mlff_triton.kernels.reference._tensors import (
+from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
+from mlff_triton.kernels.common.reference.tensors import (
     norm_gradients,
     part_norms,
     scale_parts,
     square_backward,
 )
-from mlff_triton.kernels.reference.maps import Map
-from mlff_triton.kernels.reference.scalar_network import normalize_rows, normalize_rows_backward
+from mlff_triton.kernels.tensornet.reference.scalar_network import (
+    normalize_rows,
+    normalize_rows_backward,
+)
+from mlff_triton.kernels.types.split_weight import Map
 
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``.
 
 J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985), eqs.
-9 and 10, p. 147. Arguments and results are those of `mlff_triton.kernels.repulsion`.
+9 and 10, p. 147. Arguments and results are those of `mlff_triton.kernels.tensornet.repulsion`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._tensors import sum_at_receivers
-from mlff_triton.kernels.reference.edges import Edges
+from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
+from mlff_triton.kernels.neighbors.reference.edges import Edges
 
 SCREENING = ((0.1818, 3.2), (0.5099, 0.9423), (0.2802, 0.4029), (0.02817, 0.2016))
 

@@ -1,6 +1,6 @@
 """The network that turns norms into factors of the parts, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.scalar_network`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.scalar_network`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.reference._activations import activate, activate_derivative
-from mlff_triton.kernels.reference.maps import Map
+from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
+from mlff_triton.kernels.types.split_weight import Map
 
 EPS = 1e-5
 

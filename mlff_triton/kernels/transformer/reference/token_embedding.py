@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from mlff_triton.kernels.reference.layer_norm import layer_norm
+from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
 
 TRAINED_WITH = 1 - 0.15 * 0.8
 """Share of the tokens that were not masked when ESM-2 was trained."""
@@ -52,7 +52,7 @@ def token_embedding(
     count_padding: bool = False,
     capacity: int | None = None,
 ) -> tuple[Tensor, Packed]:
-    """As `mlff_triton.kernels.token_embedding.token_embedding`, with rows of kept tokens alone."""
+    """As `kernels.transformer.token_embedding.token_embedding`, with rows of kept tokens alone."""
     length = ids.shape[1]
     kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
     token = kept.flatten().nonzero()[:capacity, 0]
@@ -86,7 +86,7 @@ def unpack_rows(
     norm: Norm | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.token_embedding.unpack_rows`."""
+    """As `mlff_triton.kernels.transformer.token_embedding.unpack_rows`."""
     known = row_of >= 0
     y = x[row_of[known].long()]
     if shift is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mlff_triton.kernels.reference.layer_norm import layer_norm
-from mlff_triton.kernels.reference.linear import linear
-from mlff_triton.kernels.reference.rotary import rotary as turn
+from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
+from mlff_triton.kernels.ops.reference.linear import linear
+from mlff_triton.kernels.transformer.reference.rotary import rotary as turn
 
 Norm = tuple[Tensor, Tensor, float]
 """Weight [C], bias [C] and eps of a layer normalization."""
@@ -28,9 +28,9 @@ def token_linear(
     residual_norm: Norm | None = None,
     rotary: tuple[Tensor, Tensor, Tensor, int] | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.token_linear.token_linear`, of all rows.
+    """As `mlff_triton.kernels.transformer.token_linear.token_linear`, of all rows.
 
-    ``rotary`` is what `mlff_triton.kernels.reference.rotary.rotary` takes.
+    ``rotary`` is what `mlff_triton.kernels.transformer.reference.rotary.rotary` takes.
     """
     if norm is not None:
         x = layer_norm(x, *norm)

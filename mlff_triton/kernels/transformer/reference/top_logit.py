@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mlff_triton.kernels.reference.token_linear import Norm, token_linear
+from mlff_triton.kernels.transformer.reference.token_linear import Norm, token_linear
 
 
 class TopLogit(NamedTuple):
@@ -36,5 +36,5 @@ def largest(logits: Tensor) -> TopLogit:
 
 
 def top_logit(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm | None = None) -> TopLogit:
-    """As `mlff_triton.kernels.top_logit.top_logit`, of all rows."""
+    """As `mlff_triton.kernels.transformer.top_logit.top_logit`, of all rows."""
     return largest(token_linear(x, weight, bias, norm))

@@ -1,0 +1,1 @@
+"""Protein language models and sequence alignment."""

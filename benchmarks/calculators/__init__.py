@@ -1,0 +1,1 @@
+"""Steps through ASE and OpenMM."""

@@ -1,0 +1,1 @@
+"""Whole steps of the engine and of its peers."""

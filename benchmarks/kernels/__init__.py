@@ -1,0 +1,1 @@
+"""Single operators against PyTorch."""

@@ -1,0 +1,1 @@
+"""The lab: runs cases, keeps rows, draws figures, profiles."""

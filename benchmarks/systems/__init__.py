@@ -1,0 +1,1 @@
+"""Atoms and models to measure on."""

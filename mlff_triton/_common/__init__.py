@@ -1,0 +1,1 @@
+"""Shared by every room: files, lazy names, progress bars, timing and CUDA-graph capture."""

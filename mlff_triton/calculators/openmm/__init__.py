@@ -1,0 +1,1 @@
+"""OpenMM: the engine as a force, and a potential for openmm-ml."""

@@ -1,0 +1,1 @@
+"""Pairwise sequence alignment and edit distance."""

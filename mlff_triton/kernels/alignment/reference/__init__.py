@@ -1,0 +1,1 @@
+"""Pairwise sequence alignment in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""Building blocks shared by all kernels: checks, launch sizes, tiles, activations."""

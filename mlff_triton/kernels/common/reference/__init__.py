@@ -1,0 +1,1 @@
+"""The same building blocks in plain PyTorch."""

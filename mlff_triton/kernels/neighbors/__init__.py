@@ -1,0 +1,1 @@
+"""Neighbor lists and edges on a GPU."""

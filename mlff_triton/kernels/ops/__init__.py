@@ -1,0 +1,1 @@
+"""Public operators, differentiable twice."""

@@ -1,0 +1,1 @@
+"""The public operators in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""The engine's fused operators, without autograd; their backward passes are written out."""

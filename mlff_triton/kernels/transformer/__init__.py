@@ -1,0 +1,1 @@
+"""Operators for Transformer encoders over packed rows of tokens."""

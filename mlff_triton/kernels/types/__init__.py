@@ -1,0 +1,1 @@
+"""Data types shared by kernels, references and the engine."""

@@ -1,0 +1,1 @@
+"""Neighbor lists on the CPU, and the graph that they produce."""

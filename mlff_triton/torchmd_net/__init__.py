@@ -1,0 +1,1 @@
+"""Fused operators inside live TorchMD-NET models."""

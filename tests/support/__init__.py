@@ -1,0 +1,1 @@
+"""Helpers shared by tests: structures, random inputs, models, launches."""
