@@ -43,7 +43,7 @@ class Box:
         Lattice vectors in Å.
     graph : Graph
         Edges within the cutoff, for PyTorch.
-    rows : NeighborRows
+    rows : NeighborMatrix
         Neighbors within cutoff and skin, for us.
     """
 
@@ -66,7 +66,7 @@ def _box(n_atoms: int, device: torch.device) -> Box:
 
 def rows_of(graph: Graph, capacity: int = CAPACITY) -> Any:
     """A graph as neighbor rows; atoms keep their order."""
-    from mlff_triton.kernels.neighbors.reference.neighbor_list import NeighborRows, pack_shifts
+    from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix, pack_shifts
 
     device, n_atoms = graph.senders.device, graph.n_atoms
     count = graph.row_ptr.diff()
@@ -84,7 +84,7 @@ def rows_of(graph: Graph, capacity: int = CAPACITY) -> Any:
     reverse[slot] = slot[graph.reverse]
     unmoved = atoms.int()
     largest = (count.max().int(), graph.shifts.abs().max().int())
-    return NeighborRows(
+    return NeighborMatrix(
         unmoved, unmoved, count.int(), senders.int(), shifts, reverse.int(), *largest
     )
 

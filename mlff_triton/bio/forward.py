@@ -6,14 +6,13 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
+from mlff_triton._common.availability import check_triton
 from mlff_triton.bio.state import State
-from mlff_triton.errors import BackendError
 
 Weights = TypeVar("Weights")
 Result = TypeVar("Result")
@@ -210,9 +209,4 @@ def check_backend(backend: str, device: torch.device) -> None:
     """Raise a `BackendError` unless a back-end can compute on a device."""
     if backend == "torch" or (backend == "auto" and device.type != "cuda"):
         return
-    if find_spec("triton") is None:
-        raise BackendError("Triton is not installed: pip install triton, or use backend='torch'")
-    if device.type != "cuda":
-        from mlff_triton.kernels.common.checks import check_device
-
-        check_device(torch.empty(0, device=device))
+    check_triton(device)

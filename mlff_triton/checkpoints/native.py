@@ -17,7 +17,7 @@ from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 
-FORMAT = "mlff_triton.model.tensornet.1"
+FORMAT = "mlff_triton.tensornet.1"
 SCALE = ("std", "mean", "references")
 
 

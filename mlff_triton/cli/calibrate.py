@@ -35,10 +35,10 @@ def calibrate(
 
     It holds for all models of as many channels and layers, in this dtype and with these versions.
     """
+    from mlff_triton._common.devices import find_device, find_dtype
     from mlff_triton.checkpoints import load_model
     from mlff_triton.engine.calibration import fastest_by_size, fit
     from mlff_triton.engine.costs import Costs, Place, keep
-    from mlff_triton.engine.engine import find_device, find_dtype
     from mlff_triton.model.prediction import Ensemble
     from mlff_triton.model.tensornet import TensorNet
 
@@ -67,9 +67,9 @@ def _measured(
     console: Console, model: TensorNet, device: torch.device, dtype: str
 ) -> Iterator[Point]:
     """Points of all backends that can serve, with a bar on a terminal."""
+    from mlff_triton._common.devices import find_dtype
     from mlff_triton.engine.calibration import SIZES, measure_backend
     from mlff_triton.engine.dispatch import candidates, eligible
-    from mlff_triton.engine.engine import find_dtype
 
     backends = eligible(candidates([model], device, find_dtype(dtype)), device)
     steps = len(SIZES[device.type])

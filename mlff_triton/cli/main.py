@@ -176,9 +176,9 @@ def explain(
     ] = None,
 ) -> None:
     """Say which backend would compute a model here, and why not the others."""
+    from mlff_triton._common.devices import find_device, find_dtype
     from mlff_triton.checkpoints import load_model
     from mlff_triton.engine import dispatch
-    from mlff_triton.engine.engine import find_device, find_dtype
 
     place = find_device(device)
     n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms

@@ -18,7 +18,7 @@ from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.errors import InputError
 
-FORMAT = "mlff_triton.dynamics.1"
+FORMAT = "mlff_triton.md.1"
 
 # What NumPy, zipfile, JSON and the reading of their contents raise on damaged or foreign files.
 UNREADABLE = (

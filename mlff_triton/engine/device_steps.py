@@ -27,9 +27,10 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, step
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
 from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE, edges
-from mlff_triton.kernels.neighbors.neighbor_list import MAX_REACH, NeighborRows, build_rows
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.neighbors.neighbor_list import build_rows
 from mlff_triton.kernels.tensornet import operators as kernels
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.neighbors.neighbor_list import Box, check_box, check_skin, deformation
 
@@ -153,7 +154,7 @@ class DeviceState:
         self.system_ptr = torch.zeros(n_systems + 1, dtype=torch.int32, device=device)
         self._batch: Batch | None = None
         self._built_boxes: tuple[Box, ...] = ()
-        self._rows: NeighborRows | None = None
+        self._rows: NeighborMatrix | None = None
         self._systems: Systems | None = None
         self._status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -291,7 +292,7 @@ class DeviceState:
         self._built_boxes = batch.boxes
         self._set_limits()
 
-    def _take(self, rows: NeighborRows, batch: Batch) -> None:
+    def _take(self, rows: NeighborMatrix, batch: Batch) -> None:
         """Put rows where the graph expects them; a graph of other sizes is let go."""
         device = self._positions.device
         systems = Systems.of(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from mlff_triton._common.availability import triton_obstacle
 from mlff_triton.engine.costs import Place, known, provenance, typical_edges
 from mlff_triton.errors import BackendError
 from mlff_triton.model.prediction import Ensemble
@@ -178,11 +177,9 @@ def _obstacle(
         return "the engine needs a model with an interaction layer"
     if backend == "torch":
         return None
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and backend == "triton"
-    if device.type != "cuda" and not interpreted:
-        return f"Triton kernels need a GPU, and the device is {device.type}"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+    obstacle = triton_obstacle(device, interpreter=backend == "triton")
+    if obstacle is not None:
+        return obstacle
     if config.hidden_channels not in CHANNELS:
         return f"Triton kernels serve {CHANNELS} channels, not {config.hidden_channels}"
     if dtype not in DTYPES:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from mlff_triton._common.devices import find_device, find_dtype
 from mlff_triton.checkpoints import load_model
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.batch import Batch, as_array, to_tensor
@@ -26,7 +27,6 @@ from mlff_triton.model.tensornet import TensorNet
 if TYPE_CHECKING:
     from mlff_triton.engine.device_steps import DeviceSteps
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRECISIONS = ("exact", "tf32")
 ANGSTROM_EV = Units()
 
@@ -311,39 +311,3 @@ class ResidentSystem:
             return results[0]
         energies, forces = zip(*results, strict=True)
         return torch.stack(energies).mean(0), torch.stack(forces).mean(0)
-
-
-def find_dtype(name: str) -> torch.dtype:
-    """The dtype of a name.
-
-    Raises
-    ------
-    InputError
-        If networks do not come in it.
-    """
-    if name not in DTYPES:
-        raise InputError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
-    return DTYPES[name]
-
-
-def find_device(name: str | torch.device) -> torch.device:
-    """The device of a name, which may be "auto".
-
-    Raises
-    ------
-    InputError
-        If there is no such kind of device.
-    BackendError
-        If there is none of the kind here.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={name!r} is unknown: use 'auto', 'cpu' or 'cuda'") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={name!r} is not served: use 'auto', 'cpu' or 'cuda'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BackendError(f"there is no usable GPU for {device}: use device='cpu' or 'auto'")
-    return device

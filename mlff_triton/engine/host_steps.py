@@ -14,8 +14,8 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch, as_array, to_tensor
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Systems, step
-from mlff_triton.kernels.neighbors.reference.edges import cast, edges_of_graph
 from mlff_triton.kernels.tensornet.reference import operators as reference
+from mlff_triton.kernels.types.edges import cast, edges_of_graph
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph, concatenate

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
 from mlff_triton.errors import UnknownElementError, UnsupportedModelError
-from mlff_triton.kernels.tensornet.reference.repulsion import Nuclei
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.nuclei import Nuclei
+from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
 from mlff_triton.model.zbl import nuclei_of
@@ -29,8 +29,8 @@ Linear = tuple[Tensor, Tensor]
 class TensorMaps:
     """Linear maps [3, F, F] over the three parts, and their adjoints."""
 
-    forward: Map
-    backward: Map
+    forward: SplitWeight
+    backward: SplitWeight
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ScalarNetworkWeights:
 
     gain: Tensor
     shift: Tensor
-    weight1: Map
+    weight1: SplitWeight
     bias1: Tensor
-    weight2: Map
+    weight2: SplitWeight
     bias2: Tensor
-    adjoint1: Map
-    adjoint2: Map
+    adjoint1: SplitWeight
+    adjoint2: SplitWeight
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class ReadoutWeights:
 
     gain: Tensor
     shift: Tensor
-    weight: Map
+    weight: SplitWeight
     bias: Tensor
-    adjoint: Map
+    adjoint: SplitWeight
 
 
 @dataclass(frozen=True)
 class ScalarHeadWeights:
     """Two linear maps F -> H -> 1, the second one in eV; names as in `kernels.readout`."""
 
-    weight1: Map
+    weight1: SplitWeight
     bias1: Tensor
-    adjoint1: Map
+    adjoint1: SplitWeight
     weight2: Tensor
     bias2: Tensor
 
@@ -153,8 +153,8 @@ class Parameters:
         def numbers(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, dtype).contiguous()
 
-        def both(weight: Tensor) -> tuple[Map, Map]:
-            forward = Map.of(numbers(weight), tf32)
+        def both(weight: Tensor) -> tuple[SplitWeight, SplitWeight]:
+            forward = SplitWeight.of(numbers(weight), tf32)
             return forward, forward.transposed
 
         def maps(linear: IrrepLinear) -> TensorMaps:
@@ -210,7 +210,7 @@ def _head(
     if isinstance(head, ScalarHead):
         missing = max(0, SMALLEST_HIDDEN - head.linear1.out_features)
         padding = scale.new_zeros(missing, head.linear1.in_features)
-        weight1 = Map.of(numbers(torch.cat([head.linear1.weight, padding])), tf32)
+        weight1 = SplitWeight.of(numbers(torch.cat([head.linear1.weight, padding])), tf32)
         weight2 = torch.cat([head.linear2.weight[0] * scale, scale.new_zeros(missing)])
         return ScalarHeadWeights(
             weight1=weight1,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
-from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.kernels.types.edges import Knots
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.radial_basis import cosine_cutoff
 from mlff_triton.model.tensornet import TensorNet

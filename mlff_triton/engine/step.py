@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters, ScalarHeadWeights
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction
 
 
@@ -153,7 +153,7 @@ def energies_and_edge_gradients(
     activation, group = config.activation, config.group
     pairs = systems.species, p.receiver, p.sender, tables.embedding
 
-    x0, norm = ops.radial_embedding(*pairs, tables.embedding_self, edges)
+    x0, norm = ops.tensor_embedding(*pairs, tables.embedding_self, edges)
     w = p.scalar
     hidden, scales = ops.scalar_network(
         norm, w.gain, w.shift, w.weight1, w.bias1, w.weight2, w.bias2, activation
@@ -201,7 +201,7 @@ def energies_and_edge_gradients(
         grad_scales, norm, w.gain, w.adjoint1, w.adjoint2, hidden, activation
     )
     grad_x0 = ops.embed_input_backward(grad_mapped, p.embedding.backward, x0, grad_norm)
-    return energies, ops.radial_embedding_backward(grad_x0, *pairs, edges, slope)
+    return energies, ops.tensor_embedding_backward(grad_x0, *pairs, edges, slope)
 
 
 def _read_out(ops: Any, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:

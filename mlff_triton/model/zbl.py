@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.tensornet.reference.repulsion import SCREENING, Nuclei
+from mlff_triton.kernels.types.nuclei import SCREENING, Nuclei
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.radial_basis import cosine_cutoff
 from mlff_triton.units import BOHR

@@ -17,9 +17,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from mlff_triton._common import availability
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.alignment import lanes
-from mlff_triton.kernels.common import checks, launch_sizes, rows
+from mlff_triton.kernels.common import launch_sizes, rows
 
 KIB = 1024
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -81,7 +82,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
     with (
         mock.patch.object(JITFunction, "run", record),
-        mock.patch.object(checks, "launch_anywhere", new=True),
+        mock.patch.object(availability, "launch_anywhere", new=True),
     ):
         yield launches
 

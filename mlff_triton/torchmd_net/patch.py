@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from torch import nn
 
-from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
-from mlff_triton.kernels.common.checks import FLOATS, check_device
+from mlff_triton._common.availability import check_triton
+from mlff_triton.errors import InputError, UnsupportedModelError
+from mlff_triton.kernels.common.checks import FLOATS
 
 BACKENDS = ("auto", "triton", "torch")
 
@@ -73,7 +73,7 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
     for network in networks:
         _check(network)
         if backend != "torch":
-            _check_triton(network)
+            check_triton(next(network.parameters()).device)
     from mlff_triton.torchmd_net.patched_tensornet import (
         PatchedTensorNet,  # TorchMD-NET is loaded by now
     )
@@ -170,9 +170,3 @@ def _check(network: Any) -> None:
     if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
         names = ", ".join(sorted(map(str, dtypes)))
         raise UnsupportedModelError(f"the weights are {names}: use model.float() or model.double()")
-
-
-def _check_triton(network: nn.Module) -> None:
-    check_device(next(network.parameters()))
-    if find_spec("triton") is None:
-        raise BackendError("Triton is not installed: pip install triton, or use backend='torch'")

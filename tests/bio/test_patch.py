@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
-from tests.bio.encoders.test_huggingface import make, transformers
+from tests.support.huggingface import make, transformers
 from tests.support.language_models import assert_same, attributes, randomize
 
 NAMES = ["EsmForMaskedLM", "BertForMaskedLM"]

@@ -615,7 +615,7 @@ def configure(**changes: Any) -> Callable[[dict[str, str]], None]:
 
 
 METADATA = {
-    "later format": lambda m: m.update(format="mlff_triton.model.tensornet.2"),
+    "later format": lambda m: m.update(format="mlff_triton.tensornet.2"),
     "no format": lambda m: m.pop("format"),
     "no config": lambda m: m.pop("config"),
     "config is no JSON": lambda m: m.update(config="{"),
@@ -642,7 +642,7 @@ def test_wrong_metadata_is_refused(file, case):
     rewrite(file, metadata=METADATA[case])
     message = assert_refused(file)
     if case == "later format":
-        assert "mlff_triton.model.tensornet.2" in message
+        assert "mlff_triton.tensornet.2" in message
 
 
 TENSORS = {

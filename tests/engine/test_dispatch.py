@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
 import torch
 
+from mlff_triton._common import availability
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.dispatch import BACKENDS, candidates, choose, explain
 from mlff_triton.errors import BackendError
@@ -37,10 +37,7 @@ def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        dispatch.importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
-    )
+    monkeypatch.setattr(availability, "find_spec", lambda _name: None)
 
 
 @pytest.mark.parametrize("channels", dispatch.CHANNELS)
@@ -98,7 +95,7 @@ def test_half_precision_is_not_for_kernels():
 def test_without_triton():
     found = obstacles(model_of())
     for backend in TRITON:
-        assert found[backend] == "Triton is not installed"
+        assert found[backend] == "Triton is not installed: pip install triton"
     assert choose("auto", [model_of()], GPU, torch.float32) not in TRITON
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from ase import Atoms
 
+from mlff_triton._common.devices import find_device
 from mlff_triton.engine import engine as engine_module
-from mlff_triton.engine.engine import Engine, find_device
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import (
     BackendError,
     CheckpointError,
@@ -23,7 +24,7 @@ from mlff_triton.errors import (
 from mlff_triton.model.config import ZBLConfig
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
-from tests.engine.test_step import model_of
+from tests.support.tensornets import model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 

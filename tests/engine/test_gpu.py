@@ -29,7 +29,7 @@ from mlff_triton.testing import (
     water_box,
 )
 from mlff_triton.units import ENERGY_UNITS
-from tests.engine.test_step import ZBL, model_of
+from tests.support.tensornets import ZBL, model_of
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from mlff_triton.engine.engine import Engine, ResidentSystem
 from mlff_triton.errors import InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.testing import random_cluster, random_crystal, water_box
-from tests.engine.test_step import model_of
+from tests.support.tensornets import model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.step import Outputs, Systems, step
+from mlff_triton.engine.step import step
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.kernels.neighbors.reference.edges import cast, edges_of_graph
 from mlff_triton.kernels.tensornet.reference import operators as plain_torch
-from mlff_triton.model.config import TensorNetConfig, ZBLConfig
-from mlff_triton.model.prediction import Prediction, predict
+from mlff_triton.kernels.types.edges import cast, edges_of_graph
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.graph import Graph, concatenate
-from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
+from mlff_triton.neighbors.graph import Graph
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
+from tests.support.tensornets import CPU, ZBL, Batch, assert_same, model_of
 
 # PyTorch compiles something when it first differentiates forward, in a way that it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
-CPU = torch.device("cpu")
-CONFIG = TensorNetConfig(
-    elements=(1, 6, 7, 8), hidden_channels=16, num_rbf=6, cutoff_upper=3.5, num_layers=2
-)
-ZBL = ZBLConfig(cutoff=2.5, prefactor=14.4, length_scale=1.1, charges=(1.0, 5.5, 7.0, 0.0))
 VARIANTS = {
     "O(3)": {},
     "SO(3)": {"group": "SO(3)", "activation": "ssp"},
@@ -52,88 +42,6 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Several structures, with a charge each, and their neighbors within a cutoff."""
-
-    structures: Sequence[Atoms]
-    charges: Sequence[float]
-    cutoff: float = CONFIG.cutoff
-
-    @cached_property
-    def graph(self) -> Graph:
-        lists = [
-            neighbor_list(a.positions, self.cutoff, a.cell.array, a.pbc) for a in self.structures
-        ]
-        return concatenate(lists)
-
-    @cached_property
-    def numbers(self) -> Tensor:
-        return torch.tensor(np.concatenate([a.numbers for a in self.structures]))
-
-    @cached_property
-    def positions(self) -> Tensor:
-        return torch.tensor(np.concatenate([a.positions for a in self.structures]))
-
-    @cached_property
-    def cell(self) -> Tensor:
-        boxes = [Box.of(a.cell.array, a.pbc).cell for a in self.structures]
-        return torch.tensor(np.stack(boxes))
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        return torch.tensor([len(a) for a in self.structures])
-
-    @cached_property
-    def system(self) -> Tensor:
-        return torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
-
-    @cached_property
-    def vectors(self) -> Tensor:
-        return self.graph.vectors(self.positions, self.cell, self.system)
-
-    def predict(self, model: TensorNet) -> Prediction:
-        return predict(
-            model,
-            self.numbers,
-            self.positions,
-            self.graph,
-            cell=self.cell,
-            batch=self.system,
-            charge=torch.tensor(self.charges).double(),
-        )
-
-    def systems(self, p: Parameters, order: Tensor | None = None) -> Systems:
-        device = p.receiver.device
-        order = torch.arange(len(self.numbers)) if order is None else order
-        ends = self.sizes.cumsum(0)
-        system_ptr = torch.cat([ends.new_zeros(1), ends]).int()
-        charges = torch.tensor(self.charges).double()
-        inputs = self.numbers, charges, system_ptr, order.int()
-        return Systems.of(p, *(t.to(device) for t in inputs))
-
-    def step(self, p: Parameters, dtype: torch.dtype) -> Outputs:
-        graph = self.graph
-        edges = edges_of_graph(
-            graph.row_ptr, graph.senders, graph.reverse, self.vectors, p.tables.knots
-        )
-        status = torch.zeros(len(self.numbers), dtype=torch.int32)
-        return step(plain_torch, p, self.systems(p), cast(edges, dtype), status)
-
-
-def model_of(**changes: object) -> TensorNet:
-    """A model in float64 with random weights and energy scales."""
-    torch.manual_seed(1)
-    model = TensorNet(replace(CONFIG, **changes)).double().requires_grad_(False)
-    for norm in (m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)):
-        norm.weight += 0.3 * torch.randn_like(norm.weight)
-        norm.bias += 0.3 * torch.randn_like(norm.bias)
-    model.std.fill_(2.5)
-    model.mean.fill_(-0.7)
-    model.references.copy_(-100 * torch.rand(len(model.references)))
-    return model
-
-
 @pytest.fixture(scope="module", params=VARIANTS)
 def model(request) -> TensorNet:
     return model_of(**VARIANTS[request.param])
@@ -144,16 +52,6 @@ def batch() -> Batch:
     lonely = Atoms("CO", [[0, 0, 0], [50, 0, 0]])
     crystals = random_crystal(4, "triclinic"), random_crystal(3, "small"), random_crystal(5, "slab")
     return Batch([random_cluster(9), *crystals, lonely], [1, 0, -2, 0, 1])
-
-
-def assert_same(outputs: Outputs, expected: Prediction, dtype: torch.dtype) -> None:
-    assert {t.dtype for t in outputs} == {torch.float64}
-    found = outputs.prediction
-    assert_close(found.energy, expected.energy, 0, dtype)
-    assert_close(found.atom_energies, expected.atom_energies, 0, dtype)
-    assert_close(found.virial, expected.virial, 1, dtype)
-    assert_close(found.forces, expected.forces, 1, dtype)
-    assert not outputs.status.any()
 
 
 def test_agrees_with_the_exact_module(model, batch):

@@ -12,49 +12,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import random_cluster, random_crystal
-
-
-def assert_valid(graph: Graph) -> None:
-    """Assert all that `Graph` promises of itself."""
-    n_edges = graph.n_edges
-    for values, shape in (
-        (graph.row_ptr, (graph.n_atoms + 1,)),
-        (graph.senders, (n_edges,)),
-        (graph.shifts, (n_edges, 3)),
-        (graph.reverse, (n_edges,)),
-        (graph.receivers, (n_edges,)),
-    ):
-        assert values.dtype == torch.int64
-        assert values.shape == shape
-    assert graph.row_ptr[0] == 0
-    assert graph.row_ptr[-1] == n_edges
-    assert (graph.row_ptr.diff() >= 0).all()
-    edges = edges_of(graph)
-    assert edges == sorted(set(edges))
-    assert all(0 <= j < graph.n_atoms for _, j, *_ in edges)
-    index = torch.arange(n_edges)
-    assert torch.equal(graph.reverse[graph.reverse], index)
-    assert not (graph.reverse == index).any()
-    assert torch.equal(graph.senders[graph.reverse], graph.receivers)
-    assert torch.equal(graph.shifts[graph.reverse], -graph.shifts)
-
-
-def edges_of(graph: Graph) -> list[tuple[int, ...]]:
-    """Edges (i, j, Sx, Sy, Sz), in the order of the graph, from its row pointer."""
-    row_ptr, senders, shifts = (
-        values.tolist() for values in (graph.row_ptr, graph.senders, graph.shifts)
-    )
-    return [
-        (i, senders[e], *shifts[e])
-        for i in range(graph.n_atoms)
-        for e in range(row_ptr[i], row_ptr[i + 1])
-    ]
-
-
-def assert_equal(actual: Graph, expected: Graph) -> None:
-    """Assert that two graphs are the same, edge for edge."""
-    for name in ("row_ptr", "senders", "shifts", "reverse"):
-        assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+from tests.support.graphs import assert_equal, assert_valid, edges_of
 
 
 def graph_of(pairs: list[tuple[int, ...]], n_atoms: int) -> Graph:

@@ -16,7 +16,7 @@ from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, Box, VerletList, neighbor_list
 from mlff_triton.testing import random_cluster, random_crystal, random_rotation, water_box
-from tests.neighbors.test_graph import assert_equal, assert_valid, edges_of
+from tests.support.graphs import assert_equal, assert_valid, edges_of
 
 CUBE = 3.0 * np.eye(3)
 
@@ -283,7 +283,7 @@ FLOWN_OFF = """
 import numpy as np
 import torch
 from mlff_triton.errors import InputError
-from mlff_triton.neighbors import VerletList, neighbor_list
+from mlff_triton import VerletList, neighbor_list
 
 cell, pbc = 4.0 * np.eye(3), {pbc}
 for distance in (1e2, 1e3, 1e4, 1e5, 1e6, 1e8, 1e10, 1e12, 1e15, 1e300):

@@ -21,10 +21,8 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems, step
 from mlff_triton.kernels.alignment import alignment, edit_distance
-from mlff_triton.kernels.alignment.reference.alignment import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.kernels.common.rows import Rotary
 from mlff_triton.kernels.neighbors import edges, neighbor_list
-from mlff_triton.kernels.neighbors.reference.edges import Knots
 from mlff_triton.kernels.ops import (
     attention,
     decomposition,
@@ -48,6 +46,8 @@ from mlff_triton.kernels.transformer import (
     top_logit,
     wide_linear,
 )
+from mlff_triton.kernels.types.edges import Knots
+from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct
@@ -255,7 +255,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     p = parameters(group, dtype)
     integers = torch.zeros(n_atoms, dtype=torch.int32)
     slots = torch.zeros(n_atoms, ROW, dtype=torch.int32)
-    rows = neighbor_list.NeighborRows(
+    rows = neighbor_list.NeighborMatrix(
         integers, integers, integers, slots, slots, slots.flatten(), integers[0], integers[0]
     )
     positions, cell = torch.ones(n_atoms, 3).double(), torch.eye(3).double()[None]

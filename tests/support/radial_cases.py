@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.kernels.types.edges import Knots
 from mlff_triton.neighbors.graph import Graph
 from tests.support.operators import assert_matches
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.neighbors.reference.edges import Edges
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.testing import assert_close
 
 KNOTS = 6
@@ -24,9 +24,9 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape).double()
 
 
-def weights(*shape: int) -> Map:
+def weights(*shape: int) -> SplitWeight:
     """Random maps [..., out, in] that keep the size of what they map."""
-    return Map.of((numbers(*shape) / shape[-1] ** 0.5).float().double())
+    return SplitWeight.of((numbers(*shape) / shape[-1] ** 0.5).float().double())
 
 
 def charge_factors(n_atoms: int) -> Tensor:
@@ -103,8 +103,8 @@ def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
     """Tensors, and those in tuples, on a device; floating-point ones in a dtype."""
     if isinstance(value, Edges):
         return Edges(*(moved(v, device, dtype) for v in value))
-    if isinstance(value, Map):
-        return Map.of(moved(value.weight, device, dtype))
+    if isinstance(value, SplitWeight):
+        return SplitWeight.of(moved(value.weight, device, dtype))
     if isinstance(value, list | tuple):
         return [moved(v, device, dtype) for v in value]
     if not isinstance(value, Tensor):

@@ -16,26 +16,23 @@ from torch import Tensor, nn
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
 from mlff_triton.testing import assert_close, assert_within
 from mlff_triton.torchmd_net.patch import accelerate, accelerated, restore
-from tests.model.test_torchmd_net_parity import (
+from tests.support.torchmd_net import (
     OPTIONS,
     RELATIVE,
     STRUCTURES,
     arguments,
     crystal,
-    dtype,  # noqa: F401 - a fixture
     loss,
     molecules,
-    plain,  # noqa: F401 - a fixture
     tensors_of,
     their_prediction,
-    torchmdnet,  # noqa: F401 - a fixture
 )
 
 SMALL = {"embedding_dimension": 8, "num_rbf": 4}
 
 
 @pytest.fixture
-def make_model(torchmdnet):  # noqa: F811
+def make_model(torchmdnet):
     """A random model of TorchMD-NET with no weight that is trivially 0 or 1."""
 
     def make(**changes: Any) -> nn.Module:
@@ -79,27 +76,27 @@ def assert_same_training(
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("option", OPTIONS)
-def test_training_is_that_of_torchmd_net(make_model, dtype, option):  # noqa: F811
+def test_training_is_that_of_torchmd_net(make_model, dtype, option):
     assert_same_training(make_model(**OPTIONS[option]), molecules(dtype), dtype)
 
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
 @pytest.mark.parametrize("structure", ["cubic", "triclinic"])
-def test_periodic_boxes(make_model, dtype, structure, group):  # noqa: F811
+def test_periodic_boxes(make_model, dtype, structure, group):
     model = make_model(equivariance_invariance_group=group)
     assert_same_training(model, crystal(structure, dtype), dtype)
 
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_static_shapes(make_model, dtype, structure):  # noqa: F811
+def test_static_shapes(make_model, dtype, structure):
     model = make_model(static_shapes=True)
     assert_same_training(model, STRUCTURES[structure](dtype), dtype)
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_network_on_its_own_without_a_charge(torchmdnet):  # noqa: F811
+def test_a_network_on_its_own_without_a_charge(torchmdnet):
     network = torchmdnet.models.tensornet.TensorNet(hidden_channels=8, num_rbf=4).double()
     inputs = tensors_of(molecules(None), torch.float64)
     del inputs["q"]
@@ -153,7 +150,7 @@ def test_restore_undoes_it_exactly(make_model):
         assert_close(*pair, 1, torch.float32)  # the original is not the same from call to call
 
 
-def test_only_this_instance_is_touched(make_model, torchmdnet):  # noqa: F811
+def test_only_this_instance_is_touched(make_model, torchmdnet):
     module = torchmdnet.models.tensornet
     before = {name: dict(vars(getattr(module, name))) for name in module.__all__}
     names = dict(vars(module))
@@ -209,7 +206,7 @@ def test_copies_states_and_casts(make_model):
     assert_close(expected[0], energy, 1, torch.float32)
 
 
-def test_all_networks_of_an_ensemble(make_model, torchmdnet):  # noqa: F811
+def test_all_networks_of_an_ensemble(make_model, torchmdnet):
     models = [make_model(**SMALL) for _ in range(2)]
     ensemble = accelerate(torchmdnet.models.model.Ensemble(models), "torch")
     assert all(hasattr(m.representation_model, "mlff_triton_backend") for m in ensemble)
@@ -221,7 +218,7 @@ def test_all_networks_of_an_ensemble(make_model, torchmdnet):  # noqa: F811
 def test_on_a_cpu_kernels_are_refused(make_model, monkeypatch, backend):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     model = make_model(**SMALL)
-    with pytest.raises(BackendError, match=r"need a GPU.*or use backend='torch'"):
+    with pytest.raises(BackendError, match=r"need a GPU.*; use backend='torch'"):
         accelerate(model, backend)
     assert type(model.representation_model).__name__ == "TensorNet"
     with pytest.raises(BackendError), accelerated(model, backend):
@@ -261,7 +258,7 @@ def test_any_other_module_is_refused():
         accelerate(nn.Linear(1, 1), "torch")
 
 
-def test_changed_networks_are_refused(make_model, torchmdnet):  # noqa: F811
+def test_changed_networks_are_refused(make_model, torchmdnet):
     class Own(torchmdnet.models.tensornet.TensorNet):
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs)

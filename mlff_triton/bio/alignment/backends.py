@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import chain
@@ -11,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton._common.availability import check_triton, triton_obstacle
+from mlff_triton._common.devices import find_device
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.alignment.reference import alignment as reference
-from mlff_triton.kernels.alignment.reference.alignment import GLOBAL, Aligned, Free, Gaps, Pairs
+from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps, Pairs
 
 BACKENDS = ("auto", "triton", "parasail", "torch")
 FIRST_LETTER = ord("A")  # of those that stand for codes in parasail
@@ -39,8 +40,6 @@ def find_devices(device: str | torch.device, backend: str) -> list[torch.device]
     InputError, BackendError
         If there is none such.
     """
-    from mlff_triton.engine.engine import find_device
-
     if device == "all":
         if not torch.cuda.is_available():
             raise BackendError("device='all' means all GPUs, and there is none: use 'auto'")
@@ -62,17 +61,17 @@ def choose_backend(backend: str, device: torch.device) -> str:
     """
     on_gpu = device.type == "cuda"
     if backend == "auto":
-        fastest = "triton" if on_gpu else "parasail"
-        return fastest if find_spec(fastest) else "torch"
+        if on_gpu:
+            return "torch" if triton_obstacle(device) else "triton"
+        return "parasail" if find_spec("parasail") else "torch"
     if backend not in BACKENDS:
         raise InputError(f"backend={backend!r} is unknown: use one of {', '.join(BACKENDS)}")
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if backend == "triton" and not (on_gpu or interpreted):
-        raise BackendError("backend='triton' needs a GPU: use 'auto'")
+    if backend == "triton":
+        check_triton(device, "use backend='auto'")
     if backend == "parasail" and on_gpu:
         raise BackendError("backend='parasail' runs on the CPU: use device='cpu'")
-    if backend != "torch" and find_spec(backend) is None:
-        raise BackendError(f"{backend} is not installed: pip install {backend}, or use 'auto'")
+    if backend == "parasail" and find_spec("parasail") is None:
+        raise BackendError("parasail is not installed: pip install parasail, or use 'auto'")
     return backend
 
 

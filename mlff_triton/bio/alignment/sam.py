@@ -11,7 +11,7 @@ import torch
 from mlff_triton import __version__
 from mlff_triton.bio.alignment import cigar
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.alignment.reference.alignment import DELETION, INSERTION, MATCH, MISMATCH
+from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION, MATCH, MISMATCH
 
 if TYPE_CHECKING:
     from mlff_triton.bio.alignment.result import Alignments

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.alignment.reference.alignment import Gaps
+from mlff_triton.kernels.types.sequence_pairs import Gaps
 
 BASES = "ACGT"
 ANY_BASE = "N"

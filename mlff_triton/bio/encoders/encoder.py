@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.ops.reference.attention import attention
-from mlff_triton.kernels.transformer.reference.token_embedding import Packed
+from mlff_triton.kernels.types.packed_rows import PackedRows
 
 
 class Norm(NamedTuple):
@@ -206,7 +206,7 @@ def rotate(x: Tensor, frequencies: Tensor, position: Tensor) -> Tensor:
 
 
 def encode(
-    encoder: Encoder, x: Tensor, packed: Packed, length: int, keep: Collection[int] = ()
+    encoder: Encoder, x: Tensor, packed: PackedRows, length: int, keep: Collection[int] = ()
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Rows [T, C] through all layers, and what came out of some; 0 is what went in.
 

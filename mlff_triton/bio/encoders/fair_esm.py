@@ -19,7 +19,7 @@ from mlff_triton.bio.encoders.encoder import (
 from mlff_triton.bio.encoders.head import Head, HeadWeights
 from mlff_triton.bio.encoders.runner import Runner, Tokens, runner
 from mlff_triton.bio.forward import FastForward
-from mlff_triton.kernels.transformer.reference.top_logit import TopLogit, largest
+from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 
 class Weights(NamedTuple):

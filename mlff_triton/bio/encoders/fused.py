@@ -20,7 +20,6 @@ from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.common.rows import Rotary
 from mlff_triton.kernels.ops.attention import attention
 from mlff_triton.kernels.transformer import wide_linear as wide
-from mlff_triton.kernels.transformer.reference.token_embedding import Packed
 from mlff_triton.kernels.transformer.rotary import rotary_
 from mlff_triton.kernels.transformer.token_linear import (
     Moments,
@@ -29,12 +28,13 @@ from mlff_triton.kernels.transformer.token_linear import (
     token_linear,
 )
 from mlff_triton.kernels.transformer.token_norm import token_moments, token_norm
+from mlff_triton.kernels.types.packed_rows import PackedRows
 
 FEW_CHANNELS, FEW_ROWS = 512, 2048  # up to which launches decide on an H200
 
 
 class Rows(NamedTuple):
-    """Packed rows between kernels: ``x`` [T, C] plus ``shift`` [C], normalized by ``norm``.
+    """PackedRows rows between kernels: ``x`` [T, C] plus ``shift`` [C], normalized by ``norm``.
 
     What is None is left out.
     """
@@ -49,7 +49,7 @@ class Places(NamedTuple):
 
     Attributes
     ----------
-    packed : Packed
+    packed : PackedRows
         Rows and sequences.
     length : int
         Of the longest sequence, or more.
@@ -57,7 +57,7 @@ class Places(NamedTuple):
         How far queries and keys are turned.
     """
 
-    packed: Packed
+    packed: PackedRows
     length: int
     rotary: Rotary | None
 
@@ -88,7 +88,7 @@ class FusedEncoder:
         self._folded = _Folded(encoder, dtype) if few else None
         self._separate = _Separate(encoder, dtype)
 
-    def places(self, packed: Packed, length: int) -> Places:
+    def places(self, packed: PackedRows, length: int) -> Places:
         """Where rows belong."""
         if self._frequencies is None:
             return Places(packed, length, None)

@@ -25,7 +25,7 @@ from mlff_triton.bio.encoders.head import Head, HeadWeights
 from mlff_triton.bio.encoders.runner import Runner, Tokens, runner
 from mlff_triton.bio.encoders.structure import is_norm, is_plain
 from mlff_triton.bio.forward import FastForward
-from mlff_triton.kernels.transformer.reference.top_logit import TopLogit, largest
+from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
 SERVED = {"input_ids", "attention_mask", "token_type_ids", "return_dict"}

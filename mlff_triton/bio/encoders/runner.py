@@ -12,7 +12,7 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.encoders.encoder import Embedding, Encoder, encode
 from mlff_triton.bio.forward import Options
 from mlff_triton.kernels.transformer.reference import token_embedding as reference
-from mlff_triton.kernels.transformer.reference.token_embedding import Packed
+from mlff_triton.kernels.types.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from mlff_triton.bio.graphs import Inputs
@@ -166,8 +166,11 @@ def _rounded(count: int, most: int) -> int:
 
 
 def _embedded(
-    operator: Callable[..., tuple[Tensor, Packed]], table: Embedding, tokens: Tokens, **options: Any
-) -> tuple[Tensor, Packed]:
+    operator: Callable[..., tuple[Tensor, PackedRows]],
+    table: Embedding,
+    tokens: Tokens,
+    **options: Any,
+) -> tuple[Tensor, PackedRows]:
     """Rows of tokens by an operator or by its reference, and where they belong."""
     return operator(
         tokens.ids,

@@ -12,7 +12,7 @@ from mlff_triton.bio.encoders.huggingface import EncoderForward, HeadForward
 from mlff_triton.bio.forward import FastForward
 from mlff_triton.bio.state import are_hooked
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.transformer.reference.top_logit import largest
+from mlff_triton.kernels.types.top_logit import largest
 
 
 class TopTokens(NamedTuple):

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from mlff_triton._common.devices import find_device
 from mlff_triton.calculators.openmm.atoms import Selection, check_bonds
 from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
 from mlff_triton.engine.batch import Batch, check_charge
-from mlff_triton.engine.engine import Engine, find_device
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, check_neutral
 from mlff_triton.model.tensornet import TensorNet

@@ -30,14 +30,6 @@ from mlff_triton.kernels.alignment import lanes
 from mlff_triton.kernels.alignment.lanes import block_of, joined, taken_apart
 from mlff_triton.kernels.alignment.path import CHUNK, Kept, Paths, paths
 from mlff_triton.kernels.alignment.plan import LANES, MATRIX, PROFILE, Launch, launches, scheme
-from mlff_triton.kernels.alignment.reference.alignment import (
-    GLOBAL,
-    Aligned,
-    Free,
-    Gaps,
-    Pairs,
-    Runs,
-)
 from mlff_triton.kernels.alignment.rows import (
     FROM_PROFILE,
     FROM_TABLE,
@@ -56,6 +48,7 @@ from mlff_triton.kernels.alignment.rows import (
 from mlff_triton.kernels.alignment.streams import side_by_side
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.launch_sizes import multiprocessors
+from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps, Pairs, Runs
 
 _RESIDENT = 16  # programs of a multiprocessor at a time
 _BUDGET = 3 * 2**30  # bytes of memory to work with

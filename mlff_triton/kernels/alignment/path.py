@@ -18,21 +18,23 @@ from torch import Tensor
 from mlff_triton.kernels.alignment.lanes import appended, columns_of, taken_apart
 from mlff_triton.kernels.alignment.plan import LANES, Launch
 from mlff_triton.kernels.alignment.reference.alignment import (
-    DELETION,
     DIAGONAL,
-    INSERTION,
     LEFT,
-    MATCH,
-    MISMATCH,
     OPENS_LEFT,
     OPENS_UP,
     STOP,
     UP,
+)
+from mlff_triton.kernels.alignment.rows import NEVER
+from mlff_triton.kernels.types.sequence_pairs import (
+    DELETION,
+    INSERTION,
+    MATCH,
+    MISMATCH,
     Free,
     Runs,
     places_of_runs,
 )
-from mlff_triton.kernels.alignment.rows import NEVER
 
 CHUNK = 32  # steps of a tile, and no more than a pair with strips has lanes
 _PAIRS = 32  # of a program, which waits for its longest

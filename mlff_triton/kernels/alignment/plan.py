@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.alignment.reference.alignment import PAD, Free, Gaps, Pairs
+from mlff_triton.kernels.types.sequence_pairs import PAD, Free, Gaps, Pairs
 
 # Where kernels find what two letters score.
 TABLE = 0  # in registers, of a column: bytes for the four letters that a row can have

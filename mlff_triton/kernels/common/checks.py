@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
 
-from mlff_triton.errors import BackendError, InputError
+from mlff_triton._common.availability import check_triton
+from mlff_triton.errors import InputError
 
 FLOATS = (torch.float32, torch.float64)
-
-launch_anywhere = False
-"""Set while launches are recorded instead of run, so that tensors of any device will do."""
 
 
 def check_device(*tensors: Tensor) -> None:
@@ -34,12 +31,7 @@ def check_device(*tensors: Tensor) -> None:
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise InputError(f"the tensors lie on {names}: move them to one device")
-    runs = tensors[0].is_cuda or launch_anywhere or os.environ.get("TRITON_INTERPRET") == "1"
-    if not runs:
-        raise BackendError(
-            f"Triton kernels need a GPU, and the tensors lie on {tensors[0].device}: "
-            "move them to 'cuda', or use backend='torch'"
-        )
+    check_triton(tensors[0].device, "move the tensors to 'cuda', or use backend='torch'")
 
 
 def check_floats(**tensors: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 FEW, MANY = 320, 2048  # atoms up to which, and beyond which, other programs are faster
 KIB = 1024
@@ -139,13 +139,13 @@ def exact_precision(x: Tensor) -> str:
     return "tf32x3" if halves else "ieee"
 
 
-def precision_of(weight: Map) -> str:
+def precision_of(weight: SplitWeight) -> str:
     """How products with a map are made."""
     precision = exact_precision(weight.weight)
     return "tf32" if weight.tf32 and precision == "tf32x3" else precision
 
 
-def operands(weight: Map) -> tuple[Tensor, Tensor]:
+def operands(weight: SplitWeight) -> tuple[Tensor, Tensor]:
     """What kernels read of a map: its halves, or twice the whole where nothing is split."""
     if precision_of(weight) == "ieee":
         return weight.weight, weight.weight

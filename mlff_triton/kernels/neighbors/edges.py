@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.neighbors.reference.edges import Edges, Knots
-from mlff_triton.kernels.neighbors.reference.neighbor_list import NeighborRows
+from mlff_triton.kernels.types.edges import Edges, Knots
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 STALE, OVERLAP, NOT_FINITE = 1, 2, 4
 """Bits of an atom's status, the worst one highest."""
@@ -132,7 +132,7 @@ def edges(
     strain: Tensor,
     limit: Tensor,
     system: Tensor,
-    rows: NeighborRows,
+    rows: NeighborMatrix,
     knots: Knots,
     cutoff: float,
     dtype: torch.dtype,
@@ -149,7 +149,7 @@ def edges(
         How far an atom may have moved, apart from strain, before the rows are stale, Å.
     system : int32 [N]
         System of each atom.
-    rows : NeighborRows
+    rows : NeighborMatrix
         Neighbors within cutoff and skin.
     knots : Knots
         Knots of the radial tables.

@@ -28,14 +28,14 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.neighbors.reference.neighbor_list import (
+from mlff_triton.kernels.types.neighbor_matrix import (
     MAX_REACH,
-    NeighborRows,
+    NeighborMatrix,
     pack_shifts,
     unpack_shifts,
 )
 
-__all__ = ["MAX_REACH", "NeighborRows", "build_rows", "pack_shifts", "unpack_shifts"]
+__all__ = ["MAX_REACH", "NeighborMatrix", "build_rows", "pack_shifts", "unpack_shifts"]
 
 ATOMS_PER_BIN = tl.constexpr(8)  # at least, on average: a bound for the number of bins
 SLACK = tl.constexpr(1e-6)  # of a bin, far above the rounding of any coordinate
@@ -444,12 +444,12 @@ def _check(
 
 def build_rows(
     positions: Tensor, cell: Tensor, pbc: Tensor, batch: Tensor, radius: float, capacity: int
-) -> NeighborRows:
+) -> NeighborMatrix:
     """Find every pair of atoms (and images) closer than a radius.
 
     Nothing here waits for the GPU. Whether the list is whole can be read from the result, and must
-    be: see `NeighborRows`. Positions and cells are not checked; the time grows with the images of a
-    cell within the radius, so refuse absurdly small cells before.
+    be: see `NeighborMatrix`. Positions and cells are not checked; the time grows with the images of
+    a cell within the radius, so refuse absurdly small cells before.
 
     Parameters
     ----------
@@ -468,7 +468,7 @@ def build_rows(
 
     Returns
     -------
-    NeighborRows
+    NeighborMatrix
         Bitwise the same for the same input. Atoms are sorted by their system, then by their place
         in space.
 
@@ -528,4 +528,4 @@ def build_rows(
     )
     needed, reach = tallies.amax(1)
     senders, shifts, reverse = _complete(found, order, rank, count)
-    return NeighborRows(order, rank, count, senders, shifts, reverse, needed, reach)
+    return NeighborMatrix(order, rank, count, senders, shifts, reverse, needed, reach)

@@ -24,8 +24,8 @@ from mlff_triton.kernels.common.checks import (
     differentiate_by_reference,
 )
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
-from mlff_triton.kernels.neighbors.reference.edges import Knots
 from mlff_triton.kernels.ops.reference import radial_factors as reference
+from mlff_triton.kernels.types.edges import Knots
 
 _EDGES = 16  # of a program
 

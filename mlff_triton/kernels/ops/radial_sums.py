@@ -24,11 +24,11 @@ from mlff_triton.kernels.common.checks import (
     check_shape,
     differentiate_by_reference,
 )
-from mlff_triton.kernels.neighbors.reference.edges import Edges, Knots, cast, edges_of_graph
 from mlff_triton.kernels.ops.radial_factors import check_constants, constant_knots, locate
 from mlff_triton.kernels.ops.reference import radial_sums as reference
 from mlff_triton.kernels.tensornet import message_product as message_kernels
-from mlff_triton.kernels.tensornet import radial_embedding as embedding_kernels
+from mlff_triton.kernels.tensornet import tensor_embedding as embedding_kernels
+from mlff_triton.kernels.types.edges import Edges, Knots, cast, edges_of_graph
 
 
 def _edges_at(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
@@ -117,7 +117,7 @@ def _radial_embedding(
     receiver, sender, table, own = (t.contiguous() for t in (receiver, sender, table, own))
     edges = _edges_along(vectors, Knots(positions, intervals), (row_ptr, senders, reverse))
     species = species.int()
-    return embedding_kernels.radial_embedding(species, receiver, sender, table, own, edges)[0]
+    return embedding_kernels.tensor_embedding(species, receiver, sender, table, own, edges)[0]
 
 
 @torch.library.custom_op("mlff_triton::radial_embedding_backward", mutates_args=())
@@ -141,7 +141,7 @@ def _radial_embedding_backward(
         return vectors.new_empty(vectors.shape)
     grad, receiver, sender, table = (t.contiguous() for t in (grad, receiver, sender, table))
     edges = _edges_along(vectors, Knots(positions, intervals), (row_ptr, senders, reverse))
-    grad_vectors = embedding_kernels.radial_embedding_backward(
+    grad_vectors = embedding_kernels.tensor_embedding_backward(
         grad, species.int(), receiver, sender, table, edges, slope=None
     )
     return grad_vectors.T.contiguous()

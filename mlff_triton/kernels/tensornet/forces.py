@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.edges import Edges
 
 _N_TOTALS = tl.constexpr(11)  # of a system: energy, nine of the virial, and the highest status
 

@@ -47,7 +47,7 @@ from mlff_triton.kernels.common.tiles import (
     normalize_backward,
     scale_parts,
 )
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
 @triton.jit
@@ -260,7 +260,7 @@ def _embedding_input_bwd_kernel(
     store_tensor(grad_x_ptr + offset, stride, grad, inside)
 
 
-def linear(x: Tensor, weight: Map) -> Tensor:
+def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     """Map each part: x [9, N, F], weights [3, F, F] -> [9, N, F]."""
     check_device(x)
     y = torch.empty_like(x)
@@ -302,14 +302,16 @@ def _launch(kernel, x: Tensor, *tensors: Tensor, **constants: object) -> None:
         )
 
 
-def embed(x: Tensor, weight: Map, scales: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+def embed(
+    x: Tensor, weight: SplitWeight, scales: Tensor, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Map each part, scale it and normalise the whole.
 
     Parameters
     ----------
     x : [9, N, F]
         Sums over the neighbors.
-    weight : Map [3, F, F]
+    weight : SplitWeight [3, F, F]
         Linear maps.
     scales : [N, 3, F]
         Factors of the parts before their activation.
@@ -330,7 +332,7 @@ def embed(x: Tensor, weight: Map, scales: Tensor, activation: str) -> tuple[Tens
 
 
 def update(
-    p: Tensor, weight: Map, x: Tensor, charge_factor: Tensor, normalize: bool
+    p: Tensor, weight: SplitWeight, x: Tensor, charge_factor: Tensor, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """End of a layer: ``X + D + q D D`` with ``D = W P``.
 
@@ -338,7 +340,7 @@ def update(
     ----------
     p : [9, N, F]
         Normalised products.
-    weight : Map [3, F, F]
+    weight : SplitWeight [3, F, F]
         Linear maps.
     x : [9, N, F]
         What the layer was given, normalised.
@@ -362,7 +364,7 @@ def update(
 
 def product_backward(
     grad_delta: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     y: Tensor,
     message: Tensor,
     charge_factor: Tensor,
@@ -380,7 +382,7 @@ def product_backward(
 
 def update_backward(
     grad_y: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     residual: Tensor,
     x: Tensor,
     inverse: Tensor,
@@ -393,7 +395,7 @@ def update_backward(
     ----------
     grad_y : [9, N, F]
         Gradients of Y.
-    weight : Map [3, F, F]
+    weight : SplitWeight [3, F, F]
         Adjoint of the maps that made Y.
     residual : [9, N, F]
         Gradients of the input by other ways.
@@ -413,7 +415,7 @@ def update_backward(
 
 def embed_backward(
     grad_y: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     residual: Tensor,
     x: Tensor,
     inverse: Tensor,
@@ -439,7 +441,7 @@ def embed_backward(
     return grad_mapped, grad_scales
 
 
-def embed_input_backward(grad: Tensor, weight: Map, x: Tensor, grad_norm: Tensor) -> Tensor:
+def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:
     """Gradients [9, N, F] of the sums over neighbors, by their map and by their norms."""
     grad_x = linear(grad, weight)
     _launch(_embedding_input_bwd_kernel, grad_x, x, grad_norm, grad_x)  # in place

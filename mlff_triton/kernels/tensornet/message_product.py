@@ -29,7 +29,7 @@ from mlff_triton.kernels.common.irreps import (
 from mlff_triton.kernels.common.launch_sizes import message_backward_blocks, message_blocks
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
 from mlff_triton.kernels.common.tiles import dot_parts, inverse_norm, load_parts, scale_parts
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.edges import Edges
 
 
 @triton.jit

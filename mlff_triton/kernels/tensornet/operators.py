@@ -11,13 +11,13 @@ from mlff_triton.kernels.tensornet.interaction import (
     update_backward,
 )
 from mlff_triton.kernels.tensornet.message_product import message_backward, message_product
-from mlff_triton.kernels.tensornet.radial_embedding import (
-    radial_embedding,
-    radial_embedding_backward,
-)
 from mlff_triton.kernels.tensornet.readout import gated_head, readout, readout_backward, scalar_head
 from mlff_triton.kernels.tensornet.repulsion import repulsion
 from mlff_triton.kernels.tensornet.scalar_network import scalar_network, scalar_network_backward
+from mlff_triton.kernels.tensornet.tensor_embedding import (
+    tensor_embedding,
+    tensor_embedding_backward,
+)
 
 __all__ = [
     "embed",
@@ -29,14 +29,14 @@ __all__ = [
     "message_backward",
     "message_product",
     "product_backward",
-    "radial_embedding",
-    "radial_embedding_backward",
     "readout",
     "readout_backward",
     "repulsion",
     "scalar_head",
     "scalar_network",
     "scalar_network_backward",
+    "tensor_embedding",
+    "tensor_embedding_backward",
     "totals",
     "update",
     "update_backward",

@@ -34,7 +34,7 @@ from mlff_triton.kernels.common.tiles import (
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.reference.readout import gated_head
 from mlff_triton.kernels.tensornet.scalar_network import EPS
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 __all__ = ["gated_head", "readout", "readout_backward", "scalar_head"]
 
@@ -209,7 +209,7 @@ def _tensors_bwd_kernel(
     store_tensor(grad_delta_ptr + offset, stride, grad_delta, inside)
 
 
-def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -> Tensor:
+def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
     """Invariants of the last tensors, normalised and mapped.
 
     Parameters
@@ -218,7 +218,7 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -
         Last tensors.
     gain, shift : [3 F]
         Weights of the layer norm.
-    weight, bias : Map [F, 3 F], [F]
+    weight, bias : SplitWeight [F, 3 F], [F]
         Linear map of the norms.
 
     Returns
@@ -252,9 +252,9 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -
 
 def scalar_head(
     hidden: Tensor,
-    weight1: Map,
+    weight1: SplitWeight,
     bias1: Tensor,
-    adjoint1: Map,
+    adjoint1: SplitWeight,
     weight2: Tensor,
     bias2: Tensor,
     first: str,
@@ -266,7 +266,7 @@ def scalar_head(
     ----------
     hidden : [N, F]
         z.
-    weight1, bias1, adjoint1 : Map [H, F], [H], Map [F, H]
+    weight1, bias1, adjoint1 : SplitWeight [H, F], [H], SplitWeight [F, H]
         First linear map, and its adjoint.
     weight2, bias2 : [H], [1]
         Second linear map.
@@ -311,7 +311,7 @@ def readout_backward(
     grad: Tensor,
     x: Tensor,
     gain: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     delta: Tensor,
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -325,7 +325,7 @@ def readout_backward(
         Last tensors.
     gain : [3 F]
         Weights of the layer norm.
-    weight : Map [3 F, F]
+    weight : SplitWeight [3 F, F]
         Adjoint of the linear map.
     delta : [9, N, F]
         D of the last layer.

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.neighbors.reference.edges import Edges
-from mlff_triton.kernels.tensornet.reference.repulsion import SCREENING, Nuclei
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.nuclei import SCREENING, Nuclei
 
 (_W0, _R0), (_W1, _R1), (_W2, _R2), (_W3, _R3) = (
     (tl.constexpr(weight), tl.constexpr(rate)) for weight, rate in SCREENING

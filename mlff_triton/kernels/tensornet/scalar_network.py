@@ -17,7 +17,7 @@ from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.launch_sizes import operands, precision_of, row_blocks
 from mlff_triton.kernels.common.tiles import multiply
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 EPS = tl.constexpr(1e-5)  # as PyTorch's LayerNorm has it
 
@@ -154,9 +154,9 @@ def scalar_network(
     norm: Tensor,
     gain: Tensor,
     shift: Tensor,
-    weight1: Map,
+    weight1: SplitWeight,
     bias1: Tensor,
-    weight2: Map,
+    weight2: SplitWeight,
     bias2: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
@@ -168,9 +168,9 @@ def scalar_network(
         Squared norms.
     gain, shift : [F]
         Weights of the layer norm.
-    weight1, bias1 : Map [2 F, F], [2 F]
+    weight1, bias1 : SplitWeight [2 F, F], [2 F]
         First linear map.
-    weight2, bias2 : Map [3 F, 2 F], [3 F]
+    weight2, bias2 : SplitWeight [3 F, 2 F], [3 F]
         Second linear map.
     activation : str
         Name of the activation after either.
@@ -227,8 +227,8 @@ def scalar_network_backward(
     grad: Tensor,
     norm: Tensor,
     gain: Tensor,
-    weight1: Map,
-    weight2: Map,
+    weight1: SplitWeight,
+    weight2: SplitWeight,
     hidden: Tensor,
     activation: str,
 ) -> Tensor:
@@ -240,7 +240,7 @@ def scalar_network_backward(
         Gradients of the factors before their activation.
     norm, gain, hidden, activation
         As for `scalar_network`.
-    weight1, weight2 : Map [F, 2 F], [2 F, 3 F]
+    weight1, weight2 : SplitWeight [F, 2 F], [2 F, 3 F]
         Adjoint maps.
     """
     check_device(norm)

@@ -25,7 +25,8 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels.common.rows import chain, follow
-from mlff_triton.kernels.transformer.reference.token_embedding import TRAINED_WITH, Norm, Packed
+from mlff_triton.kernels.transformer.reference.token_embedding import TRAINED_WITH, Norm
+from mlff_triton.kernels.types.packed_rows import PackedRows
 
 _MAX_CHANNELS = 16384
 _FEW_TOKENS = 4096  # padding included: up to these, programs count what they need themselves
@@ -334,7 +335,7 @@ def token_embedding(
     mask_token: int | None = None,
     count_padding: bool = False,
     capacity: int | None = None,
-) -> tuple[Tensor, Packed]:
+) -> tuple[Tensor, PackedRows]:
     """Embed the kept tokens of a padded batch as packed rows.
 
     Nothing waits for a GPU, so that a CUDA graph can hold it; how many tokens are kept is known on
@@ -373,7 +374,7 @@ def token_embedding(
     -------
     x : [T, C]
         Of the dtype of ``word``. Nothing is written to rows from ``row_ptr[-1]`` on.
-    packed : Packed
+    packed : PackedRows
         Where the tokens are; likewise.
 
     Raises
@@ -411,7 +412,7 @@ def token_embedding(
 
     x = word.new_empty(n_rows, channels)
     sizes = n_rows, n_rows, batch + 1, ids.numel()
-    packed = Packed(*(ids.new_empty(size, dtype=torch.int32) for size in sizes))
+    packed = PackedRows(*(ids.new_empty(size, dtype=torch.int32) for size in sizes))
     if not ids.numel():
         packed.row_ptr.zero_()
         return x, packed
@@ -462,7 +463,7 @@ def unpack_rows(
     norm: Norm | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Packed rows as a padded batch, zero where there is padding; no gradients flow.
+    """PackedRows rows as a padded batch, zero where there is padding; no gradients flow.
 
     Parameters
     ----------
@@ -470,7 +471,7 @@ def unpack_rows(
         Rows of at most 16384 channels; float16, bfloat16, float32 or float64. Half precisions are
         added up and normalized in float32.
     row_of : int32 or int64 [B L]
-        Row of each token, -1 for padding, as in `Packed`. Its values are not checked.
+        Row of each token, -1 for padding, as in `PackedRows`. Its values are not checked.
     shape : (int, int)
         B and L.
     shift : [C], optional

@@ -18,7 +18,6 @@ from torch import Tensor
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.launch_sizes import exact_precision
 from mlff_triton.kernels.common.rows import chain, follow
-from mlff_triton.kernels.transformer.reference.top_logit import TopLogit
 from mlff_triton.kernels.transformer.token_linear import (
     Moments,
     TokenLinear,
@@ -27,6 +26,7 @@ from mlff_triton.kernels.transformer.token_linear import (
     statistics,
     unpacked,
 )
+from mlff_triton.kernels.types.top_logit import TopLogit
 
 
 @triton.jit

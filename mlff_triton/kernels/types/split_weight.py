@@ -15,7 +15,7 @@ from torch import Tensor
 ROUNDED_OFF = 0.73 * 2.0**-23  # of sums of 32 products, relative, see `kernels._tiles.multiply`
 
 
-class Map(NamedTuple):
+class SplitWeight(NamedTuple):
     """A linear map ``y = x weight^T``.
 
     Attributes
@@ -35,7 +35,7 @@ class Map(NamedTuple):
     tf32: bool = False
 
     @classmethod
-    def of(cls, weight: Tensor, tf32: bool = False) -> Map:
+    def of(cls, weight: Tensor, tf32: bool = False) -> SplitWeight:
         """Split a weight."""
         weight = weight.contiguous()
         if weight.dtype != torch.float32:
@@ -44,9 +44,9 @@ class Map(NamedTuple):
         return cls(weight, high, round_to_tf32(weight - high + ROUNDED_OFF * weight), tf32)
 
     @property
-    def transposed(self) -> Map:
+    def transposed(self) -> SplitWeight:
         """The adjoint: ``y = x weight``."""
-        return Map.of(self.weight.mT, self.tf32)
+        return SplitWeight.of(self.weight.mT, self.tf32)
 
 
 def round_to_tf32(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from mlff_triton.bio.alignment import cigar, sequences
 from mlff_triton.bio.alignment.backends import Task, _letters_of_distance
 from mlff_triton.bio.alignment.scoring import Scoring
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels.alignment.reference.alignment import GLOBAL, Free, Gaps, Runs, join_runs
+from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Free, Gaps, Runs, join_runs
 
 module = importlib.import_module("mlff_triton.bio.alignment.align")  # hidden by its function
 
@@ -429,7 +429,7 @@ def test_a_file_cut_off_is_refused_with_the_record(tmp_path):
 
 def test_backends_that_cannot_serve(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(BackendError, match="needs a GPU"):
+    with pytest.raises(BackendError, match="need a GPU"):
         align(backend="triton")
     if not torch.cuda.is_available():
         with pytest.raises(BackendError, match="device='all'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -12,74 +11,23 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.testing import assert_within
+from tests.support.huggingface import (
+    MODELS,
+    SIZES,
+    make,
+)
 from tests.support.language_models import (
     LENGTH,
     SEQUENCES,
     assert_same,
     assert_same_first,
     mask_of,
-    randomize,
     tokens_of,
     valid,
 )
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-
-SIZES = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "max_position_embeddings": 40,
-}
-ESM2 = {
-    "vocab_size": 33,
-    "pad_token_id": 1,
-    "mask_token_id": 32,
-    "position_embedding_type": "rotary",
-    "token_dropout": True,
-}
-ESM1B = ESM2 | {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
-CLASSES = ESM2 | {"num_labels": 16}
-PLAIN = ESM2 | {"token_dropout": False}  # as later models of this architecture are trained
-
-Make = Callable[..., nn.Module]
-
-
-def esm(name: str, options: dict[str, Any] = ESM2, **arguments: Any) -> Make:
-    """Makes an ESM of a class."""
-    return lambda **more: getattr(transformers, name)(
-        transformers.EsmConfig(**(SIZES | options | more)), **arguments
-    )
-
-
-def bert(name: str, **options: Any) -> Make:
-    """Makes a BERT of a class."""
-    return lambda **more: getattr(transformers, name)(
-        transformers.BertConfig(**(SIZES | {"vocab_size": 30} | options | more))
-    )
-
-
-MODELS: dict[str, Make] = {
-    "EsmModel": esm("EsmModel"),
-    "EsmModel without a pooler": esm("EsmModel", add_pooling_layer=False),
-    "EsmModel, no token dropout": esm("EsmModel", PLAIN),
-    "EsmModel, ESM-1b": esm("EsmModel", ESM1B),
-    "EsmForMaskedLM": esm("EsmForMaskedLM"),
-    "EsmForMaskedLM, ESM-1b": esm("EsmForMaskedLM", ESM1B),
-    "EsmForSequenceClassification": esm("EsmForSequenceClassification", CLASSES),
-    "EsmForTokenClassification": esm("EsmForTokenClassification", CLASSES),
-    "BertModel": bert("BertModel"),
-    "BertForMaskedLM": bert("BertForMaskedLM"),
-    "BertForMaskedLM, ReLU": bert("BertForMaskedLM", hidden_act="relu"),
-    "BertForMaskedLM, GELU by tanh": bert("BertForMaskedLM", hidden_act="gelu_new"),
-}
 OF_TOKENS = ("last_hidden_state", "logits")
 MASKS = ["no mask", "all ones", "padding right", "padding left", "one token"]
-
-
-def make(name: str, device: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
-    return randomize(MODELS[name](**options), device, dtype)
 
 
 def inputs_of(model: nn.Module, mask: str) -> dict[str, Tensor]:

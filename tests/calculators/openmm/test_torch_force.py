@@ -38,7 +38,7 @@ from mlff_triton.errors import BackendError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.testing import random_cluster, water_box
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
-from tests.engine.test_step import model_of
+from tests.support.tensornets import model_of
 
 openmm = pytest.importorskip("openmm")
 

@@ -29,7 +29,7 @@ from mlff_triton.kernels.tensornet.reference import operators as plain_torch
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
-from tests.engine.test_step import model_of
+from tests.support.tensornets import model_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),

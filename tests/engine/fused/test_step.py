@@ -14,7 +14,7 @@ from mlff_triton.kernels.neighbors.edges import edges
 from mlff_triton.kernels.neighbors.neighbor_list import build_rows
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.testing import random_cluster, random_crystal, water_box
-from tests.engine.test_step import ZBL, Batch, assert_same, model_of
+from tests.support.tensornets import ZBL, Batch, assert_same, model_of
 
 # NumPy would have the interpreter take the bounds of loops another way; what PyTorch compiles when
 # it first differentiates forward, it compiles in a way that it deprecates.

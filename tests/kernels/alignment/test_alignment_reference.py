@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlff_triton.kernels.alignment.reference import alignment as module
-from mlff_triton.kernels.alignment.reference.alignment import (
+from mlff_triton.kernels.alignment.reference.alignment import alignment
+from mlff_triton.kernels.types.sequence_pairs import (
     DELETION,
     GLOBAL,
     INSERTION,
@@ -27,7 +28,6 @@ from mlff_triton.kernels.alignment.reference.alignment import (
     Free,
     Gaps,
     Pairs,
-    alignment,
 )
 
 BASES, RESIDUES = "ACGTN", "ARNDCQEGHILKMFPSTWYVBZX*"

@@ -13,7 +13,7 @@ from mlff_triton.testing.launches import recorded_launches
 
 def test_without_a_gpu_the_torch_backend_is_named(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(BackendError, match=r"need a GPU, .* lie on cpu: .* use backend='torch'"):
+    with pytest.raises(BackendError, match=r"need a GPU, .* is cpu; .* use backend='torch'"):
         irrep_norms(torch.zeros(9, 2, 4))
 
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE, edges
-from mlff_triton.kernels.neighbors.reference.edges import Edges, Knots, edges_of_graph
-from mlff_triton.kernels.neighbors.reference.neighbor_list import NeighborRows, build_rows
+from mlff_triton.kernels.neighbors.reference.neighbor_list import build_rows
+from mlff_triton.kernels.types.edges import Edges, Knots, edges_of_graph
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close
-from tests.kernels.neighbors.test_neighbor_list import KINDS, structure, tensors
+from tests.support.neighbor_inputs import KINDS, structure, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
@@ -25,7 +26,7 @@ KNOTS = Knots(
 )
 
 
-def rows_of(structures, radius: float = CUTOFF + SKIN) -> tuple[NeighborRows, Tensor, Tensor]:
+def rows_of(structures, radius: float = CUTOFF + SKIN) -> tuple[NeighborMatrix, Tensor, Tensor]:
     """Rows in an order of their own, cells, and the system of each atom."""
     positions, cell, pbc, batch = tensors(structures, "cpu")
     order = torch.randperm(len(positions))
@@ -37,7 +38,7 @@ def rows_of(structures, radius: float = CUTOFF + SKIN) -> tuple[NeighborRows, Te
 
 def run(
     positions: Tensor,
-    rows: NeighborRows,
+    rows: NeighborMatrix,
     cell: Tensor,
     batch: Tensor,
     device: str,
@@ -54,14 +55,14 @@ def run(
     limit = torch.tensor(limits).double().expand(len(cell)).contiguous()
     built = positions if built is None else built
     given = (t.to(device) for t in (positions, built, cell, strain, limit, batch.int()))
-    on_device = NeighborRows(**{name: t.to(device) for name, t in vars(rows).items()})
+    on_device = NeighborMatrix(**{name: t.to(device) for name, t in vars(rows).items()})
     knots = Knots(*(t.to(device) for t in knots))
     found, status = edges(*given, on_device, knots, CUTOFF, dtype)
     return Edges(*(t.cpu() for t in found)), status.cpu()
 
 
 def assert_same_edges(
-    found: Edges, rows: NeighborRows, graph: Graph, vectors: Tensor, dtype: torch.dtype
+    found: Edges, rows: NeighborMatrix, graph: Graph, vectors: Tensor, dtype: torch.dtype
 ) -> None:
     """Compare what was found in the order of rows with a graph in the user's."""
     expected = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, KNOTS)

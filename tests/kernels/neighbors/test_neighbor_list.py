@@ -10,24 +10,24 @@ import torch
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.neighbors import neighbor_list as operator
-from mlff_triton.kernels.neighbors.neighbor_list import (
+from mlff_triton.kernels.neighbors.neighbor_list import build_rows
+from mlff_triton.kernels.neighbors.reference import neighbor_list as reference
+from mlff_triton.kernels.types.neighbor_matrix import (
     MAX_REACH,
-    NeighborRows,
-    build_rows,
+    NeighborMatrix,
     pack_shifts,
     unpack_shifts,
 )
-from mlff_triton.kernels.neighbors.reference import neighbor_list as reference
 from mlff_triton.neighbors.graph import Graph, concatenate
-from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
-from mlff_triton.testing import random_cluster, random_crystal, random_rotation
-from tests.neighbors.test_graph import assert_equal, assert_valid
+from mlff_triton.neighbors.neighbor_list import neighbor_list
+from mlff_triton.testing import random_rotation
+from tests.support.graphs import assert_equal, assert_valid
+from tests.support.neighbor_inputs import KINDS, structure, tensors
 
 # NumPy would have the interpreter take the bounds of loops another way.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0")
 
 RADIUS = 3.0
-KINDS = ("cluster", "cubic", "triclinic", "small", "slab", "rod")
 
 
 @pytest.fixture(autouse=True)
@@ -37,27 +37,7 @@ def _large_programs(monkeypatch, device):
         monkeypatch.setattr(operator, "FIND_ROWS", 32)
 
 
-def structure(kind: str, n_atoms: int, seed: int = 0):
-    """Positions, cell and periodicity."""
-    if kind == "cluster":
-        return random_cluster(n_atoms, seed=seed).positions, None, False
-    atoms = random_crystal(n_atoms, kind, seed=seed)
-    return atoms.positions, atoms.cell.array, atoms.pbc
-
-
-def tensors(structures, device):
-    """What `build_rows` takes of several structures."""
-    boxes = [Box.of(cell, pbc) for _, cell, pbc in structures]
-    sizes = torch.tensor([len(positions) for positions, *_ in structures])
-    return (
-        torch.tensor(np.concatenate([positions for positions, *_ in structures]), device=device),
-        torch.tensor(np.stack([box.cell for box in boxes]), device=device),
-        torch.tensor(np.stack([box.pbc for box in boxes]), device=device),
-        torch.arange(len(sizes)).repeat_interleave(sizes).to(device),
-    )
-
-
-def check(structures, device, radius: float = RADIUS, capacity: int = 40) -> NeighborRows:
+def check(structures, device, radius: float = RADIUS, capacity: int = 40) -> NeighborMatrix:
     """Build rows that must be whole, and agree with brute force and with the CPU's list."""
     inputs = tensors(structures, device)
     rows = build_rows(*inputs, radius, capacity)
@@ -69,14 +49,14 @@ def check(structures, device, radius: float = RADIUS, capacity: int = 40) -> Nei
     return rows
 
 
-def assert_same(actual: NeighborRows, expected: NeighborRows) -> None:
-    for field in fields(NeighborRows):
+def assert_same(actual: NeighborMatrix, expected: NeighborMatrix) -> None:
+    for field in fields(NeighborMatrix):
         one, other = getattr(actual, field.name), getattr(expected, field.name)
         assert one.dtype == other.dtype == torch.int32
         assert torch.equal(one, other), field.name
 
 
-def graph_of(rows: NeighborRows) -> Graph:
+def graph_of(rows: NeighborMatrix) -> Graph:
     return Graph(*rows.to_csr()).to("cpu")
 
 

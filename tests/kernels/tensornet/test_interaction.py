@@ -9,7 +9,7 @@ from mlff_triton.kernels.common.reference.activations import activate, activate_
 from mlff_triton.kernels.common.reference.tensors import inverse_norm, map_parts, scale_parts
 from mlff_triton.kernels.tensornet import interaction as operator
 from mlff_triton.kernels.tensornet.reference import interaction as reference
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.model import irreps
 from mlff_triton.model.tensornet import ACTIVATIONS as EXACT_ACTIVATIONS
 from mlff_triton.testing import assert_close
@@ -27,7 +27,7 @@ from tests.support.random_inputs import (
 SIZES = [(1, 16), (5, 128), (37, 32), pytest.param(3000, 128, marks=pytest.mark.gpu)]
 
 
-def mapped_inputs(n_atoms: int, channels: int) -> tuple[Tensor, Map]:
+def mapped_inputs(n_atoms: int, channels: int) -> tuple[Tensor, SplitWeight]:
     return numbers(9, n_atoms, channels), weights(3, channels, channels)
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.neighbors.reference.edges import Edges
 from mlff_triton.kernels.tensornet import repulsion as operator
 from mlff_triton.kernels.tensornet.reference import repulsion as reference
+from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.zbl import nuclei_of, zbl_energy
 from mlff_triton.testing import assert_close

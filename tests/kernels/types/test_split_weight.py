@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.kernels.tensornet import interaction
-from mlff_triton.kernels.types.split_weight import ROUNDED_OFF, Map
+from mlff_triton.kernels.types.split_weight import ROUNDED_OFF, SplitWeight
 
 CHANNELS = 128
 
@@ -17,7 +17,7 @@ def random_weight() -> torch.Tensor:
 
 def test_halves_are_tf32_numbers_that_add_up():
     weight = random_weight()
-    halves = Map.of(weight)
+    halves = SplitWeight.of(weight)
     for half in (halves.high, halves.low):
         assert not (half.view(torch.int32) & 0x1FFF).any()
     total = halves.high.double() + halves.low.double()
@@ -28,7 +28,7 @@ def test_halves_are_tf32_numbers_that_add_up():
 
 def test_double_precision_is_left_alone():
     weight = random_weight().double()
-    assert all(torch.equal(part, weight) for part in Map.of(weight)[:3])
+    assert all(torch.equal(part, weight) for part in SplitWeight.of(weight)[:3])
 
 
 @pytest.mark.gpu
@@ -39,7 +39,7 @@ def test_products_on_tensor_cores_are_as_exact_as_in_float32(n_atoms):
     weight, x = random_weight().cuda(), torch.randn(9, n_atoms, CHANNELS, device="cuda")
     of_component = weight[[0, 1, 1, 1, 2, 2, 2, 2, 2]].mT
     expected = x.double() @ of_component.double()
-    found, float32 = interaction.linear(x, Map.of(weight)), x @ of_component
+    found, float32 = interaction.linear(x, SplitWeight.of(weight)), x @ of_component
     errors = [float((y - expected).norm() / expected.norm()) for y in (found, float32)]
     assert errors[0] <= errors[1]
     shrunk = 1 - float((found * expected).sum() / (expected * expected).sum())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 PARTS = (1, 3, 5)
 PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
@@ -103,7 +103,7 @@ def square_backward(grad: Tensor, d: Tensor) -> Tensor:
     return compose_adjoint(matmul(g, t) + matmul(t, g))
 
 
-def map_parts(x: Tensor, weight: Map) -> Tensor:
+def map_parts(x: Tensor, weight: SplitWeight) -> Tensor:
     """Each part by its own weights [3, out, in]: [9, N, in] -> [9, N, out]."""
     pairs = zip(x.split(PARTS), weight.weight.unbind(0), strict=True)
     return torch.cat([part @ w.T for part, w in pairs])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference import radial_table
-from mlff_triton.kernels.neighbors.reference.edges import Knots
+from mlff_triton.kernels.types.edges import Knots
 
 
 def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT
-from mlff_triton.kernels.neighbors.reference.edges import Knots
 from mlff_triton.kernels.ops.reference.edge_tensors import edge_tensors
 from mlff_triton.kernels.ops.reference.message_passing import message_passing
 from mlff_triton.kernels.ops.reference.radial_factors import radial_factors
+from mlff_triton.kernels.types.edges import Knots
 
 
 def radial_message_passing(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.edges import Edges
 
 
 def forces(

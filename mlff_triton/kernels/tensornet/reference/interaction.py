@@ -22,15 +22,17 @@ from mlff_triton.kernels.common.reference.tensors import (
     scale_parts,
     square_backward,
 )
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
-def linear(x: Tensor, weight: Map) -> Tensor:
+def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     """Map each part."""
     return map_parts(x, weight)
 
 
-def embed(x: Tensor, weight: Map, scales: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
+def embed(
+    x: Tensor, weight: SplitWeight, scales: Tensor, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Map each part, scale it and normalise the whole."""
     mapped = map_parts(x, weight)
     out = scale_parts(activate(scales, activation).transpose(0, 1), mapped)
@@ -39,7 +41,7 @@ def embed(x: Tensor, weight: Map, scales: Tensor, activation: str) -> tuple[Tens
 
 
 def update(
-    p: Tensor, weight: Map, x: Tensor, charge_factor: Tensor, normalize: bool
+    p: Tensor, weight: SplitWeight, x: Tensor, charge_factor: Tensor, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """End of a layer: ``X + D + q D D`` with ``D = W P``."""
     delta = map_parts(p, weight)
@@ -51,7 +53,7 @@ def update(
 
 def product_backward(
     grad_delta: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     y: Tensor,
     message: Tensor,
     charge_factor: Tensor,
@@ -74,7 +76,7 @@ def product_backward(
 
 def update_backward(
     grad_y: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     residual: Tensor,
     x: Tensor,
     inverse: Tensor,
@@ -88,7 +90,7 @@ def update_backward(
 
 def embed_backward(
     grad_y: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     residual: Tensor,
     x: Tensor,
     inverse: Tensor,
@@ -103,13 +105,13 @@ def embed_backward(
     return scale_parts(factors, grad), sums * activate_derivative(scales, activation)
 
 
-def embed_input_backward(grad: Tensor, weight: Map, x: Tensor, grad_norm: Tensor) -> Tensor:
+def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:
     """Gradients of the sums over neighbors, which were mapped and whose norms were used."""
     return map_parts(grad, weight) + grad_norm * norm_gradients(x)
 
 
 def _input_gradient(
-    grad_y: Tensor, weight: Map, residual: Tensor, x: Tensor, inverse: Tensor
+    grad_y: Tensor, weight: SplitWeight, residual: Tensor, x: Tensor, inverse: Tensor
 ) -> Tensor:
     grad = map_parts(grad_y, weight) + residual
     return normalize_backward(grad, x / inverse, inverse)

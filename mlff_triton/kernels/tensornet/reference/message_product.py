@@ -18,7 +18,7 @@ from mlff_triton.kernels.common.reference.tensors import (
     scale_parts,
     sum_at_receivers,
 )
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.edges import Edges
 
 
 def message_product(

@@ -14,10 +14,6 @@ from mlff_triton.kernels.tensornet.reference.message_product import (
     message_backward,
     message_product,
 )
-from mlff_triton.kernels.tensornet.reference.radial_embedding import (
-    radial_embedding,
-    radial_embedding_backward,
-)
 from mlff_triton.kernels.tensornet.reference.readout import (
     gated_head,
     readout,
@@ -28,6 +24,10 @@ from mlff_triton.kernels.tensornet.reference.repulsion import repulsion
 from mlff_triton.kernels.tensornet.reference.scalar_network import (
     scalar_network,
     scalar_network_backward,
+)
+from mlff_triton.kernels.tensornet.reference.tensor_embedding import (
+    tensor_embedding,
+    tensor_embedding_backward,
 )
 
 __all__ = [
@@ -40,14 +40,14 @@ __all__ = [
     "message_backward",
     "message_product",
     "product_backward",
-    "radial_embedding",
-    "radial_embedding_backward",
     "readout",
     "readout_backward",
     "repulsion",
     "scalar_head",
     "scalar_network",
     "scalar_network_backward",
+    "tensor_embedding",
+    "tensor_embedding_backward",
     "totals",
     "update",
     "update_backward",

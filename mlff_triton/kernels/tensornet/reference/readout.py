@@ -21,10 +21,10 @@ from mlff_triton.kernels.tensornet.reference.scalar_network import (
     normalize_rows,
     normalize_rows_backward,
 )
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
-def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: Map, bias: Tensor) -> Tensor:
+def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
     """Invariants of the last tensors, normalised and mapped: [9, N, F] -> [N, F]."""
     normalized, _ = normalize_rows(_invariants(x))
     return torch.addmm(bias, normalized * gain + shift, weight.weight.T)
@@ -34,7 +34,7 @@ def readout_backward(
     grad: Tensor,
     x: Tensor,
     gain: Tensor,
-    weight: Map,
+    weight: SplitWeight,
     delta: Tensor,
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -51,9 +51,9 @@ def _invariants(x: Tensor) -> Tensor:
 
 def scalar_head(
     hidden: Tensor,
-    weight1: Map,
+    weight1: SplitWeight,
     bias1: Tensor,
-    adjoint1: Map,
+    adjoint1: SplitWeight,
     weight2: Tensor,
     bias2: Tensor,
     first: str,

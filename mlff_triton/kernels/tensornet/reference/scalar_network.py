@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
-from mlff_triton.kernels.types.split_weight import Map
+from mlff_triton.kernels.types.split_weight import SplitWeight
 
 EPS = 1e-5
 
@@ -18,9 +18,9 @@ def scalar_network(
     norm: Tensor,
     gain: Tensor,
     shift: Tensor,
-    weight1: Map,
+    weight1: SplitWeight,
     bias1: Tensor,
-    weight2: Map,
+    weight2: SplitWeight,
     bias2: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
@@ -35,8 +35,8 @@ def scalar_network_backward(
     grad: Tensor,
     norm: Tensor,
     gain: Tensor,
-    weight1: Map,
-    weight2: Map,
+    weight1: SplitWeight,
+    weight2: SplitWeight,
     hidden: Tensor,
     activation: str,
 ) -> Tensor:

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
+from mlff_triton.kernels.types.packed_rows import PackedRows
 
 TRAINED_WITH = 1 - 0.15 * 0.8
 """Share of the tokens that were not masked when ESM-2 was trained."""
 
 Norm = tuple[Tensor, Tensor | None, float]
 """Weight [C], bias [C] or None, and eps of a layer normalization."""
-
-
-class Packed(NamedTuple):
-    """Where the kept tokens of a padded batch [B, L] lie among packed rows.
-
-    Attributes
-    ----------
-    token : int32 [T]
-        Number b L + l of each row's token.
-    place : int32 [T]
-        Its place l in the padded sequence.
-    row_ptr : int32 [B + 1]
-        Sequence ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``.
-    row_of : int32 [B L]
-        Row of each token, -1 for those that have none.
-    """
-
-    token: Tensor
-    place: Tensor
-    row_ptr: Tensor
-    row_of: Tensor
 
 
 def token_embedding(
@@ -51,7 +29,7 @@ def token_embedding(
     mask_token: int | None = None,
     count_padding: bool = False,
     capacity: int | None = None,
-) -> tuple[Tensor, Packed]:
+) -> tuple[Tensor, PackedRows]:
     """As `kernels.transformer.token_embedding.token_embedding`, with rows of kept tokens alone."""
     length = ids.shape[1]
     kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
@@ -74,7 +52,7 @@ def token_embedding(
     row_of[token] = torch.arange(len(token), dtype=torch.int32, device=ids.device)
     ends = kept.sum(1).cumsum(0).clamp(max=len(token))
     row_ptr = torch.cat([ends.new_zeros(1), ends]).int()
-    return x, Packed(token.int(), place.int(), row_ptr, row_of)
+    return x, PackedRows(token.int(), place.int(), row_ptr, row_of)
 
 
 def unpack_rows(

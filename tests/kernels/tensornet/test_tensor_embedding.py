@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.launch_sizes import MessageBlocks
-from mlff_triton.kernels.neighbors.reference.edges import Knots, edges_of_graph
-from mlff_triton.kernels.tensornet import radial_embedding as operator
-from mlff_triton.kernels.tensornet.reference import radial_embedding as reference
+from mlff_triton.kernels.tensornet import tensor_embedding as operator
+from mlff_triton.kernels.tensornet.reference import tensor_embedding as reference
+from mlff_triton.kernels.types.edges import Knots, edges_of_graph
 from mlff_triton.model.irreps import irrep_norms
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close, random_cluster
@@ -58,15 +58,15 @@ def backward_inputs(
 
 
 def gradients(module):
-    def radial_embedding_backward(*inputs):
-        return at_origins(module.radial_embedding_backward(*inputs), inputs[-2])
+    def tensor_embedding_backward(*inputs):
+        return at_origins(module.tensor_embedding_backward(*inputs), inputs[-2])
 
-    return radial_embedding_backward
+    return tensor_embedding_backward
 
 
 def check(n_atoms, channels, layout, has_slope, device, dtype):
     inputs = forward_inputs(n_atoms, channels, layout)
-    assert_matches(operator.radial_embedding, reference.radial_embedding, inputs, device, dtype, 0)
+    assert_matches(operator.tensor_embedding, reference.tensor_embedding, inputs, device, dtype, 0)
     inputs = backward_inputs(n_atoms, channels, layout, has_slope)
     assert_matches(gradients(operator), gradients(reference), inputs, device, dtype, 1)
 
@@ -86,14 +86,14 @@ def test_agrees_however_it_is_launched(blocks, device, monkeypatch):
 def test_gives_the_same_bits_again(device):
     n_atoms = LARGE[device == "cuda"]
     inputs = forward_inputs(n_atoms, 32, "rows")
-    assert_repeats(operator.radial_embedding, inputs, device, torch.float32)
+    assert_repeats(operator.tensor_embedding, inputs, device, torch.float32)
     inputs = backward_inputs(n_atoms, 32, "rows", True)
     assert_repeats(gradients(operator), inputs, device, torch.float32)
 
 
 def test_isolated_atoms_are_isotropic(device):
     species, receiver, sender, _, own, _ = inputs = forward_inputs(5, 16, "rows")
-    x, norm = operator.radial_embedding(*moved(inputs, device, torch.float64))
+    x, norm = operator.tensor_embedding(*moved(inputs, device, torch.float64))
     expected = (receiver + sender)[species[-1]] * own
     assert_close(x[0, -1], expected, 0)
     assert not x[1:, -1].any()
@@ -107,11 +107,11 @@ def test_reference_has_the_right_gradients():
     knots = Knots(torch.linspace(0, 3, KNOTS + 1).double(), torch.arange(KNOTS).int())
     edges = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, knots)
     pairs = elements(9, 16)
-    x, norm = reference.radial_embedding(*pairs, numbers(16), edges)
+    x, norm = reference.tensor_embedding(*pairs, numbers(16), edges)
     grad, slope = numbers(*x.shape), numbers(len(vectors))
     loss = (x * grad).sum() + (edges.distance * slope).sum()
     expected = torch.autograd.grad(loss, vectors)[0]
     fixed = type(edges)(*(t.detach() for t in edges))
-    found = reference.radial_embedding_backward(grad, *pairs, fixed, slope)
+    found = reference.tensor_embedding_backward(grad, *pairs, fixed, slope)
     assert_close(found.T, expected, 1)
     assert_close(norm, irrep_norms(x).sum(0), 0)

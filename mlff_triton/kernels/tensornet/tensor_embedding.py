@@ -19,12 +19,12 @@ from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
 from mlff_triton.kernels.common.launch_sizes import embedding_backward_blocks, embedding_blocks
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
 from mlff_triton.kernels.common.tiles import part_norms, scale_harmonics
-from mlff_triton.kernels.neighbors.reference.edges import Edges
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
+from mlff_triton.kernels.types.edges import Edges
 
 
 @triton.jit
-def _radial_embedding_fwd_kernel(
+def _tensor_embedding_fwd_kernel(
     species_ptr,
     receiver_ptr,
     sender_ptr,
@@ -90,7 +90,7 @@ def _radial_embedding_fwd_kernel(
 
 
 @triton.jit
-def _radial_embedding_bwd_kernel(
+def _tensor_embedding_bwd_kernel(
     grad_ptr,
     species_ptr,
     receiver_ptr,
@@ -161,7 +161,7 @@ def _radial_embedding_bwd_kernel(
         tl.store(edge_grad_ptr + 2 * n_slots + origin, radial * z + gz / distance, live)
 
 
-def radial_embedding(
+def tensor_embedding(
     species: Tensor,
     receiver: Tensor,
     sender: Tensor,
@@ -195,7 +195,7 @@ def radial_embedding(
     norm = receiver.new_empty(n_atoms, channels)
     blocks = embedding_blocks(x)
     with torch.cuda.device_of(x):
-        _radial_embedding_fwd_kernel[
+        _tensor_embedding_fwd_kernel[
             (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
         ](
             species,
@@ -223,7 +223,7 @@ def radial_embedding(
     return x, norm
 
 
-def radial_embedding_backward(
+def tensor_embedding_backward(
     grad: Tensor,
     species: Tensor,
     receiver: Tensor,
@@ -239,7 +239,7 @@ def radial_embedding_backward(
     grad : [9, N, F]
         Gradients of the first tensors.
     species, receiver, sender, table, edges
-        As for `radial_embedding`.
+        As for `tensor_embedding`.
     slope : [slots], optional
         Derivatives with respect to the distances from what came after, at ``edges.origin``.
 
@@ -253,7 +253,7 @@ def radial_embedding_backward(
     edge_grad = torch.empty_like(edges.direction)
     blocks = embedding_backward_blocks(grad)
     with torch.cuda.device_of(grad):
-        _radial_embedding_bwd_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](
+        _tensor_embedding_bwd_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](
             grad,
             species,
             receiver,

@@ -1,6 +1,6 @@
 """The first tensor of every atom and its gradient along the edges, in plain PyTorch.
 
-Arguments and results are those of `mlff_triton.kernels.tensornet.radial_embedding`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.tensor_embedding`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from mlff_triton.kernels.common.reference.tensors import (
     scale_parts,
     sum_at_receivers,
 )
-from mlff_triton.kernels.neighbors.reference.edges import Edges
+from mlff_triton.kernels.types.edges import Edges
 
 
-def radial_embedding(
+def tensor_embedding(
     species: Tensor,
     receiver: Tensor,
     sender: Tensor,
@@ -40,7 +40,7 @@ def radial_embedding(
     return x, part_norms(x).sum(0)
 
 
-def radial_embedding_backward(
+def tensor_embedding_backward(
     grad: Tensor,
     species: Tensor,
     receiver: Tensor,

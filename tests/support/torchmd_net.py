@@ -1,0 +1,188 @@
+"""Random models of TorchMD-NET, structures for them, and what they predict."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+
+from mlff_triton.checkpoints.torchmd_net import from_checkpoint
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.neighbor_list import Box
+from mlff_triton.testing import random_cluster, random_crystal
+
+CUTOFF = 3.2
+MAX_Z = 20
+RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5}
+PRECISION = {torch.float64: 64, torch.float32: 32}
+ZBL = {
+    "ZBL": {
+        "cutoff_distance": 3.0,
+        "max_num_neighbors": 64,
+        "atomic_number": list(range(MAX_Z)),
+        "distance_scale": 1e-10,
+        "energy_scale": 1.602176634e-19,
+    }
+}
+ATOMREF = {"Atomref": {"max_z": MAX_Z}}
+DISABLED_ATOMREF = {"Atomref": {"max_z": MAX_Z, "enable": False}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "O(3)": {},
+    "SO(3)": {"equivariance_invariance_group": "SO(3)"},
+    "no layers": {"num_layers": 0},
+    "1 layer": {"num_layers": 1},
+    "4 layers": {"num_layers": 4},
+    "SO(3), 4 layers": {"equivariance_invariance_group": "SO(3)", "num_layers": 4},
+    "trained expnorm": {"trainable_rbf": True},
+    "gauss": {"rbf_type": "gauss"},
+    "trained gauss": {"rbf_type": "gauss", "trainable_rbf": True},
+    "ssp": {"activation": "ssp"},
+    "tanh": {"activation": "tanh"},
+    "sigmoid": {"activation": "sigmoid"},
+    "swish": {"activation": "swish"},
+    "mish": {"activation": "mish"},
+    "lower cutoff": {"cutoff_lower": 1.5},
+    "lower cutoff, gauss": {"cutoff_lower": 1.5, "rbf_type": "gauss"},
+    "Atomref": {"prior_model": [ATOMREF]},
+    "disabled Atomref": {"prior_model": [DISABLED_ATOMREF]},
+    "ZBL": {"prior_model": [ZBL]},
+    "ZBL and Atomref": {"prior_model": [ZBL, ATOMREF]},
+    "Atomref and ZBL": {"prior_model": [ATOMREF, ZBL]},
+}
+
+
+@pytest.fixture(scope="module")
+def torchmdnet() -> ModuleType:
+    """The package, with what Warp prints and warns at its first import kept out of the tests."""
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torchmdnet.models.model
+        import torchmdnet.models.tensornet
+    return torchmdnet
+
+
+@pytest.fixture
+def plain(torchmdnet, monkeypatch) -> None:
+    """Make TorchMD-NET compute with PyTorch's operations instead of its Warp kernels."""
+    module = torchmdnet.models.tensornet
+    monkeypatch.setattr(module, "OPT", False)
+    for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
+        monkeypatch.setattr(module, name, getattr(module, f"_{name}"))
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request) -> Iterator[torch.dtype]:
+    """A precision, also made PyTorch's default.
+
+    TorchMD-NET computes ``atomic_number ** 0.23`` and ``0.1 * charge`` from integers, which PyTorch
+    does in its default dtype: a float64 model is exact in a float64 world only.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+def arguments(precision: torch.dtype, **changes: Any) -> dict[str, Any]:
+    """Hyper-parameters as TorchMD-NET's trainer writes them."""
+    return {
+        "model": "tensornet",
+        "embedding_dimension": 16,
+        "num_layers": 2,
+        "num_rbf": 8,
+        "rbf_type": "expnorm",
+        "trainable_rbf": False,
+        "activation": "silu",
+        "cutoff_lower": 0.0,
+        "cutoff_upper": CUTOFF,
+        "max_z": MAX_Z,
+        "max_num_neighbors": 64,
+        "equivariance_invariance_group": "O(3)",
+        "precision": PRECISION[precision],
+        "derivative": True,
+        "output_model": "Scalar",
+        "reduce_op": "sum",
+        "prior_model": None,
+        "atom_filter": -1,
+        "static_shapes": False,
+        **changes,
+    }
+
+
+def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.Module, TensorNet]:
+    """A random model of theirs with no weight that is trivially 0 or 1, and ours of the same."""
+    mean, std = torch.tensor(-3.7), torch.tensor(2.3)
+    theirs = torchmdnet.models.model.create_model(args, mean=mean, std=std).eval()
+    for name, parameter in theirs.named_parameters():
+        noise = torch.randn_like(parameter)
+        if "distance_expansion" in name:
+            parameter.data *= 1 + 0.05 * noise
+        else:
+            parameter.data += (1.0 if "atomref" in name else 0.1) * noise
+    ours = from_checkpoint({"hyper_parameters": args, "state_dict": theirs.state_dict()})
+    return theirs, ours
+
+
+def molecules(_dtype: torch.dtype) -> list[Atoms]:
+    """Molecules of different sizes, an atom on its own among them, with charges."""
+    images = [random_cluster(n, seed=n) for n in (9, 1, 14, 5)]
+    for atoms, charge in zip(images, (1, 0, -2, 0), strict=True):
+        atoms.info["charge"] = charge
+    return images
+
+
+def crystal(kind: str, dtype: torch.dtype) -> list[Atoms]:
+    """A charged box as TorchMD-NET needs it: reduced, and twice its cutoff high.
+
+    In float64 the atoms are anywhere. In float32 they stay in the cell, as TorchMD-NET subtracts
+    lattice vectors in the dtype of the model, which costs it digits of every edge that we keep.
+    """
+    atoms = random_crystal(64, kind, seed=2)
+    assert Box.of(atoms.cell.array, atoms.pbc).heights.min() > 2 * CUTOFF
+    if dtype == torch.float64:
+        steps = np.random.default_rng(0).integers(-2, 3, size=(len(atoms), 3))
+        atoms.positions += steps @ atoms.cell.array
+    atoms.info["charge"] = 1
+    return [atoms]
+
+
+STRUCTURES = {
+    "molecules": molecules,
+    "cubic": partial(crystal, "cubic"),
+    "triclinic": partial(crystal, "triclinic"),
+}
+
+
+def tensors_of(images: list[Atoms], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Numbers, positions, batch and charges as TorchMD-NET takes them."""
+    positions = np.concatenate([atoms.positions for atoms in images])
+    counts = torch.tensor([len(atoms) for atoms in images])
+    return {
+        "z": torch.tensor(np.concatenate([atoms.numbers for atoms in images])),
+        "pos": torch.tensor(positions, dtype=dtype),
+        "batch": torch.arange(len(images)).repeat_interleave(counts),
+        "q": torch.tensor([atoms.info["charge"] for atoms in images]),
+    }
+
+
+def their_prediction(
+    model: torch.nn.Module, images: list[Atoms], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    box = None
+    if images[0].pbc.all():
+        box = torch.tensor(images[0].cell.array, dtype=dtype)
+    return model(**tensors_of(images, dtype), box=box)
+
+
+def loss(energy: torch.Tensor, forces: torch.Tensor) -> torch.Tensor:
+    """Squared errors against targets that no model hits."""
+    target = torch.linspace(-1, 1, forces.numel(), dtype=forces.dtype).view_as(forces)
+    return ((forces - target) ** 2).sum() + ((energy - 1.0) ** 2).sum()
