@@ -19,7 +19,7 @@ _HOME_OF = {
     "TensorNet": "mlff_triton.model.tensornet",
     "TensorNetCalculator": "mlff_triton.calculators",
     "TensorNetConfig": "mlff_triton.model.config",
-    "VerletList": "mlff_triton.neighbors.neighbor_list",
+    "VerletList": "mlff_triton.neighbors.verlet_list",
     "accelerate": "mlff_triton.torchmd_net.patch",
     "accelerated": "mlff_triton.torchmd_net.patch",
     "create_openmm_force": "mlff_triton.calculators",
@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from mlff_triton.model.prediction import Ensemble, Prediction, predict
     from mlff_triton.model.tensornet import TensorNet
     from mlff_triton.neighbors.graph import Graph
-    from mlff_triton.neighbors.neighbor_list import VerletList, neighbor_list
+    from mlff_triton.neighbors.neighbor_list import neighbor_list
+    from mlff_triton.neighbors.verlet_list import VerletList
     from mlff_triton.torchmd_net.patch import accelerate, accelerated, restore
 
 __getattr__ = attributes(__name__, _HOME_OF)

@@ -11,7 +11,8 @@ from mlff_triton.engine.batch import Batch, check_charge, same
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.neighbor_list import Box, check_positions
+from mlff_triton.neighbors.box import Box
+from mlff_triton.neighbors.neighbor_list import check_positions
 
 System = tuple[ArrayLike, ArrayLike, ArrayLike | None, ArrayLike, float]
 """Atomic numbers, positions, cell, periodicity and charge of one system."""

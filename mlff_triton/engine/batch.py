@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.neighbors.neighbor_list import Box, FloatArray, check_positions
+from mlff_triton.neighbors.box import Box, FloatArray
+from mlff_triton.neighbors.neighbor_list import check_positions
 
 HEAD = 64  # rows that are looked at first
 IntArray = NDArray[np.int64]

@@ -32,7 +32,8 @@ from mlff_triton.kernels.tensornet import operators as kernels
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.model.prediction import Prediction
-from mlff_triton.neighbors.neighbor_list import Box, check_box, check_skin, deformation
+from mlff_triton.neighbors.box import Box, check_box, deformation
+from mlff_triton.neighbors.verlet_list import check_skin
 
 FIRST_CAPACITY = 64  # slots of an atom before anything is known
 CAPACITY_STEP = 16  # each capacity is compiled for, so there are few

@@ -18,8 +18,10 @@ from mlff_triton.kernels.tensornet.reference import operators as reference
 from mlff_triton.kernels.types.edges import cast, edges_of_graph
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph, concatenate
-from mlff_triton.neighbors.neighbor_list import Box, VerletList, check_positions, neighbor_list
+from mlff_triton.neighbors.neighbor_list import check_positions, neighbor_list
+from mlff_triton.neighbors.verlet_list import VerletList
 
 ResidentStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """Positions [N, 3] and the cell [3, 3] of a system, or None if it has not changed -> its energy,

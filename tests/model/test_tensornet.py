@@ -16,8 +16,8 @@ from mlff_triton import Ensemble, Prediction, TensorNet, TensorNetConfig, neighb
 from mlff_triton.errors import InputError, UnknownElementError
 from mlff_triton.model.config import ZBLConfig
 from mlff_triton.model.irreps import compose, decompose, irrep_norms, matmul, scale
+from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import concatenate
-from mlff_triton.neighbors.neighbor_list import Box
 from mlff_triton.testing import (
     assert_close,
     assert_within,

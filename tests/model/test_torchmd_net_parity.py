@@ -14,8 +14,9 @@ from ase import Atoms
 
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import concatenate
-from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_within, random_cluster
 from tests.support.torchmd_net import (
     OPTIONS,

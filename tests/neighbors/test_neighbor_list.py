@@ -13,8 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mlff_triton.errors import InputError, OverlappingAtomsError
+from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
-from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, Box, VerletList, neighbor_list
+from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, neighbor_list
+from mlff_triton.neighbors.verlet_list import VerletList
 from mlff_triton.testing import random_cluster, random_crystal, random_rotation, water_box
 from tests.support.graphs import assert_equal, assert_valid, edges_of
 

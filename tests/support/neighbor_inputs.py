@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mlff_triton.neighbors.neighbor_list import Box
+from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import random_cluster, random_crystal
 
 KINDS = ("cluster", "cubic", "triclinic", "small", "slab", "rod")

@@ -18,8 +18,9 @@ from mlff_triton.kernels.types.edges import cast, edges_of_graph
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph, concatenate
-from mlff_triton.neighbors.neighbor_list import Box, neighbor_list
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close
 
 CPU = torch.device("cpu")

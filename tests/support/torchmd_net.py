@@ -15,7 +15,7 @@ from ase import Atoms
 
 from mlff_triton.checkpoints.torchmd_net import from_checkpoint
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.neighbor_list import Box
+from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import random_cluster, random_crystal
 
 CUTOFF = 3.2
