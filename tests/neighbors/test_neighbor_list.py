@@ -476,7 +476,7 @@ def test_without_a_skin_every_move_is_a_new_list():
 def test_atoms_that_meet_are_refused_and_leave_the_list_sound():
     verlet = VerletList(2.0, skin=1.0)
     expected = verlet.update(line(0.0, 0.4), None, False)
-    with pytest.raises(OverlappingAtomsError, match="one point"):
+    with pytest.raises(OverlappingAtomsError, match="the same point"):
         verlet.update(line(0.2, 0.2), None, False)
     with pytest.raises(OverlappingAtomsError, match="apart"):
         verlet.update(line(50.0, 50.0), None, False)
