@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from mlff_triton._common import availability
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.alignment import lanes
-from mlff_triton.kernels.common import launch_sizes, rows
+from mlff_triton.kernels.common import early_launch, hardware
 
 KIB = 1024
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -152,8 +152,8 @@ def _choices_for(target: str) -> Iterator[None]:
     early = gpu.backend == "cuda" and gpu.arch >= 90
     with (
         mock.patch("torch.version.hip", hip),
-        mock.patch.object(launch_sizes, "shared_memory", return_value=shared_memory),
-        mock.patch.object(rows, "launches_early", return_value=early),
+        mock.patch.object(hardware, "shared_memory", return_value=shared_memory),
+        mock.patch.object(early_launch, "launches_early", return_value=early),
         mock.patch.object(lanes, "packs", return_value=early or hip is not None),
     ):
         yield

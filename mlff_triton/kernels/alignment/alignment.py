@@ -47,7 +47,7 @@ from mlff_triton.kernels.alignment.rows import (
 )
 from mlff_triton.kernels.alignment.streams import side_by_side
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.common.launch_sizes import multiprocessors
+from mlff_triton.kernels.common.hardware import multiprocessors
 from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps, Pairs, Runs
 
 _RESIDENT = 16  # programs of a multiprocessor at a time

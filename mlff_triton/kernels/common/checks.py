@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
 
 from mlff_triton._common.availability import check_triton
 from mlff_triton.errors import InputError
@@ -102,53 +100,3 @@ def check_graph(
     check_shape("row_ptr", row_ptr, (n_atoms + 1,))
     check_shape("senders", senders, (n_edges,))
     check_shape("reverse", reverse, (n_edges,))
-
-
-def differentiate_by_reference(
-    backward: CustomOpDef,
-    reference: Callable[..., Any],
-    outputs: int = 1,
-    wrt: Sequence[int] | None = None,
-) -> None:
-    """Register the derivative of a backward operator: that of its reference's own backward pass.
-
-    Parameters
-    ----------
-    backward : CustomOpDef
-        ``backward(*grads, *inputs)`` returns gradients of ``reference(*inputs)``, where ``grads``
-        belong to the outputs of the reference.
-    reference : callable
-        Differentiable PyTorch; takes the very ``inputs`` that ``backward`` takes.
-    outputs : int
-        Number of tensors that the reference returns, as a tuple if there are several.
-    wrt : sequence of int, optional
-        Positions of the ``inputs`` that ``backward`` returns gradients for; by default those of
-        all floating-point tensors.
-    """
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-        ctx.save_for_backward(*(a if isinstance(a, Tensor) else None for a in inputs))
-        ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
-
-    def differentiate(ctx: Any, *grad_gradients: Tensor) -> tuple[Tensor | None, ...]:
-        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-        arguments = [other if saved is None else saved for saved, other in pairs]
-        grads, inputs = tuple(arguments[:outputs]), arguments[outputs:]
-        active = [k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.dtype in FLOATS]
-        wanted = [active.index(k) for k in (active if wrt is None else wrt)]
-
-        def forward(*floats: Tensor) -> Any:
-            by_position = dict(zip(active, floats, strict=True))
-            return reference(*(by_position.get(k, a) for k, a in enumerate(inputs)))
-
-        def gradients(grads: tuple[Tensor, ...], *floats: Tensor) -> tuple[Tensor, ...]:
-            pull_back = torch.func.vjp(forward, *floats)[1]
-            found = pull_back(grads if outputs > 1 else grads[0])
-            return tuple(found[k] for k in wanted)
-
-        pull_back = torch.func.vjp(gradients, grads, *(inputs[k] for k in active))[1]
-        of_grads, *of_floats = pull_back(grad_gradients)
-        by_position = dict(zip(active, of_floats, strict=True))
-        return (*of_grads, *(by_position.get(k) for k in range(len(inputs))))
-
-    backward.register_autograd(differentiate, setup_context=setup_context)

@@ -236,3 +236,110 @@ def times(p, a):
         p * a[7],
         p * a[8],
     )
+
+
+@triton.jit
+def load_parts(pointer, stride, mask):
+    """Three blocks, one for each part, ``stride`` apart."""
+    return (
+        tl.load(pointer, mask, other=0.0),
+        tl.load(pointer + stride, mask, other=0.0),
+        tl.load(pointer + 2 * stride, mask, other=0.0),
+    )
+
+
+@triton.jit
+def scale_parts(factors, x):
+    """Each part of a tensor times its own factor."""
+    i, a, s = factors
+    return (
+        i * x[0],
+        a * x[1],
+        a * x[2],
+        a * x[3],
+        s * x[4],
+        s * x[5],
+        s * x[6],
+        s * x[7],
+        s * x[8],
+    )
+
+
+@triton.jit
+def scale_harmonics(factors, x, y, z):
+    """Parts of ``1 + A(u) + (u u^T - |u|^2 / 3)``, each times its own factor."""
+    third = (x * x + y * y + z * z) / 3
+    return (
+        factors[0],
+        factors[1] * x,
+        factors[1] * y,
+        factors[1] * z,
+        factors[2] * (x * x - third),
+        factors[2] * (x * y),
+        factors[2] * (x * z),
+        factors[2] * (y * y - third),
+        factors[2] * (y * z),
+    )
+
+
+@triton.jit
+def dot_parts(a, b):
+    """Sums of the products of components, one for each part."""
+    return (
+        a[0] * b[0],
+        a[1] * b[1] + a[2] * b[2] + a[3] * b[3],
+        (a[4] * b[4] + a[5] * b[5]) + (a[6] * b[6] + a[7] * b[7]) + a[8] * b[8],
+    )
+
+
+@triton.jit
+def part_norms(x):
+    """Squared Frobenius norms of the three parts."""
+    s22 = x[4] + x[7]
+    return (
+        3 * x[0] * x[0],
+        2 * (x[1] * x[1] + x[2] * x[2] + x[3] * x[3]),
+        (x[4] * x[4] + x[7] * x[7]) + s22 * s22 + 2 * (x[5] * x[5] + x[6] * x[6] + x[8] * x[8]),
+    )
+
+
+@triton.jit
+def norm_gradients(x):
+    """Derivatives of the part's squared norm with respect to each component."""
+    return (
+        6 * x[0],
+        4 * x[1],
+        4 * x[2],
+        4 * x[3],
+        4 * x[4] + 2 * x[7],
+        4 * x[5],
+        4 * x[6],
+        4 * x[7] + 2 * x[4],
+        4 * x[8],
+    )
+
+
+@triton.jit
+def inverse_norm(x):
+    """``1 / (|x|_F^2 + 1)``."""
+    i, a, s = part_norms(x)
+    return 1 / (i + a + s + 1)
+
+
+@triton.jit
+def normalize_backward(grad, x, s):
+    """Gradient of ``x`` from that of ``x s``, where ``s = inverse_norm(x)``."""
+    along = dot(grad, x) * s * s
+    slope = norm_gradients(x)
+    g = times(s, grad)
+    return (
+        g[0] - along * slope[0],
+        g[1] - along * slope[1],
+        g[2] - along * slope[2],
+        g[3] - along * slope[3],
+        g[4] - along * slope[4],
+        g[5] - along * slope[5],
+        g[6] - along * slope[6],
+        g[7] - along * slope[7],
+        g[8] - along * slope[8],
+    )

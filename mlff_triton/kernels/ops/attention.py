@@ -22,8 +22,8 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape, expanded
 from mlff_triton.kernels.common.dense import accumulator, check_dense
-from mlff_triton.kernels.common.launch_sizes import exact_precision
-from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.ops.reference import attention as reference
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -120,7 +120,7 @@ def _attention_fwd_kernel(
     CAP: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     M: tl.constexpr,
@@ -128,7 +128,7 @@ def _attention_fwd_kernel(
     D: tl.constexpr,
     V: tl.constexpr,
 ):
-    follow(CHAINED)
+    wait_for_previous(EARLY_LAUNCH)
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(row_ptr_ptr + sequence).to(tl.int64)
     length = (tl.load(row_ptr_ptr + sequence + 1) - first).to(tl.int32)
@@ -283,7 +283,7 @@ def _attention(
             V=value_width,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **chain(q, early=n_rows > _FEW_ROWS),
+            **early_launch(q, pays=n_rows > _FEW_ROWS),
         )
     return out
 

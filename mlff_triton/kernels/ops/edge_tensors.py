@@ -25,10 +25,15 @@ from mlff_triton.kernels.common.checks import (
     check_device,
     check_floats,
     check_shape,
-    differentiate_by_reference,
 )
-from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
-from mlff_triton.kernels.common.tiles import load_parts, scale_harmonics
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
+from mlff_triton.kernels.common.irreps import (
+    add,
+    load_parts,
+    load_tensor,
+    scale_harmonics,
+    store_tensor,
+)
 from mlff_triton.kernels.ops.reference import edge_tensors as reference
 
 

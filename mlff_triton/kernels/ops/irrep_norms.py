@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.checks import check_floats, differentiate_by_reference
+from mlff_triton.kernels.common.checks import check_floats
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.irreps import (
     block_size,
     compose,
@@ -21,9 +22,11 @@ from mlff_triton.kernels.common.irreps import (
     decompose,
     has_full_layout,
     load_nine,
+    load_parts,
+    part_norms,
+    scale_parts,
     store_nine,
 )
-from mlff_triton.kernels.common.tiles import load_parts, part_norms, scale_parts
 from mlff_triton.kernels.ops.reference import irrep_norms as reference
 
 

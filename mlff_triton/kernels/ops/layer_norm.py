@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import check_shape, differentiate_by_reference
+from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.ops.reference import layer_norm as reference
 
 _MAX_CHANNELS = 16384

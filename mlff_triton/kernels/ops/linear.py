@@ -21,14 +21,15 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate, activate_derivative
-from mlff_triton.kernels.common.checks import check_shape, differentiate_by_reference, expanded
+from mlff_triton.kernels.common.checks import check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels.common.launch_sizes import exact_precision
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
+from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.reference import activations as reference
+from mlff_triton.kernels.common.tiles import tile_in_group
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 
-_GROUP = 8  # rows of tiles that run together
 _ENOUGH_TILES = 256  # to fill a large GPU
 _BLOCK = 1024
 
@@ -57,18 +58,15 @@ def _linear_fwd_kernel(
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    GROUP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     tile, split = tl.program_id(0), tl.program_id(1)
-    first = tile // (GROUP * tiles_n) * GROUP
-    height = tl.minimum(tiles_m - first, GROUP)
-    within = tile % (GROUP * tiles_n)
-    row = (first + within % height).to(tl.int64) * M + tl.arange(0, M)[:, None]
-    column = (within // height).to(tl.int64) * N + tl.arange(0, N)[None, :]
+    tile_m, tile_n = tile_in_group(tile, tiles_m, tiles_n)
+    row = tile_m.to(tl.int64) * M + tl.arange(0, M)[:, None]
+    column = tile_n.to(tl.int64) * N + tl.arange(0, N)[None, :]
     mask = (row < n_rows) & (column < n_out)
 
     acc = tl.zeros((M, N), ACCUMULATE)
@@ -176,7 +174,6 @@ def _launch_linear(
             ACTIVATION=activation,
             PRECISION=precision,
             ACCUMULATE=accumulator(x),
-            GROUP=_GROUP,
             M=tile.rows,
             N=tile.columns,
             K=tile.inner,

@@ -24,8 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
-from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
-from mlff_triton.kernels.common.tiles import load_parts
+from mlff_triton.kernels.common.irreps import add, load_parts, load_tensor, store_tensor
 
 
 @triton.jit

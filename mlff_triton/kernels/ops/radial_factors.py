@@ -21,8 +21,8 @@ from mlff_triton.kernels.common.checks import (
     check_device,
     check_floats,
     check_shape,
-    differentiate_by_reference,
 )
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
 from mlff_triton.kernels.ops.reference import radial_factors as reference
 from mlff_triton.kernels.types.edges import Knots

@@ -22,8 +22,8 @@ from mlff_triton.kernels.common.checks import (
     check_floats,
     check_graph,
     check_shape,
-    differentiate_by_reference,
 )
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.ops.radial_factors import check_constants, constant_knots, locate
 from mlff_triton.kernels.ops.reference import radial_sums as reference
 from mlff_triton.kernels.tensornet import message_product as message_kernels

@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import check_floats, check_shape, differentiate_by_reference
+from mlff_triton.kernels.common.checks import check_floats, check_shape
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.irreps import (
     block_size,
     combine,

@@ -26,27 +26,20 @@ from mlff_triton.kernels.common.irreps import (
     compose_adjoint,
     decompose,
     decompose_adjoint,
+    dot_parts,
+    inverse_norm,
+    load_parts,
     load_tensor,
     matmul,
+    norm_gradients,
+    normalize_backward,
+    scale_parts,
     store_tensor,
     times,
     transpose,
 )
-from mlff_triton.kernels.common.launch_sizes import (
-    linear_blocks,
-    operands,
-    precision_of,
-    tensor_blocks,
-)
-from mlff_triton.kernels.common.tiles import (
-    dot_parts,
-    inverse_norm,
-    load_parts,
-    multiply,
-    norm_gradients,
-    normalize_backward,
-    scale_parts,
-)
+from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, tensor_blocks
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
 

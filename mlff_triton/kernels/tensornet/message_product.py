@@ -21,14 +21,17 @@ from mlff_triton.kernels.common.irreps import (
     add,
     compose,
     decompose,
+    dot_parts,
+    inverse_norm,
+    load_parts,
     load_tensor,
     matmul,
+    scale_parts,
     store_tensor,
     times,
 )
-from mlff_triton.kernels.common.launch_sizes import message_backward_blocks, message_blocks
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
-from mlff_triton.kernels.common.tiles import dot_parts, inverse_norm, load_parts, scale_parts
+from mlff_triton.kernels.tensornet.launch_sizes import message_backward_blocks, message_blocks
 from mlff_triton.kernels.types.edges import Edges
 
 

@@ -15,23 +15,23 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.common.irreps import combine, load_tensor, store_tensor
-from mlff_triton.kernels.common.launch_sizes import (
+from mlff_triton.kernels.common.irreps import (
+    combine,
+    load_parts,
+    load_tensor,
+    norm_gradients,
+    part_norms,
+    scale_parts,
+    store_tensor,
+)
+from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.tensornet.interaction import square_backward
+from mlff_triton.kernels.tensornet.launch_sizes import (
     head_blocks,
-    operands,
-    precision_of,
     readout_backward_blocks,
     readout_blocks,
     tensor_blocks,
 )
-from mlff_triton.kernels.common.tiles import (
-    load_parts,
-    multiply,
-    norm_gradients,
-    part_norms,
-    scale_parts,
-)
-from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.reference.readout import gated_head
 from mlff_triton.kernels.tensornet.scalar_network import EPS
 from mlff_triton.kernels.types.split_weight import SplitWeight

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.common.launch_sizes import operands, precision_of, row_blocks
-from mlff_triton.kernels.common.tiles import multiply
+from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.tensornet.launch_sizes import row_blocks
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
 EPS = tl.constexpr(1e-5)  # as PyTorch's LayerNorm has it

@@ -15,10 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.common.irreps import add, load_tensor, store_tensor
-from mlff_triton.kernels.common.launch_sizes import embedding_backward_blocks, embedding_blocks
+from mlff_triton.kernels.common.irreps import (
+    add,
+    load_tensor,
+    part_norms,
+    scale_harmonics,
+    store_tensor,
+)
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
-from mlff_triton.kernels.common.tiles import part_norms, scale_harmonics
+from mlff_triton.kernels.tensornet.launch_sizes import embedding_backward_blocks, embedding_blocks
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
 from mlff_triton.kernels.types.edges import Edges
 

@@ -1,8 +1,8 @@
 """Rotary position embeddings of packed rows, in place.
 
-    (a, b) <- (a cos - b sin, b cos + a sin)      with position times frequency as the angle
+    (a, b) <- (a cos - b sin, b cos + a sin)      angle = position * frequency
 
-for pairs that lie side by side: J. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864.
+for pairs (a, b) of adjacent columns: J. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.rows import Rotary, angles, chain, follow, turn, turning
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.transformer.rotation import (
+    Rotary,
+    load_angles,
+    rotary_arguments,
+    rotate_pairs,
+)
 
 
 @triton.jit
@@ -27,22 +33,27 @@ def _rotary_kernel(
     n_rows,
     width,
     ACCUMULATE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     ROTATED: tl.constexpr,
     HALF: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    follow(CHAINED)
+    """Rotate the first ROTATED columns of rows x [n_rows, width] in place.
+
+    The tables of cosines and sines are [n_positions, HALF], the positions [n_rows]. Rows from
+    ``live`` [1] on are left as they are. Grid: (row blocks of M, column blocks of N).
+    """
+    wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
     rows = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     column = tl.program_id(1) * N
     columns = column + tl.arange(0, N)
     mask = (rows < n_rows)[:, None] & (columns < ROTATED)[None, :]
-    at = x_ptr + rows[:, None] * width + columns[None, :]
-    x = tl.load(at, mask, other=0.0).to(ACCUMULATE)
-    cos, sin = angles(
+    x_ptr += rows[:, None] * width + columns[None, :]
+    x = tl.load(x_ptr, mask, other=0.0).to(ACCUMULATE)
+    cos, sin = load_angles(
         rows,
         rows < n_rows,
         column,
@@ -55,21 +66,21 @@ def _rotary_kernel(
         N,
         ACCUMULATE,
     )
-    x = turn(x, cos, sin, M, N)
-    tl.store(at, x.to(x_ptr.dtype.element_ty), mask)
+    x = rotate_pairs(x, cos, sin, M, N)
+    tl.store(x_ptr, x.to(x_ptr.dtype.element_ty), mask)
 
 
 def rotary_(x: Tensor, rotary: Rotary, live: Tensor | None) -> Tensor:
-    """Turn the first columns of rows [T, N], of which only those before ``live`` are alive.
+    """Rotate the leading columns of packed rows in place.
 
     Parameters
     ----------
     x : [T, N]
-        Rows, contiguous; changed in place.
+        Rows, contiguous; modified in place.
     rotary : Rotary
-        How far.
+        Angles, positions, and the number of columns to rotate.
     live : int32 [1] or None
-        How many rows mean something; all if None.
+        Number of leading rows to rotate, read on the device; all if None.
 
     Returns
     -------
@@ -78,11 +89,11 @@ def rotary_(x: Tensor, rotary: Rotary, live: Tensor | None) -> Tensor:
     """
     n_rows, width = x.shape
     rows, columns = 8, 256
-    (*turns, n_positions), options = turning(rotary)
+    (*angles, n_positions), options = rotary_arguments(rotary)
     with torch.cuda.device_of(x):
         _rotary_kernel[(triton.cdiv(n_rows, rows), triton.cdiv(rotary.columns, columns))](
             x,
-            *turns,
+            *angles,
             live,
             n_positions,
             n_rows,
@@ -92,6 +103,6 @@ def rotary_(x: Tensor, rotary: Rotary, live: Tensor | None) -> Tensor:
             M=rows,
             N=columns,
             num_warps=4,
-            **chain(x),
+            **early_launch(x),
         )
     return x

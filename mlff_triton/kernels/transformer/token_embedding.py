@@ -24,7 +24,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.transformer.reference.token_embedding import TRAINED_WITH, Norm
 from mlff_triton.kernels.types.packed_rows import PackedRows
 
@@ -265,11 +265,11 @@ def _unpack_rows_fwd_kernel(
     channels,
     eps: tl.float64,
     ACCUMULATE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    follow(CHAINED)
+    wait_for_previous(EARLY_LAUNCH)
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -531,7 +531,7 @@ def unpack_rows(
                 ROWS=blocks.rows,
                 CHANNELS=blocks.channels,
                 num_warps=blocks.warps,
-                **chain(x),
+                **early_launch(x),
             )
     return out
 

@@ -22,10 +22,15 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.launch_sizes import exact_precision
-from mlff_triton.kernels.common.rows import Rotary, angles, chain, follow, turn, turning
-
-_GROUP = 8  # rows of tiles that run together
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.transformer.rotation import (
+    Rotary,
+    load_angles,
+    rotary_arguments,
+    rotate_pairs,
+)
 
 
 @triton.jit
@@ -109,15 +114,14 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    CHAINED: tl.constexpr,
-    GROUP: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     PARTS: tl.constexpr,
     RESIDUAL_PARTS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    follow(CHAINED)
+    wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
@@ -125,11 +129,9 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     tile = tl.program_id(0)
     if tile >= tiles_m * tiles_n:
         return
-    first = tile // (GROUP * tiles_n) * GROUP
-    height = tl.minimum(tiles_m - first, GROUP)
-    within = tile % (GROUP * tiles_n)
-    rows = (first + within % height).to(tl.int64) * M + tl.arange(0, M)
-    column = within // height * N
+    tile_m, tile_n = tile_in_group(tile, tiles_m, tiles_n)
+    rows = tile_m.to(tl.int64) * M + tl.arange(0, M)
+    column = tile_n * N
     columns = column + tl.arange(0, N)
     inside, known = rows < n_rows, columns < n_out
     mask = inside[:, None] & known[None, :]
@@ -149,7 +151,7 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
             residual_weight = tl.load(residual_weight_ptr + columns, known, other=0.0)
             residual_bias = tl.load(residual_bias_ptr + columns, known, other=0.0)
     if ROTATED:
-        cos, sin = angles(
+        cos, sin = load_angles(
             rows,
             inside,
             column,
@@ -179,7 +181,7 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
             residual += residual_bias.to(ACCUMULATE)[None, :]
         acc += residual
     if ROTATED:
-        acc = turn(acc, cos, sin, M, N)
+        acc = rotate_pairs(acc, cos, sin, M, N)
     y = acc.to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + offsets, y, mask)
     if y_moments_ptr is not None:
@@ -332,7 +334,7 @@ def token_linear(
     given, eps, n_parts = unpacked(moments)
     added, of_added, weight, bias = residual or (None,) * 4
     added_sums, residual_eps, n_residual_parts = unpacked(of_added)
-    (*turns, n_positions), options = turning(rotary)
+    (*turns, n_positions), options = rotary_arguments(rotary)
     half = x.element_size() == 2
     with torch.cuda.device_of(x):
         _token_linear_fwd_kernel[(triton.cdiv(n_rows, tile.rows) * parts,)](
@@ -361,7 +363,6 @@ def token_linear(
             ACTIVATION="gelu_half" if half and activation == "gelu" else activation,
             PRECISION=exact_precision(x),
             ACCUMULATE=accumulator(x),
-            GROUP=_GROUP,
             PARTS=triton.next_power_of_2(n_parts),
             RESIDUAL_PARTS=triton.next_power_of_2(n_residual_parts),
             M=tile.rows,
@@ -369,7 +370,7 @@ def token_linear(
             K=tile.inner,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **chain(x),
+            **early_launch(x),
         )
     return Rows(y, sums)
 

@@ -1,8 +1,8 @@
-"""Layer normalization of packed rows after a constant vector is added, and moments of rows.
+"""Layer normalization of packed rows plus a constant vector, and moments of rows.
 
     y = (t - mean(t)) / sqrt(var(t) + eps) * weight + bias      t = x + shift
 
-The vector is the bias of the linear layers that made ``x``, if whoever multiplied left it out.
+The vector is usually the bias of the linear layer that computed ``x`` without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 
 
 @triton.jit
@@ -28,11 +28,16 @@ def _token_norm_fwd_kernel(
     channels,
     eps: tl.float64,
     ACCUMULATE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    follow(CHAINED)
+    """Normalize rows x [n_rows, channels] after adding ``shift`` [channels], and write y.
+
+    Weight and bias are [channels]. Rows from ``live`` [1] on are not written. Grid: (row blocks of
+    ROWS,).
+    """
+    wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -62,11 +67,15 @@ def _token_moments_kernel(
     live_ptr,
     n_rows,
     channels,
-    CHAINED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    follow(CHAINED)
+    """Sum rows x [n_rows, channels] and their squares, and write sums [2, 1, n_rows].
+
+    Rows from ``live`` [1] on are not written. Grid: (row blocks of ROWS,).
+    """
+    wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
@@ -83,7 +92,7 @@ def _token_moments_kernel(
 
 
 def _blocks(channels: int) -> tuple[int, int]:
-    """Rows and channels of a program: about 2048 elements, or one row."""
+    """Return rows and channels per program: about 2048 elements, or one row."""
     block = triton.next_power_of_2(channels)
     return max(1, 2048 // block), block
 
@@ -93,14 +102,27 @@ def _warps(rows: int, block: int) -> int:
 
 
 def token_moments(x: Tensor, live: Tensor | None) -> Tensor:
-    """Sums of rows [T, C] and of their squares, [2, 1, T], of those before ``live`` (int32 [1])."""
+    """Sum rows and their squares, without gradients.
+
+    Parameters
+    ----------
+    x : [T, C]
+        Rows, contiguous.
+    live : int32 [1] or None
+        Number of leading rows to sum, read on the device; all if None.
+
+    Returns
+    -------
+    [2, 1, T]
+        Sums of the elements and of their squares; float64 for float64, float32 otherwise.
+    """
     n_rows, channels = x.shape
     exact = torch.promote_types(x.dtype, torch.float32)
     sums = torch.empty(2, 1, n_rows, dtype=exact, device=x.device)
     rows, block = _blocks(channels)
     with torch.cuda.device_of(x):
         _token_moments_kernel[(triton.cdiv(n_rows, rows),)](
-            x, sums, live, n_rows, channels, ROWS=rows, CHANNELS=block, **chain(x)
+            x, sums, live, n_rows, channels, ROWS=rows, CHANNELS=block, **early_launch(x)
         )
     return sums
 
@@ -113,25 +135,26 @@ def token_norm(
     live: Tensor | None,
     shift: Tensor | None = None,
 ) -> Tensor:
-    """Normalize rows, of which only some are alive.
+    """Normalize packed rows, without gradients.
 
     Parameters
     ----------
     x : [T, C]
         Rows, contiguous.
     weight, bias : [C]
-        Of the normalization.
+        Weight and bias of the normalization.
     eps : float
         Added to the variance.
     live : int32 [1], optional
-        How many rows mean something, all by default; the others are left as they come.
+        Number of leading rows to normalize, read on the device; all by default. The other rows of
+        the result are uninitialized.
     shift : [C], optional
-        Added to all rows before.
+        Vector added to each row before the normalization.
 
     Returns
     -------
     [T, C]
-        Of the dtype of ``x``. No gradients flow.
+        Normalized rows, of the dtype of ``x``.
     """
     n_rows, channels = x.shape
     y = torch.empty_like(x)
@@ -151,6 +174,6 @@ def token_norm(
             ROWS=rows,
             CHANNELS=block,
             num_warps=_warps(rows, block),
-            **chain(x),
+            **early_launch(x),
         )
     return y

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.launch_sizes import exact_precision
-from mlff_triton.kernels.common.rows import chain, follow
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.transformer.token_linear import (
     Moments,
     TokenLinear,
@@ -46,13 +46,13 @@ def _top_logit_fwd_kernel(
     eps: tl.float64,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     PARTS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    follow(CHAINED)
+    wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
@@ -159,6 +159,6 @@ def top_logit(
             K=tile.inner,
             num_warps=4,
             num_stages=3,
-            **chain(x),
+            **early_launch(x),
         )
     return TopLogit(index, logit)

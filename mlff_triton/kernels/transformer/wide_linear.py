@@ -17,18 +17,15 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.common.launch_sizes import multiprocessors
-from mlff_triton.kernels.common.rows import (
+from mlff_triton.kernels.common.early_launch import early_launch, launches_early, wait_for_previous
+from mlff_triton.kernels.common.hardware import multiprocessors
+from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.transformer.rotation import (
     Rotary,
-    angles,
-    chain,
-    follow,
-    launches_early,
-    turn,
-    turning,
+    load_angles,
+    rotary_arguments,
+    rotate_pairs,
 )
-
-_GROUP = 8  # rows of tiles that run together
 
 
 @triton.jit
@@ -57,7 +54,7 @@ def _finish(
     if ROTATED:  # noqa: SIM102 - known as the kernel is compiled
         if column < ROTATED:
             rows = row + tl.arange(0, M)
-            cos, sin = angles(
+            cos, sin = load_angles(
                 rows,
                 rows < n_rows,
                 column,
@@ -70,7 +67,7 @@ def _finish(
                 N,
                 tl.float32,
             )
-            acc = turn(acc, cos, sin, M, N)
+            acc = rotate_pairs(acc, cos, sin, M, N)
     y.store([row, column], acc.to(y.dtype))
 
 
@@ -92,23 +89,19 @@ def _wide_linear_fwd_kernel(
     ROTATED: tl.constexpr,
     HALF: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    CHAINED: tl.constexpr,
-    GROUP: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
     HALVES: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    follow(CHAINED)
+    wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
-        first = tile // (GROUP * tiles_n) * GROUP
-        height = tl.minimum(tiles_m - first, GROUP)
-        within = tile % (GROUP * tiles_n)
-        row = (first + within % height) * M
-        column = within // height * N
+        tile_m, tile_n = tile_in_group(tile, tiles_m, tiles_n)
+        row, column = tile_m * M, tile_n * N
         acc = tl.zeros((M, N), tl.float32)
         for start in range(0, n_in, K):
             acc = tl.dot(x.load([row, start]), weight.load([column, start]).T, acc)
@@ -200,7 +193,7 @@ def wide_linear(
     n_out = len(weight)
     y = x.new_empty(n_rows, n_out)
     tile = _tile(n_rows, n_out, n_in, rotary is not None)
-    (*turns, n_positions), options = turning(rotary)
+    (*turns, n_positions), options = rotary_arguments(rotary)
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
     halves = tile.columns * tile.programs > 128
     programs = min(multiprocessors(x.device) * tile.programs, tiles)
@@ -219,13 +212,12 @@ def wide_linear(
             PROGRAMS=programs,
             **options,
             ACTIVATION="gelu_half" if activation == "gelu" else activation,
-            GROUP=_GROUP,
             HALVES=halves,
             M=tile.rows,
             N=tile.columns,
             K=_INNER,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **chain(x),
+            **early_launch(x),
         )
     return y

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common import irreps
-from mlff_triton.kernels.common.checks import check_device, check_floats, differentiate_by_reference
+from mlff_triton.kernels.common.checks import check_device, check_floats
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.ops.irrep_norms import irrep_norms
 from mlff_triton.testing.launches import recorded_launches
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlff_triton.kernels.common.launch_sizes import MessageBlocks
 from mlff_triton.kernels.common.reference.tensors import scale_parts
 from mlff_triton.kernels.tensornet import message_product as operator
+from mlff_triton.kernels.tensornet.launch_sizes import MessageBlocks
 from mlff_triton.kernels.tensornet.reference import message_product as reference
 from mlff_triton.testing import assert_close
 from tests.support.random_inputs import (

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mlff_triton.kernels.common.launch_sizes import LinearBlocks
 from mlff_triton.kernels.common.reference.activations import activate
 from mlff_triton.kernels.tensornet import scalar_network as operator
+from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 from mlff_triton.kernels.tensornet.reference import scalar_network as reference
 from mlff_triton.testing import assert_close
 from tests.support.random_inputs import (

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.launch_sizes import MessageBlocks
 from mlff_triton.kernels.tensornet import tensor_embedding as operator
+from mlff_triton.kernels.tensornet.launch_sizes import MessageBlocks
 from mlff_triton.kernels.tensornet.reference import tensor_embedding as reference
 from mlff_triton.kernels.types.edges import Knots, edges_of_graph
 from mlff_triton.model.irreps import irrep_norms

@@ -1,1 +1,1 @@
-"""The same operators in plain PyTorch."""
+"""Plain PyTorch versions of the operators for Transformer encoders."""

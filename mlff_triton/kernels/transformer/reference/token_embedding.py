@@ -1,4 +1,4 @@
-"""What tokens become before a Transformer's first layer, in plain PyTorch."""
+"""Token embeddings before a Transformer's first layer, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
 from mlff_triton.kernels.types.packed_rows import PackedRows
 
 TRAINED_WITH = 1 - 0.15 * 0.8
-"""Share of the tokens that were not masked when ESM-2 was trained."""
+"""Share of tokens that were not masked in the training of ESM-2."""
 
 Norm = tuple[Tensor, Tensor | None, float]
 """Weight [C], bias [C] or None, and eps of a layer normalization."""
@@ -30,11 +30,14 @@ def token_embedding(
     count_padding: bool = False,
     capacity: int | None = None,
 ) -> tuple[Tensor, PackedRows]:
-    """As `kernels.transformer.token_embedding.token_embedding`, with rows of kept tokens alone."""
+    """Embed as `mlff_triton.kernels.transformer.token_embedding.token_embedding` does.
+
+    The result has rows for the kept tokens only.
+    """
     length = ids.shape[1]
     kept = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
     token = kept.flatten().nonzero()[:capacity, 0]
-    place = token % length
+    position = token % length
     x = embedding(ids.flatten()[token], word)
     if mask_token is not None:
         masked = ids == mask_token
@@ -43,7 +46,7 @@ def token_embedding(
         x = x.masked_fill(masked.flatten()[token, None], 0)
         x = (x * TRAINED_WITH / share[token // length, None]).to(x.dtype)
     if position_table is not None:
-        x = x + position_table[place if positions is None else positions.flatten()[token]]
+        x = x + position_table[position if positions is None else positions.flatten()[token]]
     if kind_table is not None:
         x = x + kind_table[torch.zeros_like(token) if kinds is None else kinds.flatten()[token]]
     if norm is not None:
@@ -52,7 +55,7 @@ def token_embedding(
     row_of[token] = torch.arange(len(token), dtype=torch.int32, device=ids.device)
     ends = kept.sum(1).cumsum(0).clamp(max=len(token))
     row_ptr = torch.cat([ends.new_zeros(1), ends]).int()
-    return x, PackedRows(token.int(), place.int(), row_ptr, row_of)
+    return x, PackedRows(token.int(), position.int(), row_ptr, row_of)
 
 
 def unpack_rows(
@@ -64,7 +67,7 @@ def unpack_rows(
     norm: Norm | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.transformer.token_embedding.unpack_rows`."""
+    """Unpack as `mlff_triton.kernels.transformer.token_embedding.unpack_rows` does."""
     known = row_of >= 0
     y = x[row_of[known].long()]
     if shift is not None:

@@ -1,8 +1,8 @@
 """Linear layers of Transformer encoders over packed rows, in plain PyTorch.
 
-    y = turned(activation(norm(x) W^T + b) + norm(residual))
+    y = rotate(activation(norm(x) W^T + b) + norm(residual))
 
-with every part but the product left out if it is not given.
+Everything but the product is optional.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
 from mlff_triton.kernels.ops.reference.linear import linear
-from mlff_triton.kernels.transformer.reference.rotary import rotary as turn
+from mlff_triton.kernels.transformer.reference.rotary import rotary as rotate
 
 Norm = tuple[Tensor, Tensor, float]
 """Weight [C], bias [C] and eps of a layer normalization."""
@@ -28,13 +28,14 @@ def token_linear(
     residual_norm: Norm | None = None,
     rotary: tuple[Tensor, Tensor, Tensor, int] | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.transformer.token_linear.token_linear`, of all rows.
+    """Compute `mlff_triton.kernels.transformer.token_linear.token_linear` for all rows.
 
-    ``rotary`` is what `mlff_triton.kernels.transformer.reference.rotary.rotary` takes.
+    ``rotary`` holds the arguments of `mlff_triton.kernels.transformer.reference.rotary.rotary`
+    after the first.
     """
     if norm is not None:
         x = layer_norm(x, *norm)
     if residual is not None and residual_norm is not None:
         residual = layer_norm(residual, *residual_norm)
     y = linear(x, weight, bias, activation, residual=residual)
-    return y if rotary is None else turn(y, *rotary)
+    return y if rotary is None else rotate(y, *rotary)

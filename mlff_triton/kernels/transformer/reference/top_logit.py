@@ -1,8 +1,8 @@
-"""The largest logit of every row and where it is, in plain PyTorch.
+"""The largest logit of each row and its index, in plain PyTorch.
 
-    logit = max_v (norm(x) W^T + b)_v      index = the smallest v that has it
+    logit = max_v (norm(x) W^T + b)_v      index = the smallest v with that logit
 
-with the normalization left out if it is not given.
+The normalization is optional.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 
 def top_logit(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm | None = None) -> TopLogit:
-    """As `mlff_triton.kernels.transformer.top_logit.top_logit`, of all rows."""
+    """Return what `mlff_triton.kernels.transformer.top_logit.top_logit` returns, for all rows."""
     return largest(token_linear(x, weight, bias, norm))

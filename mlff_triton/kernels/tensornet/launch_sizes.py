@@ -1,22 +1,20 @@
-"""How the kernels of the engine that work on channels are cut into programs, all in one place.
+"""Block sizes and warps of the engine's kernels, by number of atoms and channels.
 
-The numbers were measured on an NVIDIA H200 with F = 128. Few atoms cannot fill a chip, so what they
-need is spread over many small programs; many atoms want large tiles, and neighboring atoms beside
-one another, which share what they gather.
+The sizes were measured on an NVIDIA H200 with F = 128. A few atoms cannot fill a GPU, so their work
+is spread over many small programs. Many atoms run fastest in large blocks of neighboring atoms,
+which share what they gather.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.split_weight import SplitWeight
+from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.common.hardware import KIB
 
 FEW, MANY = 320, 2048  # atoms up to which, and beyond which, other programs are faster
-KIB = 1024
 
 
 class MessageBlocks(NamedTuple):
@@ -100,7 +98,7 @@ def row_blocks(rows: Tensor) -> LinearBlocks:
     inner = min(256 // rows.element_size(), channels)
     if n_atoms <= FEW:
         return LinearBlocks(16, min(32, channels), inner, 4, 2)
-    if n_atoms <= MANY or shared_memory(rows) < 160 * KIB:
+    if n_atoms <= MANY or hardware.shared_memory(rows) < 160 * KIB:
         return LinearBlocks(16, min(64, channels), inner, 4, 2)
     return LinearBlocks(64, min(64, channels), min(32, channels), 4, 2)
 
@@ -120,41 +118,6 @@ def readout_backward_blocks(rows: Tensor) -> LinearBlocks:
     """Rows of all nine components, with a step of the inner channels at a time."""
     n_atoms, channels = rows.shape
     inner = min(128 // rows.element_size(), channels)
-    if shared_memory(rows) < 220 * KIB:
+    if hardware.shared_memory(rows) < 220 * KIB:
         return LinearBlocks(16, channels, inner, 4, 1)
     return LinearBlocks(16, channels, min(64, channels) if n_atoms <= MANY else inner, 4, 2)
-
-
-def shared_memory(tensor: Tensor) -> int:
-    """Bytes of shared memory that a program may use; where that is not known, AMD's 64 KiB."""
-    if torch.version.hip is not None or not tensor.is_cuda:
-        return 64 * KIB
-    properties = torch.cuda.get_device_properties(tensor.device)
-    return int(getattr(properties, "shared_memory_per_block_optin", 99 * KIB))
-
-
-def exact_precision(x: Tensor) -> str:
-    """How products are made to be as exact as float32, on the fastest unit that is."""
-    halves = x.dtype == torch.float32 and torch.version.hip is None
-    return "tf32x3" if halves else "ieee"
-
-
-def precision_of(weight: SplitWeight) -> str:
-    """How products with a map are made."""
-    precision = exact_precision(weight.weight)
-    return "tf32" if weight.tf32 and precision == "tf32x3" else precision
-
-
-def operands(weight: SplitWeight) -> tuple[Tensor, Tensor]:
-    """What kernels read of a map: its halves, or twice the whole where nothing is split."""
-    if precision_of(weight) == "ieee":
-        return weight.weight, weight.weight
-    return weight.high, weight.low
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many a GPU has; a few where there is none."""
-    if device.type != "cuda":
-        return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

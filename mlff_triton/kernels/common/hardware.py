@@ -1,0 +1,35 @@
+"""Properties of a GPU that launchers depend on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+KIB = 1024
+
+
+def shared_memory(tensor: Tensor) -> int:
+    """Return the shared memory that one program may use, in bytes; 64 KiB if it is unknown.
+
+    That is the amount AMD GPUs have.
+    """
+    if torch.version.hip is not None or not tensor.is_cuda:
+        return 64 * KIB
+    properties = torch.cuda.get_device_properties(tensor.device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 99 * KIB))
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; 4 for any other device."""
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def exact_precision(x: Tensor) -> str:
+    """Return the fastest precision of `tl.dot` that is as exact as float32 arithmetic."""
+    split = x.dtype == torch.float32 and torch.version.hip is None
+    return "tf32x3" if split else "ieee"
