@@ -15,7 +15,7 @@ from mlff_triton.engine.batch import Batch, as_array, to_tensor
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Systems, step
 from mlff_triton.kernels.tensornet.reference import operators as reference
-from mlff_triton.kernels.types.edges import cast, edges_of_graph
+from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import Box
@@ -135,7 +135,7 @@ class TorchSteps(HostSteps):
         system = to_tensor(batch.system, device)
         cells = to_tensor(np.stack([box.cell for box in batch.boxes]), device)
         vectors = graph.vectors(to_tensor(batch.positions, device), cells, system)
-        edges = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
+        edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
         n_atoms = len(batch.numbers)
         systems = Systems.of(
             p,
@@ -145,5 +145,5 @@ class TorchSteps(HostSteps):
             torch.arange(n_atoms, dtype=torch.int32, device=device),
         )
         status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
-        prediction = step(reference, p, systems, cast(edges, self.dtype), status).prediction
+        prediction = step(reference, p, systems, edges.to(self.dtype), status).prediction
         return prediction.map(Tensor.cpu)

@@ -13,7 +13,7 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import step
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.tensornet.reference import operators as plain_torch
-from mlff_triton.kernels.types.edges import cast, edges_of_graph
+from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
@@ -127,10 +127,10 @@ def test_the_order_of_atoms_does_not_matter(batch):
         rank[batch.graph.receivers], rank[batch.graph.senders], batch.graph.shifts, len(order)
     )
     vectors = graph.vectors(batch.positions[order], batch.cell, batch.system)
-    edges = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
+    edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
     systems = batch.systems(p, order)
     status = torch.zeros(len(order), dtype=torch.int32)
-    outputs = step(plain_torch, p, systems, cast(edges, torch.float32), status)
+    outputs = step(plain_torch, p, systems, edges.to(torch.float32), status)
     assert_close(outputs.forces, expected.forces, 1, torch.float32)
     assert_close(outputs.atom_energies, expected.atom_energies, 0, torch.float32)
     assert_close(outputs.totals, expected.totals, 1, torch.float32)
@@ -146,13 +146,13 @@ def test_water():
 def test_the_worst_status_is_reported(batch):
     p = Parameters.of(model_of(num_layers=1), CPU, torch.float32)
     graph = batch.graph
-    edges = edges_of_graph(
+    edges = Edges.of_graph(
         graph.row_ptr, graph.senders, graph.reverse, batch.vectors, p.tables.knots
     )
     status = torch.zeros(len(batch.numbers), dtype=torch.int32)
     status[3], status[4], status[-1] = 1, 2, 4
     systems = batch.systems(p)
-    outputs = step(plain_torch, p, systems, cast(edges, torch.float32), status)
+    outputs = step(plain_torch, p, systems, edges.to(torch.float32), status)
     assert outputs.status.tolist() == [2, 0, 0, 0, 4]
 
 

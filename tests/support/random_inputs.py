@@ -52,8 +52,8 @@ def random_edges(n_atoms: int, layout: str = "csr", neighbors: int = 5) -> Edges
     pair = torch.minimum(index, reverse)
     direction = numbers(3, len(senders))[:, pair] * (1 - 2 * (pair < index).double())
     edges = Edges(
-        begin=begin.int(),
-        end=(begin + count).int(),
+        slot_begin=begin.int(),
+        slot_end=(begin + count).int(),
         senders=senders.int(),
         origin=index.int(),
         reverse=reverse.int(),
@@ -68,7 +68,7 @@ def random_edges(n_atoms: int, layout: str = "csr", neighbors: int = 5) -> Edges
 
 def _in_rows(edges: Edges, count: Tensor, receivers: Tensor) -> Edges:
     capacity = int(count.max()) + 2
-    rank = torch.arange(len(receivers)) - edges.begin[receivers]
+    rank = torch.arange(len(receivers)) - edges.slot_begin[receivers]
     slot = receivers * capacity + rank
     origin = (slot + (rank >= 1)).int()  # the list had another neighbor, now too far
 
@@ -80,8 +80,8 @@ def _in_rows(edges: Edges, count: Tensor, receivers: Tensor) -> Edges:
 
     begin = torch.arange(len(count)).int() * capacity
     return Edges(
-        begin=begin,
-        end=begin + count.int(),
+        slot_begin=begin,
+        slot_end=begin + count.int(),
         senders=spread(edges.senders),
         origin=spread(origin),
         reverse=spread(origin[edges.reverse.long()], origin),

@@ -14,7 +14,7 @@ from torch import Tensor
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, step
 from mlff_triton.kernels.tensornet.reference import operators as plain_torch
-from mlff_triton.kernels.types.edges import cast, edges_of_graph
+from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
@@ -92,11 +92,11 @@ class Batch:
 
     def step(self, p: Parameters, dtype: torch.dtype) -> Outputs:
         graph = self.graph
-        edges = edges_of_graph(
+        edges = Edges.of_graph(
             graph.row_ptr, graph.senders, graph.reverse, self.vectors, p.tables.knots
         )
         status = torch.zeros(len(self.numbers), dtype=torch.int32)
-        return step(plain_torch, p, self.systems(p), cast(edges, dtype), status)
+        return step(plain_torch, p, self.systems(p), edges.to(dtype), status)
 
 
 def model_of(**changes: object) -> TensorNet:

@@ -177,8 +177,8 @@ def edges(
         return torch.empty(shape, dtype=dtype, device=device)
 
     found = Edges(
-        begin=torch.arange(0, n_slots, capacity, dtype=torch.int32, device=device),
-        end=integers(n_atoms),
+        slot_begin=torch.arange(0, n_slots, capacity, dtype=torch.int32, device=device),
+        slot_end=integers(n_atoms),
         senders=integers(n_slots),
         origin=integers(n_slots),
         reverse=rows.reverse,
@@ -203,7 +203,7 @@ def edges(
             rows.shifts,
             knots.positions,
             knots.intervals,
-            found.end,
+            found.slot_end,
             found.senders,
             found.origin,
             found.interval,

@@ -28,7 +28,7 @@ from mlff_triton.kernels.ops.radial_factors import check_constants, constant_kno
 from mlff_triton.kernels.ops.reference import radial_sums as reference
 from mlff_triton.kernels.tensornet import message_product as message_kernels
 from mlff_triton.kernels.tensornet import tensor_embedding as embedding_kernels
-from mlff_triton.kernels.types.edges import Edges, Knots, cast, edges_of_graph
+from mlff_triton.kernels.types.edges import Edges, Knots
 
 
 def _edges_at(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
@@ -47,10 +47,10 @@ def _edges_at(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edge
 
 
 def _edges_along(vectors: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
-    """Whole edges, located in float64."""
+    """Return edges with all their geometry, located in float64."""
     row_ptr, senders, reverse = graph
-    edges = edges_of_graph(row_ptr, senders, reverse, vectors.double(), knots)
-    return cast(edges, vectors.dtype)
+    edges = Edges.of_graph(row_ptr, senders, reverse, vectors.double(), knots)
+    return edges.to(vectors.dtype)
 
 
 @torch.library.custom_op("mlff_triton::radial_message_passing", mutates_args=())

@@ -150,8 +150,8 @@ def forces(
     with torch.cuda.device_of(edge_grad):
         _forces_kernel[(n_atoms,)](
             edge_grad,
-            edges.begin,
-            edges.end,
+            edges.slot_begin,
+            edges.slot_end,
             edges.origin,
             edges.reverse,
             edges.direction,

@@ -1,9 +1,9 @@
-"""Edges within the cutoff as the kernels of the engine read them, and their geometry.
+"""Edges within the cutoff and their geometry, as the engine's kernels read them.
 
     r_e = pos_i - pos_j - S_e @ cell      d_e = |r_e|      u_e = r_e / d_e
 
-The edges of receiver ``i`` fill the slots ``begin[i]:end[i]``. Where they lie in the radial table
-(interval, fraction of it, width) is worked out once a step, for all layers.
+The edges of receiver ``i`` fill the slots ``slot_begin[i]:slot_end[i]``. The position of each edge
+in the radial tables (interval, fraction, width) is computed once per step and serves all layers.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor
 
 
 class Knots(NamedTuple):
-    """Where a radial table has its knots, and how the interval of a distance is found.
+    """Knots of a radial table, and an index to find the interval of a distance.
 
     Attributes
     ----------
     positions : float64 [K + 1]
         Ascending, Å.
     intervals : int32 [C]
-        First interval in each of C even cells from the first knot to the last. Cells are narrower
-        than intervals, so that no cell has more than two.
+        First interval in each of C equal cells between the first knot and the last. Cells are
+        narrower than intervals, so a cell overlaps two intervals at most.
     """
 
     positions: Tensor
     intervals: Tensor
 
     def locate(self, distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Interval, fraction of it and its width for float64 distances [E]."""
+        """Return interval, fraction of the interval and its width for float64 distances [E]."""
         first, last = self.positions[0], self.positions[-1]
         count = len(self.intervals)
         cell = ((distance - first) * (count / (last - first))).to(torch.int64)
@@ -47,26 +47,26 @@ class Edges(NamedTuple):
 
     Attributes
     ----------
-    begin, end : int32 [N]
+    slot_begin, slot_end : int32 [N]
         Slots of each receiver's edges.
     senders : int32 [slots]
         Atom ``j``.
     origin : int32 [slots]
-        Slot at which quantities of this edge are kept from kernel to kernel.
+        Slot that holds the intermediate results of the edge.
     reverse : int32 [slots]
-        Where the opposite edge keeps its own; indexed by ``origin``.
+        Slot that holds the intermediate results of the opposite edge; indexed by ``origin``.
     interval : int32 [slots]
         Interval of the radial table.
     fraction, width : [slots]
-        Fraction of that interval, and its width in Å.
+        Fraction of the interval, and its width in Å.
     direction : [3, slots]
         Unit vectors from sender to receiver.
     distance : [slots]
         Å.
     """
 
-    begin: Tensor
-    end: Tensor
+    slot_begin: Tensor
+    slot_end: Tensor
     senders: Tensor
     origin: Tensor
     reverse: Tensor
@@ -76,50 +76,49 @@ class Edges(NamedTuple):
     direction: Tensor
     distance: Tensor
 
+    @classmethod
+    def of_graph(
+        cls, row_ptr: Tensor, senders: Tensor, reverse: Tensor, vectors: Tensor, knots: Knots
+    ) -> Edges:
+        """Return the edges of a CSR graph.
+
+        Parameters
+        ----------
+        row_ptr, senders, reverse : int64 [N + 1], [E], [E]
+            As in `mlff_triton.neighbors.graph.Graph`.
+        vectors : float64 [E, 3]
+            ``r_e`` in Å.
+        knots : Knots
+            Knots of the radial table.
+        """
+        distance = torch.linalg.vector_norm(vectors, dim=1)
+        interval, fraction, width = knots.locate(distance)
+        return cls(
+            slot_begin=row_ptr[:-1].int(),
+            slot_end=row_ptr[1:].int(),
+            senders=senders.int(),
+            origin=torch.arange(len(senders), device=senders.device, dtype=torch.int32),
+            reverse=reverse.int(),
+            interval=interval.int(),
+            fraction=fraction,
+            width=width,
+            direction=(vectors / distance[:, None]).T.contiguous(),
+            distance=distance,
+        )
+
+    def to(self, dtype: torch.dtype) -> Edges:
+        """Return the same edges with their geometry in another dtype."""
+        return self._replace(
+            fraction=self.fraction.to(dtype),
+            width=self.width.to(dtype),
+            direction=self.direction.to(dtype),
+            distance=self.distance.to(dtype),
+        )
+
     def live(self) -> tuple[Tensor, Tensor]:
-        """Slots that hold an edge, int64 [E], and the receivers of these edges, int64 [E]."""
-        count = (self.end - self.begin).long()
+        """Return the slots that hold an edge, int64 [E], and their receivers, int64 [E]."""
+        count = (self.slot_end - self.slot_begin).long()
         receivers = torch.arange(len(count), device=count.device).repeat_interleave(count)
         first = (count.cumsum(0) - count)[receivers]
         rank = torch.arange(len(receivers), device=count.device) - first
-        return self.begin.long()[receivers] + rank, receivers
-
-
-def edges_of_graph(
-    row_ptr: Tensor, senders: Tensor, reverse: Tensor, vectors: Tensor, knots: Knots
-) -> Edges:
-    """Edges of a CSR graph.
-
-    Parameters
-    ----------
-    row_ptr, senders, reverse : int64 [N + 1], [E], [E]
-        As in `mlff_triton.Graph`.
-    vectors : float64 [E, 3]
-        ``r_e`` in Å.
-    knots : Knots
-        Knots of the radial table.
-    """
-    distance = torch.linalg.vector_norm(vectors, dim=1)
-    interval, fraction, width = knots.locate(distance)
-    return Edges(
-        begin=row_ptr[:-1].int(),
-        end=row_ptr[1:].int(),
-        senders=senders.int(),
-        origin=torch.arange(len(senders), device=senders.device, dtype=torch.int32),
-        reverse=reverse.int(),
-        interval=interval.int(),
-        fraction=fraction,
-        width=width,
-        direction=(vectors / distance[:, None]).T.contiguous(),
-        distance=distance,
-    )
-
-
-def cast(edges: Edges, dtype: torch.dtype) -> Edges:
-    """The same edges with geometry of another dtype."""
-    return edges._replace(
-        fraction=edges.fraction.to(dtype),
-        width=edges.width.to(dtype),
-        direction=edges.direction.to(dtype),
-        distance=edges.distance.to(dtype),
-    )
+        return self.slot_begin.long()[receivers] + rank, receivers

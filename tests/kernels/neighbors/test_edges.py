@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE, edges
 from mlff_triton.kernels.neighbors.reference.neighbor_list import build_rows
-from mlff_triton.kernels.types.edges import Edges, Knots, edges_of_graph
+from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
@@ -65,11 +65,11 @@ def assert_same_edges(
     found: Edges, rows: NeighborMatrix, graph: Graph, vectors: Tensor, dtype: torch.dtype
 ) -> None:
     """Compare what was found in the order of rows with a graph in the user's."""
-    expected = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, KNOTS)
+    expected = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, KNOTS)
     rank, capacity = rows.rank.long(), rows.senders.shape[1]
-    begin = found.begin.long()[rank]
+    begin = found.slot_begin.long()[rank]
     assert torch.equal(begin, rank * capacity)
-    assert torch.equal(found.end.long()[rank] - begin, graph.row_ptr.diff())
+    assert torch.equal(found.slot_end.long()[rank] - begin, graph.row_ptr.diff())
     edge = torch.arange(graph.n_edges)
     slots = begin[graph.receivers] + edge - graph.row_ptr[graph.receivers]
 
@@ -121,7 +121,7 @@ def test_the_cutoff_is_kept_to_the_last_digits(cutoff, beyond, n_edges, device, 
     pair = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, cutoff + beyond]])
     rows, cell, batch = rows_of([(pair, None, False)], 3.0)
     found, _ = run(torch.tensor(pair), rows, cell, batch, device)
-    assert (found.end - found.begin).tolist() == [n_edges, n_edges]
+    assert (found.slot_end - found.slot_begin).tolist() == [n_edges, n_edges]
 
 
 def test_a_list_without_skin_misses_nothing(device):
@@ -133,7 +133,7 @@ def test_a_list_without_skin_misses_nothing(device):
     found, _ = run(positions, rows, cell, batch, device)
     vectors = graph.vectors(positions, cell, batch)
     assert_same_edges(found, rows, graph, vectors, torch.float64)
-    assert torch.equal((found.end - found.begin)[rows.rank.long()], rows.count[rows.rank.long()])
+    assert torch.equal(found.slot_end - found.slot_begin, rows.count)
 
 
 def test_gives_the_same_bits_again(device):
@@ -157,14 +157,14 @@ def run_pair(distance: float, device: str, **options: object) -> tuple[Edges, Te
 def test_the_cutoff_itself_is_outside(device):
     for distance, n_edges in ((np.nextafter(CUTOFF, 0), 1), (CUTOFF, 0)):
         found, _ = run_pair(distance, device)
-        assert (found.end - found.begin).tolist() == [n_edges] * 2
+        assert (found.slot_end - found.slot_begin).tolist() == [n_edges] * 2
 
 
 @pytest.mark.parametrize("distance", KNOTS.positions[1:-1].tolist())
 def test_knots_belong_to_an_interval_beside_them(distance, device):
     for d in (np.nextafter(distance, 0), distance, np.nextafter(distance, 9)):
         found, _ = run_pair(d, device)
-        slot = found.begin[0]
+        slot = found.slot_begin[0]
         start = KNOTS.positions[found.interval[slot]]
         assert_close(start + found.fraction[slot] * found.width[slot], d, 0)
         assert KNOTS.positions[found.interval[slot] + 1] - start == found.width[slot]
@@ -174,8 +174,8 @@ def test_knots_belong_to_an_interval_beside_them(distance, device):
 def test_distances_below_the_first_knot_count_as_it(device):
     knots = KNOTS._replace(positions=KNOTS.positions + 0.5)
     found, _ = run_pair(0.3, device, knots=knots)
-    assert found.interval[found.begin.long()].tolist() == [0, 0]
-    assert found.fraction[found.begin.long()].tolist() == [0, 0]
+    assert found.interval[found.slot_begin.long()].tolist() == [0, 0]
+    assert found.fraction[found.slot_begin.long()].tolist() == [0, 0]
 
 
 def test_atoms_that_moved_too_far_are_stale(device):
@@ -223,4 +223,4 @@ def test_atoms_in_one_place_overlap(distance, device):
 def test_positions_that_are_no_numbers(number, device):
     found, status = run_pair(number, device)
     assert status.tolist() == [0, NOT_FINITE]
-    assert torch.equal(found.begin, found.end)
+    assert torch.equal(found.slot_begin, found.slot_end)

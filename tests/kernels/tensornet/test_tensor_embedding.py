@@ -7,7 +7,7 @@ from torch import Tensor
 from mlff_triton.kernels.tensornet import tensor_embedding as operator
 from mlff_triton.kernels.tensornet.launch_sizes import MessageBlocks
 from mlff_triton.kernels.tensornet.reference import tensor_embedding as reference
-from mlff_triton.kernels.types.edges import Knots, edges_of_graph
+from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.model.irreps import irrep_norms
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close, random_cluster
@@ -105,7 +105,7 @@ def test_reference_has_the_right_gradients():
     graph = neighbor_list(positions.numpy(), 3.0)
     vectors = graph.vectors(positions, None, None).requires_grad_()
     knots = Knots(torch.linspace(0, 3, KNOTS + 1).double(), torch.arange(KNOTS).int())
-    edges = edges_of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, knots)
+    edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, knots)
     pairs = elements(9, 16)
     x, norm = reference.tensor_embedding(*pairs, numbers(16), edges)
     grad, slope = numbers(*x.shape), numbers(len(vectors))
