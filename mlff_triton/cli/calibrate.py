@@ -1,4 +1,4 @@
-"""The command ``mlff-triton calibrate``: times of every backend on the machine at hand."""
+"""The command ``mlff-triton calibrate``: the time of a step with each backend on this machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from mlff_triton.cli._shared import DeviceOption, DtypeOption, plain_console
 from mlff_triton.errors import BackendError
 
 if TYPE_CHECKING:
@@ -25,37 +26,37 @@ if TYPE_CHECKING:
 
 def calibrate(
     model: Annotated[
-        str, typer.Option(help="Shipped name or checkpoint; of an ensemble, its first member.")
+        str, typer.Option(help="Shipped model or checkpoint; only an ensemble's first member.")
     ] = "default",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    out: Annotated[Path | None, typer.Option(help="File to write instead of the cache.")] = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write the costs to, instead of the cache.")
+    ] = None,
 ) -> None:
-    """Measure every backend that can serve a model here; from then on the fastest is taken.
+    """Measure the backends that can run a model on this machine, to choose the fastest from now on.
 
-    It holds for all models of as many channels and layers, in this dtype and with these versions.
+    The costs apply to all models with the same number of channels and layers, in the same dtype
+    and with the same software versions.
     """
     from mlff_triton._common.devices import find_device, find_dtype
     from mlff_triton.checkpoints import load_model
     from mlff_triton.engine.calibration import fastest_by_size, fit
     from mlff_triton.engine.costs import Costs, Place, keep
-    from mlff_triton.model.prediction import Ensemble
-    from mlff_triton.model.tensornet import TensorNet
+    from mlff_triton.model.prediction import members_of
 
-    place, loaded = find_device(device), load_model(model)
-    member = loaded.members[0] if isinstance(loaded, Ensemble) else loaded
-    assert isinstance(member, TensorNet)
-    where = Place.of(member.config, place, find_dtype(dtype))
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    found, member = find_device(device), members_of(load_model(model))[0]
+    where = Place.of(member.config, found, find_dtype(dtype))
+    console = plain_console()
     console.print(f"{model} in {dtype} on {where.device}:")
     points: dict[str, list[Point]] = {}
-    for point in _measured(console, member, place, dtype):
+    for point in _measured(console, member, found, dtype):
         points.setdefault(point.backend, []).append(point)
     if not points:
-        raise BackendError(f"the memory of {place} is too small for any step: use device='cpu'")
-    backends = {backend: fit(some) for backend, some in points.items()}
-    console.print(_times(points), _costs(backends))
-    max_atoms = max(point.atoms for some in points.values() for point in some)
+        raise BackendError(f"the memory of {found} is too small for any step: use device='cpu'")
+    backends = {backend: fit(measured) for backend, measured in points.items()}
+    console.print(_time_table(points), _cost_table(backends))
+    max_atoms = max(point.atoms for measured in points.values() for point in measured)
     ranges = fastest_by_size(backends, member.cutoff, max_atoms)
     console.print(f"fastest: {_in_words(ranges)}")
     today = datetime.now(timezone.utc).date().isoformat()
@@ -66,7 +67,7 @@ def calibrate(
 def _measured(
     console: Console, model: TensorNet, device: torch.device, dtype: str
 ) -> Iterator[Point]:
-    """Points of all backends that can serve, with a bar on a terminal."""
+    """Measure all backends that can run the model, with a progress bar on a terminal."""
     from mlff_triton._common.devices import find_dtype
     from mlff_triton.engine.calibration import SIZES, measure_backend
     from mlff_triton.engine.dispatch import candidates, eligible
@@ -83,28 +84,30 @@ def _measured(
         progress.update(task, completed=steps * len(backends))
 
 
-def _times(points: dict[str, list[Point]]) -> Table:
-    """What was measured: a row a size, a column a backend."""
-    table = Table("atoms", "edges", *points, title="Time of a step, ms")
-    found = {(p.atoms, p.edges, p.backend): p.ms for some in points.values() for p in some}
-    for atoms, edges in sorted({size[:2] for size in found}):
-        times = [found.get((atoms, edges, backend)) for backend in points]
+def _time_table(points: dict[str, list[Point]]) -> Table:
+    """Make the table of measured times: one row per size, one column per backend."""
+    table = Table("atoms", "edges", *points, title="Time per step, ms")
+    ms_of = {(p.atoms, p.edges, p.backend): p.ms for measured in points.values() for p in measured}
+    for atoms, edges in sorted({size[:2] for size in ms_of}):
+        times = [ms_of.get((atoms, edges, backend)) for backend in points]
         cells = ["-" if ms is None else f"{ms:.3g}" for ms in times]
         table.add_row(str(atoms), str(edges), *cells)
     return table
 
 
-def _costs(backends: dict[str, Cost]) -> Table:
-    """What fits the times best."""
-    table = Table("backend", "launch, ms", "atom, µs", "edge, µs", "worst misfit", title="Costs")
+def _cost_table(backends: dict[str, Cost]) -> Table:
+    """Make the table of the costs that fit the times best."""
+    table = Table(
+        "backend", "launch, ms", "per atom, µs", "per edge, µs", "worst misfit", title="Costs"
+    )
     for backend, cost in backends.items():
-        numbers = (cost.launch, cost.per_atom * 1e3, cost.per_edge * 1e3)
-        table.add_row(backend, *(f"{x:.3g}" for x in numbers), f"{cost.misfit:.0%}")
+        values = (cost.launch, cost.per_atom * 1e3, cost.per_edge * 1e3)
+        table.add_row(backend, *(f"{x:.3g}" for x in values), f"{cost.misfit:.0%}")
     return table
 
 
 def _in_words(ranges: Sequence[tuple[int, str]]) -> str:
-    """Say which backend is fastest up to which size."""
+    """Describe which backend is fastest up to which size."""
     parts = [f"{name} below {end} atoms" for (_, name), (end, _) in pairwise(ranges)]
     rest = "above" if parts else "at every size"
     return ", ".join([*parts, f"{ranges[-1][1]} {rest}"])

@@ -1,1 +1,1 @@
-"""The exact model, which is the truth that every fast path is held to."""
+"""The exact model, the reference for every fast implementation."""

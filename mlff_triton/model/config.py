@@ -1,4 +1,4 @@
-"""What distinguishes one TensorNet from another, apart from its weights."""
+"""The architecture of a TensorNet, as plain data."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ZBLConfig:
     Attributes
     ----------
     cutoff : float
-        Distance in Å at which the cosine cutoff switches it off.
+        Distance in Å beyond which the repulsion is zero.
     prefactor : float
         Coulomb constant ``e^2 / (4 pi eps0)`` in eV Å.
     length_scale : float
-        Length of one Å of the model in Å of the screening function.
+        Factor from the distances of the model to those of the screening function.
     charges : tuple of float, optional
         Nuclear charge of each element; by default its atomic number.
     """
@@ -37,36 +37,47 @@ class ZBLConfig:
 
 @dataclass(frozen=True)
 class TensorNetConfig:
-    """The architecture of a TensorNet.
+    """Hyperparameters of a TensorNet.
 
     Attributes
     ----------
     elements : tuple of int
-        Atomic numbers that the model knows, in the order of its embedding.
+        Atomic numbers that the model supports, in the order of its embedding.
     hidden_channels, num_layers, num_rbf : int
-        Channels F, interaction layers, radial basis functions.
+        Number of channels F, of interaction layers, and of radial basis functions.
     rbf_type : {"expnorm", "gauss", "bessel", "bessel-smooth"}
         Radial basis.
     bessel_orders : int
-        Angular orders of the ``bessel`` basis; they divide ``num_rbf``.
+        Number of angular orders of the ``bessel`` basis; must divide ``num_rbf``.
     trainable_rbf : bool
-        Whether the basis is trained.
-    activation : str
-        One of ``ACTIVATIONS``; ``silu`` and ``swish`` are the same.
+        If True, the parameters of the radial basis are trained.
+    activation : {"silu", "swish", "ssp", "tanh", "sigmoid", "mish"}
+        Activation function; ``silu`` and ``swish`` are the same.
     cutoff_lower, cutoff_upper : float
         Cutoff radii in Å.
     group : {"O(3)", "SO(3)"}
         Symmetry of the tensor product.
     self_loops : bool
-        Whether an atom is its own neighbor at distance 0 (TorchMD-NET: yes, MatGL: no).
+        If True, every atom is its own neighbor at distance 0, as in TorchMD-NET but not in MatGL.
     readout_activation : bool
-        Whether the linear layer before the head is activated (TorchMD-NET: yes, MatGL: no).
+        If True, an activation follows the linear layer before the head, as in TorchMD-NET but not
+        in MatGL.
     head : {"scalar", "gated"}
-        TorchMD-NET's ``Scalar`` network, or MatGL's gated one with SiLU.
+        Output network: TorchMD-NET's ``Scalar``, or MatGL's gated network with SiLU.
     uses_charge : bool
-        Whether the model was made for total charges other than 0.
+        If True, the model supports total charges other than 0.
     zbl : ZBLConfig, optional
-        Nuclear repulsion added to the network's energy.
+        Nuclear repulsion added to the energy of the network.
+
+    Raises
+    ------
+    InputError
+        If an option is unknown, or the values do not make a model.
+
+    Examples
+    --------
+    >>> TensorNetConfig(elements=(1, 6, 7, 8), cutoff_upper=4.5).cutoff
+    4.5
     """
 
     elements: tuple[int, ...]
@@ -113,7 +124,7 @@ class TensorNetConfig:
                 f"num_rbf={self.num_rbf} and bessel_orders={self.bessel_orders} do not make a model"
             )
         if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
-            raise InputError("elements must be atomic numbers, and at least one")
+            raise InputError("elements must be at least one atomic number in 0..118")
         if self.zbl is not None:
             charges = self.elements if self.zbl.charges is None else self.zbl.charges
             if not self.zbl.cutoff > 0 or len(charges) != len(self.elements):
@@ -121,5 +132,5 @@ class TensorNetConfig:
 
     @property
     def cutoff(self) -> float:
-        """Radius in Å within which every pair must be in the neighbor list."""
+        """Cutoff radius in Å of the neighbor list that the model needs."""
         return max(self.cutoff_upper, self.zbl.cutoff if self.zbl else 0.0)

@@ -1,4 +1,4 @@
-"""Energies, forces and virials of a model, by differentiating along the edges of the graph."""
+"""Energies, forces and virials of a model, by differentiation with respect to edge vectors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from mlff_triton.neighbors.graph import Graph
 
 
 class Ensemble(nn.Module):
-    """The mean of several models, used like one of them.
+    """The mean of several models, with the interface of a single one.
 
     Parameters
     ----------
     members : list of TensorNet
-        Models of the same dtype; each may have its own cutoff and elements.
+        Models of the same dtype. Their cutoffs and elements may differ.
+
+    Raises
+    ------
+    InputError
+        If the list is empty.
     """
 
     def __init__(self, members: list[TensorNet]) -> None:
@@ -33,46 +38,50 @@ class Ensemble(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
-        return self._models()[0].dtype
+        return members_of(self)[0].dtype
 
     @property
     def cutoff(self) -> float:
         """Largest cutoff of the members in Å."""
-        return max(member.cutoff for member in self._models())
+        return max(member.cutoff for member in members_of(self))
 
     @property
     def uses_charge(self) -> bool:
-        """Whether every member was made for charged systems."""
-        return all(member.uses_charge for member in self._models())
+        """True if every member supports charged systems."""
+        return all(member.uses_charge for member in members_of(self))
 
     @property
     def mean(self) -> Tensor:
         """Energy added to each system, eV."""
-        return torch.stack([member.mean for member in self._models()]).mean()
+        return torch.stack([member.mean for member in members_of(self)]).mean()
 
     def forward(self, numbers: Tensor, vectors: Tensor, graph: Graph, charge: Tensor) -> Tensor:
-        """Mean energy of each atom; arguments as for `TensorNet.forward`."""
-        energies = [member(numbers, vectors, graph, charge) for member in self._models()]
+        """Compute the mean energy of each atom; arguments as for `TensorNet.forward`."""
+        energies = [member(numbers, vectors, graph, charge) for member in members_of(self)]
         return torch.stack(energies).mean(0)
 
-    def _models(self) -> list[TensorNet]:
-        return [member for member in self.members if isinstance(member, TensorNet)]
+
+def members_of(model: TensorNet | Ensemble) -> list[TensorNet]:
+    """List the members of an ensemble; a single model is its own only member."""
+    if isinstance(model, TensorNet):
+        return [model]
+    return [member for member in model.members if isinstance(member, TensorNet)]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of a batch of systems.
+    """Energies and their derivatives for a batch of systems.
 
     Attributes
     ----------
     energy : float64 [B]
-        eV.
+        Energy of each system in eV.
     forces : [N, 3]
-        eV/Å.
+        Forces in eV/Å.
     virial : float64 [B, 3, 3]
-        ``dE/dstrain`` in eV; divided by the volume it is the stress.
+        ``dE/dstrain`` in eV. Divided by the volume, it is the stress.
     atom_energies : float64 [N]
-        eV; they add up to ``energy``.
+        Energy of each atom in eV. They add up to ``energy``.
     """
 
     energy: Tensor
@@ -81,7 +90,7 @@ class Prediction:
     atom_energies: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Prediction:
-        """The same with a function applied to every tensor."""
+        """Apply a function to every tensor."""
         return Prediction(*(function(tensor) for tensor in vars(self).values()))
 
 
@@ -96,26 +105,26 @@ def predict(
     charge: Tensor | None = None,
     create_graph: bool = False,
 ) -> Prediction:
-    """Energies, forces and virials by differentiating the energy along the edges.
+    """Compute energies, forces and virials by differentiating the energy along the edges.
 
     Parameters
     ----------
     model : TensorNet or Ensemble
-        The potential.
+        The model.
     numbers : int64 [N]
         Atomic numbers.
     positions : [N, 3]
-        Positions in Å; float64 ones give edge vectors without cancellation.
+        Positions in Å. Use float64 to keep edge vectors free of cancellation errors.
     graph : Graph
         Neighbor list within ``model.cutoff``.
     cell : [B, 3, 3], optional
         Lattice vectors (rows) in Å.
     batch : int64 [N], optional
-        System of each atom, in order; one system by default.
+        System of each atom, ascending. By default, all atoms belong to one system.
     charge : [B], optional
-        Total charges in elementary charges; 0 by default.
+        Total charge of each system in elementary charges. Default: 0.
     create_graph : bool
-        Keep the graph of the forces, to train on them.
+        If True, forces and virials can be differentiated again, as training on forces requires.
 
     Returns
     -------
@@ -124,9 +133,18 @@ def predict(
     Raises
     ------
     UnknownElementError
-        If the model was not made for an element.
+        If the model does not support an element.
     InputError
-        If a system is charged and the model was made for neutral ones.
+        If a system is charged but the model supports only neutral systems.
+
+    Examples
+    --------
+    >>> from mlff_triton import load_model, neighbor_list
+    >>> model = load_model("default")
+    >>> positions = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.96], [0.0, 0.93, -0.24]])
+    >>> graph = neighbor_list(positions, model.cutoff)
+    >>> predict(model, torch.tensor([8, 1, 1]), positions, graph).forces.shape
+    torch.Size([3, 3])
     """
     if batch is None:
         batch = torch.zeros_like(numbers)
@@ -153,6 +171,6 @@ def predict(
 
 
 def check_neutral(uses_charge: bool, charge: Tensor | NDArray[np.generic]) -> None:
-    """Raise `InputError` if a system is charged and the model was made for neutral ones."""
+    """Raise `InputError` if a system is charged but the model supports only neutral systems."""
     if not uses_charge and charge.any():
         raise InputError("the model was made for neutral systems: set the charge to 0")

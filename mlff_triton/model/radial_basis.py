@@ -1,4 +1,4 @@
-"""Radial bases and cutoffs: a distance -> ``num_rbf`` smooth numbers.
+"""Radial bases, which expand a distance in ``num_rbf`` smooth functions, and cutoffs.
 
 ``expnorm`` and ``gauss`` follow TorchMD-NET 3.1 (`models/utils.py`); the spherical Bessel bases
 follow MatGL 4.1 (`layers/_basis.py`).
@@ -16,7 +16,9 @@ from mlff_triton.model.config import TensorNetConfig
 
 
 def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
-    """Weight that falls smoothly to zero at ``upper`` and, where ``lower > 0``, at ``lower``.
+    """Compute the cosine cutoff, which falls smoothly to zero at ``upper``.
+
+    If ``lower > 0``, it also falls to zero at ``lower``.
 
     Parameters
     ----------
@@ -24,6 +26,11 @@ def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
         Distances in Å.
     lower, upper : float
         Cutoff radii in Å.
+
+    Returns
+    -------
+    [...]
+        Weights between 0 and 1.
     """
     if lower > 0:
         phase = 2 * (distance - lower) / (upper - lower) + 1
@@ -47,7 +54,7 @@ class ExpNormalBasis(nn.Module):
         self.betas = nn.Parameter(betas, requires_grad=config.trainable_rbf)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Distances [...] in Å -> [..., num_rbf]."""
+        """Evaluate the basis at distances [...] in Å: [..., num_rbf]."""
         d = distance[..., None]
         decay = torch.exp(5.0 / (self.upper - self.lower) * (self.lower - d))
         bumps = torch.exp(-self.betas * (decay - self.means) ** 2)
@@ -55,7 +62,7 @@ class ExpNormalBasis(nn.Module):
 
 
 class GaussianBasis(nn.Module):
-    """Gaussians on an even grid of distances."""
+    """Gaussians centered on an even grid of distances."""
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
@@ -67,12 +74,12 @@ class GaussianBasis(nn.Module):
         self.coeff = nn.Parameter(coeff, requires_grad=config.trainable_rbf)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Distances [...] in Å -> [..., num_rbf]."""
+        """Evaluate the basis at distances [...] in Å: [..., num_rbf]."""
         return torch.exp(self.coeff * (distance[..., None] - self.offset) ** 2)
 
 
 class ExactConstants(nn.Module):
-    """A basis without weights: its constants stay in float64, whatever the model is cast to."""
+    """A basis without weights, whose constants stay in float64 when the model is cast."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactConstants:
         exact = dict(self.named_buffers())
@@ -83,9 +90,9 @@ class ExactConstants(nn.Module):
 
 
 class SmoothBesselBasis(ExactConstants):
-    """Orthogonal combinations of ``j_0`` whose value and two derivatives vanish at the cutoff.
+    """Orthogonal combinations of ``j_0``, zero at the cutoff with their first two derivatives.
 
-    Source: https://doi.org/10.1063/1.5126701, eqs. (28)-(31), as MatGL's ``use_smooth`` basis.
+    Source: https://doi.org/10.1063/1.5126701, eqs. (28)-(31); MatGL with ``use_smooth``.
     """
 
     mixing: Tensor
@@ -106,16 +113,16 @@ class SmoothBesselBasis(ExactConstants):
         self.register_buffer("mixing", mixing, persistent=False)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Distances [...] in Å -> [..., num_rbf]."""
+        """Evaluate the basis at distances [...] in Å: [..., num_rbf]."""
         n = torch.arange(1, self.mixing.shape[0] + 2, device=distance.device)
         waves = torch.sinc(distance[..., None] / self.cutoff * n)
         return (waves[..., :-1] + waves[..., 1:]) @ self.mixing.to(waves).T
 
 
 class BesselBasis(ExactConstants):
-    """``j_l(z_ln d / cutoff)``, normalised on the sphere, for ``l < bessel_orders``.
+    """Spherical Bessel functions ``j_l(z_ln d / cutoff)``, normalized, for ``l < bessel_orders``.
 
-    Source: https://doi.org/10.48550/arXiv.2003.03123, eq. (6), as MatGL's plain basis.
+    Source: https://doi.org/10.48550/arXiv.2003.03123, eq. (6); MatGL without ``use_smooth``.
     """
 
     roots: Tensor
@@ -130,14 +137,14 @@ class BesselBasis(ExactConstants):
         self.register_buffer("norm", math.sqrt(2 / self.cutoff**3) / peak, persistent=False)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """Distances [...] in Å -> [..., num_rbf]."""
+        """Evaluate the basis at distances [...] in Å: [..., num_rbf]."""
         x = distance.clamp(max=self.cutoff)[..., None, None] / self.cutoff * self.roots.to(distance)
         waves = [spherical_bessel(k, x[..., k, :]) for k in range(self.orders)]
         return (torch.stack(waves, dim=-2) * self.norm.to(distance)).flatten(-2)
 
 
 def spherical_bessel(order: int, x: Tensor) -> Tensor:
-    """``j_order(x)`` by upward recurrence, for ``x`` not much smaller than ``order``."""
+    """Compute ``j_order(x)`` by upward recurrence, for ``x`` not much smaller than ``order``."""
     lower, value = torch.cos(x) / x, torch.sin(x) / x
     for k in range(order):
         lower, value = value, (2 * k + 1) / x * value - lower
@@ -145,9 +152,9 @@ def spherical_bessel(order: int, x: Tensor) -> Tensor:
 
 
 def spherical_bessel_roots(orders: int, count: int) -> Tensor:
-    """The first ``count`` positive zeros of ``j_0 .. j_(orders - 1)``, float64 [orders, count].
+    """Find the first positive zeros of ``j_0 .. j_(orders - 1)``, float64 [orders, count].
 
-    The zeros of ``j_l`` separate those of ``j_(l+1)``, so each is found by bisection.
+    The zeros of ``j_l`` bracket the zeros of ``j_(l+1)``, which bisection then finds.
     """
     zeros = math.pi * torch.arange(1, count + orders, dtype=torch.float64)
     rows = [zeros[:count]]

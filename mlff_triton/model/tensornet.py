@@ -1,12 +1,13 @@
-"""TensorNet as a plain PyTorch module: exact radial networks and autograd.
+"""TensorNet as a plain PyTorch module, with exact radial networks and autograd.
 
-This is the truth that fast paths are measured against, and what models are trained with.
+Models are trained with this module, and every fast implementation is measured against it.
 
 G. Simeon and G. De Fabritiis, "TensorNet: Cartesian Tensor Representations for Efficient Learning
-of Molecular Potentials", NeurIPS 2023, https://arxiv.org/abs/2306.06482. The variants of
-TorchMD-NET 3.1 and of MatGL 4.1 are one module; what differs is data in `TensorNetConfig`.
+of Molecular Potentials", NeurIPS 2023, https://arxiv.org/abs/2306.06482. One module covers the
+variants of TorchMD-NET 3.1 and MatGL 4.1. `TensorNetConfig` states their differences as data.
 
-Every atom and channel carries a 3x3 tensor, stored as nine numbers ``x[9, N, F]``: see `irreps`.
+Each atom and channel carries a 3x3 tensor, stored as nine components ``x[9, N, F]``: see
+`mlff_triton.model.irreps`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton.errors import UnknownElementError
-from mlff_triton.model.config import MAX_ATOMIC_NUMBER, TensorNetConfig
+from mlff_triton.model.config import MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
 from mlff_triton.model.irreps import (
     PART_OF_COMPONENT,
     PARTS,
@@ -54,13 +55,13 @@ class IrrepLinear(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[9, N, F] -> [9, N, F]."""
+        """Map [9, N, F] to [9, N, F]."""
         parts = zip(x.split(PARTS), self.weight.unbind(0), strict=True)
         return torch.cat([functional.linear(part, weight) for part, weight in parts])
 
 
 class Embedding(nn.Module):
-    """Elements and geometry -> the first tensor of every atom."""
+    """The initial tensor of each atom, from its element, its neighbors and their geometry."""
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class Embedding(nn.Module):
         self.tensor = IrrepLinear(channels)
 
     def forward(self, species: Tensor, edges: Edges) -> Tensor:
-        """Species [N] -> x [9, N, F]."""
+        """Compute x [9, N, F] from species [N] and edges."""
         receiver, sender = self._pair_tables(species)
         graph = edges.graph
         radial = self.radial(edges.basis) * edges.cutoff[:, None]  # [P + 1, 3 F]
@@ -94,7 +95,7 @@ class Embedding(nn.Module):
         return scale(self.tensor(x), scales.unflatten(1, (3, -1)))
 
     def _pair_tables(self, species: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair embedding ``W (e_i, e_j) + b`` split into a receiver's and a sender's half."""
+        """Split the pair embedding ``W (e_i, e_j) + b`` by receiver and sender."""
         half = self.config.hidden_channels
         receiver = functional.linear(self.element.weight, self.pair.weight[:, :half])
         sender = functional.linear(self.element.weight, self.pair.weight[:, half:], self.pair.bias)
@@ -120,7 +121,7 @@ class Interaction(nn.Module):
         self.tensor_out = IrrepLinear(channels)
 
     def forward(self, x: Tensor, edges: Edges, charge: Tensor) -> Tensor:
-        """Tensors x [9, N, F] and total charge of each atom's system [N, 1] -> [9, N, F]."""
+        """Update tensors x [9, N, F], given the total charge of each atom's system [N, 1]."""
         radial = edges.basis
         for linear in self.radial:
             radial = self.activation(linear(radial))
@@ -145,7 +146,7 @@ class Interaction(nn.Module):
 
 
 class ScalarHead(nn.Module):
-    """TorchMD-NET's ``Scalar`` output network: F -> F/2 -> 1."""
+    """TorchMD-NET's ``Scalar`` output network, with layers F -> F/2 -> 1."""
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class ScalarHead(nn.Module):
         self.linear2 = nn.Linear(channels // 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, F] -> [N]."""
+        """Map features [N, F] to energies [N]."""
         energies: Tensor = self.linear2(self.activation(self.linear1(x)))
         return energies[:, 0]
 
@@ -170,7 +171,7 @@ class GatedHead(nn.Module):
         self.gates = nn.ModuleList([nn.Linear(*pair) for pair in pairs])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, F] -> [N]."""
+        """Map features [N, F] to energies [N]."""
         value = gate = x
         for linear_v, linear_g in zip(self.values[:-1], self.gates[:-1], strict=True):
             value, gate = functional.silu(linear_v(value)), functional.silu(linear_g(gate))
@@ -182,7 +183,7 @@ HEAD_CLASSES: dict[str, type[nn.Module]] = {"scalar": ScalarHead, "gated": Gated
 
 
 class Readout(nn.Module):
-    """Invariants of each atom's tensor -> the energy that the network gives it."""
+    """The energy of each atom, from the invariants of its tensor."""
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
@@ -193,7 +194,7 @@ class Readout(nn.Module):
         self.head = HEAD_CLASSES[config.head](config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tensors x [9, N, F] -> [N]."""
+        """Map tensors x [9, N, F] to energies [N], in units of ``std``."""
         invariants = irrep_norms(x).movedim(0, 1).flatten(1)  # [N, 3 F]
         hidden = self.linear(self.norm(invariants))
         if self.activation is not None:
@@ -206,19 +207,21 @@ class Readout(nn.Module):
 class Edges:
     """Geometry of the edges.
 
-    What depends on the distance alone is kept once a pair. Models with self-loops have one row
-    more, P + 1 instead of P: distance 0.
+    Functions of the distance are stored once per pair. Models with self-loops have an additional
+    row for distance 0, P + 1 instead of P.
 
     Attributes
     ----------
+    graph : Graph
+        Neighbor list.
     directions : [E, 3]
         Unit vectors from sender to receiver.
     distances : [P]
         Distance of each pair in Å.
     basis : [P (+ 1), num_rbf]
-        Radial basis.
+        Radial basis at each distance.
     cutoff : [P (+ 1)]
-        Cosine cutoff.
+        Cosine cutoff at each distance.
     pair : int64 [E]
         Pair of each edge.
     """
@@ -236,14 +239,14 @@ class Edges:
         return zeros.index_add(0, self.graph.receivers, messages)
 
     def pass_messages(self, y: Tensor, radial: Tensor) -> Tensor:
-        """``M_i = sum_j f_k(d_ij) y_j``, a component at a time: arrays of one fit into the cache.
+        """Compute ``M_i = sum_j f_k(d_ij) y_j``, one component at a time to stay in the cache.
 
         Parameters
         ----------
         y : [9, N, F]
-            What the neighbors send.
-        radial : [P + 1, 3, F]
-            Factors of the three parts for each pair.
+            Tensors of the senders.
+        radial : [P (+ 1), 3, F]
+            Factors ``f_k`` of the three parts for each pair.
 
         Returns
         -------
@@ -260,18 +263,33 @@ class Edges:
 
 
 class TensorNet(nn.Module):
-    """TensorNet energies, differentiable twice with respect to edge vectors and weights.
+    """TensorNet energies, twice differentiable with respect to edge vectors and weights.
+
+    `predict` computes energies, forces and virials with it.
 
     Parameters
     ----------
     config : TensorNetConfig
         The architecture.
 
+    Attributes
+    ----------
+    std : float64 []
+        Scale of the network's energies in eV.
+    mean : float64 []
+        Energy in eV added to each system.
+    references : float64 [number of elements]
+        Energy in eV added to each atom, by element.
+
     Notes
     -----
-    ``std``, ``mean`` (eV, one a system) and ``references`` (eV, one an element) are float64
-    buffers: a total energy of -27,000 eV keeps its digits. Use `predict` for energies, forces and
-    virials.
+    ``std``, ``mean`` and ``references`` stay in float64 when the model is cast, because a total
+    energy may be as large as -27,000 eV.
+
+    Examples
+    --------
+    >>> TensorNet(TensorNetConfig(elements=(1, 8), hidden_channels=16)).dtype
+    torch.float32
     """
 
     std: Tensor
@@ -301,21 +319,21 @@ class TensorNet(nn.Module):
 
     @property
     def interactions(self) -> list[Interaction]:
-        """The layers, in order."""
+        """Interaction layers, in order."""
         return [layer for layer in self.layers if isinstance(layer, Interaction)]
 
     @property
     def cutoff(self) -> float:
-        """Radius in Å of the neighbor list that the model needs."""
+        """Cutoff radius in Å of the neighbor list that the model needs."""
         return self.config.cutoff
 
     @property
     def uses_charge(self) -> bool:
-        """Whether the model was made for charged systems."""
+        """True if the model supports charged systems."""
         return self.config.uses_charge
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorNet:
-        """Move and cast the weights, but keep the energy scale in float64."""
+        """Move or cast the weights, but keep the energy scale in float64."""
         scale = {name: getattr(self, name) for name in ("std", "mean", "references")}
         super()._apply(fn, recurse)
         for name, exact in scale.items():
@@ -323,12 +341,21 @@ class TensorNet(nn.Module):
         return self
 
     def species(self, numbers: Tensor) -> Tensor:
-        """Index of each atom's element in ``config.elements``: int64 [N] -> int64 [N].
+        """Look up the index of each atom's element in ``config.elements``.
+
+        Parameters
+        ----------
+        numbers : int64 [N]
+            Atomic numbers.
+
+        Returns
+        -------
+        int64 [N]
 
         Raises
         ------
         UnknownElementError
-            If the model was not made for an element.
+            If the model does not support an element.
         """
         if int(numbers.min()) < 0 or int(numbers.max()) > MAX_ATOMIC_NUMBER:
             raise UnknownElementError(f"atomic numbers must lie in 0..{MAX_ATOMIC_NUMBER}")
@@ -342,14 +369,14 @@ class TensorNet(nn.Module):
         return species
 
     def forward(self, numbers: Tensor, vectors: Tensor, graph: Graph, charge: Tensor) -> Tensor:
-        """Energy of each atom, without the model's mean.
+        """Compute the energy of each atom, without the model's mean.
 
         Parameters
         ----------
         numbers : int64 [N]
             Atomic numbers.
         vectors : [E, 3]
-            Edge vectors in Å, of the model's dtype.
+            Edge vectors in Å, in the model's dtype.
         graph : Graph
             Neighbor list within `cutoff`.
         charge : [N]
@@ -358,7 +385,12 @@ class TensorNet(nn.Module):
         Returns
         -------
         float64 [N]
-            eV.
+            Energies in eV.
+
+        Raises
+        ------
+        UnknownElementError
+            If the model does not support an element.
         """
         species = self.species(numbers)
         edges = self._edges(vectors, graph)
@@ -369,7 +401,7 @@ class TensorNet(nn.Module):
         energies: Tensor = self.readout(x).double() * self.std + self.references[species]
         if self.config.zbl is None:
             return energies
-        return energies + self._repulsion(species, edges)
+        return energies + self._repulsion(self.config.zbl, species, edges)
 
     def _edges(self, vectors: Tensor, graph: Graph) -> Edges:
         first, pair = graph.pairs
@@ -381,10 +413,8 @@ class TensorNet(nn.Module):
         directions = vectors / distances[pair][:, None]
         return Edges(graph, directions, distances, self.basis(radii), cutoff, pair)
 
-    def _repulsion(self, species: Tensor, edges: Edges) -> Tensor:
-        """Nuclear repulsion of each atom, float64 [N], eV."""
-        zbl = self.config.zbl
-        assert zbl is not None
+    def _repulsion(self, zbl: ZBLConfig, species: Tensor, edges: Edges) -> Tensor:
+        """Compute the nuclear repulsion of each atom, float64 [N], eV."""
         nuclei = torch.tensor(zbl.charges or self.config.elements, dtype=torch.float64)
         charges = nuclei.to(species.device)[species]
         graph, distances = edges.graph, edges.distances[edges.pair].double()
@@ -393,7 +423,7 @@ class TensorNet(nn.Module):
 
 
 def _harmonics(u: Tensor) -> tuple[Tensor, ...]:
-    """Nine components [E] of ``1 + A(u) + (u u^T - 1/3)`` for unit vectors [E, 3]."""
+    """Compute the nine components [E] of ``1 + A(u) + (u u^T - 1/3)`` for unit vectors [E, 3]."""
     x, y, z = u.unbind(1)
     third = (x * x + y * y + z * z) / 3
     one = torch.ones_like(x)

@@ -1,4 +1,4 @@
-"""Screened nuclear repulsion at short distances.
+"""Screened nuclear repulsion at short distances (ZBL).
 
 J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985),
 eqs. 9 and 10, p. 147, switched off by a cosine cutoff as in TorchMD-NET's ZBL prior.
@@ -18,12 +18,12 @@ SCREENING_LENGTH = 0.8854 * BOHR  # Å
 
 
 def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Tensor:
-    """Half the repulsion of two nuclei, the share of one of them.
+    """Compute half the repulsion energy of two nuclei, the share of one atom.
 
     Parameters
     ----------
     zbl : ZBLConfig
-        Parameters.
+        Parameters of the repulsion.
     distance : [E]
         Distances in Å.
     z_i, z_j : [E]
@@ -32,7 +32,7 @@ def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Te
     Returns
     -------
     [E]
-        eV.
+        Energies in eV.
     """
     x = distance * zbl.length_scale * (z_i**0.23 + z_j**0.23) / SCREENING_LENGTH
     screening = torch.stack([weight * torch.exp(-rate * x) for weight, rate in SCREENING]).sum(0)
@@ -41,18 +41,18 @@ def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Te
 
 
 def nuclei_of(config: TensorNetConfig, device: torch.device) -> Nuclei | None:
-    """What `zbl_energy` needs of each element of a model, for the engine; None without ZBL."""
+    """Precompute the factors of `zbl_energy` for each element of a model, or None without ZBL."""
     zbl = config.zbl
     if zbl is None:
         return None
 
-    def numbers(*values: float) -> Tensor:
+    def tensor(*values: float) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)
 
-    charge = numbers(*(zbl.charges or config.elements))
+    charge = tensor(*(zbl.charges or config.elements))
     return Nuclei(
         charge=charge,
         inverse_length=charge**0.23 * (zbl.length_scale / SCREENING_LENGTH),
-        half_coulomb=numbers(zbl.prefactor / 2),
-        cutoff=numbers(zbl.cutoff),
+        half_coulomb=tensor(zbl.prefactor / 2),
+        cutoff=tensor(zbl.cutoff),
     )

@@ -229,7 +229,7 @@ def test_info_describes_a_model(run, model):
 def test_info_describes_an_ensemble(run, model, monkeypatch):
     member = load_model(model)
     monkeypatch.setattr("mlff_triton.checkpoints.load_model", lambda _: Ensemble([member, member]))
-    assert "2 members; of the first:" in run("info", model)[1]
+    assert "2 members; the rows below describe the first" in run("info", model)[1]
 
 
 def test_convert_writes_the_same_model(run, model):

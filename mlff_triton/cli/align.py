@@ -1,0 +1,87 @@
+"""The command ``mlff-triton align``: two FASTA files to SAM or a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlff_triton.cli._shared import EXIT_INTERRUPTED, plain_console
+
+
+def align(
+    queries: Annotated[Path, typer.Argument(help="FASTA file, plain or gzipped.")],
+    targets: Annotated[
+        Path, typer.Argument(help="FASTA file to align the queries to, plain or gzipped.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="File to write: alignments as .sam, or a table of scores as .tsv.")
+    ],
+    pairs: Annotated[
+        str,
+        typer.Option(help="zip: the k-th query with the k-th target; all: each with every target."),
+    ] = "zip",
+    mode: Annotated[
+        str,
+        typer.Option(help="global, local, semiglobal, or the free ends: target_begin,target_end."),
+    ] = "global",
+    matrix: Annotated[
+        str | None, typer.Option(help="Name of a substitution matrix, such as BLOSUM62.")
+    ] = None,
+    match: Annotated[int, typer.Option(help="Score of two equal bases.")] = 2,
+    mismatch: Annotated[int, typer.Option(help="Score of two different bases.")] = -3,
+    gap_open: Annotated[
+        int, typer.Option(help="Penalty for the first residue of a gap; not negative.")
+    ] = 5,
+    gap_extend: Annotated[int, typer.Option(help="Penalty for each further residue of a gap.")] = 2,
+    band: Annotated[
+        int | None, typer.Option(help="Largest distance from the diagonal, in residues.")
+    ] = None,
+    unknown: Annotated[
+        str | None, typer.Option(help="Residue that replaces unknown ones, such as N or X.")
+    ] = None,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Add ends, identity and CIGAR to the .tsv.")
+    ] = False,
+    batch: Annotated[
+        int, typer.Option(help="Pairs per batch; long sequences come in smaller batches.")
+    ] = 16384,
+    device: Annotated[
+        str, typer.Option(help="Device: auto, cpu, cuda or cuda:1; all uses every GPU.")
+    ] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, triton, parasail or torch.")] = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Align the sequences of two FASTA files.
+
+    Ctrl-C finishes the current batch and keeps the pairs aligned so far.
+    """
+    from functools import partial
+
+    from mlff_triton import bio
+    from mlff_triton.bio.alignment.command import Request, run
+    from mlff_triton.dynamics.interrupt import StopRequest
+
+    aligner = partial(
+        bio.align,
+        mode=[end.strip() for end in mode.split(",")] if "," in mode else mode,
+        matrix=matrix,
+        match=match,
+        mismatch=mismatch,
+        gap_open=gap_open,
+        gap_extend=gap_extend,
+        pairs=pairs,
+        band=band,
+        traceback=traceback or out.suffix.lower() == ".sam",
+        unknown=unknown,
+        device=device,
+        backend=backend,
+    )
+    request = Request(queries, targets, out, pairs, batch, overwrite)
+    console = plain_console()
+    with StopRequest() as stop:
+        counts = run(request, aligner, console, stop)
+    console.print(f"wrote {out}: {counts.pairs} of {counts.total} pairs, {counts.gcups:.3g} GCUPS")
+    if counts.pairs < counts.total:
+        raise typer.Exit(EXIT_INTERRUPTED)

@@ -1,0 +1,43 @@
+"""The command ``mlff-triton convert``: any supported checkpoint to safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlff_triton.cli._shared import plain_console
+from mlff_triton.errors import InputError, OutputError
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="Checkpoint in a supported format.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The .safetensors file to write.")],
+    energy_unit: Annotated[
+        str,
+        typer.Option(
+            help="Energy unit that a TorchMD-NET model was trained in: eV, Hartree, kcal/mol or "
+            "kJ/mol."
+        ),
+    ] = "eV",
+    card: Annotated[
+        Path | None, typer.Option(help="Text file to store in OUT as the model card.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Convert a checkpoint to mlff_triton's safetensors format, with energies in eV."""
+    from mlff_triton.checkpoints import load_model, model_card, resolve_path, save_model
+
+    if target.exists() and not overwrite:
+        raise OutputError(f"{target} exists: give another name, or --overwrite")
+    loaded = load_model(source, energy_unit)
+    save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
+    plain_console().print(f"wrote {target}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} as text: {error}") from error

@@ -1,0 +1,28 @@
+"""The command ``mlff-triton explain``: the backend that would be chosen, and the reasons."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlff_triton.cli._shared import DeviceOption, DtypeOption, plain_console
+
+
+def explain(
+    model: Annotated[str, typer.Argument(help="Shipped model or checkpoint.")] = "default",
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
+    atoms: Annotated[
+        int | None, typer.Option(min=1, help="Number of atoms to predict times for.")
+    ] = None,
+) -> None:
+    """Explain which backend would run a model on this machine, and why."""
+    from mlff_triton._common.devices import find_device, find_dtype
+    from mlff_triton.checkpoints import load_model
+    from mlff_triton.engine import dispatch
+
+    found = find_device(device)
+    n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms
+    reasons = dispatch.explain(load_model(model), found, find_dtype(dtype), n_atoms)
+    plain_console().print(f"{model} in {dtype} on {found}:\n{reasons}")

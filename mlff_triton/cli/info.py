@@ -1,0 +1,80 @@
+"""The command ``mlff-triton info``: the architecture and the card of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from mlff_triton.model.prediction import Ensemble
+    from mlff_triton.model.tensornet import TensorNet
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Shipped model or checkpoint.")],
+) -> None:
+    """Describe a model."""
+    from mlff_triton.checkpoints import load_model, resolve_path
+
+    path = resolve_path(model)
+    loaded = load_model(model)
+    console = Console()
+    table = Table(title=path.name, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for row in _description(path, loaded):
+        table.add_row(*row)
+    console.print(table)
+    card = _card_paragraph(path)
+    if card:
+        console.print(card, markup=False, highlight=False)
+
+
+def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str]]:
+    """Return the rows of the table; an ensemble is described by its first member."""
+    from ase.data import chemical_symbols
+
+    from mlff_triton.model.prediction import Ensemble, members_of
+
+    members = members_of(model)
+    first = members[0]
+    config = first.config
+    symbols = [chemical_symbols[number] for number in config.elements]
+    references = zip(symbols, first.references.tolist(), strict=True)
+    zbl = "none" if config.zbl is None else f"ZBL within {config.zbl.cutoff:g} Å"
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    rows = [
+        ("file", str(path)),
+        ("size", f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"),
+        ("variant", ("TorchMD-NET" if config.self_loops else "MatGL") + " TensorNet"),
+        ("elements", " ".join(symbols)),
+        ("cutoff", f"{config.cutoff_lower:g} to {config.cutoff_upper:g} Å"),
+        ("channels F", str(config.hidden_channels)),
+        ("layers", str(config.num_layers)),
+        ("radial basis", f"{config.num_rbf} {config.rbf_type}"),
+        ("activation", config.activation),
+        ("group", config.group),
+        ("head", config.head),
+        ("priors", zbl),
+        ("parameters", f"{sum(p.numel() for p in first.parameters()):,} ({first.dtype})"),
+        ("std", f"{first.std.item():.6g} eV"),
+        ("mean", f"{first.mean.item():.6g} eV"),
+        ("references", ", ".join(f"{symbol} {value:.4f}" for symbol, value in references) + " eV"),
+    ]
+    if isinstance(model, Ensemble):
+        rows.insert(2, ("ensemble", f"{len(members)} members; the rows below describe the first"))
+    return rows
+
+
+def _card_paragraph(path: Path) -> str:
+    """Return the first paragraph of a model's card, stored in the file or beside it as Markdown."""
+    from mlff_triton.checkpoints import model_card
+
+    beside = path.with_suffix(".md")
+    text = model_card(path) or (beside.read_text() if beside.is_file() else "")
+    prose = [part.strip() for part in text.split("\n\n") if not part.lstrip().startswith("#")]
+    return " ".join(next((part for part in prose if part), "").split())

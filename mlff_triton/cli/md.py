@@ -1,0 +1,191 @@
+"""The command ``mlff-triton md``: start or continue a simulation, and report on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mlff_triton.cli._shared import EXIT_INTERRUPTED, DeviceOption, DtypeOption
+from mlff_triton.errors import InputError
+
+if TYPE_CHECKING:
+    from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.dynamics import Settings, Simulation, Snapshot
+
+
+def md(
+    context: typer.Context,
+    structure: Annotated[
+        str | None,
+        typer.Argument(help="Structure file that ASE can read, or alanine-dipeptide-water."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="Shipped model or checkpoint.")] = "default",
+    ensemble: Annotated[
+        list[str], typer.Option(help="nve, nvt or npt; repeat for several stages.")
+    ] = ["nvt"],  # noqa: B006
+    steps: Annotated[
+        list[int], typer.Option(help="Time steps: once for all stages, or once per stage.")
+    ] = [2000],  # noqa: B006
+    temperature: Annotated[float, typer.Option(help="Temperature in K.")] = 300.0,
+    pressure: Annotated[float, typer.Option(help="Pressure in bar, for npt.")] = 1.0,
+    timestep: Annotated[float, typer.Option(help="Time step in fs.")] = 0.5,
+    friction: Annotated[float, typer.Option(help="Friction in 1/ps, for nvt.")] = 5.0,
+    every: Annotated[int, typer.Option(help="Steps between frames, log rows and restarts.")] = 20,
+    seed: Annotated[int, typer.Option(help="Random seed of velocities and thermostat.")] = 0,
+    minimize: Annotated[
+        bool, typer.Option("--minimize", help="Minimize the energy first.")
+    ] = False,
+    charge: Annotated[
+        int | None, typer.Option(help="Total charge; by default that of the file, or 0.")
+    ] = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
+    out: Annotated[Path, typer.Option(help="Directory for the results.")] = Path("md"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
+    ] = False,
+    restart: Annotated[
+        Path | None,
+        typer.Option(help="Restart file to continue from, exactly; no other option is needed."),
+    ] = None,
+) -> None:
+    """Run molecular dynamics in one or several stages.
+
+    Ctrl-C finishes the current step and leaves a restart file.
+    """
+    from mlff_triton.dynamics import Settings, stages_of
+
+    if restart is not None:
+        simulation = _resume(restart, _given_options(context))
+    elif structure is None:
+        raise InputError("give a STRUCTURE to simulate, or --restart FILE")
+    else:
+        settings = Settings(
+            stages=stages_of(ensemble, steps),
+            temperature=temperature,
+            pressure=pressure,
+            timestep=timestep,
+            friction=friction,
+            every=every,
+            seed=seed,
+            minimize=minimize,
+        )
+        recipe = {"model": _model_id(model), "device": device, "dtype": dtype}
+        simulation = _start(structure, charge, settings, recipe, out, overwrite)
+    _run_and_report(simulation)
+
+
+def _given_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options given on the command line."""
+    given = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            given[name] = value
+    return given
+
+
+def _model_id(model: str) -> str:
+    """Return a name that stays valid in other directories: a shipped name or an absolute path."""
+    from mlff_triton.checkpoints import resolve_path, shipped_models
+
+    path = resolve_path(model)
+    names = {file: name for name, file in shipped_models().items()}
+    return names.get(path, str(path.absolute()))
+
+
+def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
+    from mlff_triton.calculators import TensorNetCalculator
+
+    return TensorNetCalculator(recipe["model"], device=recipe["device"], dtype=recipe["dtype"])
+
+
+def _start(
+    structure: str,
+    charge: int | None,
+    settings: Settings,
+    recipe: dict[str, str],
+    out: Path,
+    overwrite: bool,
+) -> Simulation:
+    """Set up a new run. Inexpensive checks come first, before the model is loaded."""
+    from mlff_triton.dynamics import Simulation, read_structure
+    from mlff_triton.dynamics.integrators import check_ensembles
+    from mlff_triton.dynamics.outputs import check_directory
+
+    atoms = read_structure(structure)
+    if charge is not None:
+        atoms.info["charge"] = charge
+    check_ensembles(atoms, settings)
+    check_directory(out, overwrite)
+    calculator = _make_calculator(recipe)
+    return Simulation.start(atoms, calculator, settings, out, overwrite=overwrite, recipe=recipe)
+
+
+def _resume(restart: Path, given: dict[str, Any]) -> Simulation:
+    """Set up the continuation of a run from its restart file."""
+    from mlff_triton.dynamics import Simulation, load_restart
+
+    snapshot = load_restart(restart)
+    _check_consistent(snapshot, restart, given)
+    return Simulation.resume(snapshot, _make_calculator(snapshot.recipe), restart.parent)
+
+
+def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
+    """Raise `InputError` if an option contradicts the restart file."""
+    from mlff_triton.dynamics import stages_of
+
+    stages = snapshot.settings.stages
+    recorded = {
+        **snapshot.settings.to_dict(),
+        **snapshot.recipe,
+        "ensemble": [stage.ensemble for stage in stages],
+        "steps": [stage.steps for stage in stages],
+        "charge": snapshot.atoms.info.get("charge"),
+        "out": restart.parent.resolve(),
+        "restart": restart,
+    }
+    wanted = dict(given)
+    if "steps" in wanted:
+        wanted["steps"] = [s.steps for s in stages_of(recorded["ensemble"], wanted["steps"])]
+    if "model" in wanted:
+        wanted["model"] = _model_id(wanted["model"])
+    if "out" in wanted:
+        wanted["out"] = wanted["out"].resolve()
+    for name, value in wanted.items():
+        if name in ("structure", "overwrite"):
+            raise InputError(f"--restart continues a run unchanged: leave out {name}")
+        if value != recorded[name]:
+            raise InputError(
+                f"--{name} contradicts the restart file, which says {recorded[name]}: leave it "
+                "out, or start a new run"
+            )
+
+
+def _run_and_report(simulation: Simulation) -> None:
+    """Run a simulation with a progress bar, then print a table and draw a summary."""
+    from mlff_triton.dynamics import draw_summary
+    from mlff_triton.dynamics.interrupt import StopRequest
+    from mlff_triton.dynamics.report import Reporter, summary_table
+
+    console = Console()
+    with (
+        StopRequest() as stop,
+        Reporter(console, simulation.settings, simulation.step) as reporter,
+    ):
+        is_complete = simulation.run(reporter, stop)
+    if simulation.is_prepared:
+        draw_summary(simulation.directory, len(simulation.atoms))
+        console.print(summary_table(simulation, reporter))
+    if not is_complete:
+        console.print(
+            f"stopped at step {simulation.step}; continue with\n"
+            f"mlff-triton md --restart {simulation.restart_path}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(EXIT_INTERRUPTED)
