@@ -234,8 +234,8 @@ def test_ctrl_c_in_a_terminal(tmp_path):
     """A process of its own, that has so much to do that it is not done before."""
     arguments = ["a.fa", "b.fa.gz", "--out", "out.sam", "--device", "cpu", "--batch", "1"]
     code = (
-        "import sys; from mlff_triton import cli, progress; "
-        "progress.SECONDS_BETWEEN_LINES = 0.0; cli.main(sys.argv[1:])"
+        "import sys; from mlff_triton._common import progress; from mlff_triton.cli import main; "
+        "progress.SECONDS_BETWEEN_LINES = 0.0; main.main(sys.argv[1:])"
     )
     many = [f"a{k}" for k in range(3000)]
     write_fasta(tmp_path / "a.fa", many, ["ACGTTGCAACGT"] * 3000)
