@@ -1,14 +1,15 @@
-"""Linear layers of Transformer encoders over packed rows, with all that comes before and after.
+"""Linear layers of Transformer encoders over packed rows, fused with normalization and epilogue.
 
-    y = epilogue(norm(x) W^T + b)      norm(x) = (x - mean) / sqrt(var + eps), or x as it is
+    y = epilogue(norm(x) W^T + b)      norm(x) = (x - mean) / sqrt(var + eps), or x itself
 
-Weight and bias of the normalization are in W and b. Then W need not see normalized rows:
+The weight and bias of the normalization are folded into W and b, so the product can be taken of
+rows that are not normalized:
 
     norm(x) W^T = rstd (x W^T) - (rstd mean) (W 1)
 
-Mean and variance come from `Moments`, which whoever makes the rows leaves with them. What comes
-after: an activation; a residual, normalized in turn if need be; or rotary position embeddings
-(J. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864).
+Mean and variance come from `Moments`, which the kernel that writes the rows stores as well. The
+epilogue is an activation, the addition of a residual that may be normalized first, or rotary
+position embeddings (J. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
@@ -34,20 +36,27 @@ from mlff_triton.kernels.transformer.rotation import (
 
 
 @triton.jit
-def load_sums(moments_ptr, rows, inside, capacity, n_parts, PARTS: tl.constexpr):
-    """Sums of rows and of their squares, by parts [M, PARTS]."""
+def load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS: tl.constexpr):
+    """Load partial sums of rows and of their squares, both [M, PARTS]."""
     part = tl.arange(0, PARTS)
-    at = moments_ptr + part[None, :].to(tl.int64) * capacity + rows[:, None]
-    there = inside[:, None] & (part < n_parts)[None, :]
-    return tl.load(at, there, other=0.0), tl.load(at + n_parts * capacity, there, other=0.0)
+    moments_ptr += part[None, :].to(tl.int64) * capacity + rows[:, None]
+    mask = row_mask[:, None] & (part < n_parts)[None, :]
+    sums = tl.load(moments_ptr, mask, other=0.0)
+    return sums, tl.load(moments_ptr + n_parts * capacity, mask, other=0.0)
 
 
 @triton.jit
 def statistics(sums, squares, channels, eps):
-    """Mean and inverse standard deviation of rows."""
+    """Compute mean and inverse standard deviation [M] from partial sums [M, PARTS]."""
     mean = tl.sum(sums, 1) / channels
     variance = tl.maximum(tl.sum(squares, 1) / channels - mean * mean, 0.0)
     return mean, 1 / tl.sqrt((variance + eps).to(sums.dtype))
+
+
+@triton.jit
+def normalize_product(acc, mean, rstd, row_sum):
+    """Turn the product of rows [M, N] into that of normalized rows."""
+    return rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])
 
 
 @triton.jit
@@ -55,9 +64,9 @@ def product(
     x_ptr,
     weight_ptr,
     rows,
-    inside,
+    row_mask,
     columns,
-    known,
+    column_mask,
     n_in,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -65,19 +74,19 @@ def product(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Rows times the transposed weight, [M, N]."""
+    """Multiply rows by the transposed weight, and return a block [M, N]."""
     k = tl.arange(0, K)
     acc = tl.zeros((M, N), ACCUMULATE)
     for start in range(0, n_in, K):
-        held = start + k < n_in
+        k_mask = start + k < n_in
         x = tl.load(
             x_ptr + rows[:, None] * n_in + (start + k)[None, :],
-            inside[:, None] & held[None, :],
+            row_mask[:, None] & k_mask[None, :],
             other=0.0,
         )  # [M, K]
         weight = tl.load(
             weight_ptr + columns[None, :].to(tl.int64) * n_in + (start + k)[:, None],
-            known[None, :] & held[:, None],
+            column_mask[None, :] & k_mask[:, None],
             other=0.0,
         )  # [K, N]
         acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
@@ -85,7 +94,25 @@ def product(
 
 
 @triton.jit
-def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
+def _normalize_residual(residual, sums, squares, weight, bias, channels, eps):
+    """Normalize a block [M, N] of rows by their moments, in the dtype of the block."""
+    mean, rstd = statistics(sums, squares, channels, eps)
+    residual = (residual - mean[:, None]) * rstd[:, None]
+    residual = residual * weight.to(residual.dtype)[None, :]
+    residual += bias.to(residual.dtype)[None, :]
+    return residual
+
+
+@triton.jit
+def _store_moments(moments_ptr, values, part, n_parts, rows, row_mask, capacity):
+    """Store the sums of one column block [M, N] of rows, and of its squares."""
+    moments_ptr += part.to(tl.int64) * capacity + rows
+    tl.store(moments_ptr, tl.sum(values, 1), row_mask)
+    tl.store(moments_ptr + n_parts * capacity, tl.sum(values * values, 1), row_mask)
+
+
+@triton.jit
+def _token_linear_fwd_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -121,6 +148,13 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     N: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Write rows y [n_rows, n_out], and their moments [2, blocks of N columns, n_rows] if wanted.
+
+    Reads rows x [n_rows, n_in], weight [n_out, n_in], bias and row sums [n_out], moments of x
+    [2, n_parts, n_rows], the residual [n_rows, n_out] with its moments, weight and bias [n_out],
+    and angles (see `load_angles`). Rows from ``live`` [1] on are not written. Grid: (blocks of y,),
+    in the order of `tile_in_group`.
+    """
     wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:
@@ -133,27 +167,27 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
     rows = tile_m.to(tl.int64) * M + tl.arange(0, M)
     column = tile_n * N
     columns = column + tl.arange(0, N)
-    inside, known = rows < n_rows, columns < n_out
-    mask = inside[:, None] & known[None, :]
+    row_mask, column_mask = rows < n_rows, columns < n_out
+    mask = row_mask[:, None] & column_mask[None, :]
     offsets = rows[:, None] * n_out + columns[None, :]
 
-    # What the product is not needed for is on its way while that is computed.
-    bias = tl.load(bias_ptr + columns, known, other=0.0).to(ACCUMULATE)
+    # Inputs of the epilogue are loaded first, so that these loads overlap with the product.
+    bias = tl.load(bias_ptr + columns, column_mask, other=0.0).to(ACCUMULATE)
     if moments_ptr is not None:
-        sums, squares = load_sums(moments_ptr, rows, inside, capacity, n_parts, PARTS)
-        row_sum = tl.load(row_sum_ptr + columns, known, other=0.0)
+        sums, squares = load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS)
+        row_sum = tl.load(row_sum_ptr + columns, column_mask, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + offsets, mask, other=0.0)
         if residual_moments_ptr is not None:
-            residual_sums, residual_squares = load_sums(
-                residual_moments_ptr, rows, inside, capacity, n_residual_parts, RESIDUAL_PARTS
+            residual_sums, residual_squares = load_moments(
+                residual_moments_ptr, rows, row_mask, capacity, n_residual_parts, RESIDUAL_PARTS
             )
-            residual_weight = tl.load(residual_weight_ptr + columns, known, other=0.0)
-            residual_bias = tl.load(residual_bias_ptr + columns, known, other=0.0)
+            residual_weight = tl.load(residual_weight_ptr + columns, column_mask, other=0.0)
+            residual_bias = tl.load(residual_bias_ptr + columns, column_mask, other=0.0)
     if ROTATED:
         cos, sin = load_angles(
             rows,
-            inside,
+            row_mask,
             column,
             cos_ptr,
             sin_ptr,
@@ -166,29 +200,44 @@ def _token_linear_fwd_kernel(  # noqa: C901 - cases are known as it is compiled
         )
 
     acc = product(
-        x_ptr, weight_ptr, rows, inside, columns, known, n_in, PRECISION, ACCUMULATE, M, N, K
+        x_ptr,
+        weight_ptr,
+        rows,
+        row_mask,
+        columns,
+        column_mask,
+        n_in,
+        PRECISION,
+        ACCUMULATE,
+        M,
+        N,
+        K,
     )
     if moments_ptr is not None:
         mean, rstd = statistics(sums, squares, n_in, eps)
-        acc = rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])
+        acc = normalize_product(acc, mean, rstd, row_sum)
     acc = activate(acc + bias[None, :], ACTIVATION)
     if residual_ptr is not None:
         residual = residual.to(ACCUMULATE)
         if residual_moments_ptr is not None:
-            mean, rstd = statistics(residual_sums, residual_squares, n_out, residual_eps)
-            residual = (residual - mean[:, None]) * rstd[:, None]
-            residual = residual * residual_weight.to(ACCUMULATE)[None, :]
-            residual += residual_bias.to(ACCUMULATE)[None, :]
+            residual = _normalize_residual(
+                residual,
+                residual_sums,
+                residual_squares,
+                residual_weight,
+                residual_bias,
+                n_out,
+                residual_eps,
+            )
         acc += residual
     if ROTATED:
         acc = rotate_pairs(acc, cos, sin, M, N)
     y = acc.to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + offsets, y, mask)
     if y_moments_ptr is not None:
-        numbers = tl.where(mask, y.to(ACCUMULATE), 0.0)
-        at = y_moments_ptr + (column // N).to(tl.int64) * capacity + rows
-        tl.store(at, tl.sum(numbers, 1), inside)
-        tl.store(at + tl.cdiv(n_out, N) * capacity, tl.sum(numbers * numbers, 1), inside)
+        values = tl.where(mask, y.to(ACCUMULATE), 0.0)
+        n_y_parts = tl.cdiv(n_out, N)
+        _store_moments(y_moments_ptr, values, column // N, n_y_parts, rows, row_mask, capacity)
 
 
 class Moments(NamedTuple):
@@ -197,9 +246,9 @@ class Moments(NamedTuple):
     Attributes
     ----------
     sums : [2, P, T]
-        Of P parts of the columns each, float32 or float64.
+        Sums of the elements and of their squares over P parts of the columns; float32 or float64.
     eps : float
-        What a normalization by them adds to the variance.
+        Added to the variance when the rows are normalized.
     """
 
     sums: Tensor
@@ -207,14 +256,14 @@ class Moments(NamedTuple):
 
 
 class TokenLinear(NamedTuple):
-    """A linear layer as the kernel wants it.
+    """A linear layer, with the normalization before it folded into its weight and bias.
 
     Attributes
     ----------
     weight, bias : [N, K], [N]
-        With those of the normalization before it, if there is one.
+        Weight and bias, times and plus those of the normalization if there is one.
     row_sum : [N] or None
-        Sums of the weight's rows, float32 or float64; None without a normalization.
+        Sums of the rows of the weight, float32 or float64; None without a normalization.
     """
 
     weight: Tensor
@@ -229,7 +278,7 @@ class TokenLinear(NamedTuple):
         norm: tuple[Tensor, Tensor] | None,
         dtype: torch.dtype,
     ) -> TokenLinear:
-        """Take up a normalization's weight and bias."""
+        """Fold the weight and bias of a normalization into a layer."""
         if norm is None:
             return cls(weight.to(dtype).contiguous(), bias.to(dtype).contiguous(), None)
         scale, shift = norm[0].double(), norm[1].double()
@@ -240,7 +289,17 @@ class TokenLinear(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """What to add: rows [T, N], and if they are to be normalized their moments and weights."""
+    """Rows to add to the result of a layer.
+
+    Attributes
+    ----------
+    rows : [T, N]
+        The rows, contiguous.
+    moments : Moments, optional
+        Moments of the rows, if they are to be normalized first.
+    weight, bias : [N], optional
+        Weight and bias of that normalization.
+    """
 
     rows: Tensor
     moments: Moments | None = None
@@ -257,7 +316,7 @@ class _Tile(NamedTuple):
 
 
 def _tile(n_rows: int, n_out: int, n_in: int, size: int) -> _Tile:
-    """Measured on an NVIDIA H200 with 320 channels: the smallest that still fill the chip."""
+    """Return the smallest tile that fills the GPU, as measured on an H200 with 320 channels."""
     inner = 128 // size
     rows = min(64, max(16, triton.next_power_of_2(n_rows)))
     if size > 2:
@@ -275,7 +334,7 @@ def _tile(n_rows: int, n_out: int, n_in: int, size: int) -> _Tile:
 
 
 class Rows(NamedTuple):
-    """What `token_linear` returns: rows [T, N], and their moments if asked for."""
+    """Rows [T, N], and the sums of `Moments` for them if requested."""
 
     x: Tensor
     moments: Tensor | None
@@ -293,7 +352,7 @@ def token_linear(
     with_moments: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Rows:
-    """A linear layer of rows, of which only some are alive.
+    """Apply a linear layer to packed rows, without gradients.
 
     Parameters
     ----------
@@ -302,69 +361,76 @@ def token_linear(
     layer : TokenLinear
         Weight and bias, of the dtype of ``x``.
     live : int32 [1], optional
-        How many rows mean something; of the others nothing is computed.
+        Number of leading rows to compute, read on the device; all by default. The other rows of
+        the result are uninitialized.
     moments : Moments, optional
-        Of the rows, if the layer has a normalization in it.
+        Moments of the rows; required if the layer contains a normalization.
     activation : str
         As for `mlff_triton.kernels.ops.linear.linear`.
-    residual, rotary
-        What to add, and what to turn.
+    residual : Residual, optional
+        Rows to add after the activation.
+    rotary : Rotary, optional
+        Rotation of the leading columns, applied last.
     with_moments : bool
-        Whether to return sums of the new rows, [2, P, T], as `Moments` wants them.
+        If True, also return the sums [2, P, T] of the new rows for `Moments`.
     dtype : torch.dtype, optional
-        Of the new rows; that of ``x`` by default.
+        Dtype of the new rows; that of ``x`` by default.
 
     Returns
     -------
     Rows
-        No gradients flow.
+        The new rows [T, N], and their sums or None.
+
+    Raises
+    ------
+    InputError
+        If moments are missing for a layer with a normalization, or given for one without.
     """
-    assert (moments is None) == (layer.row_sum is None)
+    sums, eps, n_parts = moment_arguments(moments, layer)
     n_rows, n_in = x.shape
     n_out = len(layer.weight)
     y = x.new_empty(n_rows, n_out, dtype=dtype)
     tile = _tile(n_rows, n_out, n_in, x.element_size())
-    parts = triton.cdiv(n_out, tile.columns)
-    sums = None
+    n_y_parts = triton.cdiv(n_out, tile.columns)
+    y_sums = None
     if with_moments:
         exact = torch.promote_types(x.dtype, torch.float32)
-        sums = torch.empty(2, parts, n_rows, dtype=exact, device=x.device)
+        y_sums = torch.empty(2, n_y_parts, n_rows, dtype=exact, device=x.device)
     if not y.numel():
-        return Rows(y, sums)
-    given, eps, n_parts = unpacked(moments)
-    added, of_added, weight, bias = residual or (None,) * 4
-    added_sums, residual_eps, n_residual_parts = unpacked(of_added)
-    (*turns, n_positions), options = rotary_arguments(rotary)
+        return Rows(y, y_sums)
+    added, added_moments, added_weight, added_bias = residual or (None,) * 4
+    added_sums, added_eps, n_added_parts = _unpack(added_moments)
+    (*angles, n_positions), options = rotary_arguments(rotary)
     half = x.element_size() == 2
     with torch.cuda.device_of(x):
-        _token_linear_fwd_kernel[(triton.cdiv(n_rows, tile.rows) * parts,)](
+        _token_linear_fwd_kernel[(triton.cdiv(n_rows, tile.rows) * n_y_parts,)](
             x,
             layer.weight,
             layer.bias,
             layer.row_sum,
-            given,
-            y,
             sums,
+            y,
+            y_sums,
             added,
             added_sums,
-            weight,
-            bias,
-            *turns,
+            added_weight,
+            added_bias,
+            *angles,
             live,
             n_positions,
             n_rows,
             n_out,
             n_in,
             n_parts,
-            n_residual_parts,
+            n_added_parts,
             eps,
-            residual_eps,
+            added_eps,
             **options,
             ACTIVATION="gelu_half" if half and activation == "gelu" else activation,
             PRECISION=exact_precision(x),
             ACCUMULATE=accumulator(x),
             PARTS=triton.next_power_of_2(n_parts),
-            RESIDUAL_PARTS=triton.next_power_of_2(n_residual_parts),
+            RESIDUAL_PARTS=triton.next_power_of_2(n_added_parts),
             M=tile.rows,
             N=tile.columns,
             K=tile.inner,
@@ -372,9 +438,25 @@ def token_linear(
             num_stages=tile.stages,
             **early_launch(x),
         )
-    return Rows(y, sums)
+    return Rows(y, y_sums)
 
 
-def unpacked(moments: Moments | None) -> tuple[Tensor | None, float, int]:
-    """Sums, eps, and how many parts."""
+def moment_arguments(
+    moments: Moments | None, layer: TokenLinear
+) -> tuple[Tensor | None, float, int]:
+    """Return the sums, eps and number of parts of the moments that a layer needs.
+
+    Raises
+    ------
+    InputError
+        If moments are missing for a layer with a normalization, or given for one without.
+    """
+    if moments is None and layer.row_sum is not None:
+        raise InputError("the layer contains a normalization: pass the moments of its rows")
+    if moments is not None and layer.row_sum is None:
+        raise InputError("the layer contains no normalization: pass no moments")
+    return _unpack(moments)
+
+
+def _unpack(moments: Moments | None) -> tuple[Tensor | None, float, int]:
     return (None, 0.0, 1) if moments is None else (*moments, moments.sums.shape[1])

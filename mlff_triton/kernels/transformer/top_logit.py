@@ -1,9 +1,9 @@
-"""The largest logit of every row and where it is; no logits are written.
+"""The largest logit of each row and its index, without storing the logits.
 
-    logit = max_v (norm(x) W^T + b)_v      index = the smallest v that has it
+    logit = max_v (norm(x) W^T + b)_v      index = the smallest v with that logit
 
-The normalization is a part of W and b, as `token_linear` has it. A program goes through the whole
-vocabulary for its rows, and keeps for each column of a tile the largest number that it has seen.
+The normalization is folded into W and b, as in `token_linear`. Each program loops over the whole
+vocabulary for its rows, and keeps the largest logit of every column of its block.
 """
 
 from __future__ import annotations
@@ -21,12 +21,35 @@ from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.transformer.token_linear import (
     Moments,
     TokenLinear,
-    load_sums,
+    load_moments,
+    moment_arguments,
+    normalize_product,
     product,
     statistics,
-    unpacked,
 )
 from mlff_triton.kernels.types.top_logit import TopLogit
+
+
+@triton.jit
+def _update_top(top, index, logits, columns):
+    """Replace the largest logits so far [M, N] and their indices where ``logits`` exceed them.
+
+    No number is larger than NaN, and the first of equal logits stays.
+    """
+    larger = (logits > top) | ((logits != logits) & (top == top))
+    top = tl.where(larger, logits, top)
+    return top, tl.where(larger, columns[None, :], index)
+
+
+@triton.jit
+def _reduce_top(top, index, n_out):
+    """Reduce the largest logits of each column [M, N] to the largest of each row, and its index."""
+    unordered = top != top
+    has_nan = tl.max(unordered.to(tl.int32), 1) > 0
+    logit = tl.max(tl.where(unordered, float("-inf"), top), 1)
+    found = tl.where(has_nan[:, None], unordered, top == logit[:, None])
+    index = tl.min(tl.where(found, index, n_out), 1)
+    return tl.where(has_nan, float("nan"), logit), index
 
 
 @triton.jit
@@ -52,6 +75,11 @@ def _top_logit_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Write the index and the value [n_rows] of each row's largest logit.
+
+    Reads rows x [n_rows, n_in], weight [n_out, n_in], bias and row sums [n_out], and moments
+    [2, n_parts, n_rows]. Rows from ``live`` [1] on are not written. Grid: (row blocks of M,).
+    """
     wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:
@@ -60,54 +88,60 @@ def _top_logit_fwd_kernel(
     if first >= n_rows:
         return
     rows = first.to(tl.int64) + tl.arange(0, M)
-    inside = rows < n_rows
+    row_mask = rows < n_rows
     if moments_ptr is not None:
-        sums, squares = load_sums(moments_ptr, rows, inside, capacity, n_parts, PARTS)
+        sums, squares = load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS)
         mean, rstd = statistics(sums, squares, n_in, eps)
 
     top = tl.full((M, N), float("-inf"), ACCUMULATE)
-    place = tl.zeros((M, N), tl.int32) + tl.arange(0, N)[None, :]
+    index = tl.zeros((M, N), tl.int32) + tl.arange(0, N)[None, :]
     for column in range(0, n_out, N):
         columns = column + tl.arange(0, N)
-        known = columns < n_out
+        column_mask = columns < n_out
         acc = product(
-            x_ptr, weight_ptr, rows, inside, columns, known, n_in, PRECISION, ACCUMULATE, M, N, K
+            x_ptr,
+            weight_ptr,
+            rows,
+            row_mask,
+            columns,
+            column_mask,
+            n_in,
+            PRECISION,
+            ACCUMULATE,
+            M,
+            N,
+            K,
         )
         if moments_ptr is not None:
-            row_sum = tl.load(row_sum_ptr + columns, known, other=0.0)
-            acc = rstd[:, None] * (acc - mean[:, None] * row_sum[None, :])
-        acc += tl.load(bias_ptr + columns, known, other=0.0).to(ACCUMULATE)[None, :]
-        acc = tl.where(known[None, :], acc, float("-inf"))
-        # No number is larger than NaN, and what came first stays.
-        larger = (acc > top) | ((acc != acc) & (top == top))
-        top = tl.where(larger, acc, top)
-        place = tl.where(larger, columns[None, :], place)
+            row_sum = tl.load(row_sum_ptr + columns, column_mask, other=0.0)
+            acc = normalize_product(acc, mean, rstd, row_sum)
+        acc += tl.load(bias_ptr + columns, column_mask, other=0.0).to(ACCUMULATE)[None, :]
+        acc = tl.where(column_mask[None, :], acc, float("-inf"))
+        top, index = _update_top(top, index, acc, columns)
 
-    unordered = top != top
-    lost = tl.max(unordered.to(tl.int32), 1) > 0
-    logit = tl.max(tl.where(unordered, float("-inf"), top), 1)
-    found = tl.where(lost[:, None], unordered, top == logit[:, None])
-    index = tl.min(tl.where(found, place, n_out), 1)
-    tl.store(index_ptr + rows, index.to(tl.int64), inside)
-    tl.store(logit_ptr + rows, tl.where(lost, float("nan"), logit), inside)
+    logit, index = _reduce_top(top, index, n_out)
+    tl.store(index_ptr + rows, index.to(tl.int64), row_mask)
+    tl.store(logit_ptr + rows, logit, row_mask)
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
+    """Block sizes of a launch: rows, columns of the vocabulary, and inner channels."""
+
     rows: int
     columns: int
     inner: int
 
 
-def _tile(n_rows: int, n_out: int, size: int) -> _Tile:
-    """Programs for a whole chip come first, then large tiles: each program reads all weights."""
+def _tile(n_rows: int, n_out: int, size: int) -> Tile:
+    """Return the largest tile that still gives enough programs: each one reads all weights."""
     rows = 16 if n_rows <= 2048 else 32 if n_rows <= 8192 or size > 2 else 64
-    return _Tile(rows, min(64, max(16, triton.next_power_of_2(n_out))), 128 // size)
+    return Tile(rows, min(64, max(16, triton.next_power_of_2(n_out))), 128 // size)
 
 
 def top_logit(
     x: Tensor, layer: TokenLinear, live: Tensor | None = None, *, moments: Moments | None = None
 ) -> TopLogit:
-    """The largest of what a linear layer makes of each row, and which one it is.
+    """Return the largest output of a linear layer for each row, and its index.
 
     Parameters
     ----------
@@ -116,33 +150,46 @@ def top_logit(
     layer : TokenLinear
         Weight and bias, of the dtype of ``x``.
     live : int32 [1], optional
-        How many rows mean something; of the others nothing is computed.
+        Number of leading rows to compute, read on the device; all by default. The other rows of
+        the result are uninitialized.
     moments : Moments, optional
-        Of the rows, if the layer has a normalization in it.
+        Moments of the rows; required if the layer contains a normalization.
 
     Returns
     -------
     TopLogit
-        ``index`` int64 [T] and ``logit`` [T], float64 for float64 and float32 otherwise: they are
-        not rounded to the dtype of ``x``. The smallest index of several that are equally large;
-        that of the first NaN, with NaN, if there is one. No gradients flow.
+        ``index`` int64 [T] and ``logit`` [T], float64 for float64 and float32 otherwise: logits
+        are not rounded to the dtype of ``x``. Of several equal logits the smallest index counts.
+        If a row has a NaN, its index is that of the first one, and its logit is NaN. No gradients
+        flow.
+
+    Raises
+    ------
+    InputError
+        If moments are missing for a layer with a normalization, or given for one without.
     """
-    assert (moments is None) == (layer.row_sum is None)
+    tile = _tile(len(x), len(layer.weight), x.element_size())
+    return launch_top_logit(x, layer, live, moments, tile)
+
+
+def launch_top_logit(
+    x: Tensor, layer: TokenLinear, live: Tensor | None, moments: Moments | None, tile: Tile
+) -> TopLogit:
+    """Run `top_logit` with the given block sizes."""
+    sums, eps, n_parts = moment_arguments(moments, layer)
     n_rows, n_in = x.shape
     n_out = len(layer.weight)
     index = torch.empty(n_rows, dtype=torch.int64, device=x.device)
     logit = torch.empty(n_rows, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     if not n_rows:
         return TopLogit(index, logit)
-    given, eps, n_parts = unpacked(moments)
-    tile = _tile(n_rows, n_out, x.element_size())
     with torch.cuda.device_of(x):
         _top_logit_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
             layer.weight,
             layer.bias,
             layer.row_sum,
-            given,
+            sums,
             index,
             logit,
             live,

@@ -1,4 +1,4 @@
-"""The largest logit of every row, and its index."""
+"""The largest logit of each row, and its index."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 class TopLogit(NamedTuple):
-    """The largest of logits, and which one it is.
+    """Largest logit of each row, and its index.
 
     Attributes
     ----------
     index : int64 [...]
-        The first of those that are equally large, or the first NaN.
+        Smallest index that has the largest logit, or index of the first NaN.
     logit : [...]
-        That one.
+        The logit at that index.
     """
 
-    index: Tensor  # type: ignore[assignment] # hides a tuple's method
+    index: Tensor  # type: ignore[assignment] # hides a method of tuple
     logit: Tensor
 
 
 def largest(logits: Tensor) -> TopLogit:
-    """The largest of logits [..., V]."""
+    """Return the largest of logits [..., V] and its index."""
     logit, index = logits.max(-1)
     return TopLogit(index, logit)
