@@ -1,6 +1,6 @@
-"""Fused operators for GPUs, an operator a module: Triton kernels, launchers and autograd.
+"""Fused operators for GPUs, one per module: Triton kernels, launchers and autograd.
 
-Nothing is loaded here: import what you need, as in
-``from mlff_triton.kernels.ops.tensor_product import tensor_product``. `reference` has the same
-operators in plain PyTorch.
+This package imports nothing by itself. Import operators from their modules, as in
+``from mlff_triton.kernels.ops.tensor_product import tensor_product``. The ``reference`` folder of
+each family holds the same operators in plain PyTorch.
 """

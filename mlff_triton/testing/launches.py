@@ -1,7 +1,7 @@
 """Record the launches of Triton kernels without a GPU, and compile them for any GPU.
 
-The launchers themselves say with which arguments, types, alignments and options a kernel is
-launched, so what is compiled here is what runs there. Works only without ``TRITON_INTERPRET``.
+Arguments, types, alignments and options come from the launchers, so the code compiled here is the
+code that runs on the GPU. ``TRITON_INTERPRET`` must not be set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlff_triton.kernels.common import early_launch, hardware
 
 KIB = 1024
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
-    # and the shared memory in bytes that a block may use
+    # target, and shared memory per program in bytes
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * KIB),
     "sm_89": (GPUTarget("cuda", 89, 32), 99 * KIB),
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * KIB),
@@ -36,7 +36,7 @@ TARGETS: dict[str, tuple[GPUTarget, int]] = {
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: positional arguments, and all that was given by name."""
+    """One launch of a kernel, with its positional and keyword arguments."""
 
     kernel: JITFunction[Any]
     args: tuple[Any, ...]
@@ -50,17 +50,17 @@ class Launch:
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """Collect the launches made in the context, of tensors on any device; no kernel runs.
+    """Collect launches with tensors on any device instead of running them.
 
     Yields
     ------
     list of Launch
-        Filled as launchers are called. Their outputs keep what uninitialised memory held.
+        Filled as launchers are called. The outputs of launchers stay uninitialized.
 
     Raises
     ------
     BackendError
-        If ``TRITON_INTERPRET`` is set, as kernels are then not made for compilation.
+        If ``TRITON_INTERPRET`` is set, which makes kernels that cannot be compiled.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, target: str) -> triton.compiler.CompiledKernel:
-    """Compile a recorded launch to machine code, as its first run on that GPU would.
+    """Compile a recorded launch to machine code, as its first run on the GPU would.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def compile_launch(launch: Launch, target: str) -> triton.compiler.CompiledKerne
     if compiled.metadata.shared > shared_memory:
         raise BackendError(
             f"{launch.name} needs {compiled.metadata.shared} bytes of shared memory, "
-            f"{target} has {shared_memory}: launch smaller blocks or fewer stages"
+            f"but {target} has {shared_memory}: use smaller blocks or fewer stages"
         )
     return compiled
 
@@ -118,19 +118,19 @@ def compile_launch(launch: Launch, target: str) -> triton.compiler.CompiledKerne
 def compile_distinct(
     cases: Mapping[str, Callable[[], object]], target: str
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Record every case, and compile each kernel once for all launches that share their code.
+    """Record all cases, and compile each distinct kernel once.
 
     Parameters
     ----------
     cases : mapping of str to callable
-        Functions that call operators.
+        Functions that call operators, by name.
     target : str
         As for `compile_launch`.
 
     Yields
     ------
     tuple of str, str and (str or None)
-        Names of the case and of the kernel, and the error if it did not compile.
+        Names of the case and the kernel, and the error if the kernel did not compile.
     """
     done = set()
     for case, call in cases.items():
@@ -146,7 +146,7 @@ def compile_distinct(
 
 @contextmanager
 def _choices_for(target: str) -> Iterator[None]:
-    """Let launchers choose as on that GPU: its vendor, its memory, and what it is able to do."""
+    """Let launchers choose as on that GPU, by vendor, shared memory and capabilities."""
     gpu, shared_memory = TARGETS[target]
     hip = "6" if gpu.backend == "hip" else None
     early = gpu.backend == "cuda" and gpu.arch >= 90
@@ -160,7 +160,7 @@ def _choices_for(target: str) -> Iterator[None]:
 
 
 def _source(launch: Launch, target: str) -> tuple[ASTSource, dict[str, Any]]:
-    """What `JITFunction.run` would compile, for a GPU that need not be there."""
+    """Return the source and options that `JITFunction.run` would compile for a target."""
     if target not in TARGETS:
         raise InputError(f"target={target!r} is unknown: use one of {', '.join(TARGETS)}")
     kernel = launch.kernel
@@ -174,8 +174,9 @@ def _source(launch: Launch, target: str) -> tuple[ASTSource, dict[str, Any]]:
 
 
 def _error(launch: Launch, target: str) -> str | None:
+    """Return the error that compiling a launch raises, or None."""
     try:
         compile_launch(launch, target)
-    except Exception as error:  # noqa: BLE001 - compilers raise all kinds, and all are reported
+    except Exception as error:  # noqa: BLE001 - compilers raise many types, and all are reported
         return f"{type(error).__name__}: {error}"
     return None

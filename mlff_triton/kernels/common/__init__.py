@@ -1,1 +1,1 @@
-"""Building blocks shared by all kernels: checks, launch sizes, tiles, activations."""
+"""Building blocks that all kernels share: tensor algebra, tiles, activations, checks."""

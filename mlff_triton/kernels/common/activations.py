@@ -1,7 +1,7 @@
-"""Activation functions and their derivatives, called inside kernels on float32 or float64 blocks.
+"""Activation functions and their derivatives for float32 and float64 blocks inside kernels.
 
-Everything goes through ``exp(-|x|)``, which cannot overflow: no finite argument gives NaN or a
-warning, and absolute errors stay at the rounding of the dtype.
+All exponentials are of ``-|x|``, which cannot overflow. No finite argument gives NaN or a warning,
+and absolute errors are at the rounding error of the dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GELU_SIGMOID = tl.constexpr(1.702)
 
 @triton.jit
 def _sigmoid_and_rest(x):
-    """``1 / (1 + exp(-x))`` and what it lacks to one, both without cancellation."""
+    """Return ``1 / (1 + exp(-x))`` and one minus it, both without cancellation."""
     decay = tl.exp(-tl.abs(x))
     near, far = 1 / (1 + decay), decay / (1 + decay)
     return tl.where(x < 0, far, near), tl.where(x < 0, near, far)
@@ -27,26 +27,29 @@ def _sigmoid_and_rest(x):
 
 @triton.jit
 def sigmoid(x):
-    """``1 / (1 + exp(-x))``."""
+    """Return ``1 / (1 + exp(-x))``."""
     return _sigmoid_and_rest(x)[0]
 
 
 @triton.jit
 def tanh(x):
-    """Hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     s, rest = _sigmoid_and_rest(2 * x)
     return s - rest
 
 
 @triton.jit
 def softplus(x):
-    """``log(1 + exp(x))``."""
+    """Return ``log(1 + exp(x))``."""
     return tl.where(x < 0, 0.0, x) + tl.log(1 + tl.exp(-tl.abs(x)))
 
 
 @triton.jit
 def _tanh_softplus(x):
-    """``tanh(softplus(x))`` and one minus its square, as ratios of polynomials in ``exp(-|x|)``."""
+    """Return ``tanh(softplus(x))`` and one minus its square.
+
+    Both are ratios of polynomials in ``exp(-|x|)``.
+    """
     decay = tl.exp(-tl.abs(x))
     numerator = tl.where(x < 0, decay * (decay + 2), 1 + 2 * decay)
     rest = tl.where(x < 0, 2.0, 2 * decay * decay)
@@ -57,11 +60,12 @@ def _tanh_softplus(x):
 
 @triton.jit
 def gelu_half(x):
-    """GELU for results in half precision: off by 5.4e-5 at most, in less than half the time.
+    """Return GELU with an error below 5.4e-5, for results in half precision.
 
-    The normal distribution is one half and ``x`` times a polynomial in its square, and zero or one
-    beyond 4.25. It is fitted so that the largest error of the product is smallest, where one of
-    numbers near zero counts ten times: that of normally distributed numbers is 5e-6 on average.
+    This takes less than half the time of the exact function. The normal distribution function is
+    approximated by one half plus ``x`` times a polynomial in ``x**2``, clamped to zero and one
+    beyond 4.25. The fit minimizes the largest error of the product, with errors near zero weighted
+    tenfold. The mean error for normally distributed inputs is 5e-6.
     """
     t = tl.minimum(x * x, 18.0625)
     slope = 5.7111930e-11 * t - 5.4302076e-9
@@ -76,8 +80,8 @@ def gelu_half(x):
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):  # noqa: C901 - a table, which Triton has not
-    """Activation of a block; ``ACTIVATION`` is one of the names compared with below."""
+def activate(x, ACTIVATION: tl.constexpr):  # noqa: C901 - Triton has no lookup tables
+    """Apply the activation named ``ACTIVATION`` to a block."""
     if ACTIVATION == "none":
         y = x
     elif ACTIVATION == "silu" or ACTIVATION == "swish":
@@ -106,7 +110,7 @@ def activate(x, ACTIVATION: tl.constexpr):  # noqa: C901 - a table, which Triton
 
 @triton.jit
 def activate_derivative(x, ACTIVATION: tl.constexpr):
-    """Derivative of `activate` with respect to ``x``."""
+    """Return the derivative of `activate` with respect to ``x``."""
     if ACTIVATION == "none":
         slope = tl.full(x.shape, 1.0, x.dtype)
     elif ACTIVATION == "silu" or ACTIVATION == "swish":

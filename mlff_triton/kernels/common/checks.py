@@ -1,4 +1,4 @@
-"""What all operators share: checks of their inputs, and derivatives of their backward passes."""
+"""Checks of operator inputs."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ FLOATS = (torch.float32, torch.float64)
 def check_device(*tensors: Tensor) -> None:
     """Raise unless all tensors lie on one device that Triton can launch on.
 
-    Under Triton's interpreter (``TRITON_INTERPRET=1``) every device will do.
+    Triton's interpreter (``TRITON_INTERPRET=1``) accepts any device.
 
     Raises
     ------
     InputError
-        If the tensors lie on several devices.
+        If the tensors are on different devices.
     BackendError
-        If their device is no GPU.
+        If their device is not a GPU.
     """
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise InputError(f"the tensors lie on {names}: move them to one device")
+        raise InputError(f"the tensors are on different devices, {names}: move them to one device")
     check_triton(tensors[0].device, "move the tensors to 'cuda', or use backend='torch'")
 
 
 def check_floats(**tensors: Tensor) -> None:
-    """Raise unless the named tensors share a device, as for `check_device`, and float32 or float64.
+    """Raise unless the named tensors share a device that Triton serves, and float32 or float64.
 
     Raises
     ------
     InputError
-        If they lie on several devices, or have another dtype or several.
+        If the tensors are on different devices, or their dtypes differ or are not supported.
     BackendError
-        If their device is no GPU.
+        If their device is not a GPU.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
         found = ", ".join(f"{name} is {t.dtype}" for name, t in tensors.items())
-        raise InputError(f"{found}: use float32 or float64, one for all")
+        raise InputError(f"{found}: use the same dtype for all, float32 or float64")
     check_device(*tensors.values())
 
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
-    """Raise unless a tensor has this shape; a dimension given by a letter may have any size.
+    """Raise unless a tensor has this shape; a dimension given as a string may have any size.
 
     Raises
     ------
     InputError
-        If the shape is another.
+        If the shape differs.
     """
     fits = len(tensor.shape) == len(shape) and all(
         isinstance(wanted, str) or wanted == size
@@ -67,19 +67,19 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
 
 
 def check_pointers(row_ptr: Tensor) -> None:
-    """Raise `InputError` unless a tensor may say where consecutive segments begin and end."""
+    """Raise `InputError` unless a tensor can be the row pointer of consecutive segments."""
     check_shape("row_ptr", row_ptr, ("B + 1",))
     if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
         raise InputError("row_ptr must be int64 or int32, with at least one element")
 
 
 def expanded(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor spread over a shape, without copies.
+    """Return a tensor broadcast to a shape, as a view.
 
     Raises
     ------
     InputError
-        If it does not broadcast to that shape.
+        If the tensor does not broadcast to that shape.
     """
     try:
         return tensor.expand(*shape)
@@ -92,7 +92,15 @@ def expanded(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
 def check_graph(
     x: Tensor, n_atoms: int, n_edges: int, row_ptr: Tensor, senders: Tensor, reverse: Tensor
 ) -> None:
-    """Raise, as those above, unless a neighbor list is one of so many atoms and edges."""
+    """Raise unless a CSR neighbor list fits the numbers of atoms and edges.
+
+    Raises
+    ------
+    InputError
+        If a shape or dtype is wrong, or the tensors are on different devices.
+    BackendError
+        If their device is not a GPU.
+    """
     graph = row_ptr, senders, reverse
     check_device(x, *graph)
     if any(index.dtype not in (torch.int64, torch.int32) for index in graph):

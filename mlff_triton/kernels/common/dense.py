@@ -1,4 +1,4 @@
-"""What the dense operators share: they take half precisions too, and compute in float32 then."""
+"""Dtypes of the dense operators, which accept half precisions and compute them in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 def accumulator(x: Tensor) -> tl.dtype:
-    """What kernels compute in for a tensor, as Triton names it."""
+    """Return the Triton dtype in which kernels compute with a tensor."""
     return _TRITON_DTYPES[COMPUTE_DTYPES[x.dtype]]
 
 
@@ -30,13 +30,15 @@ def check_dense(**tensors: Tensor | None) -> None:
     Raises
     ------
     InputError
-        If they lie on several devices, or have another dtype or several.
+        If the tensors are on different devices, or their dtypes differ or are not supported.
     BackendError
-        If their device is no GPU.
+        If their device is not a GPU.
     """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     dtypes = {tensor.dtype for tensor in given.values()}
     if len(dtypes) > 1 or not dtypes.issubset(COMPUTE_DTYPES):
         found = ", ".join(f"{name} is {t.dtype}" for name, t in given.items())
-        raise InputError(f"{found}: use float16, bfloat16, float32 or float64, one for all")
+        raise InputError(
+            f"{found}: use the same dtype for all, float16, bfloat16, float32 or float64"
+        )
     check_device(*given.values())

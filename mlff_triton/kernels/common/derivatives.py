@@ -18,20 +18,20 @@ def differentiate_by_reference(
     outputs: int = 1,
     wrt: Sequence[int] | None = None,
 ) -> None:
-    """Register the derivative of a backward operator: that of its reference's own backward pass.
+    """Register the derivative of a backward operator, by differentiating its reference twice.
 
     Parameters
     ----------
     backward : CustomOpDef
-        ``backward(*grads, *inputs)`` returns gradients of ``reference(*inputs)``, where ``grads``
-        belong to the outputs of the reference.
+        ``backward(*grads, *inputs)`` returns gradients of ``reference(*inputs)``, given the
+        gradients ``grads`` of its outputs.
     reference : callable
-        Differentiable PyTorch; takes the very ``inputs`` that ``backward`` takes.
+        Differentiable PyTorch function of the same ``inputs``.
     outputs : int
-        Number of tensors that the reference returns, as a tuple if there are several.
+        Number of tensors that the reference returns; several are returned as a tuple.
     wrt : sequence of int, optional
-        Positions of the ``inputs`` that ``backward`` returns gradients for; by default those of
-        all floating-point tensors.
+        Indices of the ``inputs`` that ``backward`` returns gradients for. Default: all
+        floating-point tensors.
     """
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001

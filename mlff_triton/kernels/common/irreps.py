@@ -1,8 +1,9 @@
-"""3x3 tensors inside kernels, as tuples of nine blocks: how they lie in memory, and their algebra.
+"""Algebra of 3x3 tensors inside kernels, as tuples of nine blocks, and their memory layouts.
 
-`load_nine` and `store_nine` serve programs that own a block of the ``N F`` pairs of an atom and a
-channel, ``index = n F + f``. ``FULL`` says how the nine numbers of each lie in memory: as a matrix,
-row by row, in ``[N, 3, 3, F]``, or as components, ``[9, N, F]``: see `mlff_triton.model.irreps`.
+The nine blocks of a tensor are its components (I, a and S: see `mlff_triton.model.irreps`), or the
+entries of the matrix, row by row. `load_nine` and `store_nine` serve programs that own a block of
+elements ``index = n F + f``, where an element is an atom and a channel. ``FULL`` selects the layout
+in memory: matrices ``[N, 3, 3, F]`` if True, components ``[9, N, F]`` if False.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ MAX_ELEMENTS = 2**31 - 1024  # an int32 counts atoms times channels
 
 
 def has_full_layout(name: str, x: Tensor) -> bool:
-    """Whether a tensor is ``[N, 3, 3, F]`` rather than ``[9, N, F]``.
+    """Return True for a tensor ``[N, 3, 3, F]``, False for ``[9, N, F]``.
 
     Raises
     ------
     InputError
-        If it is neither, or has more atoms and channels than kernels count.
+        If the tensor has neither shape, or more elements than kernels can index.
     """
     full = x.ndim == 4
     if x.shape[1:3] != (3, 3) if full else (x.ndim != 3 or len(x) != 9):
         raise InputError(f"{name} has the shape {list(x.shape)}: use [9, N, F] or [N, 3, 3, F]")
     if x.numel() > 9 * MAX_ELEMENTS:
-        raise InputError(f"{name} has more than {MAX_ELEMENTS} atoms times channels: split it")
+        raise InputError(
+            f"{name} has more than {MAX_ELEMENTS} atoms times channels: split it into batches"
+        )
     return full
 
 
 def block_size(x: Tensor) -> int:
-    """Elements a program of four warps: a thread reads 16 bytes at once, and keeps 27 such."""
+    """Return the elements per program of four warps: 16 bytes per thread and component."""
     return 2048 // x.element_size()
 
 
 @triton.jit
 def load_tensor(pointer, stride, mask):
-    """Nine blocks, ``stride`` apart: that is N F in ``x[9, N, F]``."""
+    """Load nine blocks, ``stride`` apart, which is N F for ``x[9, N, F]``."""
     return (
         tl.load(pointer, mask, other=0.0),
         tl.load(pointer + stride, mask, other=0.0),
@@ -55,14 +58,14 @@ def load_tensor(pointer, stride, mask):
 
 @triton.jit
 def store_tensor(pointer, stride, x, mask):
-    """Store what `load_tensor` loads."""
+    """Store nine blocks, ``stride`` apart."""
     for c in tl.static_range(9):
         tl.store(pointer + c * stride, x[c], mask)
 
 
 @triton.jit
 def _first_of_nine(pointer, index, n_elements, channels, FULL: tl.constexpr):
-    """Where the nine numbers of each element begin, and how far apart they lie."""
+    """Return pointers to the first of each element's nine values, and the stride between them."""
     if FULL:
         stride = tl.cast(channels, tl.int64)
         pointer += index + (index // channels).to(tl.int64) * 8 * channels
@@ -74,21 +77,21 @@ def _first_of_nine(pointer, index, n_elements, channels, FULL: tl.constexpr):
 
 @triton.jit
 def load_nine(pointer, index, mask, n_elements, channels, FULL: tl.constexpr):
-    """Nine numbers of each element, in the order of the layout."""
+    """Load the nine values of each element, in the order of the layout."""
     pointer, stride = _first_of_nine(pointer, index, n_elements, channels, FULL)
     return load_tensor(pointer, stride, mask)
 
 
 @triton.jit
 def store_nine(pointer, x, index, mask, n_elements, channels, FULL: tl.constexpr):
-    """Store what `load_nine` loads."""
+    """Store the nine values of each element, in the order of the layout."""
     pointer, stride = _first_of_nine(pointer, index, n_elements, channels, FULL)
     store_tensor(pointer, stride, x, mask)
 
 
 @triton.jit
 def compose(x):
-    """Nine components -> matrix."""
+    """Return the matrix of nine components."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = x
     return (
         i + s00,
@@ -105,7 +108,7 @@ def compose(x):
 
 @triton.jit
 def compose_adjoint(t):
-    """Gradient of a matrix -> gradient of the components that it is composed of."""
+    """Return the gradient of nine components, given that of their matrix."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t
     return (
         t00 + t11 + t22,
@@ -122,7 +125,7 @@ def compose_adjoint(t):
 
 @triton.jit
 def decompose(t):
-    """Matrix -> nine components."""
+    """Return the nine components of a matrix."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t
     i = (t00 + t11 + t22) / 3
     return (
@@ -140,7 +143,7 @@ def decompose(t):
 
 @triton.jit
 def decompose_adjoint(x):
-    """Gradient of nine components -> gradient of the matrix that they are the parts of."""
+    """Return the gradient of a matrix, given that of its nine components."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = x
     t22 = (i - s00 - s11) / 3
     return (
@@ -158,7 +161,7 @@ def decompose_adjoint(x):
 
 @triton.jit
 def matmul(a, b):
-    """Product of two matrices."""
+    """Return the product of two matrices."""
     a00, a01, a02, a10, a11, a12, a20, a21, a22 = a
     b00, b01, b02, b10, b11, b12, b20, b21, b22 = b
     return (
@@ -176,13 +179,13 @@ def matmul(a, b):
 
 @triton.jit
 def transpose(t):
-    """Transpose of a matrix."""
+    """Return the transpose of a matrix."""
     return (t[0], t[3], t[6], t[1], t[4], t[7], t[2], t[5], t[8])
 
 
 @triton.jit
 def dot(a, b):
-    """Sum of the nine products."""
+    """Return the sum of the nine products."""
     return (
         (a[0] * b[0] + a[1] * b[1] + a[2] * b[2])
         + (a[3] * b[3] + a[4] * b[4] + a[5] * b[5])
@@ -192,7 +195,7 @@ def dot(a, b):
 
 @triton.jit
 def add(a, b):
-    """Sum of two tensors."""
+    """Return the sum of two tensors."""
     return (
         a[0] + b[0],
         a[1] + b[1],
@@ -207,40 +210,40 @@ def add(a, b):
 
 
 @triton.jit
-def combine(p, a, q, b):
-    """``p a + q b`` of two numbers and two nines."""
+def combine(u, a, v, b):
+    """Return ``u a + v b`` for blocks u, v and tensors a, b."""
     return (
-        p * a[0] + q * b[0],
-        p * a[1] + q * b[1],
-        p * a[2] + q * b[2],
-        p * a[3] + q * b[3],
-        p * a[4] + q * b[4],
-        p * a[5] + q * b[5],
-        p * a[6] + q * b[6],
-        p * a[7] + q * b[7],
-        p * a[8] + q * b[8],
+        u * a[0] + v * b[0],
+        u * a[1] + v * b[1],
+        u * a[2] + v * b[2],
+        u * a[3] + v * b[3],
+        u * a[4] + v * b[4],
+        u * a[5] + v * b[5],
+        u * a[6] + v * b[6],
+        u * a[7] + v * b[7],
+        u * a[8] + v * b[8],
     )
 
 
 @triton.jit
-def times(p, a):
-    """``p a`` of a number and a nine."""
+def times(u, a):
+    """Return ``u a`` for a block u and a tensor a."""
     return (
-        p * a[0],
-        p * a[1],
-        p * a[2],
-        p * a[3],
-        p * a[4],
-        p * a[5],
-        p * a[6],
-        p * a[7],
-        p * a[8],
+        u * a[0],
+        u * a[1],
+        u * a[2],
+        u * a[3],
+        u * a[4],
+        u * a[5],
+        u * a[6],
+        u * a[7],
+        u * a[8],
     )
 
 
 @triton.jit
 def load_parts(pointer, stride, mask):
-    """Three blocks, one for each part, ``stride`` apart."""
+    """Load three blocks, one per part, ``stride`` apart."""
     return (
         tl.load(pointer, mask, other=0.0),
         tl.load(pointer + stride, mask, other=0.0),
@@ -250,7 +253,7 @@ def load_parts(pointer, stride, mask):
 
 @triton.jit
 def scale_parts(factors, x):
-    """Each part of a tensor times its own factor."""
+    """Multiply each part of a tensor by its own factor."""
     i, a, s = factors
     return (
         i * x[0],
@@ -267,7 +270,7 @@ def scale_parts(factors, x):
 
 @triton.jit
 def scale_harmonics(factors, x, y, z):
-    """Parts of ``1 + A(u) + (u u^T - |u|^2 / 3)``, each times its own factor."""
+    """Return the components of ``1 + A(u) + (u u^T - |u|^2 / 3)``, each part times its factor."""
     third = (x * x + y * y + z * z) / 3
     return (
         factors[0],
@@ -284,7 +287,7 @@ def scale_harmonics(factors, x, y, z):
 
 @triton.jit
 def dot_parts(a, b):
-    """Sums of the products of components, one for each part."""
+    """Return the sums of the products of components, one per part."""
     return (
         a[0] * b[0],
         a[1] * b[1] + a[2] * b[2] + a[3] * b[3],
@@ -294,7 +297,7 @@ def dot_parts(a, b):
 
 @triton.jit
 def part_norms(x):
-    """Squared Frobenius norms of the three parts."""
+    """Return the squared Frobenius norms of the three parts."""
     s22 = x[4] + x[7]
     return (
         3 * x[0] * x[0],
@@ -305,7 +308,7 @@ def part_norms(x):
 
 @triton.jit
 def norm_gradients(x):
-    """Derivatives of the part's squared norm with respect to each component."""
+    """Return the derivatives of the squared norm with respect to each component."""
     return (
         6 * x[0],
         4 * x[1],
@@ -321,14 +324,14 @@ def norm_gradients(x):
 
 @triton.jit
 def inverse_norm(x):
-    """``1 / (|x|_F^2 + 1)``."""
+    """Return ``1 / (|x|_F^2 + 1)``."""
     i, a, s = part_norms(x)
     return 1 / (i + a + s + 1)
 
 
 @triton.jit
 def normalize_backward(grad, x, s):
-    """Gradient of ``x`` from that of ``x s``, where ``s = inverse_norm(x)``."""
+    """Return the gradient of ``x``, given that of ``x s`` with ``s = inverse_norm(x)``."""
     along = dot(grad, x) * s * s
     slope = norm_gradients(x)
     g = times(s, grad)

@@ -14,10 +14,10 @@ ROWS_PER_GROUP = tl.constexpr(8)
 
 @triton.jit
 def tile_in_group(tile, tiles_m, tiles_n):
-    """Row and column, in tiles, of a tile of the result, for grids of ``tiles_m * tiles_n`` tiles.
+    """Return the row and column, in units of tiles, of a tile in grouped order.
 
     Tiles are numbered down the columns of a group of eight rows, then group by group. Programs that
-    run at the same time thus share rows and columns of the operands, which stay in the cache.
+    run at the same time then share rows and columns of the operands, which stay in the cache.
     """
     first = tile // (ROWS_PER_GROUP * tiles_n) * ROWS_PER_GROUP
     height = tl.minimum(tiles_m - first, ROWS_PER_GROUP)
@@ -27,14 +27,15 @@ def tile_in_group(tile, tiles_m, tiles_n):
 
 @triton.jit
 def multiply(x, high_ptr, low_ptr, offsets, acc, PRECISION: tl.constexpr):
-    """``acc + x w`` for blocks [M, K] and [K, N] of a `Map`, whose weights lie at ``offsets``.
+    """Return ``acc + x w`` for x [M, K] and a block w [K, N] of a `SplitWeight` at ``offsets``.
 
-    With "tf32x3", products of TF32 halves, the smallest first; their own low halves' product is
-    beyond float32. A block is summed from zero and then added as float32 numbers are, since tensor
-    cores round sums towards zero (https://doi.org/10.7717/peerj-cs.330). On an H200 a sum of K
-    products loses 0.42 + 0.0096 K units in the last place on average: the weights' low halves hold
-    that much more for K = 32, those of ``x`` what is missing for others. Otherwise one product, of
-    whole numbers or of high halves.
+    "tf32x3" adds three products of TF32 halves, the smallest first. The product of the two low
+    halves is below the precision of float32 and left out. The sum of a block starts from zero and
+    is added to ``acc`` in float32, because tensor cores round sums toward zero
+    (https://doi.org/10.7717/peerj-cs.330). On an H200, a sum of K products loses 0.42 + 0.0096 K
+    units in the last place on average. The low halves of the weights make up for this loss at
+    K = 32, and the low half of ``x`` makes up for the difference at other K. Other precisions take
+    one product, of unsplit values or of high halves.
     """
     high = tl.load(high_ptr + offsets)
     if PRECISION == "tf32x3":

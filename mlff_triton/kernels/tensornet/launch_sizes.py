@@ -14,11 +14,23 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.hardware import KIB
 
-FEW, MANY = 320, 2048  # atoms up to which, and beyond which, other programs are faster
+FEW, MANY = 320, 2048  # numbers of atoms at which the fastest block sizes change
 
 
 class MessageBlocks(NamedTuple):
-    """Atoms a program, lanes that share an atom's neighbors, channels, unrolled steps, warps."""
+    """Block sizes of kernels that sum over neighbors.
+
+    Attributes
+    ----------
+    atoms, channels : int
+        Atoms and channels per program.
+    lanes : int
+        Lanes that share the neighbors of an atom.
+    unroll : int
+        Neighbors per lane in each iteration of the loop.
+    warps : int
+        Warps per program.
+    """
 
     atoms: int
     lanes: int
@@ -28,7 +40,17 @@ class MessageBlocks(NamedTuple):
 
 
 class LinearBlocks(NamedTuple):
-    """Atoms, output channels and input channels a step of a program; warps, loads in flight."""
+    """Block sizes of kernels that multiply by weights, or work on all components of a tensor.
+
+    Attributes
+    ----------
+    atoms, channels : int
+        Atoms and output channels per program.
+    inner : int
+        Input channels per iteration of the loop.
+    warps, stages : int
+        Warps per program, and stages of its software pipeline.
+    """
 
     atoms: int
     channels: int
@@ -38,7 +60,7 @@ class LinearBlocks(NamedTuple):
 
 
 def message_blocks(y: Tensor) -> MessageBlocks:
-    """Gather from neighbors, y[9, N, F]."""
+    """Return the sizes for gathering y[9, N, F] from neighbors."""
     n_atoms, channels = y.shape[1:]
     if n_atoms <= FEW:
         return MessageBlocks(1, 8, min(channels, 32), 1, 2)
@@ -48,7 +70,7 @@ def message_blocks(y: Tensor) -> MessageBlocks:
 
 
 def message_backward_blocks(y: Tensor) -> MessageBlocks:
-    """Gather from neighbors, and sum over all channels for every edge."""
+    """Return the sizes for gathering from neighbors and reducing each edge over all channels."""
     n_atoms, channels = y.shape[1:]
     if n_atoms <= FEW:
         return MessageBlocks(1, 4, channels, 1, 4)
@@ -56,7 +78,7 @@ def message_backward_blocks(y: Tensor) -> MessageBlocks:
 
 
 def embedding_blocks(x: Tensor) -> MessageBlocks:
-    """Sum what the table gives for each neighbor."""
+    """Return the sizes for summing interpolated tensors over neighbors."""
     n_atoms, channels = x.shape[1:]
     if n_atoms <= FEW:
         return MessageBlocks(1, 8, min(channels, 32), 1, 2)
@@ -66,7 +88,7 @@ def embedding_blocks(x: Tensor) -> MessageBlocks:
 
 
 def embedding_backward_blocks(x: Tensor) -> MessageBlocks:
-    """Sum over all channels for every edge."""
+    """Return the sizes for reducing each edge over all channels."""
     n_atoms, channels = x.shape[1:]
     if n_atoms <= FEW:
         return MessageBlocks(1, 8, channels, 1, 8)
@@ -76,7 +98,7 @@ def embedding_backward_blocks(x: Tensor) -> MessageBlocks:
 
 
 def tensor_blocks(x: Tensor) -> LinearBlocks:
-    """One pass over nine components: a warp, and two or four numbers a thread."""
+    """Return the sizes for one pass over x[9, N, F]: one warp, two or four elements per thread."""
     n_atoms, channels = x.shape[1:]
     width = min(channels, 32 if n_atoms <= MANY else 128)
     atoms = 64 // width if n_atoms <= MANY else 128 // width
@@ -84,7 +106,7 @@ def tensor_blocks(x: Tensor) -> LinearBlocks:
 
 
 def linear_blocks(x: Tensor) -> LinearBlocks:
-    """Products of x[9, N, F] alone: large tiles once there are enough of them."""
+    """Return the sizes for a product of x[9, N, F]: large tiles once they fill the GPU."""
     n_atoms, channels = x.shape[1:]
     inner = min(128 // x.element_size(), channels)
     if n_atoms <= FEW:
@@ -93,7 +115,7 @@ def linear_blocks(x: Tensor) -> LinearBlocks:
 
 
 def row_blocks(rows: Tensor) -> LinearBlocks:
-    """Products of rows[N, F] with what comes before and after."""
+    """Return the sizes for a product of rows[N, F] fused with its prologue and epilogue."""
     n_atoms, channels = rows.shape
     inner = min(256 // rows.element_size(), channels)
     if n_atoms <= FEW:
@@ -104,18 +126,18 @@ def row_blocks(rows: Tensor) -> LinearBlocks:
 
 
 def readout_blocks(rows: Tensor) -> LinearBlocks:
-    """Products of the norms of whole tensors, which are read again for every block of outputs."""
+    """Return the sizes for a product of norms, which each block of outputs computes again."""
     channels = rows.shape[1]
     return LinearBlocks(16, min(32, channels), min(512 // rows.element_size(), channels), 4, 1)
 
 
 def head_blocks(rows: Tensor) -> LinearBlocks:
-    """Two products and their adjoints for the same atoms."""
+    """Return the sizes for two products and their adjoints in one kernel."""
     return LinearBlocks(16, min(256 // rows.element_size(), rows.shape[1]), 0, 4, 1)
 
 
 def readout_backward_blocks(rows: Tensor) -> LinearBlocks:
-    """Rows of all nine components, with a step of the inner channels at a time."""
+    """Return the sizes for the adjoint of the readout, whose programs own all channels."""
     n_atoms, channels = rows.shape
     inner = min(128 // rows.element_size(), channels)
     if hardware.shared_memory(rows) < 220 * KIB:

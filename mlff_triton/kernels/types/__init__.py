@@ -1,1 +1,1 @@
-"""Data types shared by kernels, references and the engine."""
+"""Data types that kernels, references and the engine share."""

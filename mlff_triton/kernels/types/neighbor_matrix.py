@@ -1,4 +1,4 @@
-"""Padded neighbor matrix: a neighbor list with the same number of slots for every atom."""
+"""Padded neighbor matrix: a neighbor list with the same number of slots for each atom."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ import torch
 from torch import Tensor
 
 MAX_REACH = 127
-"""Cells that a shift may reach over in any direction, for it to fit a byte."""
+"""Largest component of a shift that fits in one byte."""
 
 
 @dataclass(frozen=True)
 class NeighborMatrix:
-    """A full, symmetric neighbor list with the same number ``K`` of slots for every atom.
+    """Full, symmetric neighbor list with ``K`` slots for each atom.
 
-    Atoms are numbered in an order of the list's own, in which neighbors lie close in memory. The
-    edges of an atom fill the first slots of its row by ascending ``(j, S)``, with ``j`` in the
-    *user's* numbering: the order of a row does not depend on how atoms were sorted. Slots behind
-    them point back at themselves: the atom itself as sender, no shift, their own reverse.
+    Atoms are sorted so that neighbors lie close in memory. The edges of an atom fill the first
+    slots of its row by ascending ``(j, S)``, with ``j`` in the *user's* numbering, so the order of
+    a row does not depend on how the atoms were sorted. Unused slots point to themselves: their
+    sender is the atom itself, their shift is zero, and their reverse is their own index.
 
-    The list is whole only if ``needed <= K`` and ``reach <= MAX_REACH``. Otherwise its indices are
-    still in bounds, but edges are missing: build it again with room for ``needed``, or from
-    positions wrapped into the cell.
+    The list is complete only if ``needed <= K`` and ``reach <= MAX_REACH``. Otherwise all indices
+    are within bounds but edges are missing. Build it again with ``K >= needed``, or from positions
+    wrapped into the cell.
 
     Attributes
     ----------
     order : int32 [N]
-        The user's number of each sorted atom.
+        User's index of each sorted atom.
     rank : int32 [N]
-        The inverse: the sorted number of each of the user's atoms.
+        Sorted index of each of the user's atoms: the inverse of ``order``.
     count : int32 [N]
-        Slots in use in the row of each sorted atom, at most ``K``.
+        Used slots in the row of each sorted atom, at most ``K``.
     senders : int32 [N, K]
-        Sorted number of atom ``j``.
+        Sorted index of atom ``j``.
     shifts : int32 [N, K]
-        Lattice translation of ``j``, a byte a direction: see `unpack_shifts`.
+        Lattice translation of ``j``, one byte per direction: see `unpack_shifts`.
     reverse : int32 [N * K]
-        Flat slot of the opposite edge.
+        Flat index of the slot of the opposite edge.
     needed : int32 []
-        Edges of the atom that has the most.
+        Largest number of edges of any atom.
     reach : int32 []
-        The largest component of any shift, or a huge number for a position that is none.
+        Largest component of any shift; a huge number if a position is not finite.
     """
 
     order: Tensor
@@ -54,7 +54,7 @@ class NeighborMatrix:
     reach: Tensor
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Arrays of a `mlff_triton.neighbors.graph.Graph` in the user's numbering.
+        """Return the arrays of a `mlff_triton.neighbors.graph.Graph` in the user's numbering.
 
         Returns
         -------
@@ -79,7 +79,7 @@ class NeighborMatrix:
 
 
 def unpack_shifts(packed: Tensor) -> Tensor:
-    """Three components from the three low bytes, the first in the lowest, each plus 128.
+    """Unpack shifts from three bytes, the first component in the lowest byte, each plus 128.
 
     Parameters
     ----------
@@ -93,6 +93,6 @@ def unpack_shifts(packed: Tensor) -> Tensor:
 
 
 def pack_shifts(shifts: Tensor) -> Tensor:
-    """The inverse of `unpack_shifts`: int64 [..., 3] to int32 [...]."""
+    """Pack shifts, int64 [..., 3], into int32 [...]: the inverse of `unpack_shifts`."""
     x, y, z = (shifts + 128 & 255).unbind(-1)
     return (x | y << 8 | z << 16).int()

@@ -1,4 +1,4 @@
-"""Nuclear repulsion (ZBL): its constants, and what it depends on apart from the distance."""
+"""Constants of the nuclear repulsion (ZBL)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import NamedTuple
 from torch import Tensor
 
 SCREENING = ((0.1818, 3.2), (0.5099, 0.9423), (0.2802, 0.4029), (0.02817, 0.2016))
+"""Weights and rates of the exponentials in the screening function."""
 
 
 class Nuclei(NamedTuple):
-    """What the repulsion of nuclei depends on, apart from their distance.
+    """Parameters of the repulsion between nuclei.
 
     Attributes
     ----------
     charge : float64 [S]
         Nuclear charge of each element, elementary charges.
     inverse_length : float64 [S]
-        Those of two elements add up to their inverse screening length, 1/Å.
+        Share of each element in the inverse screening length of a pair, which is the sum of both
+        shares, 1/Å.
     half_coulomb : float64 [1]
-        Half the Coulomb constant, as each of two nuclei gets half of their repulsion, eV Å.
+        Half the Coulomb constant, eV Å: each nucleus of a pair gets half of their repulsion.
     cutoff : float64 [1]
-        Å.
+        Distance beyond which the repulsion is zero, Å.
     """
 
     charge: Tensor

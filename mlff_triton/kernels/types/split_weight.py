@@ -1,8 +1,8 @@
 """Weights of linear maps, split for tensor cores.
 
-A float32 number is the sum of two TF32 numbers of eleven bits each, but for its last bits. Three
-products of such halves are as exact as one in float32, and tensor cores make them much faster. Both
-halves of the weights are worked out once; kernels split the other operand as they go.
+A float32 value is, up to its last bits, the sum of two TF32 values of eleven bits each. Three
+products of these halves are as exact as one product in float32, and much faster on tensor cores.
+Both halves of a weight are computed once. Kernels split the other operand as they load it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDED_OFF = 0.73 * 2.0**-23  # of sums of 32 products, relative, see `kernels._tiles.multiply`
+ROUNDED_OFF = 0.73 * 2.0**-23
+"""Relative loss of a sum of 32 products: see `mlff_triton.kernels.common.tiles.multiply`."""
 
 
 class SplitWeight(NamedTuple):
-    """A linear map ``y = x weight^T``.
+    """Linear map ``y = x weight^T``.
 
     Attributes
     ----------
     weight : [..., out, in]
         float32 or float64.
     high, low : [..., out, in]
-        TF32 numbers whose sum is the weight, and 0.73 units in the last place more, which tensor
-        cores round off; for float64 the weight itself, and nothing of use.
+        TF32 values whose sum exceeds the weight by the 0.73 units in the last place that tensor
+        cores round off. In float64, both are the weight itself.
     tf32 : bool
-        Whether the high halves alone will do.
+        If True, products use the high halves only.
     """
 
     weight: Tensor
@@ -36,7 +37,7 @@ class SplitWeight(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor, tf32: bool = False) -> SplitWeight:
-        """Split a weight."""
+        """Split a weight into halves."""
         weight = weight.contiguous()
         if weight.dtype != torch.float32:
             return cls(weight, weight, weight)
@@ -45,10 +46,10 @@ class SplitWeight(NamedTuple):
 
     @property
     def transposed(self) -> SplitWeight:
-        """The adjoint: ``y = x weight``."""
+        """The adjoint map, ``y = x weight``."""
         return SplitWeight.of(self.weight.mT, self.tf32)
 
 
 def round_to_tf32(x: Tensor) -> Tensor:
-    """The nearest numbers whose mantissa ends thirteen bits early."""
+    """Round float32 values to the nearest values whose mantissa is thirteen bits shorter."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)

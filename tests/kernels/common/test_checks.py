@@ -19,14 +19,14 @@ def test_without_a_gpu_the_torch_backend_is_named(monkeypatch):
 
 
 def test_tensors_lie_on_one_device(device):
-    with pytest.raises(InputError, match=r"lie on .*, meta: move them to one device"):
+    with pytest.raises(InputError, match=r"on different devices, .*meta: move them to one device"):
         check_device(torch.zeros(1, device=device), torch.zeros(1, device="meta"))
 
 
 def test_one_dtype_for_all(device):
     ones = torch.ones(1, device=device)
     check_floats(a=ones, b=ones)
-    with pytest.raises(InputError, match=r"a is torch.float32, b is torch.float64: use"):
+    with pytest.raises(InputError, match=r"a is torch.float32, b is torch.float64: use the same"):
         check_floats(a=ones, b=ones.double())
 
 

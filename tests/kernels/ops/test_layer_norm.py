@@ -101,7 +101,7 @@ def test_registered_completely(device):
         ({"x": torch.ones(2, 20000)}, "rows hold 1 to 16384 numbers"),
         ({"x": torch.ones(2, 5)}, r"weight has the shape \[4\] instead of \[5\]"),
         ({"bias": torch.ones(5)}, r"bias has the shape \[5\] instead of \[4\]"),
-        ({"weight": torch.ones(4).half()}, "weight is torch.float16.* one for all"),
+        ({"weight": torch.ones(4).half()}, "weight is torch.float16.* the same dtype for all"),
         ({"x": torch.ones(2, 4).long()}, "x is torch.int64"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The same building blocks in plain PyTorch."""
+"""Building blocks of the references, in plain PyTorch."""

@@ -1,4 +1,4 @@
-"""Activations by their names, and their derivatives, in plain PyTorch."""
+"""Activations by name, and their derivatives, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """Activation of that name."""
+    """Apply the activation of that name."""
     return ACTIVATIONS[activation](x)
 
 
 def activate_derivative(x: Tensor, activation: str) -> Tensor:
-    """Derivative of `activate`, for the activations of TensorNet and "none"."""
+    """Return the derivative of `activate`, for the activations of TensorNet and "none"."""
     if activation == "none":
         return torch.ones_like(x)
     if activation == "tanh":

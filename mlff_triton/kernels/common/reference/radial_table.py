@@ -1,10 +1,11 @@
-"""Look-up in a radial table: cubic Hermite interpolation between two knots, in plain PyTorch.
+"""Cubic Hermite interpolation in a radial table, in plain PyTorch.
 
     f  = v + h (t (1 - t)^2 m + t^2 (3 - 2 t) s + t^2 (t - 1) m')
     f' = (1 - t) (1 - 3 t) m + 6 t (1 - t) s + t (3 t - 2) m'
 
-with the value v and slopes m and m' at the knots, the secant s and the fraction t of an interval of
-width h. The secant is tabulated too: a difference of float32 values would lose the derivative.
+with the value v and the slopes m and m' at the knots, the secant s, and the fraction t of an
+interval of width h. The secant is tabulated because a difference of float32 values would lose
+precision in the derivative.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from torch import Tensor
 
 
 def look_up(table: Tensor, interval: Tensor, fraction: Tensor, width: Tensor) -> Tensor:
-    """Values of the tabulated functions.
+    """Interpolate the tabulated functions.
 
     Parameters
     ----------
     table : [K + 1, 3, 3, F]
         Value, slope and secant at each knot: see `mlff_triton.engine.radial_tables`.
     interval : int [E]
-        Interval that each distance falls in.
+        Interval of each distance.
     fraction, width : [E]
         Fraction of the interval, and its width in Å.
 
@@ -36,7 +37,7 @@ def look_up(table: Tensor, interval: Tensor, fraction: Tensor, width: Tensor) ->
 
 
 def look_up_slope(table: Tensor, interval: Tensor, fraction: Tensor, width: Tensor) -> Tensor:
-    """Derivatives [3, E, F] of what `look_up` returns with respect to the distance."""
+    """Return the derivatives of `look_up` with respect to the distance, [3, E, F]."""
     del width  # slopes and secants are derivatives already
     t = fraction
     weights = torch.stack([(1 - t) * (1 - 3 * t), 6 * t * (1 - t), t * (3 * t - 2)])
@@ -44,7 +45,7 @@ def look_up_slope(table: Tensor, interval: Tensor, fraction: Tensor, width: Tens
 
 
 def _blend(rows: Tensor, interval: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of the slope at the first knot, the secant, and the slope at the second knot."""
+    """Return the weighted sum of the slope at the first knot, the secant and the second slope."""
     first, last = rows[:, interval], rows[:, interval + 1]  # [3, E, 3, F]
     w = weights[:, None, :, None]
     return w[0] * first[:, :, 1] + w[1] * first[:, :, 2] + w[2] * last[:, :, 1]

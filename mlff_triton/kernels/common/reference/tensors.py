@@ -1,6 +1,6 @@
-"""3x3 tensors of atoms and channels, ``x[9, N, F]`` or ``t[3, 3, N, F]``, and adjoints of maps.
+"""Algebra of 3x3 tensors per atom and channel, ``x[9, N, F]`` or ``t[3, 3, N, F]``.
 
-An adjoint turns the gradient of a map's result into that of its argument.
+The adjoint of a map takes the gradient of its result to the gradient of its argument.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S
 
 
 def compose(x: Tensor) -> Tensor:
-    """[9, N, F] -> [3, 3, N, F]."""
+    """Return the matrices of components: [9, N, F] -> [3, 3, N, F]."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
     entries = [i + s00, s01 - a2, s02 + a1, s01 + a2, i + s11, s12 - a0, s02 - a1, s12 + a0]
     full: Tensor = torch.stack([*entries, i - s00 - s11]).unflatten(0, (3, 3))
@@ -23,7 +23,7 @@ def compose(x: Tensor) -> Tensor:
 
 
 def compose_adjoint(t: Tensor) -> Tensor:
-    """[3, 3, N, F] -> [9, N, F]."""
+    """Apply the adjoint of `compose`: [3, 3, N, F] -> [9, N, F]."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(0, 1).unbind(0)
     skew = [t21 - t12, t02 - t20, t10 - t01]
     symmetric = [t00 - t22, t01 + t10, t02 + t20, t11 - t22, t12 + t21]
@@ -31,7 +31,7 @@ def compose_adjoint(t: Tensor) -> Tensor:
 
 
 def decompose(t: Tensor) -> Tensor:
-    """[3, 3, N, F] -> [9, N, F]."""
+    """Return the components of matrices: [3, 3, N, F] -> [9, N, F]."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(0, 1).unbind(0)
     i = (t00 + t11 + t22) / 3
     skew = [(t21 - t12) / 2, (t02 - t20) / 2, (t10 - t01) / 2]
@@ -40,7 +40,7 @@ def decompose(t: Tensor) -> Tensor:
 
 
 def decompose_adjoint(x: Tensor) -> Tensor:
-    """[9, N, F] -> [3, 3, N, F]."""
+    """Apply the adjoint of `decompose`: [9, N, F] -> [3, 3, N, F]."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
     t22 = (i - s00 - s11) / 3
     upper = [(s01 - a2) / 2, (s02 + a1) / 2, (s12 - a0) / 2]
@@ -51,18 +51,18 @@ def decompose_adjoint(x: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Product of [3, 3, N, F] tensors."""
+    """Return the product of matrices [3, 3, N, F]."""
     return torch.stack([row[0] * b[0] + row[1] * b[1] + row[2] * b[2] for row in a])
 
 
 def scale_parts(factors: Tensor, x: Tensor) -> Tensor:
-    """Each part times its own factor: [3, N, F] and [9, N, F] -> [9, N, F]."""
+    """Multiply each part by its own factor: [3, N, F] and [9, N, F] -> [9, N, F]."""
     pairs = zip(factors.unbind(0), x.split(PARTS), strict=True)
     return torch.cat([factor * part for factor, part in pairs])
 
 
 def harmonics(u: Tensor) -> Tensor:
-    """Components [9, E] of ``1 + A(u) + (u u^T - |u|^2 / 3)`` for vectors [3, E]."""
+    """Return the components [9, E] of ``1 + A(u) + (u u^T - |u|^2 / 3)`` for vectors [3, E]."""
     x, y, z = u.unbind(0)
     third = (x * x + y * y + z * z) / 3
     symmetric = [x * x - third, x * y, x * z, y * y - third, y * z]
@@ -70,47 +70,47 @@ def harmonics(u: Tensor) -> Tensor:
 
 
 def dot_parts(a: Tensor, b: Tensor) -> Tensor:
-    """Sums of products of components, one a part: [9, N, F] twice -> [3, N, F]."""
+    """Return the sums of products of components, one per part: [9, N, F] twice -> [3, N, F]."""
     return torch.stack([part.sum(0) for part in (a * b).split(PARTS)])
 
 
 def part_norms(x: Tensor) -> Tensor:
-    """Squared Frobenius norms of the parts: [9, N, F] -> [3, N, F]."""
+    """Return the squared Frobenius norms of the parts: [9, N, F] -> [3, N, F]."""
     return dot_parts(x, norm_gradients(x)) / 2
 
 
 def norm_gradients(x: Tensor) -> Tensor:
-    """Derivatives of the part norms with respect to the components: [9, N, F] -> [9, N, F]."""
+    """Return the derivatives of the part norms by the components: [9, N, F] -> [9, N, F]."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = x.unbind(0)
     symmetric = [4 * s00 + 2 * s11, 4 * s01, 4 * s02, 4 * s11 + 2 * s00, 4 * s12]
     return torch.stack([6 * i, 4 * a0, 4 * a1, 4 * a2, *symmetric])
 
 
 def inverse_norm(x: Tensor) -> Tensor:
-    """``1 / (|x|^2 + 1)``: [9, N, F] -> [N, F]."""
+    """Return ``1 / (|x|^2 + 1)``: [9, N, F] -> [N, F]."""
     return 1 / (part_norms(x).sum(0) + 1)
 
 
 def normalize_backward(grad: Tensor, x: Tensor, inverse: Tensor) -> Tensor:
-    """Gradient of x from that of ``x inverse``."""
+    """Return the gradient of x, given that of ``x inverse`` with ``inverse = inverse_norm(x)``."""
     along = (grad * x).sum(0) * inverse * inverse
     return inverse * grad - along * norm_gradients(x)
 
 
 def square_backward(grad: Tensor, d: Tensor) -> Tensor:
-    """Gradient of d from that of ``decompose(D D)``."""
+    """Return the gradient of d, given that of ``decompose(D D)``."""
     g, t = decompose_adjoint(grad), compose(d).transpose(0, 1)
     return compose_adjoint(matmul(g, t) + matmul(t, g))
 
 
 def map_parts(x: Tensor, weight: SplitWeight) -> Tensor:
-    """Each part by its own weights [3, out, in]: [9, N, in] -> [9, N, out]."""
+    """Map each part by its own weights [3, out, in]: [9, N, in] -> [9, N, out]."""
     pairs = zip(x.split(PARTS), weight.weight.unbind(0), strict=True)
     return torch.cat([part @ w.T for part, w in pairs])
 
 
 def sum_at_receivers(values: Tensor, receivers: Tensor, n_atoms: int) -> Tensor:
-    """Sum rows [E, F] of ascending receivers [E]: [N, F], the same bits at every run."""
+    """Sum rows [E, F] of ascending receivers [E] to [N, F], with the same bits in each run."""
     if values.device.type == "cpu":
         zeros = values.new_zeros(n_atoms, *values.shape[1:])
         return zeros.index_add(0, receivers, values)
