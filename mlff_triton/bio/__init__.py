@@ -1,8 +1,16 @@
-"""Models of biology made faster in place, and put back exactly; and sequences aligned.
+"""Accelerated protein language models, and sequence alignment.
 
-``bio.accelerate(model)`` for a model, ``bio.restore(model)`` to undo it, and
-``bio.top_tokens(model, ...)`` for the most likely tokens without logits of all others.
+``bio.accelerate(model)`` makes a model faster in place, ``bio.restore(model)`` undoes it, and
+``bio.top_tokens(model, ...)`` returns the most likely tokens without writing all logits.
 ``bio.align(queries, targets)`` aligns pairs of sequences; it is loaded on first use.
+
+- ``patch``: `accelerate`, `accelerated`, `restore` and `report`
+- ``families``: table of the model families that `accelerate` recognizes
+- ``fast_forward``: base class of everything that replaces a module's ``forward``; fallbacks
+- ``snapshot``: detection of changed parameters, submodules and hooks
+- ``graph_cache``: CUDA graphs, one per combination of input shapes
+- ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
+- ``alignment``: sequence alignment
 """
 
 from __future__ import annotations
@@ -10,8 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlff_triton._common.lazy import attributes
-from mlff_triton.bio.encoders.top import TopTokens, top_tokens
-from mlff_triton.bio.forward import FallbackWarning
+from mlff_triton.bio.encoders.top_tokens import TopTokens, top_tokens
+from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.bio.patch import Part, Report, accelerate, accelerated, report, restore
 
 if TYPE_CHECKING:

@@ -1,25 +1,23 @@
-"""Models of biology made faster in place, and put back exactly."""
+"""Acceleration of models in place, its exact reversal, and reports."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from mlff_triton.bio.encoders.fair_esm import ESM2Forward
-from mlff_triton.bio.encoders.huggingface import EncoderForward, HeadForward
-from mlff_triton.bio.encoders.motifs import MOTIFS, looks_like_encoder
-from mlff_triton.bio.forward import BACKENDS, PRECISIONS, FastForward, Options, check_backend
+from mlff_triton._common.availability import check_triton
+from mlff_triton.bio.families import FAMILIES, Adapter
+from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
 from mlff_triton.errors import InputError, UnsupportedModelError
 
-Adapter = type[FastForward[Any]]
-ADAPTERS: tuple[Adapter, ...] = (EncoderForward, HeadForward, ESM2Forward)
+BACKENDS = ("auto", "triton", "torch")
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -32,43 +30,44 @@ def accelerate(
     backend: str = "auto",
     strict: bool = False,
 ) -> Model:
-    """Let a model compute faster, this instance only, until `restore`.
+    """Make one model instance compute faster, until `restore` is called.
 
-    Its answers stay what they were, to rounding; padding comes out as zero. No class, no module
-    and no other instance is touched, and parameters, ``state_dict``, ``to``, ``half``,
-    ``deepcopy`` and ``torch.save`` stay as they are. Whatever a fast forward does not serve, such
-    as gradients, training, hooks or ``output_attentions``, the model computes itself, and says so
-    once by a `FallbackWarning`.
+    Outputs stay the same up to rounding, except that padding comes out as zero. Classes, modules
+    and other instances are not touched, and parameters, ``state_dict``, ``to``, ``half``,
+    ``deepcopy`` and ``torch.save`` work as before. Where the fast forward does not apply, for
+    example with gradients, training, hooks or ``output_attentions``, the model runs its original
+    forward and gives one `FallbackWarning` with the reason.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Holds something that is known: ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.5x
-        or 5.x) with any head, or ESM-2 of fair-esm. Changed in place.
+        Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.5x or
+        5.x), with any head, or ESM-2 of fair-esm. Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
-        What to compute in; by default in the dtype of the parameters, which stay as they are, as
-        does the dtype of what comes out.
+        Dtype of the computation; by default that of the parameters. The dtypes of the parameters
+        and of the outputs do not change.
     cuda_graph : bool or "auto"
-        Whether to replay a CUDA graph for every shape that comes again; "auto" leaves out batches
-        so large that it would gain nothing.
+        If True, capture a CUDA graph for every shape that occurs again, and replay it. "auto"
+        excludes batches that are too large to gain anything.
     backend : {"auto", "triton", "torch"}
-        "triton" for kernels, which need a GPU; "torch" for the same in PyTorch on any device;
-        "auto" for kernels on a GPU, and the model itself on a CPU.
+        "triton" runs Triton kernels, which need a GPU. "torch" runs the same computation in
+        PyTorch on any device. "auto" runs kernels on a GPU and the original forward on a CPU.
     strict : bool
-        Of a model that is not known as a whole the known parts are replaced if it looks like a
-        Transformer encoder: layers, attention, networks and normalizations. True refuses that.
+        If False, a model that is not supported as a whole but looks like a Transformer encoder
+        gets its supported parts replaced: layers, attention, MLPs and layer norms. If True, it is
+        refused.
 
     Returns
     -------
     torch.nn.Module
-        The model itself. To call this again changes the options.
+        The same model. Calling the function again changes the options.
 
     Raises
     ------
     UnsupportedModelError
-        If nothing in the model is known. It is left as it was.
+        If the model contains nothing that can be accelerated. It is left unchanged.
     BackendError
-        If kernels are asked for and there is no GPU, or no Triton.
+        If ``backend="triton"`` and there is no GPU, or Triton is not installed.
     InputError
         If an option is unknown.
 
@@ -79,53 +78,54 @@ def accelerate(
     >>> with torch.inference_mode():
     ...     hidden = model(**tokens).last_hidden_state
     """
-    _check("precision", precision, (None, *PRECISIONS))
-    _check("cuda_graph", cuda_graph, ("auto", True, False))
-    _check("backend", backend, BACKENDS)
+    _check_option("precision", precision, (None, *PRECISIONS))
+    _check_option("cuda_graph", cuda_graph, ("auto", True, False))
+    _check_option("backend", backend, BACKENDS)
     first = next(model.parameters(), torch.empty(0))
-    check_backend(backend, first.device)
-    looks = any(_looks_at_first_token(module) for module in model.modules())
-    options = Options(precision, cuda_graph, backend, looks)
-    parts = list(_parts(model, ADAPTERS, set()))
-    if not parts and not strict and looks_like_encoder(model):
-        parts = list(_parts(model, MOTIFS, set()))
-    if not parts:
-        known = ", ".join(adapter.supported for adapter in ADAPTERS)
-        raise UnsupportedModelError(f"{type(model).__name__} holds nothing known: {known}")
+    if backend == "triton" or (backend == "auto" and first.is_cuda):
+        check_triton(first.device)
+    options = Options(precision, cuda_graph, backend)
+    matches = _find(model, [adapter for family in FAMILIES for adapter in family.models])
+    if not matches and not strict:
+        alike = [family for family in FAMILIES if family.resembles(model)]
+        matches = _find(model, [adapter for family in alike for adapter in family.parts])
+    if not matches:
+        known = ", ".join(adapter.supported for family in FAMILIES for adapter in family.models)
+        raise UnsupportedModelError(
+            f"{type(model).__name__} contains no module that can be accelerated: use {known}"
+        )
     restore(model)
-    for module, adapter in parts:
-        module.forward = adapter(module, options)
+    for module, adapter in matches:
+        module.forward = adapter(module, options, model)
     return model
 
 
-def _looks_at_first_token(module: nn.Module) -> bool:
-    """Whether a model of transformers classifies, or pools, by the first token of a sequence."""
-    return hasattr(module, "classifier") or getattr(module, "pooler", None) is not None
-
-
-def _check(name: str, value: object, known: tuple[object, ...]) -> None:
+def _check_option(name: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         names = ", ".join(map(repr, known))
         raise InputError(f"{name}={value!r} is unknown: use one of {names}")
 
 
-def _parts(
-    module: nn.Module, adapters: tuple[Adapter, ...], seen: set[nn.Module]
-) -> Iterator[tuple[nn.Module, Adapter]]:
-    """Modules that an adapter fits, each once, and nothing inside of them."""
-    if module in seen:
-        return
-    seen.add(module)
-    adapter = next((adapter for adapter in adapters if adapter.fits(module)), None)
-    if adapter is not None:
-        yield module, adapter
-        return
-    for child in module.children():
-        yield from _parts(child, adapters, seen)
+def _find(model: nn.Module, adapters: Sequence[Adapter]) -> list[tuple[nn.Module, Adapter]]:
+    """Find the outermost modules that an adapter fits, each with its first such adapter."""
+    seen: set[nn.Module] = set()
+
+    def search(module: nn.Module) -> Iterator[tuple[nn.Module, Adapter]]:
+        if module in seen:
+            return
+        seen.add(module)
+        adapter = next((adapter for adapter in adapters if adapter.fits(module)), None)
+        if adapter is not None:
+            yield module, adapter
+            return
+        for child in module.children():
+            yield from search(child)
+
+    return list(search(model))
 
 
 def restore(model: Model) -> Model:
-    """Undo `accelerate`, bit for bit; does nothing to other models."""
+    """Undo `accelerate` exactly; do nothing to a model that is not accelerated."""
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, FastForward):
@@ -134,10 +134,20 @@ def restore(model: Model) -> Model:
 
 
 @contextmanager
-def accelerated(model: Model, **options: Any) -> Iterator[Model]:
-    """Accelerate a model within a ``with`` statement; then it is again what it was before."""
+def accelerated(
+    model: Model,
+    *,
+    precision: str | None = None,
+    cuda_graph: bool | str = "auto",
+    backend: str = "auto",
+    strict: bool = False,
+) -> Iterator[Model]:
+    """Accelerate a model within a ``with`` statement, then return it to its previous state.
+
+    Parameters and errors are those of `accelerate`.
+    """
     before = {m: vars(m)["forward"] for m in model.modules() if "forward" in vars(m)}
-    accelerate(model, **options)
+    accelerate(model, precision=precision, cuda_graph=cuda_graph, backend=backend, strict=strict)
     try:
         yield model
     finally:
@@ -147,18 +157,18 @@ def accelerated(model: Model, **options: Any) -> Iterator[Model]:
 
 
 class Part(NamedTuple):
-    """A part of a model that was replaced.
+    """One replaced module of a model.
 
     Attributes
     ----------
     path : str
-        Where it is in the model.
+        Path of the module in the model.
     module : str
-        Its class.
+        Class of the module.
     by : str
-        What computes now.
+        Backend and dtype that compute instead.
     state : str
-        Whether it does, or why its own ``forward`` was called last.
+        "fast", or the reasons why the module's original ``forward`` ran.
     """
 
     path: str
@@ -168,7 +178,7 @@ class Part(NamedTuple):
 
 
 class Report(list[Part]):
-    """The parts of a model; prints as a table."""
+    """List of the replaced modules of a model; prints as a table."""
 
     def __rich__(self) -> Table:
         table = Table(*(name.capitalize() for name in Part._fields))
@@ -183,7 +193,7 @@ class Report(list[Part]):
 
 
 def report(model: nn.Module) -> Report:
-    """What `accelerate` has replaced, by what, and why something computes as it is."""
+    """List the modules that `accelerate` replaced, what computes instead, and any fallbacks."""
     parts = Report()
     for path, module in model.named_modules():
         forward = module.__dict__.get("forward")

@@ -1,4 +1,4 @@
-"""Language models of proteins: on the GPU if there is one, and otherwise under the interpreter."""
+"""Tests of protein language models run on a GPU if there is one, else under the interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rows that mean nothing are computed too, from whatever memory holds: NumPy may warn of it."""
+    """Ignore NumPy's warnings: kernels also compute unused rows, from uninitialized memory."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"))

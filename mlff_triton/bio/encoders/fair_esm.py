@@ -7,37 +7,37 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.encoder import (
+from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
+from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
+from mlff_triton.bio.encoders.weights import (
     Embedding,
-    Encoder,
+    EncoderWeights,
     Layer,
-    Layers,
+    LazyLayers,
     Linear,
     Norm,
     exact_frequencies,
 )
-from mlff_triton.bio.encoders.head import Head, HeadWeights
-from mlff_triton.bio.encoders.runner import Runner, Tokens, runner
-from mlff_triton.bio.forward import FastForward
+from mlff_triton.bio.fast_forward import FastForward
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 
-class Weights(NamedTuple):
-    """Encoder and language head."""
+class ReadyModel(NamedTuple):
+    """Encoder, its number of layers, and language head, ready to run."""
 
-    encoder: Runner
+    encoder: BatchRunner
     layers: int
-    head: Head
+    head: LanguageHead
 
 
-class ESM2Forward(FastForward[Weights]):
-    """`esm.model.esm2.ESM2`."""
+class ESM2Forward(FastForward[ReadyModel]):
+    """Forward of `esm.model.esm2.ESM2`."""
 
     supported = "ESM-2 of fair-esm"
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether it has that model's submodules."""
+        """Return True for a module with the submodules of `ESM2`."""
         layers: Any = getattr(module, "layers", None)
         parts = ("embed_tokens", "emb_layer_norm_after", "lm_head", "padding_idx", "mask_idx")
         if not isinstance(layers, nn.ModuleList) or not all(hasattr(module, p) for p in parts):
@@ -45,15 +45,17 @@ class ESM2Forward(FastForward[Weights]):
         return bool(len(layers)) and all(map(_is_layer, layers))
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Attention weights and contacts are not served."""
+        """Refuse requests for attention weights and contacts."""
         for name in ("need_head_weights", "return_contacts"):
             if arguments.get(name):
-                return f"{name} was asked for"
+                return f"{name} is not supported"
         tokens = arguments.get("tokens")
-        return "tokens [B, L] are needed" if tokens is None or tokens.dim() != 2 else None
+        if tokens is None or tokens.dim() != 2:
+            return "tokens of shape [B, L] are required"
+        return None
 
-    def read(self) -> Weights:
-        """What there is now."""
+    def read(self) -> ReadyModel:
+        """Read the present weights."""
         module = self.module
         embedding = Embedding(
             word=module.embed_scale * module.embed_tokens.weight,
@@ -62,9 +64,9 @@ class ESM2Forward(FastForward[Weights]):
             norm=None,
             mask_token=module.mask_idx if module.token_dropout else None,
         )
-        encoder = Encoder(
+        encoder = EncoderWeights(
             embedding=embedding,
-            layers=Layers(_layer, module.layers),
+            layers=LazyLayers(_layer, module.layers),
             heads=module.attention_heads,
             norm_first=True,
             activation="gelu",
@@ -75,33 +77,33 @@ class ESM2Forward(FastForward[Weights]):
         weights = HeadWeights(
             Linear.of(head.dense), "gelu", Norm.of(head.layer_norm), Linear(head.weight, head.bias)
         )
-        return Weights(
-            runner(encoder, self.dtype, own, self.backend, self.options),
+        return ReadyModel(
+            make_runner(encoder, self.dtype, own, self.backend, self.options),
             len(encoder.layers),
-            Head(weights, self.dtype, self.backend),
+            LanguageHead(weights, self.dtype, self.backend),
         )
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
-        """Replay a graph, if there is one."""
+        """Replay the graph for the batch's shape, if there is one."""
         if arguments.keys() != {"tokens"} or arguments["tokens"].dim() != 2:
             return None
         return self.weights.encoder.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> dict[str, Any]:
-        """Logits, and representations of the layers asked for; zero where there is padding."""
+        """Return logits, and representations of the requested layers, zero for padding."""
         encoder, layers, head = self.weights
-        wanted = set(arguments.get("repr_layers", ()))
+        requested = set(arguments.get("repr_layers", ()))
         hidden = begun
         kept: dict[int, Tensor] = {}
         if hidden is None:
-            hidden, kept = encoder(self._tokens(arguments), wanted - {layers})
-        if layers in wanted:
+            hidden, kept = encoder(self._tokens(arguments), requested - {layers})
+        if layers in requested:
             kept[layers] = hidden
         return {"logits": head(hidden), "representations": kept}
 
-    def top(self, tokens: Tensor, **others: Any) -> TopLogit:
-        """The largest logit of every token, and where it is, without the others."""
-        return self.serve(self._top, self._largest, (tokens,), others)
+    def top(self, tokens: Tensor) -> TopLogit:
+        """Return the largest logit at every position and its index."""
+        return self.serve(self._top, self._largest, (tokens,), {})
 
     def _top(self, arguments: Mapping[str, Any], begun: Tensor | None) -> TopLogit:
         hidden = self.weights.encoder(self._tokens(arguments))[0] if begun is None else begun
@@ -110,9 +112,9 @@ class ESM2Forward(FastForward[Weights]):
     def _largest(self, *args: Any, **kwargs: Any) -> TopLogit:
         return largest(self.original(*args, **kwargs)["logits"])
 
-    def _tokens(self, arguments: Mapping[str, Any]) -> Tokens:
+    def _tokens(self, arguments: Mapping[str, Any]) -> TokenBatch:
         ids = arguments["tokens"]
-        return Tokens(ids, ids != self.module.padding_idx)
+        return TokenBatch(ids, ids != self.module.padding_idx)
 
 
 def _is_layer(layer: Any) -> bool:

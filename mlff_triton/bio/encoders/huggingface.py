@@ -1,6 +1,6 @@
-"""Encoders and language heads of Hugging Face's transformers, 4.5x and 5.x: ESM and BERT.
+"""ESM-1b, ESM-2, BERT and their language heads, of Hugging Face's transformers (4.5x and 5.x).
 
-They are known by their submodules, not by their classes, so that nothing need be imported.
+Models are recognized by their submodules, not by their classes, so transformers is not imported.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.encoder import (
+from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
+from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
+from mlff_triton.bio.encoders.torch_modules import is_norm, is_plain
+from mlff_triton.bio.encoders.weights import (
     Embedding,
-    Encoder,
+    EncoderWeights,
     Layer,
-    Layers,
+    LazyLayers,
     Linear,
     Norm,
     exact_frequencies,
 )
-from mlff_triton.bio.encoders.head import Head, HeadWeights
-from mlff_triton.bio.encoders.runner import Runner, Tokens, runner
-from mlff_triton.bio.encoders.structure import is_norm, is_plain
-from mlff_triton.bio.forward import FastForward
+from mlff_triton.bio.fast_forward import FastForward, Options
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
-SERVED = {"input_ids", "attention_mask", "token_type_ids", "return_dict"}
+SUPPORTED_ARGUMENTS = {"input_ids", "attention_mask", "token_type_ids", "return_dict"}
 OUTPUT = "BaseModelOutputWithPoolingAndCrossAttentions"
-LINEAR = (
+LINEAR_MAPS = (
     *(f"attention.self.{name}" for name in ("query", "key", "value")),
     *(f"{name}.dense" for name in ("attention.output", "intermediate", "output")),
 )
-KNOWN = {  # submodules of a model and of its parts, of all generations
+KNOWN_SUBMODULES = {  # of a model and of its submodules, in all versions of transformers
     "": {"embeddings", "encoder", "rotary_embeddings", "pooler", "contact_head"},
     "encoder": {"layer", "emb_layer_norm_after"},
     "embeddings": {
@@ -44,73 +44,88 @@ KNOWN = {  # submodules of a model and of its parts, of all generations
 }
 
 
-class Ready(NamedTuple):
-    """An encoder to run, and the token whose absence gives positions, if tokens are counted."""
+class ReadyEncoder(NamedTuple):
+    """Encoder that is ready to run.
 
-    runner: Runner
+    Attributes
+    ----------
+    runner : BatchRunner
+        Runs the encoder.
+    padding : int or None
+        Padding token, if positions are counted from the other tokens, as in ESM-1b.
+    """
+
+    runner: BatchRunner
     padding: int | None
 
 
-class EncoderForward(FastForward[Ready]):
-    """`EsmModel` and `BertModel`."""
+class EncoderForward(FastForward[ReadyEncoder]):
+    """Forward of `EsmModel` and `BertModel`."""
 
     supported = "ESM-1b, ESM-2 and BERT encoders of transformers"
 
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        super().__init__(module, options, model)
+        whole = module if model is None else model
+        self._first_token_is_read = any(map(_reads_first_token, whole.modules()))
+
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether it has such an encoder's submodules and no others, and is no decoder."""
+        """Return True for an encoder, not a decoder, with known submodules and no others."""
         config = getattr(module, "config", None)
         layers = _at(module, "encoder.layer")
         if config is None or not isinstance(layers, nn.ModuleList) or not len(layers):
             return False
         words = _at(module, "embeddings.word_embeddings")
         return (
-            all(_names(_at(module, path)) <= names for path, names in KNOWN.items())
+            all(_names(_at(module, path)) <= names for path, names in KNOWN_SUBMODULES.items())
             and is_plain(words, nn.Embedding)
             and words.embedding_dim == config.hidden_size
-            and all(is_plain(_at(layer, path), nn.Linear) for layer in layers for path in LINEAR)
+            and all(
+                is_plain(_at(layer, path), nn.Linear) for layer in layers for path in LINEAR_MAPS
+            )
             and all(is_norm(norm) for layer in layers for norm in _norms(layer))
             and hasattr(sys.modules[type(module).__module__], OUTPUT)
             and not getattr(config, "is_decoder", False)
-            and _kind_of_positions(module) in ("absolute", "rotary")
+            and _position_type(module) in ("absolute", "rotary")
             and _activation(module) is not None
         )
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Only tokens, masks and types of tokens are served."""
-        asked = [
+        """Refuse all arguments but tokens, token types and masks [B, L]."""
+        requested = [
             name
             for name, value in arguments.items()
-            if name not in SERVED and value is not None and value is not False
+            if name not in SUPPORTED_ARGUMENTS and value is not None and value is not False
         ]
         config = self.module.config
-        wanted = ("output_attentions", "output_hidden_states")
-        asked += [name for name in wanted if getattr(config, name, False)]
-        if asked:
-            return f"{asked[0]} was asked for"
+        in_config = ("output_attentions", "output_hidden_states")
+        requested += [name for name in in_config if getattr(config, name, False)]
+        if requested:
+            return f"{requested[0]} is not supported"
         ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if ids is None or ids.dim() != 2:
-            return "input_ids [B, L] are needed"
+            return "input_ids of shape [B, L] are required"
         if mask is not None and mask.shape != ids.shape:
-            return f"its attention mask is not [B, L] but {list(mask.shape)}"
-        if mask is not None and self.options.first_token and not bool(mask[:, 0].all()):
-            return "a sequence begins with padding, and the model looks at its first token"
+            return f"attention_mask has shape {list(mask.shape)} instead of [B, L]"
+        if mask is not None and self._first_token_is_read and not bool(mask[:, 0].all()):
+            return "a sequence begins with padding, but the model reads its first token"
         return None
 
-    def read(self) -> Ready:
-        """The encoder of now, ready to run."""
+    def read(self) -> ReadyEncoder:
+        """Read the present weights."""
         out = next(self.module.parameters()).dtype
-        absolute = _kind_of_positions(self.module) == "absolute"
-        return Ready(
-            runner(self._encoder(), self.dtype, out, self.backend, self.options),
+        absolute = _position_type(self.module) == "absolute"
+        return ReadyEncoder(
+            make_runner(self._encoder(), self.dtype, out, self.backend, self.options),
             getattr(self.module.embeddings, "padding_idx", None) if absolute else None,
         )
 
-    def _encoder(self) -> Encoder:
+    def _encoder(self) -> EncoderWeights:
         module, config = self.module, self.module.config
         parts = module.embeddings
         norm = getattr(parts, "LayerNorm", None) or getattr(parts, "layer_norm", None)
-        absolute = _kind_of_positions(module) == "absolute"
+        absolute = _position_type(module) == "absolute"
         kinds = getattr(parts, "token_type_embeddings", None)
         embedding = Embedding(
             word=parts.word_embeddings.weight,
@@ -118,12 +133,12 @@ class EncoderForward(FastForward[Ready]):
             kind=None if kinds is None else kinds.weight,
             norm=None if norm is None else Norm.of(norm),
             mask_token=config.mask_token_id if getattr(parts, "token_dropout", False) else None,
-            count_padding=not _tells_its_embeddings_of_padding(module),
+            count_padding=not _passes_mask_to_embeddings(module),
         )
         last = getattr(module.encoder, "emb_layer_norm_after", None)
-        return Encoder(
+        return EncoderWeights(
             embedding=embedding,
-            layers=Layers(_layer, module.encoder.layer),
+            layers=LazyLayers(_layer, module.encoder.layer),
             heads=config.num_attention_heads,
             norm_first=_norm_first(module.encoder.layer[0]),
             activation=str(_activation(module)),
@@ -132,14 +147,14 @@ class EncoderForward(FastForward[Ready]):
         )
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
-        """Replay a graph, if there is one."""
+        """Replay the graph for the batch's shape, if there is one."""
         ids = arguments.get("input_ids")
-        if ids is None or ids.dim() != 2 or not arguments.keys() <= SERVED:
+        if ids is None or ids.dim() != 2 or not arguments.keys() <= SUPPORTED_ARGUMENTS:
             return None
         return self.weights.runner.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> Any:
-        """Hidden states of all tokens; those of padding are zero."""
+        """Return the hidden states of all tokens, zero for padding, and the pooled output."""
         module = self.module
         hidden = begun
         if hidden is None:
@@ -149,28 +164,29 @@ class EncoderForward(FastForward[Ready]):
         output = getattr(sys.modules[type(module).__module__], OUTPUT)(
             last_hidden_state=hidden, pooler_output=pooled
         )
-        wanted = arguments.get("return_dict")
-        as_dict = getattr(module.config, "return_dict", True) if wanted is None else wanted
-        return output if as_dict else output.to_tuple()
+        return_dict = arguments.get("return_dict")
+        if return_dict is None:
+            return_dict = getattr(module.config, "return_dict", True)
+        return output if return_dict else output.to_tuple()
 
-    def _tokens(self, arguments: Mapping[str, Any]) -> Tokens:
+    def _tokens(self, arguments: Mapping[str, Any]) -> TokenBatch:
         ids = arguments["input_ids"]
         padding = self.weights.padding
         positions = None if padding is None else _positions(ids, padding)
-        return Tokens(
+        return TokenBatch(
             ids, arguments.get("attention_mask"), positions, arguments.get("token_type_ids")
         )
 
 
-class HeadForward(FastForward[Head]):
-    """The language heads of `EsmForMaskedLM` and `BertForMaskedLM`."""
+class LanguageHeadForward(FastForward[LanguageHead]):
+    """Forward of the language heads of `EsmForMaskedLM` and `BertForMaskedLM`."""
 
     supported = "their language heads"
     announces = False
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether it has such a head's submodules."""
+        """Return True for a module with the submodules of a language head."""
         dense, norm = _head(module)
         return (
             is_plain(dense, nn.Linear)
@@ -181,12 +197,12 @@ class HeadForward(FastForward[Head]):
         )
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Nothing is refused."""
+        """Refuse nothing."""
         del arguments
         return None
 
-    def read(self) -> Head:
-        """What there is before and after the normalization."""
+    def read(self) -> LanguageHead:
+        """Read the present weights."""
         (dense, norm), decoder = _head(self.module), self.module.decoder
         bias = self.module.bias if decoder.bias is None else decoder.bias
         weights = HeadWeights(
@@ -195,15 +211,15 @@ class HeadForward(FastForward[Head]):
             Norm.of(norm),
             Linear(decoder.weight, bias),
         )
-        return Head(weights, self.dtype, self.backend)
+        return LanguageHead(weights, self.dtype, self.backend)
 
     def compute(self, arguments: Mapping[str, Any], begun: None) -> Any:
-        """Logits [..., V] of hidden states [..., C]."""
+        """Return the logits [..., V] of hidden states [..., C]."""
         del begun
         return self.weights(next(iter(arguments.values())))
 
     def top(self, hidden: Tensor) -> TopLogit:
-        """The largest logit of hidden states [..., C], and where it is, without the others."""
+        """Return the largest logit of hidden states [..., C] and its index."""
         return self.serve(
             lambda _, __: self.weights.top(hidden),
             lambda x: largest(self.original(x)),
@@ -212,10 +228,16 @@ class HeadForward(FastForward[Head]):
         )
 
 
-def _tells_its_embeddings_of_padding(module: nn.Module) -> bool:
-    """Whether token dropout leaves padding out: transformers 4 forgets to hand the mask on.
+def _reads_first_token(module: nn.Module) -> bool:
+    """Return True if a model of transformers classifies or pools by each first token."""
+    return hasattr(module, "classifier") or getattr(module, "pooler", None) is not None
 
-    The names by which a function calls others are constants of its code.
+
+def _passes_mask_to_embeddings(module: nn.Module) -> bool:
+    """Return True if token dropout excludes padding.
+
+    Transformers 4 does not pass the attention mask on to the embeddings. Keywords used in a
+    function's calls are constants of its code, which tells the versions apart.
     """
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     called = [c for c in getattr(code, "co_consts", ()) if isinstance(c, tuple)]
@@ -229,7 +251,7 @@ def _names(module: Any) -> set[str]:
 
 
 def _at(module: Any, path: str) -> Any:
-    """The submodule at a path, or None."""
+    """Return the submodule at a path, or None."""
     for name in filter(None, path.split(".")):
         module = getattr(module, name, None)
     return module
@@ -240,7 +262,7 @@ def _norm_first(layer: Any) -> bool:
 
 
 def _norms(layer: Any) -> tuple[nn.LayerNorm | None, nn.LayerNorm | None]:
-    """Normalizations of the attention and of the network."""
+    """Return the normalizations of the attention and of the network."""
     if _norm_first(layer):
         return layer.attention.LayerNorm, _at(layer, "LayerNorm")
     return _at(layer, "attention.output.LayerNorm"), _at(layer, "output.LayerNorm")
@@ -261,13 +283,13 @@ def _layer(layer: Any) -> Layer:
     )
 
 
-def _kind_of_positions(module: Any) -> str:
-    """The name that the configuration has for position embeddings; BERT's has none any more."""
+def _position_type(module: Any) -> str:
+    """Return the type of position embeddings; recent configurations of BERT do not name it."""
     return getattr(module.config, "position_embedding_type", None) or "absolute"
 
 
 def _activation(module: Any) -> str | None:
-    """That of the layers; ESM's configuration names one that its layers do not look at."""
+    """Return the activation of the layers; those of ESM ignore the one in the configuration."""
     if _norm_first(module.encoder.layer[0]):
         return "gelu"
     return ACTIVATIONS.get(module.config.hidden_act)
@@ -282,7 +304,7 @@ def _frequencies(module: Any) -> Tensor:
 
 
 def _positions(ids: Tensor, padding: int) -> Tensor:
-    """Positions [B, L] as ESM counts them: tokens that are no padding, from behind its number."""
+    """Return ESM's positions [B, L], which count tokens other than padding from padding + 1."""
     real = ids != padding
     return real.cumsum(1) * real + padding
 

@@ -1,64 +1,50 @@
-"""Padded batches of tokens as packed rows, so that padding costs nothing."""
+"""Packing of padded batches of hidden states, so that padding is not computed."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.types.packed_rows import PackedRows
 
-class Packing(NamedTuple):
-    """Which tokens of a padded batch [B, L] there are.
 
-    On a GPU nobody knows how many there are without waiting for it. So there are always B L rows,
-    of which those from ``row_ptr[-1]`` on mean nothing, and kernels leave them out.
+def find_rows(kept: Tensor) -> PackedRows:
+    """Find the packed rows of the tokens that a mask keeps.
 
-    Attributes
+    On a GPU, counting the tokens would make the host wait. So there are always T = B L rows there,
+    of which kernels leave out those from ``row_ptr[-1]`` on.
+
+    Parameters
     ----------
-    token : int64 [T]
-        Number of each row's token in the flattened batch.
-    row_ptr : int32 [B + 1]
-        Rows ``row_ptr[b]:row_ptr[b + 1]`` are those of sequence ``b``.
-    shape : (int, int)
-        B and L.
-    dense : bool
-        Whether there is no padding at all.
+    kept : bool [B, L]
+        True for tokens, False for padding.
+
+    Returns
+    -------
+    PackedRows
+        Layout of the packed rows.
     """
+    batch, length = kept.shape
+    row_ptr = torch.zeros(batch + 1, dtype=torch.int32, device=kept.device)
+    torch.cumsum(kept.sum(1), 0, dtype=torch.int32, out=row_ptr[1:])
+    count = kept.flatten().cumsum(0, dtype=torch.int32)  # tokens up to and including each
+    n_rows = int(row_ptr[-1]) if kept.device.type == "cpu" else kept.numel()
+    numbers = torch.arange(1, n_rows + 1, dtype=torch.int32, device=kept.device)
+    token = torch.searchsorted(count, numbers, out_int32=True).clamp_(max=kept.numel() - 1)
+    row_of = torch.where(kept.flatten(), count - 1, -1)
+    return PackedRows(token, token % max(1, length), row_ptr, row_of)
 
-    token: Tensor
-    row_ptr: Tensor
-    shape: tuple[int, int]
-    dense: bool
 
-    @classmethod
-    def of(cls, mask: Tensor | None, shape: tuple[int, int], device: torch.device) -> Packing:
-        """The tokens where a mask [B, L] is not zero; all without one."""
-        batch, length = shape
-        if mask is None:
-            pointers = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
-            return cls(torch.arange(batch * length, device=device), pointers, shape, dense=True)
-        kept = mask != 0
-        row_ptr = torch.zeros(batch + 1, dtype=torch.int32, device=device)
-        torch.cumsum(kept.sum(1), 0, dtype=torch.int32, out=row_ptr[1:])
-        flat = kept.flatten()
-        # A stable sort keeps the order of tokens, and does not wait for their number.
-        token = torch.sort(flat, descending=True, stable=True).indices
-        if device.type == "cpu":
-            token = token[: int(row_ptr[-1])]
-        return cls(token, row_ptr, shape, dense=False)
+def pack(values: Tensor, packed: PackedRows) -> Tensor:
+    """Return the rows [T, ...] of the tokens of a padded batch [B, L, ...]."""
+    return values.flatten(0, 1).index_select(0, packed.token)
 
-    def pack(self, values: Tensor) -> Tensor:
-        """Values [B, L, ...] of the tokens' rows, [T, ...]."""
-        flat = values.flatten(0, 1)
-        return flat if self.dense else flat[self.token]
 
-    def unpack(self, rows: Tensor) -> Tensor:
-        """Rows [T, ...] as a batch [B, L, ...], zero where there is padding."""
-        if self.dense:
-            return rows.view(*self.shape, *rows.shape[1:])
-        live = torch.arange(len(rows), device=rows.device) < self.row_ptr[-1]
-        out = rows.new_zeros(self.shape[0] * self.shape[1], *rows.shape[1:])
-        kept = torch.where(live.view(-1, *(1,) * (rows.dim() - 1)), rows, 0)
-        out.index_copy_(0, self.token, kept)
-        return out.view(*self.shape, *rows.shape[1:])
+def unpack(rows: Tensor, packed: PackedRows, shape: tuple[int, int]) -> Tensor:
+    """Return rows [T, ...] as a padded batch [B, L, ...] of a shape (B, L), zero for padding."""
+    if not len(rows):
+        return rows.new_zeros(*shape, *rows.shape[1:])
+    row_of = packed.row_of
+    found = rows.index_select(0, row_of.clamp(min=0))
+    kept = (row_of >= 0).view(-1, *(1,) * (rows.dim() - 1))
+    return torch.where(kept, found, 0).view(*shape, *rows.shape[1:])

@@ -1,4 +1,4 @@
-"""ESM-2 of the package fair-esm against itself, accelerated."""
+"""Accelerated ESM-2 of the package fair-esm against the original model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(mask: str, device: str) -> Tensor:
 
 @torch.inference_mode()
 def outputs(model: nn.Module, ids: Tensor) -> dict[Any, Tensor]:
-    """Logits and representations of all that is no padding."""
+    """Return logits and representations without those of padding."""
     found = model(ids, repr_layers=LAYERS)
     mask = ids != PADDING
     return {"logits": valid(found["logits"], mask)} | {
@@ -48,14 +48,16 @@ def outputs(model: nn.Module, ids: Tensor) -> dict[Any, Tensor]:
 
 
 def check(model: nn.Module, ids: Tensor, agreement: str, **options: Any) -> None:
-    """Accelerated, twice, a model returns what it returned; and then exactly that again."""
+    """Compare the accelerated model, called twice, and then the restored model with the original."""
     expected = outputs(model, ids)
     with bio.accelerated(model, **options):
         found, again = outputs(model, ids), outputs(model, ids)
     for name, values in expected.items():
         assert_same(found[name], values, agreement)
         assert_same(again[name], values, agreement)
-    if agreement != "fp16":  # in which fair-esm cannot compute, so that nothing says how well
+    if (
+        agreement != "fp16"
+    ):  # fair-esm cannot compute in float16, so there is no error to compare with
         assert_same_first(found["logits"], expected["logits"])
     assert all(torch.equal(values, expected[n]) for n, values in outputs(model, ids).items())
 
@@ -122,12 +124,14 @@ def test_attentions_and_contacts_fall_back(asked, device):
     with torch.inference_mode():
         expected = model(ids, **{asked: True})
         bio.accelerate(model, backend="torch")
-        with pytest.warns(bio.FallbackWarning, match=asked) as caught:
+        with pytest.warns(bio.FallbackWarning, match=f"{asked} is not supported") as caught:
             found = model(ids, **{asked: True})
         assert found.keys() == expected.keys()
         assert torch.equal(found["attentions"], expected["attentions"])
         if asked == "return_contacts":
-            assert torch.equal(model.predict_contacts(ids), expected["contacts"])  # no warning more
+            assert torch.equal(
+                model.predict_contacts(ids), expected["contacts"]
+            )  # without another warning
         assert_same(model(ids)["logits"], expected["logits"], "fp32")
     assert len(caught) == 1
 
@@ -136,7 +140,7 @@ def test_restore_copies_and_files(device):
     model = make(device, torch.float32)
     ids, names = tokens("padding right", device), list(model.state_dict())
     expected = outputs(model, ids)["logits"]
-    before = attributes(model)  # with the angles that rotary embeddings keep
+    before = attributes(model)  # includes the angles that rotary embeddings cache
     bio.accelerate(model, backend="torch")
     found = outputs(model, ids)["logits"]
     file = io.BytesIO()
@@ -175,7 +179,7 @@ def test_tokens_that_do_not_exist():
 
 
 def test_esm_1b_is_refused():
-    """It has other embeddings."""
+    """Its embeddings differ from those of ESM-2."""
     from esm.data import Alphabet
     from esm.model.esm1 import ProteinBertModel
 

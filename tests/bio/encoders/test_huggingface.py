@@ -1,4 +1,4 @@
-"""ESM and BERT of Hugging Face's transformers against themselves, accelerated."""
+"""Accelerated ESM and BERT of Hugging Face's transformers against the original models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MASKS = ["no mask", "all ones", "padding right", "padding left", "one token"]
 
 
 def inputs_of(model: nn.Module, mask: str) -> dict[str, Tensor]:
-    """A batch for a model, on its device."""
+    """Make a batch for a model, on its device."""
     device = str(next(model.parameters()).device)
     config = model.config
     masked = getattr(config, "mask_token_id", None) is not None
@@ -42,20 +42,22 @@ def inputs_of(model: nn.Module, mask: str) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def outputs(model: nn.Module, inputs: dict[str, Any], **options: Any) -> dict[str, Tensor]:
-    """What a model returns, and nothing where there is padding."""
+    """Return a model's outputs without those of padding."""
     mask = inputs.get("attention_mask")
     found = {
         name: valid(x, mask) if name in OF_TOKENS and x.dim() == 3 else x
         for name, x in model(**inputs, **options).items()
     }
     if mask is not None and bool((mask[:, 0] == 0).any()):
-        found.pop("pooler_output", None)  # it, and a class, is of the first token, which is padding
+        found.pop(
+            "pooler_output", None
+        )  # computed from the first token, which is padding, as are classes
         found = {name: x for name, x in found.items() if len(x) != SEQUENCES}
     return found
 
 
 def check(model: nn.Module, inputs: dict[str, Any], agreement: str, **options: Any) -> None:
-    """Accelerated, twice, a model returns what it returned; and then exactly that again."""
+    """Compare the accelerated model, called twice, and then the restored model with the original."""
     expected = outputs(model, inputs)
     with bio.accelerated(model, **options):
         found, again = outputs(model, inputs), outputs(model, inputs)
@@ -82,7 +84,7 @@ def test_outputs_are_those_of_the_model(name, mask, device):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_without_factors_in_float32_float64_is_exact(mask, device):
-    """BERT has none: every difference is one of ours."""
+    """BERT has no factors in float32, so every difference comes from our code."""
     model = make("BertForMaskedLM", device)
     inputs = inputs_of(model, mask)
     expected = outputs(model, inputs)
@@ -125,7 +127,7 @@ def test_kernels(name, mask, precision, device):
 
 @pytest.mark.parametrize("name", ["EsmForMaskedLM", "BertForMaskedLM"])
 def test_kernels_in_the_dtype_of_the_model(name, device):
-    """A float16 model against the float32 one that it was, not against its own errors."""
+    """Compare a float16 model with its float32 original, whose errors are smaller."""
     model = make(name, device, torch.float32)
     inputs = inputs_of(model, "padding right")
     expected = outputs(model, inputs)["logits"]
@@ -137,9 +139,9 @@ def test_kernels_in_the_dtype_of_the_model(name, device):
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["EsmModel", "BertModel"])
 def test_batches_of_any_shape(name, backend, device):
-    """Every shape twice, in turn: what was recorded for one must not serve another."""
+    """Alternate and repeat shapes: a graph captured for one must not be replayed for another."""
     model = make(name, device, torch.float32)
-    interpreted = backend == "triton" and device == "cpu"  # and slow
+    interpreted = backend == "triton" and device == "cpu"  # and therefore slow
     shapes = [(1, 1), (2, 5)] if interpreted else [(1, 1), (1, 17), (3, 8), (2, 33), (17, 1)]
     batches = [{"input_ids": torch.randint(5, 24, shape, device=device)} for shape in shapes]
     expected = [outputs(model, batch)["last_hidden_state"] for batch in batches]
@@ -152,7 +154,7 @@ def test_batches_of_any_shape(name, backend, device):
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", ["EsmModel", "BertModel", "EsmForMaskedLM", "BertForMaskedLM"])
 def test_batches_of_nothing(name, backend, device):
-    """The models themselves fail."""
+    """The original models fail on empty batches."""
     model = bio.accelerate(make(name, device, torch.float32), backend=backend)
     ids = torch.zeros(0, 5, dtype=torch.int64, device=device)
     with torch.inference_mode():
@@ -172,7 +174,7 @@ def test_dtypes_of_masks(name, dtype, device):
 
 @pytest.mark.parametrize("name", ["EsmModel", "BertModel", "EsmForSequenceClassification"])
 def test_what_is_pooled_from_padding_is_pooled_as_before(name, device):
-    """A first token that is padding has a state of its own, which poolers and classes look at."""
+    """Poolers and classifiers read the hidden state of a first token even if it is padding."""
     model = make(name, device)
     inputs = inputs_of(model, "padding left")
     key = "logits" if "For" in name else "pooler_output"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoders.encoder import Linear, Norm
+from mlff_triton.bio.encoders.weights import Linear, Norm
 from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HeadWeights(NamedTuple):
-    """The parts of a head, in their order."""
+    """Weights of a language head, in the order of their use."""
 
     dense: Linear
     activation: str
@@ -24,29 +24,29 @@ class HeadWeights(NamedTuple):
     decoder: Linear
 
 
-class Head:
-    """Hidden states to logits.
+class LanguageHead:
+    """Maps hidden states to logits.
 
     Parameters
     ----------
     weights : HeadWeights
-        Of any dtype.
+        Weights of any dtype.
     dtype : torch.dtype
-        What to compute in.
+        Dtype of the computation.
     backend : {"triton", "torch"}
-        With what.
+        Backend of the computation.
     """
 
     def __init__(self, weights: HeadWeights, dtype: torch.dtype, backend: str | None) -> None:
         self._dtype, self._activation = dtype, weights.activation
         self._eps = weights.norm.eps
-        self._plain = self._fused = None
+        self._plain = self._folded = None
         if backend == "triton":
-            from mlff_triton.bio.encoders.fused import folded
+            from mlff_triton.bio.encoders.packed_forward_triton import fold_norm
 
-            self._fused = (
-                folded(weights.dense, None, dtype),
-                folded(weights.decoder, weights.norm, dtype),
+            self._folded = (
+                fold_norm(weights.dense, None, dtype),
+                fold_norm(weights.decoder, weights.norm, dtype),
             )
         else:
             self._plain = (
@@ -56,9 +56,10 @@ class Head:
             )
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., C], of their dtype.
+        """Return the logits [..., V] of hidden states [..., C], in the dtype of the latter.
 
-        Kernels round them to that alone, as logits of half precision are often equal.
+        Kernels compute logits in full precision and round them only to that dtype, because logits
+        in half precision are often equal.
         """
         if self._plain is not None:
             dense, norm, decoder = self._plain
@@ -67,32 +68,32 @@ class Head:
         else:
             from mlff_triton.kernels.transformer.token_linear import token_linear
 
-            rows, last, moments = self._before_last(hidden)
+            rows, last, moments = self._decoder_inputs(hidden)
             logits = token_linear(rows, last, moments=moments, dtype=hidden.dtype).x
             logits = logits.unflatten(0, hidden.shape[:-1])
         return logits.to(hidden.dtype)
 
     def top(self, hidden: Tensor) -> TopLogit:
-        """The largest logit [...] of hidden states [..., C], of their dtype, and where it is.
+        """Return the largest logit [...] of hidden states [..., C], in their dtype, and its index.
 
-        Kernels compare logits before these are rounded to half precision.
+        Kernels compare logits before rounding them to half precision.
         """
         if self._plain is not None:
             return largest(self(hidden))
         from mlff_triton.kernels.transformer.top_logit import top_logit
 
-        rows, last, moments = self._before_last(hidden)
+        rows, last, moments = self._decoder_inputs(hidden)
         index, logit = top_logit(rows, last, moments=moments)
-        places = hidden.shape[:-1]
-        return TopLogit(index.view(places), logit.to(hidden.dtype).view(places))
+        shape = hidden.shape[:-1]
+        return TopLogit(index.view(shape), logit.to(hidden.dtype).view(shape))
 
-    def _before_last(self, hidden: Tensor) -> tuple[Tensor, TokenLinear, Moments]:
-        """What the kernels of the last layer take."""
+    def _decoder_inputs(self, hidden: Tensor) -> tuple[Tensor, TokenLinear, Moments]:
+        """Return the inputs of the last linear layer's kernel: rows, weights and moments."""
         from mlff_triton.kernels.transformer.token_linear import Moments, token_linear
 
-        assert self._fused is not None
-        inner, last = self._fused
+        assert self._folded is not None
+        dense, decoder = self._folded
         x = hidden.to(self._dtype).contiguous().flatten(0, -2)
-        rows, sums = token_linear(x, inner, activation=self._activation, with_moments=True)
+        rows, sums = token_linear(x, dense, activation=self._activation, with_moments=True)
         assert sums is not None
-        return rows, last, Moments(sums, self._eps)
+        return rows, decoder, Moments(sums, self._eps)

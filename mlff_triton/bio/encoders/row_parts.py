@@ -1,4 +1,4 @@
-"""Parts of Transformer encoders that take every row for itself, whatever the model."""
+"""Adapters for parts of encoders that act on each row by itself: layer norms and MLPs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.encoder import Linear, Norm
-from mlff_triton.bio.encoders.structure import chain, is_norm
-from mlff_triton.bio.forward import FastForward, Weights
+from mlff_triton.bio.encoders.torch_modules import is_norm, trace_mlp
+from mlff_triton.bio.encoders.weights import Linear, Norm
+from mlff_triton.bio.fast_forward import GRADIENTS_REQUIRED, FastForward, Weights
 from mlff_triton.kernels.common.reference import activations
 
 Steps: TypeAlias = list[tuple[Norm | Linear, str]]
 
 
 class Operators(NamedTuple):
-    """What a backend computes with."""
+    """Operators of a backend."""
 
     layer_norm: Callable[..., Tensor]
     linear: Callable[..., Tensor]
@@ -27,41 +27,41 @@ class Operators(NamedTuple):
 
     @classmethod
     def of(cls, backend: str | None) -> Operators:
-        """Those of "triton" or "torch"."""
+        """Import the operators of "triton" or "torch"."""
         package = "mlff_triton.kernels.ops" + (".reference" if backend == "torch" else "")
         return cls(*(getattr(import_module(f"{package}.{name}"), name) for name in cls._fields))
 
 
-class Motif(FastForward[Weights | None]):
-    """A part that takes a tensor [..., C], its first argument.
+class PartForward(FastForward[Weights | None]):
+    """Base class for parts whose first argument is a tensor [..., C].
 
-    There are no weights if it was made into something else after it was replaced, as fine-tuning
-    may do. Then it computes as it is.
+    The weights are None if the part was changed into something else after it was replaced, as
+    fine-tuning may do. It then runs its original forward.
     """
 
     module: Any  # of a known structure
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """The tensor must be like the parameters, and need no gradients."""
+        """Refuse inputs of another dtype than the parameters, and inputs that need gradients."""
         x, own = arguments.get(self._names[0]), next(self.module.parameters())
         if not isinstance(x, Tensor) or x.is_nested:
-            return "its input is no dense tensor"
+            return "its input is not a dense tensor"
         if x.dtype != own.dtype:
-            return f"its input is {x.dtype}, and its parameters are {own.dtype}"
+            return f"its input is {x.dtype}, but its parameters are {own.dtype}"
         if torch.is_grad_enabled() and x.requires_grad:
-            return "gradients are wanted: compute within torch.inference_mode()"
+            return GRADIENTS_REQUIRED
         return None
 
     def read(self) -> Weights | None:
-        """What `collect` finds."""
+        """Read the weights, or return None if the module no longer fits."""
         return self.collect() if self.fits(self.module) else None
 
     @abstractmethod
     def collect(self) -> Weights:
-        """The weights of now."""
+        """Read the weights of a module that fits."""
 
     def compute(self, arguments: Mapping[str, Any], begun: None) -> Any:
-        """What `run` makes of the tensor."""
+        """Call `run`, or the original forward if there are no weights."""
         del begun
         weights = self.weights
         if weights is None:
@@ -70,60 +70,60 @@ class Motif(FastForward[Weights | None]):
 
     @abstractmethod
     def run(self, weights: Weights, x: Tensor, arguments: Mapping[str, Any]) -> Any:
-        """What ``forward`` returns."""
+        """Return what ``forward`` returns for its first argument ``x``."""
 
     @property
     def operators(self) -> Operators:
-        """What to compute with now."""
+        """Operators of the present backend."""
         return Operators.of(self.backend)
 
 
-class LayerNormForward(Motif[Norm]):
-    """Normalization over the last axis."""
+class LayerNormForward(PartForward[Norm]):
+    """Layer normalization over the last axis."""
 
     supported = "torch.nn.LayerNorm"
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether it is one."""
+        """Return True for a `torch.nn.LayerNorm` over the last axis, with weight and bias."""
         return is_norm(module)
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the parameters: converting what goes through takes longer than it saves."""
+        """Dtype of the parameters: converting the input would take longer than it saves."""
         dtype: torch.dtype = self.module.weight.dtype
         return dtype
 
     def collect(self) -> Norm:
-        """Weight, bias and eps."""
+        """Read weight, bias and eps."""
         return Norm.of(self.module)
 
     def run(self, weights: Norm, x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-        """Normalized rows."""
+        """Normalize rows."""
         del arguments
         return self.operators.layer_norm(x, *weights)
 
 
-class ChainForward(Motif[Steps]):
-    """Two linear maps, and what is usual between them."""
+class MLPForward(PartForward[Steps]):
+    """Two linear maps, with activations and normalizations between them."""
 
     supported = "networks of two linear maps"
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether it is nothing but a chain of these, whatever the names in it."""
-        return chain(module) is not None
+        """Return True for a chain of two linear maps, whatever the names of its submodules."""
+        return trace_mlp(module) is not None
 
     def collect(self) -> Steps:
-        """Normalizations and linear maps, and the activations after them."""
-        steps: list[tuple[Any, str]] = chain(self.module) or []
+        """Read linear maps and normalizations, each with the activation that follows it."""
+        steps: list[tuple[Any, str]] = trace_mlp(self.module) or []
         return [
             ((Norm if is_norm(part) else Linear).of(part).to(self.dtype), activation)
             for part, activation in steps
         ]
 
     def run(self, weights: Steps, x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-        """What comes out of the last of them."""
+        """Apply all steps in order."""
         del arguments
         dtype, x, operators = x.dtype, x.to(self.dtype), self.operators
         for part, activation in weights:

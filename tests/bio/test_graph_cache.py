@@ -1,16 +1,18 @@
+"""CUDA graphs of a function, captured per combination of input shapes."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.graphs import KEPT, Graphs
+from mlff_triton.bio.graph_cache import GraphCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 
-class Calls:
-    """A function that counts how often Python runs it."""
+class CountedFunction:
+    """Function that counts how often Python runs it."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -22,15 +24,15 @@ class Calls:
 
 
 def test_a_shape_is_recorded_when_it_comes_again():
-    calls = Calls()
-    graphs = Graphs(calls)
+    function = CountedFunction()
+    graphs = GraphCache(function)
     results = [graphs([torch.full((4,), float(k), device="cuda"), None], 2)[0] for k in range(5)]
-    assert calls.n == 3  # at first, and before and in the recording
-    assert [float(r[0]) for r in results] == [0, 2, 4, 6, 8]  # what was returned is not overwritten
+    assert function.n == 3  # the first call, the warm-up before the capture, and the capture
+    assert [float(r[0]) for r in results] == [0, 2, 4, 6, 8]  # later replays do not overwrite them
 
 
 def test_options_and_missing_inputs_have_graphs_of_their_own():
-    graphs, x = Graphs(Calls()), torch.ones(3, device="cuda")
+    graphs, x = GraphCache(CountedFunction()), torch.ones(3, device="cuda")
     for _ in range(3):
         assert float(graphs([x, None], 2)[0].sum()) == 6
         assert float(graphs([x, None], 5)[0].sum()) == 15
@@ -38,21 +40,21 @@ def test_options_and_missing_inputs_have_graphs_of_their_own():
 
 
 def test_shapes_used_longest_ago_are_forgotten():
-    calls = Calls()
-    graphs = Graphs(calls)
+    function, capacity = CountedFunction(), 4
+    graphs = GraphCache(function, capacity)
     for _ in range(2):
-        for size in range(1, KEPT + 1):
+        for size in range(1, capacity + 1):
             graphs([torch.ones(size, device="cuda"), None], 1)
-    before = calls.n
-    graphs([torch.ones(KEPT + 1, device="cuda"), None], 1)
+    before = function.n
+    graphs([torch.ones(capacity + 1, device="cuda"), None], 1)
     assert graphs.replay([torch.ones(1, device="cuda"), None], 1) is None
     assert graphs.replay([torch.ones(2, device="cuda"), None], 1) is not None
-    assert calls.n == before + 1
+    assert function.n == before + 1
 
 
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
 def test_any_mode_may_follow_any_other(first):
-    graphs, x = Graphs(Calls()), torch.ones(3, device="cuda")
+    graphs, x = GraphCache(CountedFunction()), torch.ones(3, device="cuda")
     with first():
         graphs([x, None], 3)
         graphs([x, None], 3)
@@ -62,7 +64,7 @@ def test_any_mode_may_follow_any_other(first):
 
 
 def test_streams_wait_for_each_other():
-    graphs = Graphs(Calls())
+    graphs = GraphCache(CountedFunction())
     streams = [torch.cuda.Stream() for _ in range(3)]
     results = []
     for k in range(30):

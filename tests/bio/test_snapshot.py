@@ -1,3 +1,5 @@
+"""Snapshots of modules notice every change that matters, and no others."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlff_triton.bio.state import State
+from mlff_triton.bio.snapshot import Snapshot
 
 
 def network() -> nn.Sequential:
@@ -51,27 +53,27 @@ CHANGES = (
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_seen(change: Callable[[nn.Sequential], None]):
     model = network()
-    state = State(model)
-    assert state.holds()
+    snapshot = Snapshot(model)
+    assert snapshot.is_current()
     change(model)
-    assert not state.holds()
-    assert State(model).holds() == (change is not hook)
+    assert not snapshot.is_current()
+    assert Snapshot(model).is_current() == (change is not hook)
 
 
 def test_what_changes_nothing_is_not_seen():
     model = network()
-    state = State(model)
+    snapshot = Snapshot(model)
     model.eval().requires_grad_(False)
     model(torch.ones(3))
     model.state_dict()
-    model.register_forward_hook(lambda *_: None)  # of the whole, which is still called
-    assert state.holds()
+    model.register_forward_hook(lambda *_: None)  # of the module itself, which is still called
+    assert snapshot.is_current()
 
 
 def test_parameters_made_for_inference():
     with torch.inference_mode():
         model = network()
-    state = State(model)
-    assert state.holds()
+    snapshot = Snapshot(model)
+    assert snapshot.is_current()
     model[0] = nn.Linear(3, 4)
-    assert not state.holds()
+    assert not snapshot.is_current()

@@ -1,4 +1,4 @@
-"""The most likely tokens of accelerated language models against the models' own logits."""
+"""Most likely tokens of accelerated language models against the models' own logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.encoders.head import Head
+from mlff_triton.bio.encoders.language_head import LanguageHead
 from mlff_triton.errors import InputError
 from tests.support.language_models import (
     LENGTH,
@@ -55,7 +55,7 @@ def make(name: str, device: str, dtype: torch.dtype = torch.float32) -> nn.Modul
 
 
 def inputs_of(name: str, mask: str, device: str) -> dict[str, Tensor]:
-    """A batch, by the names that `top_tokens` has."""
+    """Make a batch, named as the arguments of `top_tokens`."""
     ids = tokens_of(mask, device, PADDING[name[:3]], masked="Bert" not in name)
     found = None if name == "fair-esm" else mask_of(mask, device)
     return {"input_ids": ids} if found is None else {"input_ids": ids, "attention_mask": found}
@@ -86,7 +86,7 @@ def assert_top(found: bio.TopTokens, logits: Tensor, mask: Tensor | None, tolera
 
 
 def check(name: str, mask: str, device: str, agreement: str, **options: Any) -> None:
-    """Accelerated, twice, and the logits of the model as it is."""
+    """Compare two calls of the accelerated model with the original model's logits."""
     dtype = torch.float64 if agreement == "fp64" else torch.float32
     model, inputs = make(name, device, dtype), inputs_of(name, mask, device)
     logits = logits_of(model, inputs)
@@ -119,7 +119,7 @@ def test_kernels_write_no_logits(name, mask, precision, device, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("logits are written")
 
-    monkeypatch.setattr(Head, "__call__", refuse)
+    monkeypatch.setattr(LanguageHead, "__call__", refuse)
     model, inputs = make(name, device), inputs_of(name, mask, device)
     logits = logits_of(model, inputs)
     bio.accelerate(model, precision=precision, backend="triton")
@@ -164,7 +164,7 @@ def test_what_waits_for_a_gpu_computes_as_it_is(name):
 def test_gradients_fall_back(name, device):
     model, inputs = make(name, device), inputs_of(name, "no mask", device)
     bio.accelerate(model.requires_grad_(True), backend="torch")
-    with pytest.warns(bio.FallbackWarning, match="gradients are wanted") as caught:
+    with pytest.warns(bio.FallbackWarning, match="gradients are required") as caught:
         found = bio.top_tokens(model, **inputs)
     assert len(caught) == 1
     found.logits.sum().backward()
@@ -184,7 +184,7 @@ def test_gradients_fall_back(name, device):
         ("fair-esm", ""),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.* has hooks")
+@pytest.mark.filterwarnings("ignore:.* a submodule has hooks")
 def test_hooks_are_called(name, path, device):
     def turn(_: nn.Module, __: object, output: Any) -> Any:
         if isinstance(output, Tensor):
@@ -218,7 +218,7 @@ def test_forwards_of_somebody_else_are_called(name, subclassed, device):
 
 
 def check_changed(name: str, device: str, change: Callable[[nn.Module], None]) -> None:
-    """Change a model that is accelerated, so that it prefers other tokens."""
+    """Change an accelerated model so that it prefers other tokens, and compare with a copy."""
     model, inputs = make(name, device), inputs_of(name, "no mask", device)
     change(twin := copy.deepcopy(model))
     expected = logits_of(twin, inputs)
@@ -237,20 +237,33 @@ def test_models_that_are_not_accelerated(name):
 @pytest.mark.parametrize("name", ["EsmModel", "EsmForTokenClassification", "BertModel"])
 def test_models_without_a_language_head(name):
     model = bio.accelerate(make(name, "cpu"), backend="torch")
-    with pytest.raises(InputError, match=f"{name} has no language head"):
+    with pytest.raises(InputError, match=f"{name} has no supported language head"):
         bio.top_tokens(model, **inputs_of(name, "no mask", "cpu"))
 
 
 def test_models_that_hold_a_language_model():
-    """What they make of it nobody knows."""
+    """What the outer model does with the logits is unknown."""
     model = nn.ModuleDict({"model": make("EsmForMaskedLM", "cpu")})
     bio.accelerate(model, backend="torch")
-    with pytest.raises(InputError, match="ModuleDict has no language head"):
+    with pytest.raises(InputError, match="ModuleDict has no supported language head"):
         bio.top_tokens(model, torch.full((1, 5), 7))
 
 
-def test_fair_esm_takes_no_mask():
+@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids", "position_ids"])
+def test_fair_esm_takes_tokens_alone(name):
     model = bio.accelerate(make("fair-esm", "cpu"), backend="torch")
     ids = torch.full((1, 5), 7)
-    with pytest.raises(InputError, match="leave attention_mask out"):
-        bio.top_tokens(model, ids, torch.ones_like(ids))
+    with pytest.raises(InputError, match=f"omit {name}"):
+        bio.top_tokens(model, ids, **{name: torch.ones_like(ids)})
+
+
+@pytest.mark.parametrize("name", ["EsmForMaskedLM, ESM-1b", "BertForMaskedLM"])
+def test_positions_fall_back(name, device):
+    model, inputs = make(name, device), inputs_of(name, "no mask", device)
+    inputs["position_ids"] = torch.arange(LENGTH, device=device).flip(0).expand(SEQUENCES, -1)
+    with torch.inference_mode():
+        expected = model(**inputs).logits
+    bio.accelerate(model, backend="torch")
+    with pytest.warns(bio.FallbackWarning, match="position_ids is not supported"):
+        found = top_of(model, inputs)
+    assert_top(found, expected, None, 1e-5)

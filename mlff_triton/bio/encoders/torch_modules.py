@@ -1,4 +1,4 @@
-"""What modules are: by their very class, or by how their ``forward`` passes its input on."""
+"""Recognition of PyTorch's own modules, by their class or by tracing their ``forward``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from mlff_triton.bio.forward import FastForward
+from mlff_triton.bio.fast_forward import FastForward
 
 ACTIVATIONS: dict[Any, str] = {
     functional.gelu: "gelu",
@@ -31,12 +31,12 @@ ACTIVATIONS: dict[Any, str] = {
 
 
 def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
-    """Whether a module is of one of these classes, no subclass, and nobody changed its forward."""
-    return type(module) in kinds and not _is_changed(module)
+    """Return True for an instance of one of the classes, not a subclass, with its own forward."""
+    return type(module) in kinds and not _has_foreign_forward(module)
 
 
 def is_norm(module: Any) -> bool:
-    """Whether a module is a layer normalization over the last axis, with weight and bias."""
+    """Return True for a layer normalization over the last axis, with weight and bias."""
     return (
         is_plain(module, nn.LayerNorm)
         and len(module.normalized_shape) == 1
@@ -46,7 +46,7 @@ def is_norm(module: Any) -> bool:
 
 
 def activation_of(called: Any, options: Mapping[str, Any] | None = None) -> str | None:
-    """The name of an activation, a module or a function of PyTorch; None of anything else."""
+    """Return the name of an activation, given as a module or function; None if it is unknown."""
     if isinstance(called, nn.Module):
         name = ACTIVATIONS.get(type(called)) if is_plain(called, type(called)) else None
         options = vars(called)
@@ -56,31 +56,31 @@ def activation_of(called: Any, options: Mapping[str, Any] | None = None) -> str 
     return "gelu_tanh" if tanh and name == "gelu" else name
 
 
-def chain(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
-    """Follow a module's input through two linear maps and what is usual between them.
+def trace_mlp(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
+    """Trace a module that consists of two linear maps with activations and normalizations.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Of any class, with any names in it.
+        Module of any class, with submodules of any name.
 
     Returns
     -------
     list of (torch.nn.Module, str), or None
-        Linear maps and normalizations in order, and the activation after each. None if there are
-        other parameters, or if what goes in takes another way.
+        Linear maps and normalizations in order, each with the activation that follows it. None if
+        the module has other parameters or does not pass its input through these in a chain.
     """
     owners = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
     if (
         sum(is_plain(m, nn.Linear) for m in owners) != 2
         or not all(is_plain(m, nn.Linear) or is_norm(m) for m in owners)
-        or len(inspect.signature(type(module).forward).parameters) != 2  # the module, and x
-        or _is_changed(module)
+        or len(inspect.signature(type(module).forward).parameters) != 2  # self and x
+        or _has_foreign_forward(module)
     ):
         return None
     try:
         nodes = list(fx.Tracer().trace(module).nodes)
-    except Exception:  # noqa: BLE001 - a forward may raise anything, as it is given no tensor
+    except Exception:  # noqa: BLE001 - a forward that is traced without tensors may raise anything
         return None
     steps: list[tuple[nn.Module, str]] = []
     for before, node in pairwise(nodes):
@@ -97,6 +97,6 @@ def chain(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
     return steps
 
 
-def _is_changed(module: nn.Module) -> bool:
-    """Whether the instance has a forward of its own, that is none of ours."""
+def _has_foreign_forward(module: nn.Module) -> bool:
+    """Return True if somebody else has set ``forward`` on the instance."""
     return not isinstance(vars(module).get("forward"), FastForward | None)

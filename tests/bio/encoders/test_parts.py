@@ -1,3 +1,5 @@
+"""Parts of encoders that no adapter supports as a whole."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -7,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlff_triton.bio.encoders.motifs import MOTIFS, looks_like_encoder
-from mlff_triton.bio.encoders.structure import chain
-from mlff_triton.bio.forward import FallbackWarning, Options
+from mlff_triton.bio.encoders.sequence_parts import resembles_encoder
+from mlff_triton.bio.encoders.torch_modules import trace_mlp
+from mlff_triton.bio.families import FAMILIES
+from mlff_triton.bio.fast_forward import FallbackWarning, Options
 from mlff_triton.testing import assert_close
 
 CHANNELS, HEADS = 48, 4
@@ -26,11 +29,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype
 
 
 def replaced(module: nn.Module, options: Options, path: str = "") -> Iterator[str]:
-    """Replace all motifs, outermost first; their paths."""
-    for motif in MOTIFS:
-        if motif.fits(module):
-            module.forward = motif(module, options)
-            yield f"{path}: {motif.__name__}"
+    """Replace all known parts, outermost first, and yield their paths."""
+    for adapter in (adapter for family in FAMILIES for adapter in family.parts):
+        if adapter.fits(module):
+            module.forward = adapter(module, options)
+            yield f"{path}: {adapter.__name__}"
             return
     for name, child in module.named_children():
         yield from replaced(child, options, f"{path}.{name}".lstrip("."))
@@ -50,7 +53,7 @@ def torch_encoder(**options: bool) -> nn.TransformerEncoder:
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """In float64, with weights that no two parts share."""
+    """Convert a module to float64 and give all its parts different weights."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(0.15 * torch.randn(parameter.shape) + (parameter == 1))
@@ -115,7 +118,7 @@ def test_encoder_of_torch(norm_first, batch_first, padding):
     given = x if batch_first else x.transpose(0, 1)
     with torch.inference_mode():
         expected = model(given, src_key_padding_mask=padding)
-        assert replace(model) == [": LayersForward"]
+        assert replace(model) == [": TransformerEncoderForward"]
         actual = model(given, src_key_padding_mask=padding)
     assert actual.shape == expected.shape
     assert actual.is_contiguous()
@@ -131,7 +134,7 @@ def test_single_layers(norm_first):
     x = sequences()
     with torch.inference_mode():
         expected = model[1](model[0](x, src_key_padding_mask=PADDING), None, PADDING)
-        assert replace(model) == ["0: LayersForward", "1: LayersForward"]
+        assert replace(model) == ["0: TransformerEncoderForward", "1: TransformerEncoderForward"]
         actual = model[1](model[0](x, src_key_padding_mask=PADDING), None, PADDING)
     assert_close(actual[~PADDING], expected[~PADDING], 0)
 
@@ -155,9 +158,9 @@ def test_home_made_encoder(padding):
         expected = model(tokens, padding)
         paths = replace(model)
         actual = model(tokens, padding)
-    inner = ["norm1: LayerNorm", "norm2: LayerNorm", "attn: Attention", "mlp: Chain"]
+    inner = ["norm1: LayerNorm", "norm2: LayerNorm", "attn: Attention", "mlp: MLP"]
     blocks = [f"blocks.{n}.{part}Forward" for n in range(2) for part in inner]
-    assert paths == [*blocks, "head: ChainForward"]
+    assert paths == [*blocks, "head: MLPForward"]
     there = torch.ones_like(PADDING) if padding is None else ~padding
     assert_close(actual[there], expected[there], 0)
 
@@ -177,7 +180,7 @@ def test_what_changed_its_structure_computes_as_it_is():
     before = model(x)
     model.act = nn.Softplus()
     expected = model.fc2(functional.softplus(model.fc1(x)))
-    with pytest.warns(FallbackWarning, match="others than they were"):
+    with pytest.warns(FallbackWarning, match="its structure has changed"):
         assert_close(model(x), expected, 0)
     model.act = Gelu()
     assert_close(model(x), before, 0)
@@ -200,10 +203,14 @@ def test_chains():
         (nn.SiLU(), "silu"),
         (Gelu(), "gelu"),
     ):
-        steps = chain(nn.Sequential(a, activation, nn.Dropout(0.1), b, nn.Dropout(0.1)))
+        steps = trace_mlp(nn.Sequential(a, activation, nn.Dropout(0.1), b, nn.Dropout(0.1)))
         assert steps == [(a, name), (b, "none")]
     norm = nn.LayerNorm(16)
-    assert chain(nn.Sequential(a, norm, nn.ReLU(), b)) == [(a, "none"), (norm, "relu"), (b, "none")]
+    assert trace_mlp(nn.Sequential(a, norm, nn.ReLU(), b)) == [
+        (a, "none"),
+        (norm, "relu"),
+        (b, "none"),
+    ]
 
 
 def test_what_is_no_chain():
@@ -233,25 +240,25 @@ def test_what_is_no_chain():
     others = nn.Sequential(a, nn.Softplus(), b), nn.Sequential(a, nn.ReLU(), Half(8, 8))
     others += nn.Sequential(a, nn.ReLU()), nn.Sequential(nn.ReLU(), a, b), nn.Linear(8, 8)
     for module in (Gated(), Added(), Branched(), Scaled(), hooked, *others):
-        assert chain(module) is None
+        assert trace_mlp(module) is None
 
 
 def test_what_looks_like_an_encoder():
-    assert looks_like_encoder(HomeMade())
-    assert looks_like_encoder(torch_encoder(norm_first=True, batch_first=True))
+    assert resembles_encoder(HomeMade())
+    assert resembles_encoder(torch_encoder(norm_first=True, batch_first=True))
     layers = [nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2)]
-    assert looks_like_encoder(nn.ModuleList(layers))
-    assert not looks_like_encoder(nn.ModuleList(layers[:1]))
-    assert not looks_like_encoder(Mlp())
+    assert resembles_encoder(nn.ModuleList(layers))
+    assert not resembles_encoder(nn.ModuleList(layers[:1]))
+    assert not resembles_encoder(Mlp())
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"need_weights": True}, "need_weights was asked for"),
-        ({"attn_mask": torch.eye(7) > 0}, "attn_mask was asked for"),
-        ({"key": torch.zeros(3, 7, CHANNELS).double()}, "not one tensor"),
-        ({"key_padding_mask": torch.zeros(3, 7).double()}, "not boolean"),
+        ({"need_weights": True}, "need_weights is not supported"),
+        ({"attn_mask": torch.eye(7) > 0}, "attn_mask is not supported"),
+        ({"key": torch.zeros(3, 7, CHANNELS).double()}, "not the same tensor"),
+        ({"key_padding_mask": torch.zeros(3, 7).double()}, "not a boolean tensor"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -270,18 +277,18 @@ def test_fallbacks():
     x = sequences()
     model = randomized(Mlp())
     replace(model)
-    with pytest.warns(FallbackWarning, match="training"):
+    with pytest.warns(FallbackWarning, match="the module is in training mode"):
         model.train()(x)
     model.eval()
-    with pytest.warns(FallbackWarning, match="gradients"):
+    with pytest.warns(FallbackWarning, match="gradients are required"):
         assert model(x.clone().requires_grad_()).requires_grad
     model = randomized(Mlp()).requires_grad_(True)
     replace(model)
-    with pytest.warns(FallbackWarning, match="gradients"):
+    with pytest.warns(FallbackWarning, match="gradients are required"):
         assert model(x).requires_grad
     called = []
     model.act.register_forward_hook(lambda *_: called.append(1))
-    with pytest.warns(FallbackWarning, match="hooks"), torch.inference_mode():
+    with pytest.warns(FallbackWarning, match="a submodule has hooks"), torch.inference_mode():
         model(x)
     assert called
 
@@ -297,7 +304,7 @@ def test_hooks_of_a_replaced_module_are_called():
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_kernels_of_layers(norm_first, dtype, device):
-    """On a GPU PyTorch's own shortcut takes another GELU, so the truth is a CPU's."""
+    """The expected values are from a CPU: PyTorch's fast path on a GPU has a different GELU."""
     model, x = torch_encoder(norm_first=norm_first, batch_first=True), sequences()
     with torch.inference_mode():
         expected = model(x, src_key_padding_mask=PADDING)

@@ -1,0 +1,51 @@
+"""Table of the model families that `mlff_triton.bio.accelerate` recognizes.
+
+A new family is one more row of `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import nn
+
+from mlff_triton.bio.encoders import row_parts, sequence_parts
+from mlff_triton.bio.encoders.fair_esm import ESM2Forward
+from mlff_triton.bio.encoders.huggingface import EncoderForward, LanguageHeadForward
+from mlff_triton.bio.fast_forward import FastForward
+
+Adapter: TypeAlias = type[FastForward[Any]]
+
+
+class Family(NamedTuple):
+    """Adapters for a family of models.
+
+    Attributes
+    ----------
+    models : tuple of Adapter
+        Adapters for whole models. The first one that fits a module is used.
+    parts : tuple of Adapter
+        Adapters for parts of models that no adapter supports as a whole, in the same order.
+    resembles : callable
+        Returns True if an unknown model looks like one of the family, so that replacing its parts
+        makes sense.
+    """
+
+    models: tuple[Adapter, ...]
+    parts: tuple[Adapter, ...]
+    resembles: Callable[[nn.Module], bool]
+
+
+FAMILIES = (
+    Family(
+        models=(EncoderForward, LanguageHeadForward, ESM2Forward),
+        parts=(
+            sequence_parts.TransformerEncoderForward,
+            sequence_parts.AttentionForward,
+            row_parts.MLPForward,
+            row_parts.LayerNormForward,
+        ),
+        resembles=sequence_parts.resembles_encoder,
+    ),
+)

@@ -1,0 +1,207 @@
+"""Base class of the callables that replace a module's ``forward`` and can fall back on it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from mlff_triton.bio.snapshot import Snapshot
+
+Weights = TypeVar("Weights")
+Result = TypeVar("Result")
+
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+GRADIENTS_REQUIRED = "gradients are required; call the model under torch.inference_mode()"
+
+
+class Options(NamedTuple):
+    """Options of `mlff_triton.bio.accelerate`, which documents them."""
+
+    precision: str | None = None
+    cuda_graph: bool | str = "auto"
+    backend: str = "auto"
+
+
+class FallbackWarning(UserWarning):
+    """An accelerated module ran its original ``forward``; the message says why."""
+
+
+class FastForward(ABC, Generic[Weights]):
+    """Callable that is set as the attribute ``forward`` of a module and hides its class's method.
+
+    It is copied and pickled with the module, and then belongs to the copy. The weights that it has
+    read are not copied. It reads them again whenever a parameter has changed.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Module whose ``forward`` is replaced.
+    options : Options
+        Options chosen by the user.
+    model : torch.nn.Module, optional
+        Whole model that contains the module; by default the module itself.
+    """
+
+    supported: ClassVar[str]
+    """Short description of the supported models, for error messages."""
+
+    announces: ClassVar[bool] = True
+    """If False, fallbacks give no warning, because another adapter of the same model warns."""
+
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        del model
+        self.module: Any = module  # with submodules that only adapters know
+        self.options = options
+        self.before = module.__dict__.get("forward")
+        self.fallback_reasons: list[str] = []
+        parameters = inspect.signature(type(module).forward).parameters
+        self._names = tuple(parameters)[1:]
+        self._cached: tuple[Snapshot, Weights] | None = None
+
+    @classmethod
+    @abstractmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return True if this class can replace the module's ``forward``."""
+
+    @abstractmethod
+    def read(self) -> Weights:
+        """Read the weights from the module's present parameters."""
+
+    @abstractmethod
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the reason why the arguments are not supported, or None if they are."""
+
+    @abstractmethod
+    def compute(self, arguments: Mapping[str, Any], begun: Any) -> Any:
+        """Return what ``forward`` returns for named arguments that have no `refusal`.
+
+        ``begun`` is the result of `begin`, or None if the weights have changed since.
+        """
+
+    def begin(self, arguments: Mapping[str, Any]) -> Any:
+        """Launch the likely computation, so that the GPU works while the checks run.
+
+        The arguments are not checked yet: they may be of any type and may be refused afterwards.
+        """
+        del arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module's original ``forward`` would return."""
+        return self.serve(self.compute, self.original, args, kwargs)
+
+    def serve(
+        self,
+        fast: Callable[[Mapping[str, Any], Any], Result],
+        slow: Callable[..., Result],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Result:
+        """Call ``fast(named arguments, result of begin)`` if possible, else ``slow``."""
+        arguments = dict(zip(self._names, args, strict=False)) | dict(kwargs)
+        if self.options.backend == "auto" and not any(map(_on_gpu, arguments.values())):
+            return slow(*args, **kwargs)
+        reason = self._unsupported_mode(arguments)
+        if reason is None:
+            with torch.no_grad():
+                begun = None if self._cached is None else self.begin(arguments)
+                reason = self.refusal(arguments)
+                if reason is None and (self._cached is None or not self._cached[0].is_current()):
+                    self._cached, begun = None, None
+                    reason = self._read_again()
+                if reason is None:
+                    return fast(arguments, begun)
+        if reason not in self.fallback_reasons:
+            self.fallback_reasons.append(reason)
+            if self.announces:
+                name = type(self.module).__name__
+                message = f"{name} runs its original forward: {reason}"
+                warnings.warn(message, FallbackWarning, stacklevel=3)
+        return slow(*args, **kwargs)
+
+    def _read_again(self) -> str | None:
+        """Read the weights; return the reason why that is not possible, if there is one."""
+        if len({p.device for p in self.module.parameters()}) != 1:
+            return "its parameters are on several devices"
+        if self.backend is None:
+            return "its parameters are on a CPU, but its inputs are on a GPU"
+        if not self.fits(self.module):
+            return "its structure has changed since bio.accelerate was called"
+        snapshot = Snapshot(self.module)
+        if snapshot.hooked:
+            return "a submodule has hooks, which the fast forward would not call"
+        self._cached = snapshot, self.read()
+        return None
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's original ``forward``."""
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def undo(self) -> None:
+        """Give the module its original ``forward`` back."""
+        if self.before is None:
+            del self.module.forward
+        else:
+            self.module.forward = self.before
+
+    @property
+    def weights(self) -> Weights:
+        """Weights that `read` returned last."""
+        assert self._cached is not None
+        return self._cached[1]
+
+    @property
+    def backend(self) -> str | None:
+        """Backend on the module's device: "triton", "torch", or None for the original forward."""
+        if self.options.backend != "auto":
+            return self.options.backend
+        first = next(self.module.parameters(), None)
+        return "triton" if first is not None and first.is_cuda else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the computation."""
+        own = next(self.module.parameters()).dtype
+        return own if self.options.precision is None else PRECISIONS[self.options.precision]
+
+    @property
+    def state(self) -> str:
+        """State for reports: "fast", or the reasons why the original ``forward`` ran."""
+        if self.backend is None:
+            return "inactive until the model is on a GPU"
+        if self.fallback_reasons:
+            return f"fast; fell back because {'; because '.join(self.fallback_reasons)}"
+        return "fast"
+
+    def describe(self) -> str:
+        """Return the backend and the dtype, for reports."""
+        backends = {"triton": "Triton kernels", "torch": "PyTorch", None: "original forward"}
+        return f"{backends[self.backend]}, {str(self.dtype).removeprefix('torch.')}"
+
+    def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the mode of the module or of PyTorch that only the original forward supports."""
+        module = self.module
+        if module.training:
+            return "the module is in training mode; call model.eval()"
+        if torch.is_grad_enabled():
+            tensors = (x for x in arguments.values() if isinstance(x, torch.Tensor))
+            if any(x.requires_grad for x in (*module.parameters(), *tensors)):
+                return GRADIENTS_REQUIRED
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            return "autocast is enabled; use the precision option of bio.accelerate instead"
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cached": None}
+
+
+def _on_gpu(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda

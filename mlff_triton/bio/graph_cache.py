@@ -1,0 +1,102 @@
+"""Cache of CUDA graphs of a function of tensors, one graph per combination of input shapes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+from mlff_triton._common.cuda_graphs import record
+
+Inputs = Sequence[Tensor | None]
+Outputs = tuple[Tensor, ...]
+
+
+class _CapturedGraph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: Outputs
+
+
+class GraphCache:
+    """Runs a function as CUDA graphs, captured when a combination of shapes occurs again.
+
+    Shapes that occur once are not worth a capture, so a stream of ever new shapes costs nothing.
+    Calls from several threads or streams wait for each other.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a sequence of tensors, each of which may be None, and one hashable option. Returns a
+        tuple of tensors. Must not wait for the GPU.
+    capacity : int
+        Number of shapes to remember. The least recently used one is dropped first.
+    """
+
+    def __init__(self, function: Callable[[Inputs, Any], Outputs], capacity: int = 16) -> None:
+        self._function, self._capacity = function, capacity
+        self._captured: OrderedDict[tuple[object, ...], _CapturedGraph | None] = OrderedDict()
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None  # of the last replay
+        self._lock = RLock()
+
+    def __call__(self, inputs: Inputs, option: Any = None) -> Outputs:
+        """Return what the function returns, in tensors that the caller may keep."""
+        with self._lock:
+            key = _key(inputs, option)
+            if key not in self._captured:
+                self._captured[key] = None
+                while len(self._captured) > self._capacity:
+                    self._captured.popitem(last=False)
+                return self._function(inputs, option)
+            if self._captured[key] is None:
+                self._captured[key] = self._capture(inputs, option)
+            outputs = self.replay(inputs, option)
+            assert outputs is not None
+            return outputs
+
+    def replay(self, inputs: Inputs, option: Any = None) -> Outputs | None:
+        """Return the outputs of an existing graph, or None if there is none for these shapes."""
+        with self._lock:
+            key = _key(inputs, option)
+            captured = self._captured.get(key)
+            if captured is None:
+                return None
+            self._captured.move_to_end(key)
+            self._wait_for_last_replay(captured.inputs[0].device)
+            torch._foreach_copy_(captured.inputs, _present(inputs), non_blocking=True)
+            captured.graph.replay()
+            return tuple(output.clone() for output in captured.outputs)
+
+    def _wait_for_last_replay(self, device: torch.device) -> None:
+        """Make the current stream wait for the stream of the last replay, if they differ.
+
+        Triton's driver gives the current stream faster than PyTorch does.
+        """
+        last = self._stream
+        if last is None or driver.active.get_current_stream(device.index) != last.cuda_stream:
+            self._stream = torch.cuda.current_stream(device)
+            if last is not None:
+                self._stream.wait_stream(last)
+
+    @torch.inference_mode(False)  # so that the graph's own tensors can be written to in any mode
+    def _capture(self, inputs: Inputs, option: Any) -> _CapturedGraph:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        own = [None if x is None else x.clone() for x in inputs]
+        with torch.no_grad(), torch.cuda.device_of(_present(inputs)[0]):
+            graph, outputs = record(lambda: self._function(own, option), self._pool)
+        return _CapturedGraph(graph, _present(own), outputs)
+
+
+def _present(inputs: Inputs) -> list[Tensor]:
+    return [x for x in inputs if x is not None]
+
+
+def _key(inputs: Inputs, option: Any) -> tuple[object, ...]:
+    return option, *(None if x is None else (x.shape, x.dtype) for x in inputs)
