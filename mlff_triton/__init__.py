@@ -1,4 +1,4 @@
-"""mlff_triton: TensorNet machine-learning force fields for ASE and OpenMM.
+"""TensorNet force fields, protein language models and sequence alignment on Triton kernels.
 
 Public names load on first use, so `import mlff_triton` is quick and needs neither a GPU nor Triton.
 """
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from mlff_triton._common.lazy import attributes
 
-__version__ = "0.1.0"
-
 _HOME_OF = {
     "Engine": "mlff_triton.engine.engine",
     "Ensemble": "mlff_triton.model.prediction",
@@ -20,6 +18,7 @@ _HOME_OF = {
     "TensorNetCalculator": "mlff_triton.calculators",
     "TensorNetConfig": "mlff_triton.model.config",
     "VerletList": "mlff_triton.neighbors.verlet_list",
+    "__version__": "mlff_triton._common.version",
     "accelerate": "mlff_triton.torchmd_net.patch",
     "accelerated": "mlff_triton.torchmd_net.patch",
     "create_openmm_force": "mlff_triton.calculators",
@@ -51,6 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from mlff_triton._common.version import __version__
     from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
     from mlff_triton.checkpoints import load_model, save_model
     from mlff_triton.engine.engine import Engine

@@ -33,7 +33,7 @@ from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Free, Gaps, Runs, j
 
 module = importlib.import_module("mlff_triton.bio.alignment.align")  # hidden by its function
 
-README = Path(__file__).parents[3] / "README.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "alignment.md"
 QUERIES = ["ACGTTAGGGT", "acgt", "", "GATTACA", "NNACGT"]
 TARGETS = ["TTACTTAGGGT", "CCACGTCC", "A", "GCATGCN", ""]
 SCORES = [6, -6, -5, -6, -15]
@@ -598,11 +598,9 @@ def test_pandas(found, monkeypatch):
     assert list(align().to_pandas()) == ["query", "target", "score"]
 
 
-def test_readme(tmp_path, monkeypatch, capsys):
-    """Its code prints what it says."""
+def test_first_example_of_the_guide_prints_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    section = README.read_text().partition("## Sequence alignment\n")[2].partition("\n## ")[0]
-    code = section.partition("```python\n")[2].partition("```")[0]
+    code = GUIDE.read_text().partition("```python\n")[2].partition("```")[0]
     exec(code, {})  # noqa: S102 - as a reader would
     assert capsys.readouterr().out.splitlines()[0] == re.search(r"# (\[20.*)", code)[1]
     assert "second\t0\ttarget\t5\t255\t4=1D5=" in (tmp_path / "reads.sam").read_text()

@@ -1,0 +1,66 @@
+"""Tables and figures of the documentation, from the committed measurements.
+
+MkDocs loads this file as a hook. On a page, ``<!-- table: step -->`` becomes the table of that name,
+and ``figures/step.svg`` is the file in ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.lab import figures
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+TABLES: dict[str, Callable[[Path], str]] = {
+    "step": partial(figures.readme_table, bench="step"),
+    "shipped": partial(figures.readme_table, bench="shipped"),
+    "batch": partial(figures.readme_table, bench="batch"),
+    "matpes": partial(figures.readme_table, bench="matpes"),
+    "molecules": figures.molecules_table,
+    "operators": figures.operators_table,
+    "ase": figures.overhead_table,
+    "openmm": figures.openmm_table,
+    "bio": figures.bio_table,
+    "alignment": figures.alignment_table,
+    "alignment-batches": figures.cells_table,
+}
+MARKER = re.compile(r"^<!-- table: (\S+) -->$", re.MULTILINE)
+
+
+def table(name: str) -> str:
+    """Return one table as Markdown.
+
+    Raises
+    ------
+    ValueError
+        If there is no such table, or if nothing was measured for it.
+    """
+    if name not in TABLES:
+        raise ValueError(f"there is no table {name!r}: use one of {', '.join(TABLES)}")
+    text = TABLES[name](RESULTS)
+    if not text:
+        raise ValueError(f"the table {name!r} is empty: {RESULTS} lacks its measurements")
+    return text
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Put tables in place of their markers."""
+    return MARKER.sub(lambda found: table(found[1]), markdown)
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the committed figures to the site."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(RESULTS.glob("*.svg")):
+        files.append(File.generated(config, f"figures/{path.name}", abs_src_path=str(path)))
+    return files
