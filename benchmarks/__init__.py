@@ -1,4 +1,4 @@
-"""The benchmark lab: what is measured, against whom, and how it is written down.
+"""Benchmarks of mlff_triton and its peers, with their results.
 
-``python -m benchmarks --help`` in a checkout, or ``mlff-triton bench --help``.
+Run ``python -m benchmarks --help`` in a checkout, or ``mlff-triton bench --help``.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure, profile, draw. Runs without typer and rich."""
+"""``python -m benchmarks``: measure, profile or draw. Needs neither typer nor rich."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ import torch
 
 from benchmarks.bio import alignment
 from benchmarks.bio import encoders as bio
-from benchmarks.calculators.ase_steps import ASE
-from benchmarks.calculators.openmm_steps import OPENMM
-from benchmarks.engine import fidelity
+from benchmarks.calculators import fidelity
+from benchmarks.calculators.ase_calculator import ASE
+from benchmarks.calculators.openmm_forces import OPENMM
 from benchmarks.engine.cases import CASES, Case
 from benchmarks.engine.implementations import OURS, Implementation
 from benchmarks.engine.peers import PEERS
-from benchmarks.kernels.operators import OPERATORS, SIZES, Operator
-from benchmarks.kernels.run import run_operators
+from benchmarks.engine.profiling import COMMANDS, command_line, profile, trace
+from benchmarks.engine.runner import run_case
+from benchmarks.kernels.cases import OPERATORS, SIZES, Operator
+from benchmarks.kernels.runner import run_operators
 from benchmarks.lab import figures
-from benchmarks.lab.profiling import COMMANDS, command_line, profile, trace
-from benchmarks.lab.runner import Budget, Lab, run_case
-from benchmarks.lab.schema import Results, read_folder
+from benchmarks.lab.lab import Budget, Lab
+from benchmarks.lab.schema import RESULTS, Results, read_folder
 from mlff_triton._common.timing import environment
 from mlff_triton.errors import InputError, MlffTritonError
 
-RESULTS = Path(__file__).with_name("results")
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
-FRONT_ENDS = {"ase": ASE, "openmm": OPENMM}  # with the engine below them, and their own peers
+CALCULATORS = {"ase": ASE, "openmm": OPENMM}  # with their own peers and the engine alone
 BENCHES = (*STEP_BENCHES, "ops", "bio", "fidelity", "alignment")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     peers = ", ".join(peer.name for peer in PEERS)
     parser = argparse.ArgumentParser(
         prog="mlff-triton bench",
-        description="Measure against the peers in the same run, gate first; one CSV a bench.",
+        description="Check and measure ours and peers in the same run; one CSV file per bench.",
     )
     add = parser.add_argument
-    add("benches", nargs="*", metavar="BENCH", help=f"{', '.join(BENCHES)}; all without any")
-    add("--cases", nargs="+", default=[], help="names of cases; of ops: operators, atoms")
-    add("--peers", default="all", help=f"all, none, or some of {peers}, comma between")
-    add("--only", help="these implementations and no others, comma between")
+    add("benches", nargs="*", metavar="BENCH", help=f"{', '.join(BENCHES)} (default: all)")
+    add("--cases", nargs="+", default=[], help="names of cases; for ops, operators and atoms")
+    add("--peers", default="all", help=f"all, none, or some of {peers}, separated by commas")
+    add("--only", help="run only these implementations, separated by commas")
     add("--out", type=Path, default=RESULTS, help="folder of the CSV files")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1...")
-    add("--seconds", type=float, default=Budget.total, help="nothing new is begun after these")
-    add("--each", type=float, default=Budget.each, help="seconds for one implementation and case")
-    add("--sampling", type=float, default=Budget.sampling, help="seconds to repeat a step for")
-    add("--seed", type=int, help="of the sequences of alignment; by default another in every run")
-    add("--profile", action="store_true", help="print kernels by time instead of measuring")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    add("--seconds", type=float, default=Budget.total, help="start nothing new after this time")
+    add("--each", type=float, default=Budget.each, help="limit per implementation and case, s")
+    add("--sampling", type=float, default=Budget.sampling, help="time to repeat a step for, s")
+    add("--seed", type=int, help="seed of the sequences to align (default: new in every run)")
+    add("--profile", action="store_true", help="print kernels by time only")
     for tool in COMMANDS:
-        add(f"--{tool}", action="store_true", help=f"print command lines for {tool} instead")
-    add("--trace", action="store_true", help="run one marked step, for ncu and nsys")
+        add(f"--{tool}", action="store_true", help=f"print command lines for {tool} only")
+    add("--trace", action="store_true", help="run one step for ncu or nsys to record")
     add("--merge", nargs="+", type=Path, help="only add the CSV files of these folders to --out")
-    add("--figures", action="store_true", help="only draw what is in --out, and print its tables")
+    add("--figures", action="store_true", help="only draw the results in --out, and print tables")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the lab; the exit code is 2 after an error in the arguments."""
+    """Run the benchmarks; return exit code 2 after an error in the arguments."""
     options = parse(arguments)
     try:
         _run(options)
@@ -79,40 +79,40 @@ def _run(options: argparse.Namespace) -> None:
         print(figures.tables(options.out))
     if options.merge or options.figures:
         return
-    cases, operators, sizes = _select(options)
+    cases, operators, sizes = select(options)
     device = torch.device(options.device if options.device != "auto" else _best_device())
     if options.profile or options.trace or options.ncu or options.nsys:
         for case in cases:
-            for implementation in _implementations(case, options):
-                _look_into(case, implementation, options, device)
+            for implementation in implementations_of(case, options):
+                _profile(case, implementation, options, device)
         return
     budget = Budget(options.seconds, options.each, options.sampling)
     lab = Lab(device, environment(device), Results(options.out), budget)
     for case in cases:
-        run_case(lab, case, _implementations(case, options))
+        run_case(lab, case, implementations_of(case, options))
     if operators:
         run_operators(lab, sizes, operators)
     bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.WAYS))
-    simulated = [one.name for one in fidelity.SIMULATED]
-    fidelity.run_fidelity(lab, *_named(options, "fidelity", fidelity.CASES, simulated))
+    simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
+    fidelity.run_fidelity(lab, simulated, [fidelity.SIMULATIONS[name] for name in names])
     seed = int(time.time()) if options.seed is None else options.seed
     aligned = _named(options, "alignment", alignment.CASES, alignment.WAYS)
     alignment.run_alignment(lab, *aligned, seed)
 
 
 def _named(
-    options: argparse.Namespace, bench: str, cases: Iterable[str], ways: Iterable[str]
+    options: argparse.Namespace, bench: str, cases: Iterable[str], implementations: Iterable[str]
 ) -> tuple[list[str], list[str]]:
-    """The cases of a bench and the ways to run them that are asked for."""
+    """Return the selected cases and implementations of a bench, by name."""
     if bench not in (options.benches or BENCHES):
         return [], []
-    only = _only(options) or ways
+    only = _only(options) or implementations
     wanted = [name for name in cases if not options.cases or name in options.cases]
-    return wanted, [name for name in ways if name in only]
+    return wanted, [name for name in implementations if name in only]
 
 
-def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], list[int]]:
-    """Cases of steps, operators, and the numbers of atoms of those."""
+def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], list[int]]:
+    """Return the selected cases of steps, operators, and sizes of operators."""
     benches = _known(options.benches, BENCHES, "bench") or list(BENCHES)
     cases = [case for case in CASES if case.bench in benches]
     operators, sizes = (list(OPERATORS), list(SIZES)) if "ops" in benches else ([], [])
@@ -131,9 +131,10 @@ def _select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], li
     return cases, some_operators or operators, some_sizes or sizes
 
 
-def _look_into(
+def _profile(
     case: Case, implementation: Implementation, options: argparse.Namespace, device: torch.device
 ) -> None:
+    """Profile a step, or print the command lines that do."""
     for tool in COMMANDS:
         if getattr(options, tool):
             print(command_line(tool, case, implementation))
@@ -143,10 +144,10 @@ def _look_into(
         trace(case, implementation, device)
 
 
-def _implementations(case: Case, options: argparse.Namespace) -> list[Implementation]:
-    """Ours first: whatever happens to the others, those are measured."""
-    ours = FRONT_ENDS.get(case.bench, OURS)
-    peers = () if case.bench in FRONT_ENDS else PEERS
+def implementations_of(case: Case, options: argparse.Namespace) -> list[Implementation]:
+    """Return the selected implementations, ours first: they run whatever happens to the peers."""
+    ours = CALCULATORS.get(case.bench, OURS)
+    peers = () if case.bench in CALCULATORS else PEERS
     if wanted := _only(options):
         return [one for one in (*ours, *peers) if one.name in wanted]
     if options.peers == "none":
@@ -158,14 +159,14 @@ def _implementations(case: Case, options: argparse.Namespace) -> list[Implementa
 
 
 def _only(options: argparse.Namespace) -> list[str]:
-    """The implementations that alone are asked for; empty if all are."""
-    names = [one.name for one in (*OURS, *ASE, *OPENMM, *PEERS, *fidelity.SIMULATED)]
+    """Return the implementations named by ``--only``; empty without the option."""
+    names = [*(one.name for one in (*OURS, *ASE, *OPENMM, *PEERS)), *fidelity.SIMULATIONS]
     given = options.only.split(",") if options.only else []
     return _known(given, [*names, *bio.WAYS, *alignment.WAYS], "implementation")
 
 
 def _known(given: Sequence[str], known: Sequence[str], kind: str) -> list[str]:
-    """The names given, or an `InputError` that lists the known ones."""
+    """Return the given names; raise an `InputError` that lists the known ones."""
     for name in given:
         if name not in known:
             names = ", ".join(dict.fromkeys(known))

@@ -22,7 +22,7 @@ import torch
 from benchmarks.bio.alignment_cases import CASES, Problem, Scheme, build
 from benchmarks.bio.alignment_ways import CPU, WAYS, Answer, Way, Work, parasail_function
 from benchmarks.lab.guards import at_most, clean_up, quiet
-from benchmarks.lab.runner import Lab
+from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import AlignmentRow
 from mlff_triton._common.timing import Timing, measure, reset_peak, synchronize
 from mlff_triton.bio.alignment.align import MODES

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.engine.peers import eager, graphed
 from benchmarks.lab.guards import at_most, clean_up, quiet
-from benchmarks.lab.runner import Lab
+from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
 from mlff_triton._common.timing import Timing, measure, reset_peak
 
@@ -148,8 +148,7 @@ def compiled(model: nn.Module, inputs: Inputs) -> Step:
 
 def accelerated(precision: str, model: nn.Module, inputs: Inputs) -> Step:
     """Ours, which must not fall back on what it is compared with."""
-    from mlff_triton.bio import accelerate
-    from mlff_triton.bio.forward import FallbackWarning
+    from mlff_triton.bio import FallbackWarning, accelerate
 
     warnings.simplefilter("error", FallbackWarning)
     return eager(accelerate(model, precision=precision), inputs)

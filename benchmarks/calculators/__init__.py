@@ -1,1 +1,1 @@
-"""Steps through ASE and OpenMM."""
+"""Steps and simulations through ASE and OpenMM."""

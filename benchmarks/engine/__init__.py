@@ -1,1 +1,1 @@
-"""Whole steps of the engine and of its peers."""
+"""Whole steps of the engine and of TorchMD-NET."""

@@ -1,4 +1,4 @@
-"""Every case of the whole-step benchmarks, once."""
+"""The cases of the whole-step benchmarks."""
 
 from __future__ import annotations
 
@@ -10,48 +10,58 @@ from benchmarks.systems import systems
 from benchmarks.systems.geometries import MD17, MD22
 from benchmarks.systems.systems import System
 
-TRUTH_ATOMS = 4096  # the most for which the float64 truth with its autograd graph is computed
+TRUTH_ATOMS = 4096  # the largest system whose float64 truth, with its autograd graph, is computed
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a step is measured on.
+    """A system and the model that is evaluated on it.
 
     Attributes
     ----------
     bench, name : str
-        As in the results.
+        Names in the results.
     build : callable
-        Makes the system.
+        Return the system.
     model : str
-        One of `benchmarks.systems.models.MODELS`.
-    check : str, optional
-        Name of a smaller case of this bench, whose forces are compared with the truth instead.
+        Key of `benchmarks.systems.models.MODELS`.
+    stand_in : Case, optional
+        Smaller case of this bench whose forces are compared with the truth instead.
     stress : bool
-        Whether the virial has to be right too.
+        If True, the virial is checked too.
     """
 
     bench: str
     name: str
     build: Callable[[], System]
     model: str = "random"
-    check: str | None = None
+    stand_in: Case | None = None
     stress: bool = False
+
+    @property
+    def checked(self) -> Case:
+        """Case whose forces are compared with the truth: this one, or its stand-in."""
+        return self.stand_in or self
 
 
 def _scaled(
     bench: str, model: str, build: Callable[[int], System], sizes: dict[int, int]
 ) -> list[Case]:
-    """Cases of one kind that grow; sizes are the atoms of each and what ``build`` needs for it."""
-    checked = str(max(atoms for atoms in sizes if atoms <= TRUTH_ATOMS))
+    """Return cases of growing size; ``sizes`` maps numbers of atoms to arguments of ``build``."""
+    checkable = {
+        n: Case(bench, str(n), partial(build, size), model)
+        for n, size in sizes.items()
+        if n <= TRUTH_ATOMS
+    }
+    stand_in = checkable[max(checkable)]
     return [
-        Case(bench, str(n), partial(build, size), model, checked if n > TRUTH_ATOMS else None)
+        checkable.get(n) or Case(bench, str(n), partial(build, size), model, stand_in)
         for n, size in sizes.items()
     ]
 
 
 BOXES = {n: n for n in (21, 128, 512, 1024, 4096, 16384, 65536, 1_000_000)}
-WATER = {3 * n: n for n in (7, 64, 343, 1331, 5832, 21952)}  # cubes: the box is full
+WATER = {3 * n: n for n in (7, 64, 343, 1331, 5832, 21952)}  # cubic numbers fill the box
 
 CRYSTALS: dict[str, Callable[[], System]] = {
     "Si-64": partial(systems.crystal, "Si", "diamond", 5.43, 2),
@@ -69,10 +79,3 @@ CASES: tuple[Case, ...] = (
     *_scaled("ase", "shipped", systems.water, WATER),
     *_scaled("openmm", "shipped", systems.water, WATER),
 )
-
-
-def standing_in(case: Case) -> Case:
-    """The case whose forces are compared with the truth: the case itself unless it is large."""
-    if case.check is None:
-        return case
-    return next(one for one in CASES if (one.bench, one.name) == (case.bench, case.check))

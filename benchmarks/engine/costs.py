@@ -1,7 +1,6 @@
-"""``python -m benchmarks.engine.costs``: the shipped costs, from the committed results.
+"""``python -m benchmarks.engine.costs``: fit the shipped costs to the committed results.
 
-The numbers are times of the GPU alone. Implementations that were measured on fewer than three
-sizes have no costs.
+The times are those of the GPU alone. An implementation needs three sizes to get costs.
 """
 
 from __future__ import annotations
@@ -10,21 +9,20 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from benchmarks.__main__ import RESULTS
-from benchmarks.lab.schema import PASS, Row, read_rows
+from benchmarks.lab.schema import PASS, RESULTS, Row, read_rows
 from benchmarks.systems import models
 from mlff_triton.engine.calibration import Point, fit
 from mlff_triton.engine.costs import SHIPPED, Costs, Place, software, write
 
-BENCHES = {"step": "random", "shipped": "shipped"}  # and the model of each
-BACKENDS = {"engine": "triton-graph", "exact": "exact"}  # by the names of implementations
-SIZES = 3
+MODELS = {"step": "random", "shipped": "shipped"}  # bench -> model
+BACKENDS = {"engine": "triton-graph", "exact": "exact"}  # implementation -> backend
+MIN_SIZES = 3
 
 
 def fitted(folder: Path = RESULTS) -> list[Costs]:
-    """Costs of each model on each GPU."""
+    """Return the costs of each model on each GPU."""
     found = []
-    for bench, model in BENCHES.items():
+    for bench, model in MODELS.items():
         rows = [r for r in read_rows(folder / f"{bench}.csv") if r.gate == PASS]
         rows = [r for r in rows if r.impl in BACKENDS]
         for _, group in groupby(sorted(rows, key=attrgetter("gpu")), attrgetter("gpu")):
@@ -35,7 +33,7 @@ def fitted(folder: Path = RESULTS) -> list[Costs]:
 
 
 def _costs(model: str, rows: list[Row]) -> Costs:
-    """Costs of one model on one GPU."""
+    """Return the costs of one model on one GPU."""
     points: dict[str, list[Point]] = {}
     for row in rows:
         backend = BACKENDS[row.impl]
@@ -49,8 +47,8 @@ def _costs(model: str, rows: list[Row]) -> Costs:
         "float32",
         software(newest.torch, newest.triton, newest.commit),
     )
-    enough = {name: fit(some) for name, some in points.items() if len(some) >= SIZES}
-    return Costs(place, newest.date, enough)
+    fits = {name: fit(some) for name, some in points.items() if len(some) >= MIN_SIZES}
+    return Costs(place, newest.date, fits)
 
 
 if __name__ == "__main__":

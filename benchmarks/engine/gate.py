@@ -1,4 +1,4 @@
-"""Right first, then fast: outcomes against the exact module in float64."""
+"""Check results against the exact module in float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.systems.systems import System
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.model.tensornet import TensorNet
 
-NET_FORCE = 1e-3  # of the largest force times the root of the number of atoms
+NET_FORCE = 1e-3  # relative to the largest force times the square root of the number of atoms
 
 
 class GateError(Exception):
-    """Results are wrong; the message says how, ``error`` is the largest relative one of forces."""
+    """Results are wrong. ``error`` is the largest relative error of a force, if it is known."""
 
     def __init__(self, message: str, error: float | None = None) -> None:
         super().__init__(message)
@@ -25,26 +25,26 @@ class GateError(Exception):
 
 @dataclass(frozen=True)
 class Truth:
-    """What is right, on the CPU in float64."""
+    """True results, float64 on the CPU."""
 
     prediction: Prediction
     batch: Tensor
 
     @classmethod
     def of(cls, model: TensorNet, system: System, device: torch.device) -> Truth:
-        """Compute it, on the device that is measured."""
+        """Compute the true results on the device under test."""
         result: Prediction = exact(model, system, device, torch.float64).step()
         fields = (result.energy, result.forces, result.virial, result.atom_energies)
         return cls(Prediction(*(t.cpu() for t in fields)), torch.from_numpy(system.batch))
 
     def check(self, outcome: Outcome, tolerance: float, *, stress: bool = False) -> float:
-        """The largest error of a force over the largest true force.
+        """Return the largest error of a force over the largest true force.
 
         Raises
         ------
         GateError
-            If it, or the error of an energy over the sum of its atoms' energies, or with
-            ``stress`` that of a virial, is larger than the tolerance.
+            If an error is larger than the tolerance: that of the forces, that of an energy over the
+            sum of its absolute atomic energies, or, with ``stress``, that of a virial.
         """
         true = self.prediction
         largest = float(true.forces.abs().max())
@@ -55,27 +55,27 @@ class Truth:
         if stress:
             if outcome.virial is None:
                 raise GateError("there is no virial", error)
-            # Virials cancel at equilibrium: their scale is that of the forces, then.
+            # Virials cancel at equilibrium: the forces set their scale then.
             scale = max(float(true.virial.abs().max()), largest * len(true.forces) ** 0.5)
             errors["virials"] = float((_double(outcome.virial) - true.virial).abs().max()) / scale
         for name, value in errors.items():
-            if not value <= tolerance:  # NaN too
-                raise GateError(f"{name} are off by {value:.1e}, allowed is {tolerance:.0e}", error)
+            if not value <= tolerance:  # catches NaN too
+                raise GateError(f"{name} are off by {value:.1e}, more than {tolerance:.0e}", error)
         return error
 
 
 def check_plausible(outcome: Outcome) -> None:
-    """Raise a `GateError` unless all is finite and forces add up to nothing.
+    """Raise a `GateError` unless all results are finite and the forces sum to zero.
 
-    For systems that are too large for the truth.
+    This is the check of systems too large for the truth.
     """
     forces = _double(outcome.forces)
     if not (forces.isfinite().all() and _double(outcome.energy).isfinite().all()):
-        raise GateError("there are NaN or infinite results")
+        raise GateError("some results are NaN or infinite")
     scale = float(forces.abs().max()) * len(forces) ** 0.5
     net = float(forces.sum(0).abs().max())
     if not net <= NET_FORCE * scale:
-        raise GateError(f"the forces add up to {net:.1e} eV/Å")
+        raise GateError(f"the forces sum to {net:.1e} eV/Å instead of zero")
 
 
 def _double(values: Tensor) -> Tensor:

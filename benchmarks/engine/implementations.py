@@ -1,10 +1,11 @@
-"""Ours: the engine, and the exact module, which is also the truth."""
+"""Our implementations of a step: the engine, and the exact module, which is also the truth."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,21 +16,21 @@ from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import tolerance
 
-# DESIGN: a fast path is at most this far from the truth; others are measured if they are close.
+# Fast paths of ours may be this far from the truth. Peers are measured if they come close.
 OUR_TOLERANCE = tolerance(1, "float32")
 PEER_TOLERANCE = 10 * OUR_TOLERANCE
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a step in eV and Å, wherever and in whatever precision.
+    """Results of a step in eV and Å, on any device and in any precision.
 
     Attributes
     ----------
     energy : [B]
-        Of each system.
+        Energy of each system.
     forces : [N, 3]
-        Of each atom.
+        Force on each atom.
     virial : [B, 3, 3] or None
         ``dE/dstrain``; None if it was not computed.
     """
@@ -41,16 +42,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step that is ready to run again and again.
+    """A step that is ready to run repeatedly.
 
     Attributes
     ----------
     step : callable
-        What is timed; may return before the device is done.
+        The call that is timed. It may return before the device is done.
     read : callable
-        Makes an `Outcome` of what ``step`` returned.
+        Convert the return value of ``step`` to an `Outcome`.
     count : int
-        Steps that ``step`` takes: what is reported is their mean.
+        Number of steps per call of ``step``; the reported time is their mean.
     """
 
     step: Callable[[], Any]
@@ -60,24 +61,26 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute a step.
+    """One method of computing a step.
 
     Attributes
     ----------
     name : str
-        As in the results.
+        Name in the results.
     prepare : callable
-        Model, system and device to a `Prepared` step; whatever it needs is imported there.
+        Return a `Prepared` step of a model, system and device; imports what the method needs.
     max_atoms : int
-        Larger systems are not tried.
+        Size of the largest system to try.
     tolerance : float
-        Largest relative error of forces.
-    needs_self_loops, needs_gpu : bool
-        Whether it serves TorchMD-NET's kind of model only, and only on a GPU.
+        Largest relative error of forces that passes.
+    needs_self_loops : bool
+        If True, only TorchMD-NET's kind of model is supported.
+    needs_gpu : bool
+        If True, only CUDA devices are supported.
     wall : bool
-        Whether the host's clock is what counts.
+        If True, time with the host's clock rather than with events on the GPU.
     gated : bool
-        Whether there are results to be right.
+        If False, there are no results to check.
     """
 
     name: str
@@ -90,7 +93,7 @@ class Implementation:
     gated: bool = True
 
     def refusal(self, model: TensorNet, n_atoms: int, device: torch.device) -> str | None:
-        """Why this case is none for this implementation; None if it is one."""
+        """Return why this case is not supported, or None if it is."""
         if n_atoms > self.max_atoms:
             return f"more than {self.max_atoms} atoms"
         if self.needs_self_loops and not model.config.self_loops:
@@ -103,29 +106,33 @@ class Implementation:
 def exact(
     model: TensorNet, system: System, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Prepared:
-    """The plain module, its neighbor list ready beforehand and not timed."""
-    mine = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
+    """Prepare the plain module; its neighbor list is built beforehand and not timed."""
+    module = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
     graph = system.graph(model.cutoff).to(device)
     numbers, positions, cells, batch = tensors(system, device)
 
     def step() -> Prediction:
-        return predict(mine, numbers, positions, graph, cell=cells, batch=batch)
+        return predict(module, numbers, positions, graph, cell=cells, batch=batch)
 
     return Prepared(step, of_prediction)
 
 
 def engine(model: TensorNet, system: System, device: torch.device) -> Prepared:
-    """The engine: a whole step, from positions to energies, forces and virials."""
+    """Prepare a whole step of the engine, from positions to energies, forces and virials."""
     from mlff_triton.engine.engine import Engine
 
-    mine = Engine(model, device=device)
+    ours = Engine(model, device=device)
     numbers, positions, cells, batch = tensors(system, device)
-    step = mine.prepare(numbers, positions, cell=cells, pbc=cells is not None, batch=batch)
+    options = {"cell": cells, "pbc": cells is not None, "batch": batch}
+    if device.type == "cuda":
+        step = ours.prepare(numbers, positions, **options)
+    else:
+        step = partial(ours.compute, numbers, positions, **options)
     return Prepared(step, of_prediction)
 
 
 def tensors(system: System, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Numbers, positions (float64), cells and batch of a system on a device."""
+    """Return numbers, positions (float64), cells and batch of a system on a device."""
     cells = None if system.cells is None else torch.from_numpy(system.cells).to(device)
     return (
         torch.from_numpy(system.numbers).to(device),
@@ -136,7 +143,7 @@ def tensors(system: System, device: torch.device) -> tuple[Tensor, Tensor, Tenso
 
 
 def of_prediction(prediction: Prediction) -> Outcome:
-    """What our own implementations return, as an outcome."""
+    """Convert the result of our own implementations."""
     return Outcome(prediction.energy, prediction.forces, prediction.virial)
 
 

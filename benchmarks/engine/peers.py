@@ -1,4 +1,4 @@
-"""TorchMD-NET with the weights of a model of ours, in every mode its users can run it in."""
+"""TorchMD-NET with the weights of one of our models, in every mode that it offers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ from benchmarks.systems.systems import System
 from mlff_triton.checkpoints.torchmd_net import LAYER_NAMES
 from mlff_triton.model.tensornet import TensorNet
 
-NEIGHBORS = 64  # an atom, itself included, that its neighbor list has room for on average
+NEIGHBORS = 64  # least capacity of its neighbor list per atom, the atom itself included
 NETWORK = "representation_model."
-NO_WEIGHTS = r"^(mean|std)$|distance\.box$"
+NOT_TRANSLATED = r"^(mean|std)$|distance\.box$"
 OPERATORS = ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3")
 
 
-def rebuild(model: TensorNet, *, warp: bool, **changes: Any) -> nn.Module:
-    """The same network in TorchMD-NET's code, float32, without element references.
+def rebuild(
+    model: TensorNet,
+    *,
+    warp: bool,
+    static_shapes: bool = False,
+    derivative: bool = True,
+    neighbors: int = NEIGHBORS,
+) -> nn.Module:
+    """Rebuild a network in TorchMD-NET's code, float32, without element references.
 
     Parameters
     ----------
     model : TensorNet
         A model of TorchMD-NET's kind.
     warp : bool
-        Whether it computes with Warp kernels, which is its default, or with PyTorch alone.
-    **changes
-        Of TorchMD-NET's own hyper-parameters.
+        If True, compute with Warp kernels, TorchMD-NET's default; if False, with PyTorch alone.
+    static_shapes : bool
+        If True, use tensors of fixed shapes, which CUDA graphs and ``torch.compile`` need.
+    derivative : bool
+        If True, return forces with the energy.
+    neighbors : int
+        Capacity of the neighbor list per atom, on average, the atom itself included.
     """
     from torchmdnet.models.model import create_model
 
@@ -48,17 +59,16 @@ def rebuild(model: TensorNet, *, warp: bool, **changes: Any) -> nn.Module:
         "cutoff_lower": config.cutoff_lower,
         "cutoff_upper": config.cutoff_upper,
         "max_z": max(config.elements) + 1,
-        "max_num_neighbors": NEIGHBORS,
+        "max_num_neighbors": neighbors,
         "equivariance_invariance_group": config.group,
         "precision": 32,
-        "derivative": True,
+        "derivative": derivative,
         "output_model": "Scalar",
         "reduce_op": "sum",
         "prior_model": None,
         "atom_filter": -1,
-        "static_shapes": False,
+        "static_shapes": static_shapes,
         "box_vecs": None,
-        **changes,
     }
     theirs = create_model(args, mean=model.mean.float(), std=model.std.float()).eval()
     theirs.load_state_dict(_translate(model, theirs.state_dict()))
@@ -66,9 +76,10 @@ def rebuild(model: TensorNet, *, warp: bool, **changes: Any) -> nn.Module:
 
 
 def select_operators(*, warp: bool) -> None:
-    """TorchMD-NET reads this when it makes a model and again when it runs it: globals of a module.
+    """Select Warp or PyTorch operators in TorchMD-NET, for all of its models in this process.
 
-    Only one of its models is in use at a time here; its own default is ``warp=True``.
+    The selection consists of module globals, which TorchMD-NET reads both when it builds a model
+    and when it runs it. Its default is ``warp=True``.
     """
     from torchmdnet.extensions import warp_ops
     from torchmdnet.models import tensornet
@@ -83,7 +94,7 @@ def select_operators(*, warp: bool) -> None:
 
 
 def _translate(model: TensorNet, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our weights under TorchMD-NET's names: the reader of its checkpoints backwards."""
+    """Rename our weights to TorchMD-NET's names, the inverse of reading its checkpoints."""
     ours = {name: value.float() for name, value in model.state_dict().items()}
     layers = range(model.config.num_layers)
     names = {our: NETWORK + their for our, their in LAYER_NAMES.items()}
@@ -119,15 +130,19 @@ def _translate(model: TensorNet, theirs: dict[str, Tensor]) -> dict[str, Tensor]
         for name, value in ours.items()
         if name.startswith("basis.")
     }
-    return weights | {name: theirs[name] for name in theirs if re.search(NO_WEIGHTS, name)}
+    return weights | {name: theirs[name] for name in theirs if re.search(NOT_TRANSLATED, name)}
 
 
 Runner = Callable[[nn.Module, dict[str, Any]], Callable[[], tuple[Tensor, Tensor]]]
 
 
-def _peer(name: str, run: Runner, *, warp: bool, **changes: Any) -> Implementation:
+def _peer(
+    name: str, run: Runner, *, warp: bool, static_shapes: bool = False, derivative: bool = True
+) -> Implementation:
     def prepare(model: TensorNet, system: System, device: torch.device) -> Prepared:
-        theirs = rebuild_for(system, model, warp=warp, **changes).to(device)
+        theirs = rebuild_for(
+            system, model, warp=warp, static_shapes=static_shapes, derivative=derivative
+        ).to(device)
         references = lone_atoms(model, system).to(device)
 
         def read(result: tuple[Tensor, Tensor]) -> Outcome:
@@ -146,22 +161,30 @@ def _peer(name: str, run: Runner, *, warp: bool, **changes: Any) -> Implementati
     )
 
 
-def rebuild_for(system: System, model: TensorNet, **options: Any) -> nn.Module:
-    """As `rebuild`, with room for the neighbors that the atoms of a system have."""
+def rebuild_for(
+    system: System, model: TensorNet, *, warp: bool, static_shapes: bool, derivative: bool
+) -> nn.Module:
+    """Rebuild a network with a neighbor list large enough for a system; see `rebuild`."""
     needed = 1 + system.count_edges(model.config.cutoff_upper) / system.n_atoms
-    room = max(NEIGHBORS, 16 * math.ceil(needed / 16))
-    return rebuild(model, max_num_neighbors=room, **options)
+    capacity = max(NEIGHBORS, 16 * math.ceil(needed / 16))
+    return rebuild(
+        model,
+        warp=warp,
+        static_shapes=static_shapes,
+        derivative=derivative,
+        neighbors=capacity,
+    )
 
 
 def lone_atoms(model: TensorNet, system: System) -> Tensor:
-    """What a rebuilt network leaves out: element references of each system, float64 [B], eV."""
+    """Return the element references of each system, float64 [B] in eV, which `rebuild` omits."""
     species = model.species(torch.from_numpy(system.numbers))
     references = torch.zeros(system.n_systems, dtype=torch.float64)
     return references.index_add_(0, torch.from_numpy(system.batch), model.references[species])
 
 
 def peer_inputs(system: System, device: torch.device) -> dict[str, Any]:
-    """Arguments of a rebuilt network."""
+    """Return the arguments of a rebuilt network."""
     box = None
     if system.cell is not None:
         box = torch.tensor(system.cell, dtype=torch.float32, device=device)
@@ -174,14 +197,14 @@ def peer_inputs(system: System, device: torch.device) -> dict[str, Any]:
 
 
 def eager(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Step after step, as in a simulation without further options."""
+    """Run steps eagerly, the default of TorchMD-NET."""
     return lambda: theirs(**inputs)
 
 
 def graphed(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A CUDA graph of the step, as TorchMD-NET's ``External`` captures it."""
+    """Capture the step in a CUDA graph, as TorchMD-NET's ``External`` does."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # which is still uploading the inputs
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs may still be uploading
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         for _ in range(4):
@@ -190,7 +213,7 @@ def graphed(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Ten
             result = theirs(**inputs)
 
     def step(_alive: tuple[nn.Module, dict[str, Any]] = (theirs, inputs)) -> tuple[Tensor, Tensor]:
-        """Keeps alive what the graph reads by address: weights and inputs."""
+        """Replay the graph. The default argument keeps its weights and inputs alive."""
         graph.replay()
         return result
 
@@ -198,12 +221,12 @@ def graphed(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Ten
 
 
 def compiled(theirs: nn.Module, inputs: dict[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
-    """``torch.compile`` as in TorchMD-NET's own ASE calculator."""
+    """Compile the step with ``torch.compile``, as TorchMD-NET's own ASE calculator does."""
     positions = inputs["pos"].requires_grad_()
     n_systems = int(inputs["batch"][-1]) + 1
     arguments = {**inputs, "q": torch.zeros(n_systems, device=positions.device)}
     with torch.no_grad():
-        theirs(**arguments)  # learns the number of systems, which compiled code cannot ask for
+        theirs(**arguments)  # sets the number of systems, which compiled code cannot compute
     fast = torch.compile(
         theirs, backend="inductor", dynamic=False, fullgraph=True, mode="reduce-overhead"
     )

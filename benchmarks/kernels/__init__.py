@@ -1,1 +1,1 @@
-"""Single operators against PyTorch."""
+"""Single operators, compared with PyTorch."""

@@ -1,8 +1,9 @@
-"""The fused operator: from positions and a neighbor list to messages.
+"""The fused operator from positions and a neighbor list to messages.
 
-Ours finds the distance of every edge, its cut-off and its place in the radial table in one kernel,
-and looks factors up and sums messages in another. PyTorch computes distances, basis, radial network
-and cut-off, gathers, multiplies and scatters. Neither builds the list. Both are for inference.
+Our first kernel computes the distance of every edge, its cutoff function and its position in the
+radial table; our second interpolates factors and sums messages. PyTorch computes distances, basis,
+radial network and cutoff function, gathers, multiplies and scatters. Neither builds the list, and
+both are for inference only.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 
 if TYPE_CHECKING:
-    from benchmarks.kernels.operators import Inputs, Source
+    from benchmarks.kernels.cases import Inputs, Source
 
-SKIN = 0.5  # Å; our lists are kept for some steps, so they hold more than the edges
-CAPACITY = 128  # neighbors that a row has room for
-BIN = 3.5  # Å; atoms are sorted in space, as the engine sorts them
+SKIN = 0.5  # Å; our lists serve several steps, so they hold more than the edges
+CAPACITY = 128  # slots per atom
+BIN = 3.5  # Å; atoms are sorted by cell of this size, as the engine sorts them
 
 
 @dataclass(frozen=True)
 class Box:
-    """What both need besides the inputs.
+    """A system and its neighbors, as either implementation needs them.
 
     Attributes
     ----------
@@ -43,14 +44,14 @@ class Box:
         Lattice vectors in Å.
     graph : Graph
         Edges within the cutoff, for PyTorch.
-    rows : NeighborMatrix
-        Neighbors within cutoff and skin, for us.
+    neighbors : NeighborMatrix
+        Neighbors within cutoff and skin, for our kernels.
     """
 
     system: System
     cell: Tensor
     graph: Graph
-    rows: Any
+    neighbors: Any
 
 
 @lru_cache(maxsize=2)
@@ -61,18 +62,18 @@ def _box(n_atoms: int, device: torch.device) -> Box:
     cutoff = model("random").cutoff
     wide = system.graph(cutoff + SKIN).to(device)
     cell = torch.eye(3).double()[None] if system.cells is None else torch.from_numpy(system.cells)
-    return Box(system, cell.to(device), system.graph(cutoff).to(device), rows_of(wide))
+    return Box(system, cell.to(device), system.graph(cutoff).to(device), neighbor_matrix(wide))
 
 
-def rows_of(graph: Graph, capacity: int = CAPACITY) -> Any:
-    """A graph as neighbor rows; atoms keep their order."""
+def neighbor_matrix(graph: Graph, capacity: int = CAPACITY) -> Any:
+    """Convert a graph to a padded neighbor matrix; atoms keep their order."""
     from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix, pack_shifts
 
     device, n_atoms = graph.senders.device, graph.n_atoms
     count = graph.row_ptr.diff()
     needed = int(count.max())
     if needed > capacity:
-        raise ValueError(f"an atom has {needed} neighbors, and there is room for {capacity}")
+        raise ValueError(f"an atom has {needed} neighbors: raise the capacity of {capacity}")
     atoms = torch.arange(n_atoms, device=device)
     edges = torch.arange(graph.n_edges, device=device)
     slot = graph.receivers * capacity + edges - graph.row_ptr[graph.receivers]
@@ -82,10 +83,10 @@ def rows_of(graph: Graph, capacity: int = CAPACITY) -> Any:
     shifts.view(-1)[slot] = pack_shifts(graph.shifts)
     reverse = torch.arange(n_atoms * capacity, device=device)
     reverse[slot] = slot[graph.reverse]
-    unmoved = atoms.int()
+    identity = atoms.int()
     largest = (count.max().int(), graph.shifts.abs().max().int())
     return NeighborMatrix(
-        unmoved, unmoved, count.int(), senders.int(), shifts, reverse.int(), *largest
+        identity, identity, count.int(), senders.int(), shifts, reverse.int(), *largest
     )
 
 
@@ -101,7 +102,7 @@ def _network(device: torch.device, dtype: torch.dtype) -> TensorNet:
 
 
 def inputs(source: Source) -> Inputs:
-    """Tensors [9, N, F] and positions, float64 [N, 3]."""
+    """Return tensors [9, N, F] and positions, float64 [N, 3]."""
     box = _box(source.n_atoms, source.device)
     channels = model("random").config.hidden_channels
     y = source.random(9, source.n_atoms, channels)
@@ -109,7 +110,7 @@ def inputs(source: Source) -> Inputs:
 
 
 def eager(y: Tensor, positions: Tensor) -> Tensor:
-    """Messages [9, N, F] of the first layer, in the dtype of ``y``."""
+    """Compute messages [9, N, F] of the first layer in PyTorch, in the dtype of ``y``."""
     box, network = _box(len(positions), y.device), _network(y.device, y.dtype)
     graph = box.graph
     distances = torch.linalg.vector_norm(graph.vectors(positions, box.cell, None), dim=1)
@@ -123,7 +124,7 @@ def eager(y: Tensor, positions: Tensor) -> Tensor:
 
 
 def ours(y: Tensor, positions: Tensor) -> Tensor:
-    """The same by the kernels."""
+    """Compute the same messages with our kernels."""
     from mlff_triton.kernels.neighbors.edges import edges
     from mlff_triton.kernels.tensornet.message_product import message_product
 
@@ -133,7 +134,7 @@ def ours(y: Tensor, positions: Tensor) -> Tensor:
         positions,
         box.cell,
         *_still(len(positions), y.device),
-        box.rows,
+        box.neighbors,
         tables.knots,
         model("random").cutoff,
         y.dtype,
@@ -145,11 +146,11 @@ def ours(y: Tensor, positions: Tensor) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _still(n_atoms: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Strain, largest move and system of atoms that have not moved since the list was built."""
+    """Return strain, largest move and system of atoms at rest since the list was built."""
     strain = torch.eye(3, dtype=torch.float64, device=device)[None]
     return strain, strain.new_ones(1), torch.zeros(n_atoms, dtype=torch.int32, device=device)
 
 
 def _neutral(y: Tensor) -> Tensor:
-    """Charge factors that nothing reads, as there is no product."""
+    """Return empty charge factors, which are not read because there is no product."""
     return y.new_empty(0)

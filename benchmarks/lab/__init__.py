@@ -1,1 +1,1 @@
-"""The lab: runs cases, keeps rows, draws figures, profiles."""
+"""Tools of all benchmarks: time limits, result files, figures and tables."""

@@ -1,4 +1,4 @@
-"""Figures and tables, from the CSV files alone."""
+"""Figures and tables, drawn from the CSV files alone."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ LABELS = {
     "warp-graph": "TorchMD-NET, Warp + CUDA graph",
     "warp-compile": "TorchMD-NET, Warp + torch.compile",
 }
-OPENMM_PLATFORMS = (  # ours and TorchMD-NET's, on the GPU and on the host
+OPENMM_PAIRS = (  # ours and TorchMD-NET's, first on the GPU, then on the host
     ("openmm-torch", "openmm-torchmd-net"),
     ("openmm-reference", "openmm-torchmd-net-reference"),
 )
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
-ALIGNERS = {  # and their markers
-    "parasail": ("parasail, a core", "."),
+ALIGNERS = {  # labels and markers
+    "parasail": ("parasail, one core", "."),
     "parasail-threads": ("parasail, all cores", "x"),
-    "edlib": ("edlib, a core", "+"),
+    "edlib": ("edlib, one core", "+"),
     "stringzillas": ("stringzillas-cuda", "s"),
     "align": ("mlff_triton, from strings", "^"),
-    "kernel": ("mlff_triton, letters on the GPU", "o"),
+    "kernel": ("mlff_triton, sequences on the GPU", "o"),
 }
 CELLS, ROWS = "torch-cells", "torch-rows"
-BATCHES = "batch-"  # as cases are named that are compared with PyTorch, and with nobody else
-NS_A_DAY = 0.5e-6 * 86400e3  # of steps of 0.5 fs that take 1 ms each
+BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
+NS_PER_DAY = 0.5e-6 * 86400e3  # for steps of 0.5 fs that take 1 ms
 Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw every figure whose data is there, as SVG beside it."""
+    """Draw every figure that has data, as an SVG file beside the CSV file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -67,20 +67,21 @@ def draw(folder: Path) -> list[Path]:
 
 
 def _plot_steps(axes: Axes, times: Times) -> None:
-    """Lines over the number of atoms."""
+    """Plot times over the number of atoms, a line per implementation."""
     for name, label in LABELS.items():
         rows = sorted(_rows_of(times, name), key=lambda row: row.atoms)
         if rows:
             style = {"linewidth": 2.5, "marker": "o"} if name == OURS else {"marker": "."}
             axes.loglog([r.atoms for r in rows], [r.ms_p50 for r in rows], label=label, **style)
-    axes.set(xlabel="atoms", ylabel="energy and forces, ms a step")
+    axes.set(xlabel="atoms", ylabel="energy and forces, ms per step")
 
 
 def _plot_bio(axes: Axes, times: Times) -> None:
+    """Plot times of forward passes, a line per case."""
     best = [best_peer(rows, BIO_PEERS) for rows in times.values()]
     kinds = {
         "as shipped, fp32": (_rows_of(times, BIO_REFERENCE), "s"),
-        "best other, fp16": ([row for row in best if row], "."),
+        "best peer, fp16": ([row for row in best if row], "."),
         "mlff_triton, fp16": (_rows_of(times, BIO_OURS), "o"),
     }
     _plot_points(axes, _by_model(times), kinds, "ms_p50")
@@ -88,21 +89,21 @@ def _plot_bio(axes: Axes, times: Times) -> None:
 
 
 def _plot_alignment(axes: Axes, times: Times) -> None:
-    """Not those that are compared with PyTorch."""
+    """Plot speeds, a line per case, without the cases that are compared with PyTorch."""
     times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
     kinds = {label: (_rows_of(times, name), marker) for name, (label, marker) in ALIGNERS.items()}
     _plot_points(axes, _by_model(times), kinds, "gcups")
-    axes.set(xlabel="cells, 1e9 a second")
+    axes.set(xlabel="cells, 1e9 per second")
 
 
 def _plot_points(
     axes: Axes, cases: list[str], kinds: dict[str, tuple[list[Row], str]], column: str
 ) -> None:
-    """Points, a line for each case; rows and markers by label."""
+    """Plot points, a line per case; ``kinds`` maps labels to rows and markers."""
     for label, (rows, marker) in kinds.items():
         if rows:
-            places = [cases.index(row.case) for row in rows]
-            axes.semilogx([getattr(row, column) for row in rows], places, marker, label=label)
+            lines = [cases.index(row.case) for row in rows]
+            axes.semilogx([getattr(row, column) for row in rows], lines, marker, label=label)
     axes.set_yticks(range(len(cases)), cases, fontsize="small")
     axes.invert_yaxis()
 
@@ -116,7 +117,7 @@ PLOTS = {
 
 
 def tables(folder: Path) -> str:
-    """Every table whose data is there, as Markdown."""
+    """Return every table that has data, as Markdown."""
     parts = [readme_table(folder, bench) for bench in ("step", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
     parts += [openmm_table(folder), readme_table(folder, "matpes"), bio_table(folder)]
@@ -125,24 +126,24 @@ def tables(folder: Path) -> str:
 
 
 def readme_table(folder: Path, bench: str = "step") -> str:
-    """Times case by case: PyTorch, the best peer, ours; empty without data."""
+    """Tabulate times of PyTorch, the best peer and ours; empty without data."""
     times = passed(read_rows(folder / f"{bench}.csv"))
     if not any(OURS in rows for rows in times.values()):
         return ""
     baseline = EAGER if any(EAGER in rows for rows in times.values()) else "exact"
     head = ["atoms", LABELS[baseline], "best peer", "mlff_triton", "over the best", "memory, GB"]
-    head.append("error of forces (float32 PyTorch)")
+    head.append("force error (PyTorch in float32)")
     lines = [head, ["---"] * len(head)]
     for case, rows in times.items():
         ours, best = rows.get(OURS), best_peer(rows)
         if ours is None:
             continue
-        other = rows.get(baseline)
-        error = _error(ours) + (f" ({_error(other)})" if other else "")
+        base = rows.get(baseline)
+        error = _error(ours) + (f" ({_error(base)})" if base else "")
         lines.append(
             [
                 case if bench in ("matpes", "batch") else f"{ours.atoms:,}",
-                _ms(other),
+                _ms(base),
                 f"{_ms(best)} ({best.impl})" if best else "–",
                 f"**{_ms(ours)}**",
                 _ratio(best, ours),
@@ -154,7 +155,7 @@ def readme_table(folder: Path, bench: str = "step") -> str:
 
 
 def molecules_table(folder: Path) -> str:
-    """MD17 and MD22: ms a step and speed-ups, with their means; empty without data."""
+    """Tabulate ms per step and speed-ups on MD17 and MD22, with means; empty without data."""
     lines = [["molecule", "atoms", "PyTorch", "best peer", "ours", "over PyTorch", "over the best"]]
     lines.append(["---"] * 7)
     over_eager, over_best = [], []
@@ -177,7 +178,7 @@ def molecules_table(folder: Path) -> str:
 
 
 def operators_table(folder: Path) -> str:
-    """Speed-up of each operator over PyTorch, and how near it is to a copy, size by size."""
+    """Tabulate speed-ups of operators over PyTorch, and bandwidths relative to a copy, by size."""
     times = passed(read_rows(folder / "ops.csv"))
     moved = {
         case.split("@")[0]: (bytes_of(case), rows)
@@ -202,53 +203,52 @@ def operators_table(folder: Path) -> str:
     lines = [["operator", *(f"{size:,} atoms" for size in sizes)], ["---"] * (len(sizes) + 1)]
     for name, row in operators.items():
         lines.append([name, *(row.get(size, "–") for size in sizes)])
-    note = (
-        "In brackets: of the speed of a copy that moves as much, or where there is none measured "
-    )
-    note += f"of the {copy / 1e12:.2f} TB/s of a large one. "
+    note = "In parentheses: bandwidth relative to a copy of as many bytes or, if there is none, "
+    note += f"to the {copy / 1e12:.2f} TB/s of a large copy. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
 def overhead_table(folder: Path) -> str:
-    """What ASE adds to a step of the engine; empty without data."""
+    """Tabulate the overhead of ASE per step of the engine; empty without data."""
     times = passed(read_rows(folder / "ase.csv"))
-    lines = [["atoms", "engine, ms", "calculator, ms", "more, ms"], ["---"] * 4]
+    lines = [["atoms", "engine, ms", "calculator, ms", "overhead, ms"], ["---"] * 4]
     for rows in times.values():
         ours, calculator = rows.get(OURS), rows.get("calculator")
         if ours and calculator:
-            more = _p50(calculator) - _p50(ours)
-            lines.append([f"{ours.atoms:,}", _ms(ours), _ms(calculator), f"{more:.3f}"])
+            overhead = _p50(calculator) - _p50(ours)
+            lines.append([f"{ours.atoms:,}", _ms(ours), _ms(calculator), f"{overhead:.3f}"])
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\n{_provenance(times)}"
 
 
 def openmm_table(folder: Path) -> str:
-    """Steps through OpenMM; empty without data.
+    """Tabulate steps through OpenMM; empty without data.
 
-    The fastest of ours over the fastest of TorchMD-NET's, of the platforms that both ran on.
+    The speed-up compares the fastest times of ours and of TorchMD-NET among the platforms that both
+    ran on.
     """
     times = passed(read_rows(folder / "openmm.csv"))
     head = ["atoms", "engine alone", "OpenMM on the GPU", "on the host", "TorchMD-NET, GPU", "host"]
-    lines = [[*head, "faster", "ns a day"], ["---"] * 8]
+    lines = [[*head, "speed-up", "ns/day"], ["---"] * 8]
     for rows in times.values():
-        platforms = [tuple(map(rows.get, names)) for names in OPENMM_PLATFORMS]
+        platforms = [tuple(map(rows.get, names)) for names in OPENMM_PAIRS]
         compared = [(ours, theirs) for ours, theirs in platforms if ours and theirs]
         if OURS not in rows or not compared:
             continue
         ours, theirs = (min(column, key=_p50) for column in zip(*compared, strict=True))
-        days = " and ".join(f"{NS_A_DAY / _p50(row):.3g}" for row in (ours, theirs))
+        days = " and ".join(f"{NS_PER_DAY / _p50(row):.3g}" for row in (ours, theirs))
         steps = [_ms(row) for column in zip(*platforms, strict=True) for row in column]
         name = f"{rows[OURS].atoms:,}"
         lines.append([name, _ms(rows[OURS]), *steps, _ratio(theirs, ours), days])
     if len(lines) == 2:
         return ""
-    note = "ms a step; ns a day at 0.5 fs, of the two that are compared. "
+    note = "Times in ms per step; ns/day at 0.5 fs, for the two that are compared. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
 def bio_table(folder: Path) -> str:
-    """Forward passes of protein language models; empty without data."""
+    """Tabulate forward passes of protein language models; empty without data."""
     times = passed(read_rows(folder / "bio.csv"))
-    head = ["case", "as shipped, fp32", "best other, fp16", "mlff_triton, fp16", "over shipped"]
+    head = ["case", "as shipped, fp32", "best peer, fp16", "mlff_triton, fp16", "over shipped"]
     head += ["over the best", "memory, GB", "1 - cosine"]
     lines = [head, ["---"] * len(head)]
     for case in _by_model(times):
@@ -257,21 +257,21 @@ def bio_table(folder: Path) -> str:
             continue
         ours, shipped = rows[BIO_OURS], rows.get(BIO_REFERENCE)
         best = best_peer(rows, BIO_PEERS)
-        other = f"{_ms(best)} ({best.impl})" if best else "–"
+        peer = f"{_ms(best)} ({best.impl})" if best else "–"
         ratios = [_ratio(shipped, ours), _ratio(best, ours)]
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
-        line = [case, _ms(shipped), other, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
+        line = [case, _ms(shipped), peer, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
         lines.append(line)
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nms. {_provenance(times)}"
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 
 def alignment_table(folder: Path) -> str:
-    """Speed of aligners, and how much faster ours is than the best other; empty without data.
+    """Tabulate speeds of aligners and the speed-up over the best peer; empty without data.
 
-    It is compared as the other begins: with letters on the GPU, or from strings on the host.
+    Both start from the same input: sequences on the GPU, or strings on the host.
     """
     times = passed(read_rows(folder / "alignment.csv"))
-    head = ["case", "pairs", "parasail or edlib, a core", "parasail, all cores"]
+    head = ["case", "pairs", "parasail or edlib, one core", "parasail, all cores"]
     head += ["stringzillas-cuda", "mlff_triton", "from strings", "over the best", "memory, GB"]
     lines = [head, ["---"] * len(head)]
     for case in _by_model(times):
@@ -282,20 +282,20 @@ def alignment_table(folder: Path) -> str:
         on_host = [row for row in (host, rows.get("parasail-threads")) if row]
         on_gpu, from_strings = rows.get("stringzillas"), rows.get("align")
         best = on_gpu or max(on_host, key=lambda row: row.gcups, default=None)
-        mine = ours if on_gpu else from_strings
+        compared = ours if on_gpu else from_strings
         line = [case, f"{ours.pairs:,}", _gcups(host), _gcups(rows.get("parasail-threads"))]
         line += [_gcups(on_gpu), f"**{_gcups(ours)}**", _gcups(from_strings)]
-        line.append(f"{mine.gcups / best.gcups:.1f}x" if best and mine else "–")
+        line.append(f"{compared.gcups / best.gcups:.1f}x" if best and compared else "–")
         lines.append([*line, _memory(ours)])
     if len(lines) == 2:
         return ""
-    return _markdown(lines) + f"\n\n1e9 cells a second. {_provenance(times)}"
+    return _markdown(lines) + f"\n\nSpeeds in 1e9 cells per second. {_provenance(times)}"
 
 
 def cells_table(folder: Path) -> str:
-    """Batches of alignments against PyTorch, ms; empty without data."""
+    """Tabulate times of batches of alignments, ours and in PyTorch; empty without data."""
     times = passed(read_rows(folder / "alignment.csv"))
-    head = ["pairs", "letters", "PyTorch, cell by cell", "row by row", "mlff_triton"]
+    head = ["pairs", "bases", "PyTorch, cell by cell", "row by row", "mlff_triton"]
     head += ["from strings", "over cells", "over rows"]
     lines = [head, ["---"] * len(head)]
     found = [rows for case, rows in times.items() if case.startswith(BATCHES) and "kernel" in rows]
@@ -304,11 +304,11 @@ def cells_table(folder: Path) -> str:
         line = [f"{ours.pairs:,}", str(ours.rows), _ms(cells), _ms(by_row), f"**{_ms(ours)}**"]
         ratios = [f"{speed_up(row, ours):,.0f}x" if row else "–" for row in (cells, by_row)]
         lines.append([*line, _ms(rows.get("align")), *ratios])
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nms. {_provenance(times)}"
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 
 def passed(rows: Sequence[AnyRow]) -> Times:
-    """Rows with a time, by case in the order of size, and by implementation."""
+    """Group rows with a time by case, in order of size, and by implementation."""
     times: Times = {}
     for row in sorted(rows, key=lambda row: row.size):
         if row.ms_p50 is not None:
@@ -317,18 +317,18 @@ def passed(rows: Sequence[AnyRow]) -> Times:
 
 
 def best_peer(rows: dict[str, Row], peers: Sequence[str] = PEERS) -> Row | None:
-    """The fastest of the peers that were right."""
+    """Return the fastest of the peers that passed."""
     found = [rows[name] for name in peers if name in rows]
     return min(found, key=_p50, default=None)
 
 
 def speed_up(slow: Row, fast: Row) -> float:
-    """Ratio of the medians."""
+    """Return the ratio of the medians."""
     return _p50(slow) / _p50(fast)
 
 
 def _by_model(times: Times) -> list[str]:
-    """Cases of one model together, in the order of size."""
+    """Sort cases by model, keeping the order of size."""
     return sorted(times, key=lambda case: case.rpartition("-")[0])
 
 
@@ -371,7 +371,7 @@ def _gpu(times: Times) -> str:
 
 
 def _provenance(times: Times) -> str:
-    """Where and when the numbers were measured."""
+    """Name the devices, versions, commits and dates of the measurements."""
     rows = [row for by_name in times.values() for row in by_name.values()]
     parts: list[Callable[[Row], str]] = [
         lambda r: r.gpu,

@@ -1,4 +1,4 @@
-"""Keeps one bad implementation from spoiling a run: bounded in time, and quiet."""
+"""Contain a faulty implementation: limit its time, silence its output, free its memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlff_triton._common.timing import reset_peak
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in the block after so many seconds, at its next line of Python."""
+    """Raise `TimeoutError` after so many seconds, at the next line of Python in the block."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"took more than {seconds:.0f} s")
@@ -34,7 +34,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Swallow what the block writes to stdout and stderr, from C and from child processes too."""
+    """Discard stdout and stderr of the block, also from C and from child processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
@@ -51,7 +51,7 @@ def quiet() -> Iterator[None]:
 
 
 def clean_up(device: torch.device) -> None:
-    """Free what the last implementation left behind."""
+    """Free the memory of the last implementation and reset the peak."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()

@@ -1,41 +1,44 @@
-"""A CSV for every benchmark: the columns, a row, and files that never hold half of one."""
+"""Rows of results, and one CSV file per benchmark that is always complete."""
 
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from mlff_triton._common.files import replace_file
 from mlff_triton._common.timing import Environment, Timing
 from mlff_triton.errors import InputError
 
+RESULTS = Path(__file__).parents[1] / "results"  # the committed files
 PASS, FAIL = "pass", "fail"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One implementation on one case.
+    """Measurement of one implementation on one case.
 
     Attributes
     ----------
     bench, case, impl : str
-        What was measured, on what, and with what.
+        Names of the benchmark, the case and the implementation.
     atoms, edges : int
-        Size of the case; edges are directed, within the model's cutoff.
+        Size of the case. Edges are directed and within the model's cutoff.
     gpu, torch, triton, commit, date : str
         See `mlff_triton._common.timing.Environment`.
     ms_p20, ms_p50, ms_p80 : float or None
-        Quantiles of a call, ms; None if the gate failed.
+        Quantiles of the time of a call in ms; None if the gate failed.
     peak_mib : float or None
-        Most memory allocated at a time, MiB; None on a CPU and if the gate failed.
+        Peak of allocated memory in MiB; None on a CPU and if the gate failed.
     error : float or None
         Largest error of a force (or of an operator's output) over the largest true one; None if
-        nothing came out.
+        there were no results.
     gate : {"pass", "fail"}
-        Whether the results were right. There is no time without a pass.
+        "pass" if the results were right. Only these rows have times.
     """
 
     bench: str
@@ -57,45 +60,45 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Rows of one key replace each other."""
+        """Key under which a new row replaces an old one."""
         return self.bench, self.case, self.impl, self.gpu
 
     @property
     def size(self) -> int:
-        """What cases are put in order by."""
+        """Number of atoms, by which cases are sorted."""
         return self.atoms
 
     @property
     def summary(self) -> str:
-        """The row, for a person."""
+        """The row as a line of text."""
         error = "" if self.error is None else f"error {self.error:.1e}"
         return _summary(self, f"{error} {self.gate}")
 
 
 @dataclass(frozen=True)
 class AlignmentRow:
-    """One implementation on one case of the alignment of sequences.
+    """Measurement of one aligner on one case.
 
     Attributes
     ----------
     bench, case, impl : str
         As in `Row`.
     pairing : {"all", "zip"}
-        Every query with every target, or the k-th with the k-th.
+        Every query with every target, or the k-th query with the k-th target.
     pairs, rows, columns : int
-        How many pairs the implementation aligned, and letters of the longest query and target.
+        Number of aligned pairs, and lengths of the longest query and target.
     device, version : str
-        What computed, and the package that it ran.
+        Processor that the aligner ran on, and its package with version.
     gpu, torch, triton, commit, date : str
         As in `Row`.
     ms_p20, ms_p50, ms_p80 : float or None
-        Quantiles of the time of all pairs, ms; None if a score was wrong.
+        Quantiles of the time of all pairs in ms; None if a score was wrong.
     gcups : float or None
-        Cells of all tables over the median, 1e9 a second.
+        Cells of all alignment matrices over the median time, 1e9 per second.
     peak_mib : float or None
-        As in `Row`; None also of what allocates memory by itself.
+        As in `Row`; also None if the aligner does not allocate through PyTorch.
     checked, wrong : int
-        Pairs that were held against the truth, and those that were not right.
+        Number of pairs compared with the truth, and number of wrong ones.
     """
 
     bench: str
@@ -122,22 +125,22 @@ class AlignmentRow:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """As of `Row`."""
+        """Key under which a new row replaces an old one."""
         return self.bench, self.case, self.impl, self.gpu
 
     @property
     def size(self) -> int:
-        """As of `Row`."""
+        """Length of the longest query, by which cases are sorted."""
         return self.rows
 
     @property
     def gate(self) -> str:
-        """As in `Row`."""
+        """Pass if all scores were right, else fail."""
         return FAIL if self.ms_p50 is None else PASS
 
     @property
     def summary(self) -> str:
-        """As of `Row`."""
+        """The row as a line of text."""
         speed = "" if self.gcups is None else f"{self.gcups:10.4g} GCUPS"
         return _summary(self, f"{speed} {self.wrong} of {self.checked} wrong {self.gate}")
 
@@ -152,12 +155,12 @@ def _summary(row: AnyRow, rest: str) -> str:
 
 
 def columns_of(kind: type[AnyRow]) -> tuple[str, ...]:
-    """Columns of a CSV of such rows."""
+    """Return the column names of a kind of row."""
     return tuple(field.name for field in fields(kind))
 
 
 def kind_of(path: Path) -> type[AnyRow]:
-    """Rows that a file holds, by its name."""
+    """Return the kind of row that a file holds, by its name."""
     return AlignmentRow if path.stem == "alignment" else Row
 
 
@@ -170,7 +173,7 @@ def make_row(
     timing: Timing | None,
     error: float | None,
 ) -> Row:
-    """A row of a measurement; without a timing, of a failure."""
+    """Make the row of a measurement; without a timing, that of a failure."""
     times = (timing.p20, timing.p50, timing.p80, timing.peak_mib) if timing else (None,) * 4
     gate = PASS if timing else FAIL
     return Row(bench, case, *size, impl, *asdict(where).values(), *times, error, gate)
@@ -179,13 +182,13 @@ def make_row(
 class Results:
     """The files ``<bench>.csv`` of a folder.
 
-    A new row replaces the one of the same bench, case, implementation and GPU. Files are replaced
-    whole, so that one is complete whenever the run ends.
+    A new row replaces the one of the same bench, case, implementation and GPU. Each write replaces
+    a whole file, so that files are complete whenever a run is stopped.
 
     Parameters
     ----------
     folder : Path
-        Made if need be.
+        Folder of the files, created by the first write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -193,7 +196,7 @@ class Results:
         self._rows: dict[str, dict[tuple[str, str, str, str], AnyRow]] = {}
 
     def add(self, rows: Iterable[AnyRow]) -> None:
-        """Write rows to their files now."""
+        """Write rows to their files at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for row in rows:
             if row.bench not in self._rows:
@@ -204,28 +207,27 @@ class Results:
             write_rows(self.path(row.bench), self._rows[row.bench].values())
 
     def path(self, bench: str) -> Path:
-        """File of a benchmark."""
+        """Return the file of a benchmark."""
         return self.folder / f"{bench}.csv"
 
 
 def write_rows(path: Path, rows: Iterable[AnyRow]) -> None:
-    """Replace a file by these rows, at once."""
-    draft = path.with_suffix(".tmp")
-    with draft.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        columns = columns_of(kind_of(path))
-        writer.writerow(columns)
-        writer.writerows([_text(getattr(row, name)) for name in columns] for row in rows)
-    draft.replace(path)
+    """Replace the content of a file, atomically."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    columns = columns_of(kind_of(path))
+    writer.writerow(columns)
+    writer.writerows([_text(getattr(row, name)) for name in columns] for row in rows)
+    replace_file(path, text.getvalue().encode())
 
 
 def read_rows(path: Path) -> list[Any]:
-    """Rows of a file; none if there is no file.
+    """Read the rows of a file; a missing file has none.
 
     Raises
     ------
     InputError
-        If it has other columns.
+        If the columns are not those of a benchmark.
     """
     if not path.exists():
         return []
@@ -233,12 +235,14 @@ def read_rows(path: Path) -> list[Any]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != columns_of(kind):
-            raise InputError(f"{path} is no benchmark result: its columns are {reader.fieldnames}")
+            raise InputError(
+                f"{path} is not a benchmark result: its columns are {reader.fieldnames}"
+            )
         return [_parse(kind, record) for record in reader]
 
 
 def read_folder(folder: Path) -> list[Any]:
-    """Rows of all files of a folder; an `InputError` if there are none."""
+    """Read the rows of all files of a folder; raise an `InputError` if there are none."""
     rows = [row for path in sorted(folder.glob("*.csv")) for row in read_rows(path)]
     if not rows:
         raise InputError(f"{folder} holds no benchmark results")
@@ -249,7 +253,7 @@ def _parse(kind: type[AnyRow], record: dict[str, str]) -> AnyRow:
     return kind(**{field.name: PARSERS[field.type](record[field.name]) for field in fields(kind)})
 
 
-PARSERS: dict[Any, Callable[[str], Any]] = {  # of what annotations say
+PARSERS: dict[Any, Callable[[str], Any]] = {  # by annotation
     "str": str,
     "int": int,
     "float | None": lambda text: float(text) if text else None,
@@ -263,13 +267,13 @@ def _text(value: str | float | None) -> str:
 
 
 def with_bytes(case: str, n_bytes: int) -> str:
-    """Name of a bandwidth case: what was done, and how many bytes that must at least move."""
+    """Name a bandwidth case after a case and the bytes that it moves at least."""
     return f"{case}@{n_bytes}B"
 
 
 def bytes_of(case: str) -> int:
-    """The bytes in a name that `with_bytes` made."""
+    """Return the number of bytes in a name made by `with_bytes`."""
     match = re.fullmatch(r".+@(\d+)B", case)
     if match is None:
-        raise InputError(f"the bandwidth case {case!r} does not say how many bytes it moves")
+        raise InputError(f"the bandwidth case {case!r} does not name the bytes that it moves")
     return int(match.group(1))

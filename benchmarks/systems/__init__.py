@@ -1,1 +1,1 @@
-"""Atoms and models to measure on."""
+"""Systems and models to measure on."""

@@ -1,10 +1,10 @@
-"""Builds ``geometries.xyz``: the molecules of MD17 and MD22, by RDKit and ASE.
+"""Molecules of MD17 and MD22, built with RDKit and ASE.
 
-Run once, ``python -m benchmarks.systems.geometries``, with RDKit; the file is committed, so
-that measuring needs no RDKit. The time of a step depends on composition and density alone:
-complexes are put together to touch, not to bind.
+``python -m benchmarks.systems.geometries`` writes ``geometries.xyz``. It is committed, so that
+benchmarks do not need RDKit. The time of a step depends on composition and density alone, so
+complexes are placed in contact without optimizing how they bind.
 
-MD17 grew from eight molecules to ten; here are the first eight and azobenzene, the largest.
+MD17 grew from eight molecules to ten. Here are the first eight and azobenzene, the largest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ase.build import molecule, nanotube
 from ase.io import read, write
 
 FILE = Path(__file__).with_name("geometries.xyz")
-MIN_DISTANCE = 0.9  # Å; a chemical bond to hydrogen is longer
+MIN_DISTANCE = 0.9  # Å; bonds to hydrogen are longer
 
 MD17 = {  # name: SMILES, atoms
     "benzene": ("c1ccccc1", 12),
@@ -60,7 +60,7 @@ CATCHER = (
 
 
 def build() -> list[Atoms]:
-    """Every molecule, its name in ``info``."""
+    """Build all molecules, with names in ``info``."""
     molecules = {name: from_smiles(smiles) for name, (smiles, _) in MD17.items()}
     molecules |= {
         "Ac-Ala3-NHMe": from_smiles(PEPTIDE),
@@ -77,13 +77,13 @@ def build() -> list[Atoms]:
 
 
 def load() -> dict[str, Atoms]:
-    """The committed molecules by name."""
+    """Read the committed molecules, by name."""
     images = read(FILE, index=":", format="extxyz")
     return {atoms.info["name"]: atoms for atoms in images}
 
 
 def from_smiles(smiles: str) -> Atoms:
-    """One conformer, hydrogens included, relaxed with MMFF."""
+    """Build one conformer with hydrogens, relaxed with MMFF."""
     from rdkit import Chem
     from rdkit.Chem import AllChem
 
@@ -98,11 +98,11 @@ def from_smiles(smiles: str) -> Atoms:
 
 
 def stack(pairs: list[str]) -> Atoms:
-    """Pairs of bases side by side, one pair 3.4 Å above the other and turned by 36°, as in DNA."""
+    """Stack base pairs, each 3.4 Å above the last and rotated by 36°, as in DNA."""
     result = Atoms()
     for level, (left, right) in enumerate(pairs):
         a, b = flat(from_smiles(BASES[left])), flat(from_smiles(BASES[right]))
-        b.positions[:, 0] += least_shift(a, b, gap=1.9)  # Å, a hydrogen bond
+        b.positions[:, 0] += smallest_shift(a, b, gap=1.9)  # Å, a hydrogen bond
         pair = a + b
         pair.positions -= pair.positions.mean(0)
         pair.rotate(36.0 * level, "z")
@@ -112,48 +112,48 @@ def stack(pairs: list[str]) -> Atoms:
 
 
 def flat(atoms: Atoms) -> Atoms:
-    """A planar molecule turned into the xy plane."""
+    """Rotate a planar molecule into the xy plane."""
     axes = np.linalg.svd(atoms.positions, full_matrices=False)[2]
     atoms.positions = atoms.positions @ axes.T
     return atoms
 
 
-def least_shift(a: Atoms, b: Atoms, gap: float) -> float:
-    """How far along x to move ``b`` until it is ``gap`` (Å) away from ``a``."""
+def smallest_shift(a: Atoms, b: Atoms, gap: float) -> float:
+    """Return the smallest shift of ``b`` along x, in Å, that leaves ``gap`` Å to ``a``."""
     return next(float(x) for x in np.arange(0, 50, 0.05) if nearest(a, b, x) >= gap)
 
 
 def nearest(a: Atoms, b: Atoms, x: float = 0.0) -> float:
-    """Least distance in Å between two molecules, the second moved along x."""
+    """Return the smallest distance in Å between two molecules, the second shifted along x."""
     delta = a.positions[:, None] - b.positions - [x, 0.0, 0.0]
     return float(np.linalg.norm(delta, axis=-1).min())
 
 
 def caught_buckyball() -> Atoms:
-    """C60 in the hollow of its catcher, C60H28: as deep as it goes without touching."""
+    """Build C60 in the hollow of its catcher, C60H28, as deep as possible without overlap."""
     ball, catcher = molecule("C60"), from_smiles(CATCHER)
     ball.positions -= ball.positions.mean(0)
     rng = np.random.default_rng(0)
     directions = rng.normal(size=(200, 3))
     directions /= np.linalg.norm(directions, axis=1)[:, None]
-    places = directions[:, None] * np.arange(0.0, 15.0, 0.25)[:, None]
-    for place in sorted(places.reshape(-1, 3), key=np.linalg.norm):
+    offsets = directions[:, None] * np.arange(0.0, 15.0, 0.25)[:, None]
+    for offset in sorted(offsets.reshape(-1, 3), key=np.linalg.norm):
         moved = ball.copy()
-        moved.positions += place
+        moved.positions += offset
         if nearest(catcher, moved) >= 3.0:
             return catcher + moved
-    raise AssertionError("the ball found no place")
+    raise RuntimeError("no position of the ball is free of overlaps")
 
 
 def double_walled_nanotube() -> Atoms:
-    """C326H44: a (3, 3) tube in an (8, 8) tube, hydrogen at all ends."""
+    """Build C326H44: a (3, 3) tube in an (8, 8) tube, hydrogen at all ends."""
     return capped_tube(3, rows=17) + capped_tube(8, rows=14)
 
 
 def capped_tube(n: int, rows: int) -> Atoms:
-    """An armchair tube along z of ``rows`` rings of 2n carbon atoms, centred, with 4n hydrogens."""
+    """Build a centered armchair tube along z of ``rows`` rings of 2n carbons, with 4n hydrogens."""
     tube = nanotube(n, n, length=(rows + 1) // 2)
-    heights = (tube.positions[:, 2] + 0.1) % tube.cell[2, 2]  # rounding put some a period up
+    heights = (tube.positions[:, 2] + 0.1) % tube.cell[2, 2]  # undo rounding to the next period
     tube.positions[:, 2] = heights
     order = np.argsort(heights.round(3), kind="stable")
     carbon = Atoms("C" * (2 * n * rows), tube.positions[order[: 2 * n * rows]])

@@ -1,8 +1,8 @@
-"""The models that are measured, by name."""
+"""Models to measure, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ DATA_FOLDERS = (CHECKOUT / "shared" / "data", CHECKOUT.parent / "shared" / "data
 
 
 def random_model(channels: int = 128) -> TensorNet:
-    """Random weights in TorchMD-NET's usual architecture: the time of a step is the same."""
+    """Return random weights in TorchMD-NET's usual architecture; times do not depend on weights."""
     config = TensorNetConfig(elements=tuple(range(100)), hidden_channels=channels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -27,28 +27,28 @@ def random_model(channels: int = 128) -> TensorNet:
 
 
 def shipped_model() -> TensorNet:
-    """The model that comes with the package."""
+    """Return the model that ships with the package."""
     return _single("default")
 
 
-def matpes_model() -> TensorNet:
-    """MatGL's universal potential, which is not part of the repository.
+def matpes_model(folders: Sequence[Path] = DATA_FOLDERS) -> TensorNet:
+    """Return MatGL's universal potential, which is not part of the repository.
 
     Raises
     ------
     InputError
-        If it is not there.
+        If it is in none of the folders.
     """
-    for folder in DATA_FOLDERS:
+    for folder in folders:
         if (folder / MATPES).is_dir():
             return _single(folder / MATPES)
-    raise InputError(f"{MATPES} is in none of {', '.join(map(str, DATA_FOLDERS))}")
+    raise InputError(f"{MATPES} is in none of {', '.join(map(str, folders))}")
 
 
 def _single(model: str | Path) -> TensorNet:
     loaded = load_model(model)
     if not isinstance(loaded, TensorNet):
-        raise InputError(f"{model} is an ensemble: measure a single model")
+        raise InputError(f"{model} is an ensemble: use a single model")
     return loaded.float()
 
 
@@ -61,5 +61,5 @@ MODELS: dict[str, Callable[[], TensorNet]] = {
 
 @cache
 def model(name: str) -> TensorNet:
-    """A model by name, in float32 on the CPU; nobody may change it."""
+    """Return a model by name, float32 on the CPU. It is shared: do not modify it."""
     return MODELS[name]()

@@ -1,4 +1,4 @@
-"""Atoms to measure on, seeded, as plain arrays."""
+"""Systems to measure on, reproducible, as plain arrays."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import water_box
 from mlff_triton.units import NM
 
-DENSITY = 0.1  # atoms in Å^3, as in water
-SMALLEST_BOX = 10.0  # Å; TorchMD-NET needs twice its cutoff, so smaller boxes become clusters
-GRID = NM / 2**17  # Å; its multiples are float32 numbers in Å and in nm, up to 250 Å
+DENSITY = 0.1  # atoms per Å^3, as in water
+MIN_BOX = 10.0  # Å, twice the cutoff, as TorchMD-NET requires; smaller boxes become clusters
+GRID = NM / 2**17  # Å; multiples up to 250 Å are exact in float32, both in Å and in nm
 
 
 @dataclass(frozen=True)
 class System:
-    """One system, or several of the same kind.
+    """One system, or several with the same cell.
 
-    All coordinates are multiples of `GRID`, so that no implementation starts with rounded ones.
+    All coordinates are multiples of `GRID`, so that no implementation rounds its input.
 
     Attributes
     ----------
     numbers : int64 [N]
         Atomic numbers.
     positions : float64 [N, 3]
-        Å.
+        Positions in Å.
     cell : float64 [3, 3] or None
-        Lattice vectors of every system in Å, periodic in all directions; None in vacuum.
+        Lattice vectors of every system in Å, periodic in all directions; None for clusters.
     batch : int64 [N]
         System of each atom.
     """
@@ -47,7 +47,7 @@ class System:
 
     @classmethod
     def of(cls, images: Sequence[Atoms]) -> System:
-        """Atoms of one kind of cell as one batch."""
+        """Batch images that share one cell."""
         periodic = images[0].pbc.all()
         return cls(
             np.concatenate([atoms.numbers for atoms in images]).astype(np.int64),
@@ -58,7 +58,7 @@ class System:
 
     @property
     def n_atoms(self) -> int:
-        """Atoms in all systems."""
+        """Number of atoms in all systems."""
         return len(self.numbers)
 
     @property
@@ -68,21 +68,21 @@ class System:
 
     @property
     def cells(self) -> NDArray[np.float64] | None:
-        """A cell for each system, [B, 3, 3]."""
+        """Cell of each system, [B, 3, 3]."""
         return None if self.cell is None else np.repeat(self.cell[None], self.n_systems, axis=0)
 
     @property
     def parts(self) -> list[NDArray[np.float64]]:
-        """Positions system by system."""
+        """Positions of each system."""
         return np.split(self.positions, np.flatnonzero(np.diff(self.batch)) + 1)
 
     def graph(self, cutoff: float) -> Graph:
-        """The neighbor list of all systems."""
+        """Return the neighbor list of all systems."""
         periodic = self.cell is not None
         return concatenate([neighbor_list(p, cutoff, self.cell, periodic) for p in self.parts])
 
     def count_edges(self, cutoff: float) -> int:
-        """Number of directed edges, for a million atoms too."""
+        """Count directed edges without building a graph, so that a million atoms fit in memory."""
         box = np.eye(3) if self.cell is None else self.cell
         search = vesin.NeighborList(cutoff=cutoff, full_list=False)
         found = [
@@ -96,38 +96,38 @@ def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def random_box(n_atoms: int, seed: int = 0) -> System:
-    """H, C, N and O on a shaken cubic grid, some of its sites empty, at the density of water."""
+    """Place H, C, N and O at random sites of a distorted cubic grid, at the density of water."""
     rng = np.random.default_rng(seed)
     side = (n_atoms / DENSITY) ** (1 / 3)
     per_side = int(np.ceil(n_atoms ** (1 / 3) - 1e-9))
     sites = (np.array(np.unravel_index(range(per_side**3), (per_side,) * 3)).T + 0.5) / per_side
-    taken = np.sort(rng.permutation(per_side**3)[:n_atoms])
+    occupied = np.sort(rng.permutation(per_side**3)[:n_atoms])
     numbers = rng.choice([1, 1, 8, 6, 7], n_atoms)
-    positions = side * sites[taken] + rng.uniform(-0.3, 0.3, (n_atoms, 3))
-    return System.of([Atoms(numbers, positions, cell=[side] * 3, pbc=side > SMALLEST_BOX)])
+    positions = side * sites[occupied] + rng.uniform(-0.3, 0.3, (n_atoms, 3))
+    return System.of([Atoms(numbers, positions, cell=[side] * 3, pbc=side > MIN_BOX)])
 
 
 def water(n_molecules: int) -> System:
-    """Liquid water; a droplet if there is little."""
+    """Build liquid water, as a droplet if the box would be too small."""
     atoms = water_box(n_molecules)
-    atoms.pbc = atoms.cell.lengths().min() > SMALLEST_BOX
+    atoms.pbc = atoms.cell.lengths().min() > MIN_BOX
     return System.of([atoms])
 
 
 def crystal(name: str, structure: str, lattice: float, repeats: int) -> System:
-    """A cubic crystal of ``8 repeats^3`` atoms, moved off its sites."""
+    """Build a cubic crystal of ``8 repeats^3`` atoms, displaced at random."""
     atoms = bulk(name, structure, lattice, cubic=True).repeat(repeats)
     atoms.rattle(0.05, seed=0)
     return System.of([atoms])
 
 
 def molecule(name: str) -> System:
-    """One of the committed molecules."""
+    """Return one of the committed molecules."""
     return System.of([geometries.load()[name]])
 
 
 def conformers(name: str, count: int) -> System:
-    """A batch of copies of one molecule, each shaken differently."""
+    """Batch copies of one molecule, each with other random displacements."""
     molecule = geometries.load()[name]
     images = [molecule.copy() for _ in range(count)]
     for seed, atoms in enumerate(images):

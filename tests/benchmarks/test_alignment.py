@@ -16,7 +16,7 @@ from benchmarks.bio import alignment, alignment_ways
 from benchmarks.bio.alignment_cases import AFFINE, CASES, PROTEIN, AlignmentCase, build
 from benchmarks.bio.alignment_ways import CPU, WAYS, Answer, Way, Work
 from benchmarks.lab import figures
-from benchmarks.lab.runner import Budget, Lab
+from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import AlignmentRow, Results, columns_of, read_rows
 from mlff_triton._common.timing import Environment, Timing
 from mlff_triton.errors import InputError

@@ -1,8 +1,8 @@
-"""Every operator case, once: inputs, our kernel, and what PyTorch users have instead.
+"""The operator cases: inputs, our kernel, and the PyTorch code that it replaces.
 
-The published micro-benchmarks say "1K to 64K atoms" and no more. Here vectors and tensors are one
-an atom, tensors and factors have F = 128 channels, and messages come from a box at the density of
-water, 5 Å, about 53 neighbors an atom.
+The published micro-benchmarks specify "1K to 64K atoms" and nothing else. Here there is one vector
+or tensor per atom, tensors and factors have F = 128 channels, and messages come from a box at the
+density of water with a cutoff of 5 Å, about 53 neighbors per atom.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator.
+    """An operator, ours and in PyTorch.
 
     Attributes
     ----------
     name : str
-        As in the results.
+        Name in the results.
     inputs : callable
-        Makes the arguments, as the methods of `Source` do.
+        Return the arguments, given a `Source`.
     ours : callable
-        The kernel; imported when it is first called.
+        Our kernel, imported at its first call.
     eager : callable
-        The same in PyTorch.
+        Its equivalent in PyTorch.
     differentiable : bool
-        Whether there are gradients to measure.
+        If True, gradients are measured too.
     has_edges : bool
-        Whether it works on the edges of `Source.graph`.
+        If True, the operator works on the edges of `Source.graph`.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Operator:
 
 
 def kernel(stem: str, name: str | None = None, **options: Any) -> Function:
-    """A public function of ``mlff_triton.kernels``, imported at its first call."""
+    """Return a function of ``mlff_triton.kernels.ops``, imported at its first call."""
     return partial(_call, f"mlff_triton.kernels.ops.{stem}", name or stem, **options)
 
 
 def reference(stem: str, name: str | None = None, **options: Any) -> Function:
-    """Its counterpart in plain PyTorch."""
+    """Return the reference of such a function, in plain PyTorch."""
     return partial(_call, f"mlff_triton.kernels.ops.reference.{stem}", name or stem, **options)
 
 
@@ -71,11 +71,11 @@ def _call(module: str, name: str, *inputs: Tensor, **options: Any) -> Any:
     return getattr(import_module(module), name)(*inputs, **options)
 
 
-# What TensorNet's published code does in PyTorch.
+# The operations of TensorNet's published PyTorch code.
 
 
 def symmetric_eager(v: Tensor) -> Tensor:
-    """Symmetric traceless tensors [N, 3, 3] of vectors [N, 3]."""
+    """Return symmetric traceless tensors [N, 3, 3] of vectors [N, 3]."""
     outer = v[:, :, None] * v[:, None, :]
     trace = outer.diagonal(dim1=1, dim2=2).mean(-1)
     identity = trace[:, None, None] * torch.eye(3, dtype=v.dtype, device=v.device)
@@ -83,48 +83,48 @@ def symmetric_eager(v: Tensor) -> Tensor:
 
 
 def skew_eager(v: Tensor) -> Tensor:
-    """Skew tensors [N, 3, 3] of vectors [N, 3]."""
+    """Return skew tensors [N, 3, 3] of vectors [N, 3]."""
     x, y, z = v.unbind(1)
     zero = torch.zeros_like(x)
     return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
 
 
 def scaled_eager(tensors: Function, v: Tensor, factors: Tensor) -> Tensor:
-    """Tensors [N, 3, 3] of vectors [N, 3] times factors [N, F]: [N, 3, 3, F]."""
+    """Multiply tensors [N, 3, 3] of vectors [N, 3] by factors [N, F], to [N, 3, 3, F]."""
     return tensors(v)[..., None] * factors[:, None, None]
 
 
 def messages_eager(
     y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, _reverse: Tensor
 ) -> Tensor:
-    """Messages of full tensors [N, 3, 3, F], one factor for all of it [E, 1, 1, F]."""
+    """Sum messages of full tensors [N, 3, 3, F], with one factor per edge and channel."""
     atoms = torch.arange(len(y), device=y.device)
     receivers = atoms.repeat_interleave(row_ptr.diff(), output_size=len(senders))
     return torch.zeros_like(y).index_add(0, receivers, factors * y.index_select(0, senders))
 
 
 def attention_ours(q: Tensor, k: Tensor, v: Tensor, row_ptr: Tensor) -> Tensor:
-    """Attention of sequences that are all of one length."""
+    """Attend within sequences of equal length."""
     from mlff_triton.kernels.ops.attention import attention
 
     return attention(q, k, v, row_ptr, len(q) // (len(row_ptr) - 1))
 
 
 def attention_eager(q: Tensor, k: Tensor, v: Tensor, row_ptr: Tensor) -> Tensor:
-    """PyTorch's own, which has an axis for sequences."""
+    """Attend with PyTorch's own operator, which has a sequence axis."""
     sequences = (x.unflatten(0, (len(row_ptr) - 1, -1)).transpose(1, 2) for x in (q, k, v))
     return scaled_dot_product_attention(*sequences).transpose(1, 2).flatten(0, 1)
 
 
 class Source:
-    """Makes float32 inputs for a number of atoms on a device.
+    """Random float32 inputs for a number of atoms.
 
     Parameters
     ----------
     n_atoms : int
-        N.
+        Number of atoms N.
     device : torch.device
-        Where they are wanted.
+        Device of the inputs.
     """
 
     def __init__(self, n_atoms: int, device: torch.device) -> None:
@@ -132,63 +132,63 @@ class Source:
         self._generator = torch.Generator(device).manual_seed(0)
 
     def random(self, *shape: int) -> Tensor:
-        """Normal numbers."""
+        """Return standard normal numbers."""
         return torch.randn(shape, generator=self._generator, device=self.device)
 
     @property
     def graph(self) -> Graph:
-        """Neighbors in a box."""
+        """Neighbors of the atoms of a random box."""
         return _graph(self.n_atoms).to(self.device)
 
     def vectors(self) -> Inputs:
-        """Vectors [N, 3]."""
+        """Return vectors [N, 3]."""
         return (self.random(self.n_atoms, 3),)
 
     def scaled_vectors(self) -> Inputs:
-        """Vectors [N, 3] and factors [N, F]."""
+        """Return vectors [N, 3] and factors [N, F]."""
         return (*self.vectors(), self.random(self.n_atoms, CHANNELS))
 
     def full(self) -> Inputs:
-        """Tensors [N, 3, 3, F]."""
+        """Return tensors [N, 3, 3, F]."""
         return (self.random(self.n_atoms, 3, 3, CHANNELS),)
 
     def packed(self) -> Inputs:
-        """Tensors [9, N, F]."""
+        """Return packed tensors [9, N, F]."""
         return (self.random(9, self.n_atoms, CHANNELS),)
 
     def two_packed(self) -> Inputs:
-        """Two tensors [9, N, F]."""
+        """Return two packed tensors [9, N, F]."""
         return (*self.packed(), *self.packed())
 
     def full_messages(self) -> Inputs:
-        """Tensors [N, 3, 3, F], a factor an edge and channel [E, 1, 1, F], neighbors."""
+        """Return tensors [N, 3, 3, F], factors [E, 1, 1, F] and neighbors."""
         graph = self.graph
         factors = self.random(graph.n_edges, 1, 1, CHANNELS)
         return (*self.full(), factors, graph.row_ptr, graph.senders, graph.reverse)
 
     def rows_to_normalize(self) -> Inputs:
-        """Rows [N, 3 F], weights and biases [3 F]."""
+        """Return rows [N, 3 F], weights and biases [3 F]."""
         width = 3 * CHANNELS
         return self.random(self.n_atoms, width), self.random(width), self.random(width)
 
     def rows_to_map(self) -> Inputs:
-        """Rows [N, F], weights [2 F, F] and biases [2 F]."""
+        """Return rows [N, F], weights [2 F, F] and biases [2 F]."""
         weight = self.random(2 * CHANNELS, CHANNELS) / CHANNELS**0.5
         return self.random(self.n_atoms, CHANNELS), weight, self.random(2 * CHANNELS)
 
     def segments(self) -> Inputs:
-        """Rows [N, F] and where their segments of some 21 rows begin."""
+        """Return rows [N, F] and the bounds of segments of up to 21 rows."""
         starts = torch.arange(0, self.n_atoms + 21, 21, device=self.device)
         return self.random(self.n_atoms, CHANNELS), starts.clamp(max=self.n_atoms)
 
     def sequences(self) -> Inputs:
-        """Queries, keys and values [T, 20, 16] of T rows, in sequences of 512 if they fit."""
+        """Return queries, keys and values [T, 20, 16], in sequences of 512 if 512 divides T."""
         length = 512 if self.n_atoms % 512 == 0 else self.n_atoms
         row_ptr = torch.arange(0, self.n_atoms + 1, length, device=self.device)
         return *(self.random(self.n_atoms, 20, 16) for _ in "qkv"), row_ptr
 
     def packed_messages(self) -> Inputs:
-        """Tensors [9, N, F], three factors an edge and channel [E, 3, F], neighbors."""
+        """Return packed tensors [9, N, F], factors [E, 3, F] and neighbors."""
         graph = self.graph
         factors = self.random(graph.n_edges, 3, CHANNELS)
         return (*self.packed(), factors, graph.row_ptr, graph.senders, graph.reverse)

@@ -1,4 +1,7 @@
-"""The ASE calculator and the engine under it by the same clock: what the way through ASE costs."""
+"""Steps of the ASE calculator and of the engine below it, timed with the same clock.
+
+The difference is the overhead of ASE.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ from benchmarks.systems.systems import System
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.model.tensornet import TensorNet
 
-STEPS = 10  # one after the other, as in simulations
-MOVE = 0.002  # Å, about as far as an atom of water moves in half a femtosecond
+STEPS = 10  # in a row, as in simulations
+MOVE = 0.002  # Å, roughly the move of an atom of water in half a femtosecond
 
 
 def calculator(model: TensorNet, system: System, device: torch.device) -> Prepared:
-    """Forces of moved atoms as a simulation asks for them; the result is read where they began."""
+    """Prepare steps of moving atoms, as in simulations; read results at the start positions."""
     atoms = Atoms(system.numbers, system.positions, cell=system.cell, pbc=system.cell is not None)
     atoms.calc = TensorNetCalculator(model, device=str(device))
     moves = np.random.default_rng(0).normal(scale=MOVE, size=(2, system.n_atoms, 3))
-    places = [system.positions + move for move in moves]
+    moved = [system.positions + move for move in moves]
 
     def step() -> None:
         for _ in range(STEPS):
-            atoms.positions = places[0]
-            places.reverse()
+            atoms.positions = moved[0]
+            moved.reverse()
             atoms.get_forces()
 
     def read(_result: None) -> Outcome:

@@ -1,8 +1,7 @@
-"""Measures single operators: forward, and forward with backward, against eager PyTorch."""
+"""Measure single operators, forward and with backward, against eager PyTorch."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,14 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.gate import GateError
-from benchmarks.kernels.operators import OPERATORS, Function, Inputs, Operator, Source
+from benchmarks.kernels.cases import OPERATORS, Function, Inputs, Operator, Source
 from benchmarks.lab.guards import at_most, clean_up, quiet
-from benchmarks.lab.runner import Lab
+from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row, with_bytes
 from mlff_triton._common.timing import COPY_BYTES, Timing, copy_timing, measure
 from mlff_triton.testing import tolerance
 
-CHECK_ATOMS = 4096  # the most for which the float64 truth is computed
+CHECK_ATOMS = 4096  # the largest size at which the float64 truth is computed
 SAMPLING = 0.2  # s
 TOLERANCE = tolerance(1, "float32")
 OURS, EAGER, COPY = "triton", "torch", "copy"
@@ -26,7 +25,7 @@ OURS, EAGER, COPY = "triton", "torch", "copy"
 def run_operators(
     lab: Lab, sizes: Sequence[int], operators: Sequence[Operator] = OPERATORS
 ) -> None:
-    """Measure a copy, then operators at several numbers of atoms."""
+    """Measure a copy, then each operator at each number of atoms."""
     clean_up(lab.device)
     copied = with_bytes("copy", 2 * COPY_BYTES)
     timing = copy_timing(lab.device)
@@ -35,20 +34,20 @@ def run_operators(
         for n_atoms in sizes:
             for backward in (False, True)[: 1 + operator.differentiable]:
                 if lab.budget.left <= 0:
-                    print(f"ops {operator.name}: skipped, the time is up", file=sys.stderr)
+                    lab.skip(f"ops {operator.name}", "the time is up")
                     return
                 run_operator(lab, operator, n_atoms, backward)
 
 
 def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> None:
-    """Measure one operator, ours and PyTorch's, and a copy that moves as much as they must."""
+    """Measure one operator, ours and PyTorch's, and a copy that moves as many bytes."""
     case = operator.name + ("+grad" if backward else "") + f"-{n_atoms}"
     moved = 0
     for implementation, function in ((OURS, operator.ours), (EAGER, operator.eager)):
         timing, error, edges = None, None, 0
         clean_up(lab.device)
         try:
-            with at_most(min(lab.budget.each, lab.budget.left)), quiet():
+            with at_most(lab.budget.left_for_one), quiet():
                 error = _error(lab.device, operator, function, min(n_atoms, CHECK_ATOMS), backward)
                 clean_up(lab.device)
                 inputs = operator.inputs(Source(n_atoms, lab.device))
@@ -67,7 +66,7 @@ def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> 
         try:
             copied = copy_timing(lab.device, moved // 2)
             _report(lab, with_bytes(case, moved), COPY, (n_atoms, edges), copied, 0.0)
-        except Exception as problem:  # noqa: BLE001 - the operators' own rows stand without it
+        except Exception as problem:  # noqa: BLE001 - the operators' rows are valid without it
             lab.complain(f"ops {case} {COPY}", problem)
 
 
@@ -84,27 +83,27 @@ def _report(
 
 
 def traffic(inputs: Inputs, outputs: Any) -> int:
-    """Bytes that any implementation must move: each input read once, each output written once."""
+    """Return the bytes of all inputs and outputs, which any implementation must move."""
     return sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs_of(outputs)))
 
 
 def outputs_of(outputs: Any) -> Inputs:
-    """What a function returned, as a tuple."""
+    """Return the outputs of a function as a tuple."""
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _call(function: Function, inputs: Inputs, backward: bool) -> Callable[[], Inputs]:
-    """A call without arguments: outputs, or gradients of all real inputs for random cotangents."""
+    """Bind the inputs: return outputs, or the gradients of all real inputs."""
     if not backward:
         return lambda: outputs_of(function(*inputs))
     inputs = tuple(t.requires_grad_() if t.is_floating_point() else t for t in inputs)
     leaves = [t for t in inputs if t.is_floating_point()]
-    cotangents = [_like(t) for t in outputs_of(function(*inputs))]
+    cotangents = [_random_like(t) for t in outputs_of(function(*inputs))]
     return lambda: torch.autograd.grad(outputs_of(function(*inputs)), leaves, cotangents)
 
 
-def _like(output: Tensor) -> Tensor:
-    """Random numbers, the same in every precision."""
+def _random_like(output: Tensor) -> Tensor:
+    """Return random numbers that are the same in every precision."""
     generator = torch.Generator(output.device).manual_seed(1)
     numbers = torch.randn(output.shape, generator=generator, device=output.device)
     return numbers.to(output.dtype)
@@ -113,15 +112,15 @@ def _like(output: Tensor) -> Tensor:
 def _error(
     device: torch.device, operator: Operator, function: Function, n_atoms: int, backward: bool
 ) -> float:
-    """Largest error over the largest true number, against eager PyTorch in float64."""
+    """Return the largest error against eager PyTorch in float64, over the largest true value."""
     given = operator.inputs(Source(n_atoms, device))
     exact = tuple(t.double() if t.is_floating_point() else t for t in given)
     expected = _call(operator.eager, exact, backward)()
     actual = _call(function, given, backward)()
     errors = [_relative(a, e) for a, e in zip(actual, expected, strict=True)]
     for error in errors:
-        if not error <= TOLERANCE:  # NaN too
-            raise GateError(f"off by {error:.1e}, allowed is {TOLERANCE:.0e}", error)
+        if not error <= TOLERANCE:  # catches NaN too
+            raise GateError(f"off by {error:.1e}, more than {TOLERANCE:.0e}", error)
     return max(errors)
 
 

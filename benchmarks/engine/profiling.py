@@ -1,4 +1,4 @@
-"""Looks into a step: kernels by time here, and command lines for NVIDIA's own profilers."""
+"""Profile a step with PyTorch, or print the command lines for NVIDIA's profilers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 def profile(case: Case, implementation: Implementation, device: torch.device) -> None:
-    """Print a table of kernels, the slowest first."""
+    """Print a table of kernels, slowest first."""
     prepared = _warm(case, implementation, device)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -39,9 +39,9 @@ def profile(case: Case, implementation: Implementation, device: torch.device) ->
 
 
 def trace(case: Case, implementation: Implementation, device: torch.device) -> None:
-    """Run a step between the marks that ncu and nsys wait for."""
+    """Run one step with the profiler on, for ncu and nsys."""
     if device.type != "cuda":
-        raise InputError("ncu and nsys look at NVIDIA GPUs: use --profile elsewhere")
+        raise InputError("ncu and nsys profile NVIDIA GPUs only: use --profile on other devices")
     prepared = _warm(case, implementation, device)
     torch.cuda.profiler.start()
     prepared.step()
@@ -50,10 +50,10 @@ def trace(case: Case, implementation: Implementation, device: torch.device) -> N
 
 
 def command_line(tool: str, case: Case, implementation: Implementation) -> str:
-    """The command that profiles one step with ``tool``, ncu or nsys."""
+    """Return the command that profiles one step with ``tool``, ncu or nsys."""
     report = f"{case.bench}-{case.name}-{implementation.name}"
-    ours = [case.bench, "--cases", case.name, "--only", implementation.name, "--trace"]
-    python = [sys.executable, "-m", "benchmarks", *ours]
+    options = [case.bench, "--cases", case.name, "--only", implementation.name, "--trace"]
+    python = [sys.executable, "-m", "benchmarks", *options]
     return f"{COMMANDS[tool]} {shlex.quote(report)} {shlex.join(python)}"
 
 

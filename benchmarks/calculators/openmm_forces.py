@@ -1,11 +1,11 @@
-"""Steps of OpenMM on its fastest platform, by the host's clock: ours, TorchMD-NET's, and none.
+"""Steps of OpenMM with our forces, with TorchMD-NET's and without any, by the host's clock.
 
-Time steps are of 1e-6 ps: atoms stand still, as in the other benches, so that neither side rebuilds
-what it does not rebuild at every step anyway. What a step takes beyond the ``engine`` is what the
-way through OpenMM costs. Least of all that can be: ``openmm-python-idle`` and ``openmm-torch-idle``
-take positions to PyTorch's GPU, and zeros back; ``openmm-empty`` is a System without forces.
-``*-reference`` has the model on the GPU and all else on OpenMM's Reference platform: on the
-host, so that the GPU does not go to and fro between OpenMM's CUDA context and PyTorch's.
+The time step is 1e-6 ps, so that atoms stand still as in the other benchmarks and neither side
+rebuilds more than it does at every step anyway. The difference to ``engine`` is the overhead of
+OpenMM. Three implementations bound it from below: ``openmm-python-idle`` and ``openmm-torch-idle``
+copy positions to PyTorch's GPU and zeros back, and ``openmm-empty`` is a System without forces.
+In ``*-reference`` the model runs on the GPU and the rest on the host, on OpenMM's Reference
+platform, so that the GPU does not switch between the CUDA contexts of OpenMM and PyTorch.
 """
 
 from __future__ import annotations
@@ -35,41 +35,45 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 TIME_STEP = 1e-6  # ps
-STEPS = 20  # without looking in between, as in simulations
+STEPS = 20  # per call, without reading the state, as in simulations
 PLATFORMS = {"cuda": "CUDA", "cpu": "CPU"}
 
 Compute = Callable[[Any], tuple[float, NDArray[np.float64]]]
 
 
 def make_context(
-    system: System, force: Any, time_step: float, platform: str, **properties: str
+    system: System,
+    force: Any,
+    time_step: float,
+    platform: str,
+    properties: dict[str, str] | None = None,
 ) -> Any:
-    """A Context that steps particles by Verlet with one force, or none; time step in ps."""
+    """Return a Context with a Verlet integrator and at most one force; the time step is in ps."""
     import openmm
 
-    simulated = openmm.System()
+    particles = openmm.System()
     if system.cell is not None:
-        simulated.setDefaultPeriodicBoxVectors(*(system.cell / NM))
+        particles.setDefaultPeriodicBoxVectors(*(system.cell / NM))
     for number in system.numbers:
-        simulated.addParticle(atomic_masses[number])
+        particles.addParticle(atomic_masses[number])
     if force is not None:
-        simulated.addForce(force)
+        particles.addForce(force)
     integrator = openmm.VerletIntegrator(time_step)
     chosen = openmm.Platform.getPlatformByName(platform)
-    return openmm.Context(simulated, integrator, chosen, properties)
+    return openmm.Context(particles, integrator, chosen, properties or {})
 
 
 def _step(
     system: System, force: Any, device: torch.device, platform: str | None = None
 ) -> Prepared:
-    """Steps of a System with one force; results are read where the atoms began."""
+    """Prepare steps with at most one force; read results at the start positions."""
     context = make_context(system, force, TIME_STEP, platform or PLATFORMS[device.type])
     integrator = context.getIntegrator()
     positions = system.positions
-    if system.cell is not None:  # OpenMM takes atoms into the box, and rounds where they come to
+    if system.cell is not None:  # OpenMM would wrap atoms into the box itself, with rounding
         positions = np.mod(positions, np.diag(system.cell))
 
-    def begin() -> None:
+    def reset() -> None:
         context.setPositions(positions / NM)
         context.setVelocities(np.zeros_like(system.positions))
 
@@ -77,13 +81,13 @@ def _step(
         integrator.step(STEPS)
 
     def read(_result: None) -> Outcome:
-        begin()
+        reset()
         state = context.getState(energy=True, forces=True)
         energy = state.getPotentialEnergy()._value / EV_TO_KJ_PER_MOL
         forces = state.getForces(asNumpy=True)._value / (EV_TO_KJ_PER_MOL * NM)
         return Outcome(torch.tensor([energy], dtype=torch.float64), torch.from_numpy(forces))
 
-    begin()
+    reset()
     return Prepared(step, read, STEPS)
 
 
@@ -100,11 +104,10 @@ def _ours(
 def torchmd_net(
     model: TensorNet, system: System, device: torch.device, platform: str | None = None
 ) -> Prepared:
-    """TorchMD-NET, compiled, in a PythonForce: as openmm-ml drives it."""
+    """Prepare compiled TorchMD-NET in a PythonForce, as openmm-ml runs it."""
     import openmm
 
-    options = {"warp": True, "static_shapes": True, "derivative": False}
-    theirs = rebuild_for(system, model, **options).to(device)
+    theirs = rebuild_for(system, model, warp=True, static_shapes=True, derivative=False).to(device)
     inputs = peer_inputs(system, device)
     run = compiled(theirs, inputs)
     references = lone_atoms(model, system).item()
@@ -126,7 +129,7 @@ def torchmd_net(
 
 
 def idle_python(_model: TensorNet, system: System, device: torch.device) -> Prepared:
-    """A PythonForce without a model."""
+    """Prepare a PythonForce without a model."""
     import openmm
 
     def compute(state: Any) -> tuple[float, NDArray[np.float64]]:
@@ -137,19 +140,21 @@ def idle_python(_model: TensorNet, system: System, device: torch.device) -> Prep
 
 
 class _Idle(nn.Module):
+    """Zero energy and forces."""
+
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros(1), torch.zeros_like(positions)
 
 
 def idle_torch(_model: TensorNet, system: System, device: torch.device) -> Prepared:
-    """A TorchForce without a model."""
+    """Prepare a TorchForce without a model."""
     force = import_openmmtorch().TorchForce(torch.jit.script(_Idle()))
     force.setOutputsForces(True)
     return _step(system, force, device)
 
 
 def empty(_model: TensorNet, system: System, device: torch.device) -> Prepared:
-    """Nothing but particles, and no results to be checked."""
+    """Prepare particles without a force; there are no results to check."""
     return _step(system, None, device)
 
 

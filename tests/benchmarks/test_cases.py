@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.engine import cases
+from benchmarks.engine.cases import CASES
+from benchmarks.systems import geometries, systems
+from mlff_triton.units import NM
+
+
+@pytest.mark.parametrize(
+    ("name", "n_atoms"),
+    [(n, v[1]) for n, v in geometries.MD17.items()] + [*geometries.MD22.items()],
+)
+def test_molecules_are_complete_and_do_not_overlap(name, n_atoms):
+    atoms = geometries.load()[name]
+    assert len(atoms) == n_atoms
+    distances = atoms.get_all_distances()[np.triu_indices(n_atoms, 1)]
+    assert distances.min() > geometries.MIN_DISTANCE
+    reach = np.sort(atoms.get_all_distances(), axis=1)[:, 1]
+    assert reach.max() < 2.0, "an atom is bonded to nothing"
+
+
+def test_there_are_nine_and_seven_molecules():
+    assert len(geometries.MD17) == 9
+    assert len(geometries.MD22) == 7
+    assert len(geometries.load()) == 16
+
+
+def test_geometries_are_those_of_the_script():
+    pytest.importorskip("rdkit", reason="RDKit is not installed")
+    ethanol = geometries.from_smiles(geometries.MD17["ethanol"][0])
+    committed = geometries.load()["ethanol"]
+    assert (ethanol.numbers == committed.numbers).all()
+
+
+def test_cases_are_named_once():
+    names = [(case.bench, case.name) for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("bench", ["step", "shipped", "ase"])
+def test_large_cases_are_checked_on_small_ones(bench):
+    for case in (case for case in CASES if case.bench == bench):
+        checked = case.checked
+        assert int(checked.name) <= cases.TRUTH_ATOMS
+        assert (checked is case) == (int(case.name) <= cases.TRUTH_ATOMS)
+        assert checked.model == case.model
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.name in ("21", "128", "192", "Si-64", "256x21", "ethanol")],
+    ids=lambda case: f"{case.bench}-{case.name}",
+)
+def test_edges_are_counted_without_a_graph(case):
+    system = case.build()
+    if case.name.isdigit():
+        assert system.n_atoms == int(case.name)
+    assert system.count_edges(5.0) == system.graph(5.0).n_edges
+    for unit in (1.0, NM):
+        assert (system.positions / unit == (system.positions / unit).astype(np.float32)).all()
+
+
+def test_edges_of_a_box_smaller_than_the_cutoff_are_counted():
+    system = systems.crystal("Si", "diamond", 5.43, 1)
+    assert system.count_edges(5.0) == system.graph(5.0).n_edges

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.lab import figures
+from benchmarks.lab.schema import (
+    Results,
+    with_bytes,
+)
+from tests.support.benchmark_rows import row
+
+
+def test_the_readme_table_is_drawn_from_the_csv(measured):
+    table = figures.readme_table(measured)
+    assert (
+        "| 21 | 10 | 1.5 (warp-graph) | **0.1** | 15.0x | 0.5 (peer 0.5) | 1e-07 (1e-07) |" in table
+    )
+    assert "| 65,536 | – | – | **20** | – | 0.5 | 1e-07 |" in table
+    assert "a GPU, PyTorch 2.11, Triton 3.6, commit abc1234, 2026-01-02" in table
+
+
+def test_all_tables(measured):
+    text = figures.tables(measured)
+    assert "| mean | | | | | 100.0x | 15.0x |" in text.replace("|  ", "| ")
+    assert "| 21 | 0.1 | 0.25 | 0.150 |" in text
+
+
+def test_operators_are_tabulated_with_their_bandwidth(tmp_path):
+    made = [
+        row(bench="ops", case="compose-1024", impl=impl, ms=ms, atoms=1024)
+        for impl, ms in (("triton", 1.0), ("torch", 3.0))
+    ]
+    made.append(replace(made[0], bench="bandwidth", case=with_bytes("compose-1024", 10**9)))
+    copied = with_bytes("copy", 10**9)
+    made.append(row(bench="bandwidth", case=copied, impl="torch", ms=0.5, atoms=0))
+    Results(tmp_path).add(made)
+    table = figures.operators_table(tmp_path)
+    assert "| compose | 3.0x (50%) |" in table
+    assert "2.00 TB/s" in table
+
+
+def test_operators_are_held_against_a_copy_of_their_size(tmp_path):
+    case = with_bytes("compose-1024", 10**9)
+    rows = [("ops", "compose-1024", "triton", 1.0), ("ops", "compose-1024", "torch", 3.0)]
+    rows += [("bandwidth", case, "triton", 1.0), ("bandwidth", case, "copy", 0.8)]
+    rows.append(("bandwidth", with_bytes("copy", 10**9), "torch", 0.5))
+    Results(tmp_path).add([row(bench=b, case=c, impl=i, ms=ms, atoms=1024) for b, c, i, ms in rows])
+    assert "| compose | 3.0x (80%) |" in figures.operators_table(tmp_path)
+
+
+def test_steps_through_openmm_are_compared_where_both_ran(tmp_path):
+    times = {"engine": 0.3, "openmm-torch": 0.8, "openmm-reference": 0.4, "openmm-torchmd-net": 4.0}
+    made = [row(bench="openmm", case="21", impl=i, ms=ms, atoms=21) for i, ms in times.items()]
+    Results(tmp_path).add(made)
+    assert "| 21 | 0.3 | 0.8 | 0.4 | 4 | – | 5.0x | 54 and 10.8 |" in figures.openmm_table(tmp_path)
+    peer = replace(made[0], impl="openmm-torchmd-net-reference", ms_p50=2.0)
+    Results(tmp_path).add([peer])
+    assert "| 4 | 2 | 5.0x | 108 and 21.6 |" in figures.openmm_table(tmp_path)
+
+
+def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
+    (path,) = figures.draw(measured)
+    drawn = path.read_text()
+    assert path.name == "step.svg"
+    assert "TorchMD-NET, Warp + CUDA graph" in drawn
+    figures.draw(measured)
+    assert path.read_text() == drawn
+
+
+def test_nothing_is_drawn_from_nothing(tmp_path):
+    assert figures.draw(tmp_path) == []
+    assert figures.tables(tmp_path) == ""

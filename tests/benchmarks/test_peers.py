@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks.engine import peers, runner
+from benchmarks.engine.cases import CASES, Case
+from benchmarks.lab.schema import read_rows
+from benchmarks.systems import models, systems
+
+
+def test_torchmd_net_gets_the_weights_of_the_shipped_model(lab):
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    case = Case("shipped", "21", partial(systems.water, 7), "shipped")
+    runner.run_case(lab, case, peers.PEERS[:1])
+    (found,) = read_rows(lab.results.path("shipped"))
+    assert found.error < 1e-5
+
+
+@pytest.mark.usefixtures("small_model")
+@pytest.mark.parametrize("warp", [True, False])
+def test_peers_compute_with_the_operators_that_they_are_named_for(warp):
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    peers.rebuild(models.model("random"), warp=warp)
+    from torchmdnet.models import tensornet
+
+    assert tensornet.OPT is warp
+    names = ["compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"]
+    homes = [getattr(tensornet, name).__module__ for name in names]
+    assert [home.startswith("torchmdnet.extensions.warp_ops") for home in homes] == 4 * [warp]
+
+
+@pytest.mark.gpu
+def test_every_implementation_is_right_on_a_gpu(tmp_path):
+    """Run in a process of its own, because PyTorch's compiler keeps state of other tests."""
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    options = ["step", "--cases", CASES[0].name, "--peers", "torch,warp,warp-graph"]
+    everyone = command.implementations_of(CASES[0], command.parse(options))
+    options += ["--out", str(tmp_path)]
+    checkout = Path(command.__file__).parents[1]
+    command_line = [sys.executable, "-m", "benchmarks", *options]
+    subprocess.run(command_line, check=True, cwd=checkout)  # noqa: S603 - we made it
+    rows = read_rows(tmp_path / "step.csv")
+    assert {r.impl: r.gate for r in rows} == {one.name: "pass" for one in everyone}
