@@ -19,9 +19,8 @@ from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
-from mlff_triton.engine.step import Systems, step
+from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.kernels.alignment import alignment, edit_distance
-from mlff_triton.kernels.common.rows import Rotary
 from mlff_triton.kernels.neighbors import edges, neighbor_list
 from mlff_triton.kernels.ops import (
     attention,
@@ -44,9 +43,12 @@ from mlff_triton.kernels.transformer import (
     token_linear,
     token_norm,
     top_logit,
+    unpack_rows,
     wide_linear,
 )
+from mlff_triton.kernels.transformer.rotation import Rotary
 from mlff_triton.kernels.types.edges import Knots
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
@@ -145,12 +147,12 @@ def token_rows(length: int, dtype: torch.dtype, masked: bool) -> object:
     ids, word = torch.zeros(2, length).long(), torch.ones(33, F).to(dtype)
     if not masked:
         x, packed = token_embedding.token_embedding(ids, word)
-        return token_embedding.unpack_rows(x, packed.row_of, ids.shape)
+        return unpack_rows.unpack_rows(x, packed.row_of, ids.shape)
     norm = word[0], word[0], 1e-5
     parts = {"positions": ids, "position_table": word, "kinds": ids, "kind_table": word}
     x, packed = token_embedding.token_embedding(ids, word, ids, **parts, norm=norm, mask_token=3)
     options = {"shift": word[0], "norm": norm, "dtype": torch.float32}
-    return token_embedding.unpack_rows(x, packed.row_of, ids.shape, **options)
+    return unpack_rows.unpack_rows(x, packed.row_of, ids.shape, **options)
 
 
 def angles(n_rows: int, columns: int, exact: torch.dtype) -> Rotary:
@@ -255,7 +257,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     p = parameters(group, dtype)
     integers = torch.zeros(n_atoms, dtype=torch.int32)
     slots = torch.zeros(n_atoms, ROW, dtype=torch.int32)
-    rows = neighbor_list.NeighborMatrix(
+    rows = NeighborMatrix(
         integers, integers, integers, slots, slots, slots.flatten(), integers[0], integers[0]
     )
     positions, cell = torch.ones(n_atoms, 3).double(), torch.eye(3).double()[None]
@@ -264,7 +266,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     one_system = torch.tensor([0, n_atoms], dtype=torch.int32)
     ones = torch.ones(n_atoms)
     systems = Systems(integers, integers, ones.to(dtype), ones.double(), one_system)
-    return step(kernels, p, systems, found, status)
+    return evaluate_step(kernels, p, systems, found, status)
 
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
-from mlff_triton.kernels.common.rows import Rotary
 from mlff_triton.kernels.transformer.reference import token_linear as reference
+from mlff_triton.kernels.transformer.rotation import Rotary
 from mlff_triton.kernels.transformer.token_linear import TokenLinear
 from mlff_triton.testing import assert_close
 

@@ -12,7 +12,7 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.encoders.packed_forward_torch import encode
 from mlff_triton.bio.encoders.weights import Embedding, EncoderWeights
 from mlff_triton.bio.fast_forward import Options
-from mlff_triton.kernels.transformer.reference import token_embedding as reference
+from mlff_triton.kernels.transformer.reference import token_embedding, unpack_rows
 from mlff_triton.kernels.types.packed_rows import PackedRows
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ class TorchRunner:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return hidden states [B, L, C], as described in `BatchRunner`."""
         table, shape = self._encoder.embedding, tokens.shape
-        x, packed = _embed(reference.token_embedding, table, tokens)
+        x, packed = _embed(token_embedding.token_embedding, table, tokens)
         x = x if table.norm is None else table.norm(x)
         rows, kept = encode(self._encoder, x, packed, shape[1], keep)
 
         def unpack(x: Tensor) -> Tensor:
-            return reference.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
+            return unpack_rows.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
 
         return unpack(rows), {number: unpack(x) for number, x in kept.items()}
 
@@ -146,7 +146,8 @@ class TritonRunner:
     def _compute(
         self, tokens: TokenBatch, keep: Collection[int], capacity: int | None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        from mlff_triton.kernels.transformer.token_embedding import token_embedding, unpack_rows
+        from mlff_triton.kernels.transformer.token_embedding import token_embedding
+        from mlff_triton.kernels.transformer.unpack_rows import unpack_rows
 
         table, shape = self._encoder.embedding, tokens.shape
         options = {"norm": table.norm, "capacity": capacity}

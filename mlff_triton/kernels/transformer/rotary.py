@@ -51,8 +51,8 @@ def _rotary_kernel(
     column = tl.program_id(1) * N
     columns = column + tl.arange(0, N)
     mask = (rows < n_rows)[:, None] & (columns < ROTATED)[None, :]
-    x_ptr += rows[:, None] * width + columns[None, :]
-    x = tl.load(x_ptr, mask, other=0.0).to(ACCUMULATE)
+    pointers = x_ptr + rows[:, None] * width + columns[None, :]
+    x = tl.load(pointers, mask, other=0.0).to(ACCUMULATE)
     cos, sin = load_angles(
         rows,
         rows < n_rows,
@@ -67,7 +67,7 @@ def _rotary_kernel(
         ACCUMULATE,
     )
     x = rotate_pairs(x, cos, sin, M, N)
-    tl.store(x_ptr, x.to(x_ptr.dtype.element_ty), mask)
+    tl.store(pointers, x.to(x_ptr.dtype.element_ty), mask)
 
 
 def rotary_(x: Tensor, rotary: Rotary, live: Tensor | None) -> Tensor:

@@ -39,10 +39,10 @@ from mlff_triton.kernels.transformer.rotation import (
 def load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS: tl.constexpr):
     """Load partial sums of rows and of their squares, both [M, PARTS]."""
     part = tl.arange(0, PARTS)
-    moments_ptr += part[None, :].to(tl.int64) * capacity + rows[:, None]
+    pointers = moments_ptr + part[None, :].to(tl.int64) * capacity + rows[:, None]
     mask = row_mask[:, None] & (part < n_parts)[None, :]
-    sums = tl.load(moments_ptr, mask, other=0.0)
-    return sums, tl.load(moments_ptr + n_parts * capacity, mask, other=0.0)
+    sums = tl.load(pointers, mask, other=0.0)
+    return sums, tl.load(pointers + n_parts * capacity, mask, other=0.0)
 
 
 @triton.jit
@@ -106,13 +106,13 @@ def _normalize_residual(residual, sums, squares, weight, bias, channels, eps):
 @triton.jit
 def _store_moments(moments_ptr, values, part, n_parts, rows, row_mask, capacity):
     """Store the sums of one column block [M, N] of rows, and of its squares."""
-    moments_ptr += part.to(tl.int64) * capacity + rows
-    tl.store(moments_ptr, tl.sum(values, 1), row_mask)
-    tl.store(moments_ptr + n_parts * capacity, tl.sum(values * values, 1), row_mask)
+    pointers = moments_ptr + part.to(tl.int64) * capacity + rows
+    tl.store(pointers, tl.sum(values, 1), row_mask)
+    tl.store(pointers + n_parts * capacity, tl.sum(values * values, 1), row_mask)
 
 
 @triton.jit
-def _token_linear_fwd_kernel(
+def _token_linear_fwd_kernel(  # noqa: C901 - branches are resolved at compile time
     x_ptr,
     weight_ptr,
     bias_ptr,

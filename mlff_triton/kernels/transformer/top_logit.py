@@ -42,14 +42,15 @@ def _update_top(top, index, logits, columns):
 
 
 @triton.jit
-def _reduce_top(top, index, n_out):
-    """Reduce the largest logits of each column [M, N] to the largest of each row, and its index."""
+def _store_top(top, index, index_ptr, logit_ptr, rows, row_mask, n_out):
+    """Reduce the largest logits [M, N] and their indices over the columns, and store them."""
     unordered = top != top
     has_nan = tl.max(unordered.to(tl.int32), 1) > 0
     logit = tl.max(tl.where(unordered, float("-inf"), top), 1)
     found = tl.where(has_nan[:, None], unordered, top == logit[:, None])
     index = tl.min(tl.where(found, index, n_out), 1)
-    return tl.where(has_nan, float("nan"), logit), index
+    tl.store(index_ptr + rows, index.to(tl.int64), row_mask)
+    tl.store(logit_ptr + rows, tl.where(has_nan, float("nan"), logit), row_mask)
 
 
 @triton.jit
@@ -119,9 +120,7 @@ def _top_logit_fwd_kernel(
         acc = tl.where(column_mask[None, :], acc, float("-inf"))
         top, index = _update_top(top, index, acc, columns)
 
-    logit, index = _reduce_top(top, index, n_out)
-    tl.store(index_ptr + rows, index.to(tl.int64), row_mask)
-    tl.store(logit_ptr + rows, logit, row_mask)
+    _store_top(top, index, index_ptr, logit_ptr, rows, row_mask, n_out)
 
 
 class Tile(NamedTuple):

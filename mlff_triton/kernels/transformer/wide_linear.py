@@ -1,9 +1,9 @@
-"""Linear layers of many rows: large tiles through tensor descriptors, every program many of them.
+"""Linear layers of many rows: large tiles through tensor descriptors, in persistent programs.
 
     y = epilogue(x W^T + b)
 
-The epilogue is an activation or a rotation of pairs. While one tile's is computed the next tile's
-blocks are on their way, which libraries of products cannot do for functions they do not know.
+The epilogue is an activation or a rotation of pairs. While it runs for one tile, the blocks of the
+next tile are being loaded. Libraries of matrix products offer this only for their own epilogues.
 """
 
 from __future__ import annotations
@@ -29,6 +29,15 @@ from mlff_triton.kernels.transformer.rotation import (
 
 
 @triton.jit
+def _product(x, weight, row, column, n_in, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """Multiply rows by the transposed weight, and return the tile [M, N] at ``row``, ``column``."""
+    acc = tl.zeros((M, N), tl.float32)
+    for start in range(0, n_in, K):
+        acc = tl.dot(x.load([row, start]), weight.load([column, start]).T, acc)
+    return acc
+
+
+@triton.jit
 def _finish(
     acc,
     y,
@@ -47,11 +56,11 @@ def _finish(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """What comes after the product of a tile, and its way out."""
+    """Apply bias, activation and rotation to the product of a tile, and store it."""
     columns = column + tl.arange(0, N)
     acc += tl.load(bias_ptr + columns, columns < n_out, other=0.0).to(tl.float32)[None, :]
     acc = activate(acc, ACTIVATION)
-    if ROTATED:  # noqa: SIM102 - known as the kernel is compiled
+    if ROTATED:  # noqa: SIM102 - resolved at compile time
         if column < ROTATED:
             rows = row + tl.arange(0, M)
             cos, sin = load_angles(
@@ -90,11 +99,17 @@ def _wide_linear_fwd_kernel(
     HALF: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
-    HALVES: tl.constexpr,
+    STORE_HALVES: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Write rows y [n_rows, n_out].
+
+    x [n_rows, n_in], weight [n_out, n_in] and y are tensor descriptors. The bias is [n_out]; for
+    the angles see `load_angles`. Tiles without a row before ``live`` [1] are not written. Grid:
+    (PROGRAMS,), each of which takes every PROGRAMS-th tile of M rows and N columns.
+    """
     wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
@@ -102,16 +117,14 @@ def _wide_linear_fwd_kernel(
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         tile_m, tile_n = tile_in_group(tile, tiles_m, tiles_n)
         row, column = tile_m * M, tile_n * N
-        acc = tl.zeros((M, N), tl.float32)
-        for start in range(0, n_in, K):
-            acc = tl.dot(x.load([row, start]), weight.load([column, start]).T, acc)
-        if HALVES:
-            # Half a tile at a time takes half the memory on its way out.
+        acc = _product(x, weight, row, column, n_in, M, N, K)
+        if STORE_HALVES:
+            # Storing half a tile at a time needs half the shared memory.
             parts = tl.split(tl.permute(tl.reshape(acc, (M, 2, N // 2)), (0, 2, 1)))
         else:
             parts = (acc,)
-        width: tl.constexpr = N // (1 + HALVES)
-        for part in tl.static_range(1 + HALVES):
+        width: tl.constexpr = N // (1 + STORE_HALVES)
+        for part in tl.static_range(1 + STORE_HALVES):
             _finish(
                 parts[part],
                 y,
@@ -132,29 +145,34 @@ def _wide_linear_fwd_kernel(
             )
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
     rows: int
     columns: int
     warps: int
     stages: int
-    programs: int  # on a multiprocessor at a time
+    programs: int  # per multiprocessor
 
 
 _INNER = 64
 
 
-def _tile(n_rows: int, n_out: int, n_in: int, turned: bool) -> _Tile:
-    """Measured on an NVIDIA H200: large tiles if they fill it often and are long under way."""
+def _tile(n_rows: int, n_out: int, n_in: int, rotated: bool) -> Tile:
+    """Return the fastest tile on an NVIDIA H200: large if there are many, each with much to do."""
     tiles = triton.cdiv(n_rows, 128) * triton.cdiv(n_out, 256)
-    if turned and tiles >= 100:
-        return _Tile(128, 256, 8, 3, 1)  # what turns pairs takes memory
+    if rotated and tiles >= 100:
+        return Tile(128, 256, 8, 3, 1)  # the rotation needs memory of its own
     if n_in >= 512 and tiles >= 264:
-        return _Tile(128, 256, 8, 4, 1)
-    return _Tile(64, 128, 4, 4, 2) if n_rows <= 1024 else _Tile(128, 128, 8, 4, 1)
+        return Tile(128, 256, 8, 4, 1)
+    return Tile(64, 128, 4, 4, 2) if n_rows <= 1024 else Tile(128, 128, 8, 4, 1)
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether `wide_linear` serves these: half precision, aligned rows, and Hopper or later."""
+    """Return True if `wide_linear` supports the inputs and the GPU.
+
+    It needs half precision, rows aligned to 16 bytes, and Hopper or later.
+    """
     n_out, n_in = weight.shape
     served = x.element_size() == 2 and not n_out % 8 and not n_in % 8 and len(x) > 0
     return served and (launches_early(x) or not x.is_cuda)
@@ -169,41 +187,55 @@ def wide_linear(
     activation: str = "none",
     rotary: Rotary | None = None,
 ) -> Tensor:
-    """A linear layer of many rows in half precision, of which only some are alive.
+    """Apply a linear layer to many packed rows in half precision, without gradients.
 
     Parameters
     ----------
     x : [T, K]
         Rows, contiguous, float16 or bfloat16; see `fits`.
     weight, bias : [N, K], [N]
-        Of the dtype of ``x``.
+        Weight and bias, of the dtype of ``x``.
     live : int32 [1] or None
-        How many rows mean something; all if None. Tiles are written whole.
+        Number of leading rows to compute, read on the device; all if None. Tiles are written as a
+        whole, so some rows after these are written too. All others are uninitialized.
     activation : str
         As for `mlff_triton.kernels.ops.linear.linear`.
     rotary : Rotary, optional
-        What to turn.
+        Rotation of the leading columns, applied last.
 
     Returns
     -------
     [T, N]
-        Of the dtype of ``x``. No gradients flow.
+        New rows, of the dtype of ``x``.
     """
+    tile = _tile(len(x), *weight.shape, rotary is not None)
+    return launch_wide_linear(x, weight, bias, live, activation, rotary, tile)
+
+
+def launch_wide_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    live: Tensor | None,
+    activation: str,
+    rotary: Rotary | None,
+    tile: Tile,
+) -> Tensor:
+    """Run `wide_linear` with the given block sizes."""
     n_rows, n_in = x.shape
     n_out = len(weight)
     y = x.new_empty(n_rows, n_out)
-    tile = _tile(n_rows, n_out, n_in, rotary is not None)
-    (*turns, n_positions), options = rotary_arguments(rotary)
+    (*angles, n_positions), options = rotary_arguments(rotary)
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
-    halves = tile.columns * tile.programs > 128
+    store_halves = tile.columns * tile.programs > 128
     programs = min(multiprocessors(x.device) * tile.programs, tiles)
     with torch.cuda.device_of(x):
         _wide_linear_fwd_kernel[(programs,)](
             TensorDescriptor.from_tensor(x, [tile.rows, _INNER]),
             TensorDescriptor.from_tensor(weight, [tile.columns, _INNER]),
-            TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // (1 + halves)]),
+            TensorDescriptor.from_tensor(y, [tile.rows, tile.columns // (1 + store_halves)]),
             bias,
-            *turns,
+            *angles,
             live,
             n_positions,
             n_rows,
@@ -212,7 +244,7 @@ def wide_linear(
             PROGRAMS=programs,
             **options,
             ACTIVATION="gelu_half" if activation == "gelu" else activation,
-            HALVES=halves,
+            STORE_HALVES=store_halves,
             M=tile.rows,
             N=tile.columns,
             K=_INNER,

@@ -56,23 +56,3 @@ def token_embedding(
     ends = kept.sum(1).cumsum(0).clamp(max=len(token))
     row_ptr = torch.cat([ends.new_zeros(1), ends]).int()
     return x, PackedRows(token.int(), position.int(), row_ptr, row_of)
-
-
-def unpack_rows(
-    x: Tensor,
-    row_of: Tensor,
-    shape: tuple[int, int],
-    *,
-    shift: Tensor | None = None,
-    norm: Norm | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Unpack as `mlff_triton.kernels.transformer.token_embedding.unpack_rows` does."""
-    known = row_of >= 0
-    y = x[row_of[known].long()]
-    if shift is not None:
-        y = y + shift
-    if norm is not None:
-        y = layer_norm(y, *norm)
-    out = y.new_zeros(len(row_of), x.shape[1], dtype=dtype)
-    return out.masked_scatter(known[:, None], y.to(out.dtype)).view(*shape, x.shape[1])
