@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
         run_case(lab, case, implementations_of(case, options))
     if operators:
         run_operators(lab, sizes, operators)
-    bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.WAYS))
+    bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.IMPLEMENTATIONS))
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
     fidelity.run_fidelity(lab, simulated, [fidelity.SIMULATIONS[name] for name in names])
     seed = int(time.time()) if options.seed is None else options.seed
@@ -162,7 +162,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     """Return the implementations named by ``--only``; empty without the option."""
     names = [*(one.name for one in (*OURS, *ASE, *OPENMM, *PEERS)), *fidelity.SIMULATIONS]
     given = options.only.split(",") if options.only else []
-    return _known(given, [*names, *bio.WAYS, *alignment.WAYS], "implementation")
+    return _known(given, [*names, *bio.IMPLEMENTATIONS, *alignment.WAYS], "implementation")
 
 
 def _known(given: Sequence[str], known: Sequence[str], kind: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Protein language models: a forward pass, ours against all ways to run the model as it is shipped.
+"""Protein language models: forward passes of accelerated models against those as shipped.
 
-Weights are random, of the sizes of the published models. What counts is the direction of each
-token's last hidden state: the error is one minus its smallest cosine similarity to float32. Models
-with language heads are held against float32 in other ways, too.
+Weights are random, in the sizes of the published models. The error is one minus the smallest cosine
+similarity between a token's last hidden state and that in float32. Models with language heads are
+compared by their hidden states and by their most likely tokens too.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from benchmarks.lab.schema import make_row
 from mlff_triton._common.timing import Timing, measure, reset_peak
 
 OUR_TOLERANCE, PEER_TOLERANCE = 1e-5, 1e-4
-MARGIN = 1e-3  # of a best logit over the next one: nearer ones may change places
-MEDIAN, SPREAD, SHORTEST, LONGEST = 300, 0.6, 50, 1000  # residues of proteins, log-normal
+MARGIN = 1e-3  # of the best logit over the second best, from which the best token must agree
 
 Inputs = dict[str, Tensor]
 Step = Callable[[], Any]
 
 
 class Architecture(NamedTuple):
-    """A model of transformers: what its classes there begin with, and its size."""
+    """Model of transformers: the prefix of its class names, and its size."""
 
     family: str
     layers: int
@@ -43,7 +42,7 @@ class Architecture(NamedTuple):
     heads: int
 
     def build(self, attention: str, device: torch.device, *, head: bool) -> nn.Module:
-        """The model in float32, with or without its language head; always the same weights."""
+        """Build the model in float32, with or without language head, always with the same weights."""
         import transformers
 
         config = getattr(transformers, f"{self.family}Config")(
@@ -61,7 +60,7 @@ class Architecture(NamedTuple):
 
 
 def randomize(model: nn.Module) -> nn.Module:
-    """Weights that let every layer, its attention too, tell tokens apart."""
+    """Set random weights with which every layer and its attention distinguish tokens."""
     for name, parameter in model.named_parameters():
         generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
         if parameter.dim() > 1:
@@ -91,28 +90,42 @@ ARCHITECTURES = {
 }
 
 
+class ProteinLengths(NamedTuple):
+    """Log-normal distribution of protein lengths, in residues, between two limits."""
+
+    median: int = 300
+    spread: float = 0.6
+    shortest: int = 50
+    longest: int = 1000
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draw random lengths, int64 [count]."""
+        lengths = rng.lognormal(np.log(self.median), self.spread, count)
+        return lengths.clip(self.shortest, self.longest).astype(int)
+
+
 @dataclass(frozen=True)
 class BioCase:
-    """A model and what it reads; without a length, proteins of many lengths, padded."""
+    """Model and its inputs; without a length, padded proteins of random lengths."""
 
     model: str
     batch: int
     length: int | None = None
     head: bool = False
+    proteins: ProteinLengths = ProteinLengths()
 
     @property
     def name(self) -> str:
-        """As in the results."""
+        """Name in the results."""
         shape = f"padded-{self.batch}" if self.length is None else f"{self.batch}x{self.length}"
         return f"{self.model}-{shape}" + ("-head" if self.head else "")
 
     def inputs(self, device: torch.device | str) -> Inputs:
-        """Tokens and their mask, [B, L]."""
+        """Make tokens and their mask, [B, L]."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         lengths = np.full(self.batch, self.length)
         if self.length is None:
-            drawn = rng.lognormal(np.log(MEDIAN), SPREAD, self.batch)
-            lengths = drawn.clip(SHORTEST, LONGEST).astype(int)
+            lengths = self.proteins.draw(rng, self.batch)
         mask = np.arange(lengths.max()) < lengths[:, None]
         padding = FAMILIES[ARCHITECTURES[self.model].family]["pad_token_id"]
         ids = np.where(mask, rng.integers(4, 24, mask.shape), padding)
@@ -121,33 +134,35 @@ class BioCase:
 
 
 SHAPES = ((1, 128), (1, 512), (1, 1022), (8, 512), (32, 256))
-MOST_WANTED = (  # first, should time run out
+FIRST_CASES = (  # the most important ones, in case time runs out
     *(BioCase("esm2-8m", *shape) for shape in SHAPES),
     *(BioCase("esm2-650m", *shape) for shape in ((1, 512), (8, 512))),
     *(BioCase("protbert", *shape) for shape in ((1, 512), (32, 256))),
     BioCase("esm2-650m", 64),
 )
 HEADS = tuple(BioCase(model, 16, head=True) for model in ("esm2-8m", "bert-small"))
-EVERY = tuple(BioCase(model, *shape) for model in ("esm2-650m", "protbert") for shape in SHAPES)
-CASES = {case.name: case for case in (*MOST_WANTED, *HEADS, *EVERY)}
+LARGE_MODELS = tuple(
+    BioCase(model, *shape) for model in ("esm2-650m", "protbert") for shape in SHAPES
+)
+CASES = {case.name: case for case in (*FIRST_CASES, *HEADS, *LARGE_MODELS)}
 FLOAT_CASES = {*(name for name in CASES if name.startswith("esm2-8m")), "esm2-650m-1x512"}
 HALF_CASES = {"esm2-8m-32x256", "esm2-650m-8x512", "protbert-32x256", "esm2-650m-padded-64"}
 
 
 class Answers(NamedTuple):
-    """What a model says of all tokens that are no padding; on the CPU, in float64."""
+    """Hidden states and logits of all tokens except padding, on the CPU, in float64."""
 
     hidden: Tensor
     logits: Tensor | None = None
 
 
 def compiled(model: nn.Module, inputs: Inputs) -> Step:
-    """``torch.compile`` at its best."""
+    """Compile the model with the best mode of ``torch.compile``."""
     return eager(torch.compile(model, mode="max-autotune"), inputs)
 
 
 def accelerated(precision: str, model: nn.Module, inputs: Inputs) -> Step:
-    """Ours, which must not fall back on what it is compared with."""
+    """Accelerate the model; raise if it falls back on the forward that it is compared with."""
     from mlff_triton.bio import FallbackWarning, accelerate
 
     warnings.simplefilter("error", FallbackWarning)
@@ -155,8 +170,8 @@ def accelerated(precision: str, model: nn.Module, inputs: Inputs) -> Step:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to run a model, from its attention and parameters to a call without arguments."""
+class Implementation:
+    """Implementation of a forward pass: attention, dtype of parameters, and how it is run."""
 
     name: str
     run: Callable[[nn.Module, Inputs], Step]
@@ -166,28 +181,30 @@ class Way:
     needs_gpu: bool = False
 
     def prepare(self, case: BioCase, device: torch.device) -> tuple[Step, Callable[[Any], Answers]]:
-        """What is timed, and what reads its result."""
+        """Return the function to time, and one that extracts the answers from its result."""
         model, inputs = ARCHITECTURES[case.model], case.inputs(device)
         model = model.build(self.attention, device, head=case.head)
-        for parameter in model.parameters():  # not angles of rotary embeddings: no peer need be off
+        for parameter in (
+            model.parameters()
+        ):  # buffers stay, as rounded rotary frequencies would be a peer's error
             parameter.data = parameter.data.to(self.dtype)
 
-        def real(output: Tensor) -> Tensor:
+        def without_padding(output: Tensor) -> Tensor:
             return output[inputs["attention_mask"].bool()].cpu().double()
 
         def read(result: Any) -> Answers:
             if not case.head:
-                return Answers(real(result.last_hidden_state))
+                return Answers(without_padding(result.last_hidden_state))
             hidden = model.base_model(**inputs).last_hidden_state
-            return Answers(real(hidden), real(result.logits))
+            return Answers(without_padding(hidden), without_padding(result.logits))
 
         with torch.inference_mode():
             return self.run(model, inputs), read
 
 
-REFERENCE = Way("reference", eager, attention="eager", dtype=torch.float32)
+REFERENCE = Implementation("reference", eager, attention="eager", dtype=torch.float32)
 OURS, OURS_FP32 = (
-    Way(
+    Implementation(
         f"accelerated-{precision}",
         partial(accelerated, precision),
         dtype=torch.float32,
@@ -195,113 +212,129 @@ OURS, OURS_FP32 = (
     )
     for precision in ("fp16", "fp32")
 )
-OURS_OF_HALF = Way(  # of a model that is in half precision itself
+OURS_HALF = Implementation(  # of a model whose parameters are in half precision
     "accelerated-half", partial(accelerated, None), tolerance=OUR_TOLERANCE
 )
-HALF = Way("sdpa-fp16", eager)
+HALF = Implementation("sdpa-fp16", eager)
 PEERS = (
     HALF,
-    Way("sdpa-fp16-graph", graphed, needs_gpu=True),
-    Way("compile-fp16", compiled, needs_gpu=True),
+    Implementation("sdpa-fp16-graph", graphed, needs_gpu=True),
+    Implementation("compile-fp16", compiled, needs_gpu=True),
 )
-WAYS = {way.name: way for way in (OURS, OURS_FP32, OURS_OF_HALF, REFERENCE, *PEERS)}
+IMPLEMENTATIONS = {
+    implementation.name: implementation
+    for implementation in (OURS, OURS_FP32, OURS_HALF, REFERENCE, *PEERS)
+}
 
 
 def cosine_error(actual: Answers, expected: Answers) -> float:
-    """How far the worst token's direction is off: one minus the cosine of the angle."""
+    """Return one minus the smallest cosine similarity of a token's hidden states."""
     cosine = torch.cosine_similarity(actual.hidden, expected.hidden, dim=-1)
     return float((1 - cosine).clamp(min=0).max())
 
 
 def largest_error(actual: Answers, expected: Answers) -> float:
-    """The largest difference of hidden states over the largest of them."""
+    """Return the largest difference of hidden states, relative to the largest of them."""
     return float((actual.hidden - expected.hidden).abs().max() / expected.hidden.abs().max())
 
 
 def changed_choices(actual: Answers, expected: Answers) -> float:
-    """Tokens with another best logit, of those where it stands out."""
+    """Count tokens whose best logit has changed, among those where it leads by `MARGIN`."""
     logits, choices = expected.logits.topk(2)
     stands_out = logits[:, 0] - logits[:, 1] > MARGIN
     return float((actual.logits.argmax(-1) != choices[:, 0])[stands_out].sum())
 
 
-class Question(NamedTuple):
-    """A row: what of a case is held against float32, and how far it may be off."""
+class Comparison(NamedTuple):
+    """Comparison of a case with float32, which makes one row of the results.
+
+    Attributes
+    ----------
+    bench, case : str
+        Names in the results.
+    error : callable
+        Error of the answers (first argument) with respect to those in float32 (second).
+    limit : float
+        Largest error that passes.
+    """
 
     bench: str
     case: str
-    off: Callable[[Answers, Answers], float]
+    error: Callable[[Answers, Answers], float]
     limit: float
 
 
-def questions(case: BioCase, way: Way) -> list[Question]:
-    """All that is asked of a way to run a case; nothing where it is not compared."""
+def comparisons(case: BioCase, implementation: Implementation) -> list[Comparison]:
+    """List the comparisons of an implementation; none if it is left out of the case."""
     if not case.head:
-        some = {OURS_FP32: FLOAT_CASES, OURS_OF_HALF: HALF_CASES}
-        asked = case.name in some.get(way, CASES)
-        return asked * [Question("bio", case.name, cosine_error, way.tolerance)]
-    if way not in (OURS, OURS_FP32, HALF):
+        names = {OURS_FP32: FLOAT_CASES, OURS_HALF: HALF_CASES}.get(implementation, CASES)
+        if case.name not in names:
+            return []
+        return [Comparison("bio", case.name, cosine_error, implementation.tolerance)]
+    if implementation not in (OURS, OURS_FP32, HALF):
         return []
-    kind, off = ("hidden", largest_error) if way is OURS_FP32 else ("cosine", cosine_error)
+    kind, error = (
+        ("hidden", largest_error) if implementation is OURS_FP32 else ("cosine", cosine_error)
+    )
     return [
-        Question("bio-fidelity", f"{case.model}-{kind}", off, way.tolerance),
-        Question("bio-fidelity", f"{case.model}-top1", changed_choices, 0.0),
+        Comparison("bio-fidelity", f"{case.model}-{kind}", error, implementation.tolerance),
+        Comparison("bio-fidelity", f"{case.model}-top1", changed_choices, 0.0),
     ]
 
 
-def run_bio(lab: Lab, names: Sequence[str], ways: Sequence[str]) -> None:
-    """Measure cases in each of the ways that are named."""
+def run_bio(lab: Lab, names: Sequence[str], implementations: Sequence[str]) -> None:
+    """Measure the named cases with each of the named implementations."""
     if names and find_spec("transformers") is None:
         print("bio: skipped, transformers is not installed", file=sys.stderr)
         return
     for case in map(CASES.__getitem__, names):
-        for way in map(WAYS.__getitem__, ways):
+        for implementation in map(IMPLEMENTATIONS.__getitem__, implementations):
             if lab.budget.left <= 0:
                 print(f"bio {case.name}: skipped, the time is up", file=sys.stderr)
                 return
-            if not way.needs_gpu or lab.device.type == "cuda":
-                run_one(lab, case, way)
+            if not implementation.needs_gpu or lab.device.type == "cuda":
+                run_one(lab, case, implementation)
 
 
-def run_one(lab: Lab, case: BioCase, way: Way) -> None:
-    """Report a row for each question; one whose answer is too far off has no time."""
-    asked = questions(case, way)
-    if not asked:
+def run_one(lab: Lab, case: BioCase, implementation: Implementation) -> None:
+    """Report a row per comparison, without a time if the error is above the limit."""
+    compared = comparisons(case, implementation)
+    if not compared:
         return
-    timing, errors = None, [None] * len(asked)
+    timing, errors = None, [None] * len(compared)
     clean_up(lab.device)
     try:
         with at_most(min(lab.budget.each, lab.budget.left)), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            timing, errors = _examine(lab, case, way, asked)
-    except Exception as problem:  # noqa: BLE001 - whatever it is, the others can still run
-        lab.complain(f"bio {case.name} {way.name}", problem)
+            timing, errors = _measure(lab, case, implementation, compared)
+    except Exception as problem:  # noqa: BLE001 - the other implementations can still run
+        lab.complain(f"bio {case.name} {implementation.name}", problem)
     size = case.inputs("cpu")["input_ids"].numel(), 0
-    for one, error in zip(asked, errors, strict=True):
-        right = error is not None and error <= one.limit
-        row = one.case, way.name, size, lab.where, timing if right else None, error
+    for one, error in zip(compared, errors, strict=True):
+        passed = error is not None and error <= one.limit
+        row = one.case, implementation.name, size, lab.where, timing if passed else None, error
         lab.report(make_row(one.bench, *row))
 
 
-def _examine(
-    lab: Lab, case: BioCase, way: Way, asked: Sequence[Question]
+def _measure(
+    lab: Lab, case: BioCase, implementation: Implementation, compared: Sequence[Comparison]
 ) -> tuple[Timing, list[float]]:
-    """Ask, time, and ask again: a replayed graph may be right only once."""
+    """Compare, time, and compare again, as a replayed graph may be right only once."""
     expected = truth(case, lab.device)
-    clean_up(lab.device)  # the memory that this took is not the implementation's
-    step, read = way.prepare(case, lab.device)
+    clean_up(lab.device)  # so that this memory does not count as the implementation's
+    step, read = implementation.prepare(case, lab.device)
     with torch.inference_mode():
         before = read(step())
         reset_peak(lab.device)
         timing = measure(step, lab.device, seconds=lab.budget.sampling)
         after = read(step())
-    errors = [[one.off(answers, expected) for answers in (before, after)] for one in asked]
-    return timing, np.max(errors, axis=1).tolist()  # NaN is the largest
+    errors = [[one.error(answers, expected) for answers in (before, after)] for one in compared]
+    return timing, np.max(errors, axis=1).tolist()  # NaN counts as the largest
 
 
 @lru_cache(maxsize=1)
 def truth(case: BioCase, device: torch.device) -> Answers:
-    """What the model says as it is shipped, in float32."""
+    """Return the answers of the model as shipped, in float32."""
     step, read = REFERENCE.prepare(case, device)
     with torch.inference_mode():
         return read(step())
