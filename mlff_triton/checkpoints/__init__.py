@@ -1,4 +1,4 @@
-"""Files -> models: recognise a checkpoint, read it safely, build a `TensorNet`."""
+"""Loading of checkpoints: recognize the format, read it safely, build a `TensorNet`."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ MAX_MEMBER_BYTES = 4 << 30
 
 
 def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemble:
-    """Load a model from a file, a folder, or by its shipped name.
+    """Load a model from a file or a folder, or by the name of a shipped model.
 
-    The content decides the format, not the file's name. Nothing in a checkpoint is ever executed.
+    The format is recognized by content, not by file name. No code in a checkpoint is ever executed.
 
     Parameters
     ----------
     model : str or path
-        ``"default"``, another of `shipped_models`, or the path of a checkpoint: mlff_triton
-        ``.safetensors``; TorchMD-NET ``.ckpt``, or a ``.zip`` of several, which becomes an
-        `Ensemble`; a MatGL folder (or its ``model.json``).
+        ``"default"``, another name in `shipped_models`, or the path of a checkpoint: an mlff_triton
+        ``.safetensors`` file; a TorchMD-NET ``.ckpt`` file, or a ``.zip`` of several, which becomes
+        an `Ensemble`; a MatGL folder or its ``model.json``.
     energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}
-        Unit in which a TorchMD-NET model was trained; the file does not say. The loaded model
-        always gives eV.
+        Energy unit in which a TorchMD-NET model was trained, which its file does not state. The
+        loaded model always returns eV.
 
     Returns
     -------
@@ -51,9 +51,9 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     Raises
     ------
     CheckpointError
-        If the file is missing, truncated, corrupt, or would run code when loaded.
+        If the file is missing, truncated or corrupt, or would run code when loaded.
     UnsupportedModelError
-        If it is sound, but of a model that is not implemented.
+        If the file is valid, but contains a model that is not implemented.
     InputError
         If the energy unit is unknown.
 
@@ -77,13 +77,13 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
 
 
 def shipped_models() -> dict[str, Path]:
-    """Names and files of the models that come with the package."""
+    """Return the names and files of the models included in the package."""
     folder = Path(str(resources.files("mlff_triton"))) / "weights"
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
 
 
 def resolve_path(model: str | Path) -> Path:
-    """The file or folder behind a shipped name or a path; `CheckpointError` if there is none."""
+    """Return the file or folder of a shipped model or path, or raise `CheckpointError`."""
     shipped = shipped_models()
     name = DEFAULT_MODEL if model == "default" else str(model)
     if name in shipped:
@@ -107,12 +107,12 @@ def _load_matgl(folder: Path) -> TensorNet:
         raise CheckpointError(f"{folder / 'model.json'} is not JSON ({error})") from error
     weights = read_pickle(folder / "state.pt", str(folder / "state.pt"))
     if not isinstance(description, dict) or not isinstance(weights, dict):
-        raise CheckpointError(f"{folder} holds no MatGL model; {SUPPORTED}")
+        raise CheckpointError(f"{folder} does not contain a MatGL model; {SUPPORTED}")
     return matgl.from_files(description, weights, str(folder))
 
 
 def _checkpoint_names(path: Path) -> list[str]:
-    """Lightning checkpoints inside a zip; a PyTorch file is itself a zip, but holds none."""
+    """List the Lightning checkpoints in a zip. A PyTorch file is also a zip, but contains none."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sorted(name for name in archive.namelist() if name.endswith(".ckpt"))
@@ -121,12 +121,12 @@ def _checkpoint_names(path: Path) -> list[str]:
 
 
 def _load_ensemble(path: Path, energy_unit: float) -> Ensemble:
-    """Read members in memory: nothing is unpacked, so no name in the archive can escape."""
+    """Load an ensemble in memory: without unpacking, no name in the archive can escape a folder."""
     members = []
     with zipfile.ZipFile(path) as archive:
         for name in _checkpoint_names(path):
             if archive.getinfo(name).file_size > MAX_MEMBER_BYTES:
-                raise CheckpointError(f"{path}: {name} is larger than 4 GB, which no model is")
+                raise CheckpointError(f"{path}: {name} is larger than any model, 4 GB")
             try:
                 blob = io.BytesIO(archive.read(name))
             except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:
@@ -138,5 +138,5 @@ def _load_ensemble(path: Path, energy_unit: float) -> Ensemble:
 
 def _from_pickle(content: Any, name: str, energy_unit: float) -> TensorNet:
     if not torchmd_net.is_torchmd_net(content):
-        raise UnsupportedModelError(f"{name} is no model known here; {SUPPORTED}")
+        raise UnsupportedModelError(f"{name} is not a supported model; {SUPPORTED}")
     return torchmd_net.from_checkpoint(content, name, energy_unit)

@@ -1,4 +1,4 @@
-"""What all readers of foreign checkpoints share: safe unpickling, tensor order, strict loading."""
+"""Shared by the readers of checkpoints: safe unpickling, tensor order, strict loading."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ from mlff_triton.model.tensornet import TensorNet
 
 
 def read_pickle(file: Path | IO[bytes], name: str) -> Any:
-    """Unpickle tensors and plain containers; anything that would run code raises.
+    """Unpickle tensors and plain containers, and refuse anything that would run code.
 
     Parameters
     ----------
     file : path or binary file
-        What `torch.load` reads.
+        File that `torch.load` can read.
     name : str
-        How to call the file in an error.
+        Name of the file in error messages.
+
+    Returns
+    -------
+    object
+        Tensors, numbers and strings in dicts and lists.
 
     Raises
     ------
     CheckpointError
-        If the file is truncated, no checkpoint, or asks for anything but tensors and plain data.
+        If the file is truncated, is not a checkpoint, or contains anything but tensors and plain
+        data.
     """
     try:
-        # PyTorch would choose the format by a path's suffix; of an open file it reads the content.
+        # PyTorch infers the format of a path from its suffix, but that of a file from its content.
         if isinstance(file, Path):
             file = io.BytesIO(file.read_bytes())
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -44,7 +50,7 @@ def read_pickle(file: Path | IO[bytes], name: str) -> Any:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    except Exception as error:  # a broken file can break the reader in any way
+    except Exception as error:  # a damaged file can make the reader fail in any manner
         raise CheckpointError(
             f"{name} is truncated or corrupt ({_first_line(error)}): copy it again"
         ) from error
@@ -52,13 +58,15 @@ def read_pickle(file: Path | IO[bytes], name: str) -> Any:
 
 @contextmanager
 def interpreting(name: str) -> Iterator[None]:
-    """Say of which file it is that its content, of whatever kind, makes no sense."""
+    """Turn any error in the interpretation of a file's content into one that names the file."""
     try:
         yield
     except CheckpointError:
         raise
     except InputError as error:
-        raise UnsupportedModelError(f"{name} describes no model known here: {error}") from error
+        raise UnsupportedModelError(
+            f"{name} does not describe a supported model: {error}"
+        ) from error
     except KeyError as error:
         raise CheckpointError(f"{name} lacks {error}: is it complete?") from error
     except (
@@ -70,13 +78,13 @@ def interpreting(name: str) -> Iterator[None]:
         ValueError,
     ) as error:
         raise CheckpointError(
-            f"{name} does not hold what such a checkpoint does ({_first_line(error)}): "
+            f"{name} does not have the content of such a checkpoint ({_first_line(error)}): "
             "copy it again"
         ) from error
 
 
 class ForeignWeights(dict[str, Tensor]):
-    """Weights by their foreign names, which remember what was never looked up."""
+    """Weights by their original names, which keep track of those never read."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__(weights)
@@ -87,29 +95,29 @@ class ForeignWeights(dict[str, Tensor]):
         return super().__getitem__(key)
 
     def check_all_read(self, ignored: str, name: str) -> None:
-        """Raise `CheckpointError` if anything but what matches ``ignored`` was left aside."""
+        """Raise `CheckpointError` if a weight was not read and does not match ``ignored``."""
         extra = sorted(key for key in self.unread if not re.fullmatch(ignored, key))
         if extra:
-            raise CheckpointError(f"{name} holds weights that its model does not have: {extra}")
+            raise CheckpointError(f"{name} contains weights that its model does not have: {extra}")
 
 
 def interleaved_to_blocks(weight: Tensor) -> Tensor:
-    """Rows of a layer in the order [F, 3] -> [3, F], for a weight [3 F, K] or a bias [3 F]."""
+    """Reorder the rows of a weight [3 F, K] or a bias [3 F] from [F, 3] to [3, F]."""
     return weight.reshape(-1, 3, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
 def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, ...]) -> Tensor:
-    """The weights of three ``linears_tensor`` of a block as one `IrrepLinear` weight [3, F, F]."""
+    """Stack the weights of three ``linears_tensor`` into one `IrrepLinear` weight [3, F, F]."""
     return torch.stack([theirs[f"{block}.linears_tensor.{m}.weight"] for m in indices])
 
 
 def load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> None:
-    """Copy weights by name, every one exactly once, or raise `CheckpointError`."""
+    """Copy weights by name, or raise `CheckpointError` unless names and shapes match exactly."""
     own = {k: v for k, v in model.state_dict().items() if k not in ("std", "mean", "references")}
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or extra:
         raise CheckpointError(
-            f"{name} does not fit its own description: missing {missing or 'nothing'}, "
+            f"{name} does not match its own description: missing {missing or 'nothing'}, "
             f"unexpected {extra or 'nothing'}"
         )
     for key, value in own.items():
@@ -118,14 +126,14 @@ def load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> No
                 f"{name}: {key} has shape {list(state[key].shape)}, expected {list(value.shape)}"
             )
         if not torch.isfinite(state[key]).all():
-            raise CheckpointError(f"{name}: {key} holds NaN or infinity")
+            raise CheckpointError(f"{name}: {key} contains NaN or infinity")
     model.load_state_dict(dict(state), strict=False)
 
 
 def set_energy_scale(
     model: TensorNet, std: Tensor, mean: Tensor, references: Tensor, name: str
 ) -> None:
-    """Set the energy scale in eV, in float64, or raise `CheckpointError`."""
+    """Set the energy scale, float64 in eV, or raise `CheckpointError` if it is invalid."""
     for key, value in (("std", std), ("mean", mean), ("references", references)):
         shape = getattr(model, key).shape
         if value.numel() != shape.numel() or not torch.isfinite(value).all():

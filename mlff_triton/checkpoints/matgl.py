@@ -1,7 +1,7 @@
-"""MatGL checkpoints (a folder with ``model.json`` and ``state.pt``) -> `TensorNet`.
+"""Reader of MatGL checkpoints, folders with ``model.json`` and ``state.pt``.
 
-Follows `matgl.models.TensorNet` and `matgl.apps.pes.Potential` of MatGL 4.1. ``model.pt`` is never
-opened: the two files suffice.
+Follows `matgl.models.TensorNet` and `matgl.apps.pes.Potential` of MatGL 4.1. ``model.pt`` is not
+needed and never opened.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
 
-# Symbols of elements 1..103, which is as far as MatGL models reach.
+# Symbols of elements 1 to 103, all that MatGL supports.
 SYMBOLS = """
 H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr
 Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm
 Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr
-""".split()  # noqa: SIM905 (a hundred quoted symbols are no easier to read)
-# Read apart from the network's weights, or rebuilt from the description.
+""".split()  # noqa: SIM905 (a hundred quoted symbols would be harder to read)
+# Weights read elsewhere, and tables rebuilt from the description.
 BESIDES_NETWORK = (
     r"data_std|data_mean|element_refs\.(property_offset|onehot)|bond_expansion\.rbf\.cutoff"
 )
@@ -50,19 +50,19 @@ def from_files(
     weights : mapping of str to Tensor
         Content of ``state.pt``.
     name : str
-        How to call the files in an error.
+        Name of the files in error messages.
 
     Returns
     -------
     TensorNet
-        In the dtype of the weights, in evaluation mode, energies in eV.
+        The model, in the dtype of the weights, in evaluation mode, with energies in eV.
 
     Raises
     ------
     UnsupportedModelError
-        If the model is not an extensive TensorNet, or adds terms that are not implemented.
+        If the model is not an extensive TensorNet, or has terms that are not implemented.
     CheckpointError
-        If the files do not fit each other.
+        If the files do not match each other.
     """
     with interpreting(name):
         potential = description.get("kwargs", {})
@@ -129,11 +129,12 @@ def _config(args: Mapping[str, Any]) -> TensorNetConfig:
 def _translate(
     theirs: Mapping[str, Tensor], config: TensorNetConfig, args: Mapping[str, Any], version: int
 ) -> dict[str, Tensor]:
-    """MatGL weights under our names, with its differences of convention undone.
+    """Rename the weights of MatGL, and convert them to the conventions of this package.
 
-    The last scalar layers order their rows [F, 3]. Edges run the other way round: up to MatGL 2,
-    whose TensorNet is version 1, the pair embedding takes the neighbor first; since MatGL 3 their
-    vectors point from receiver to sender instead, which flips the sign of every skew part.
+    The rows of MatGL's last scalar layers are in the order [F, 3]. Its edges also differ: in
+    version 1 of its TensorNet, up to MatGL 2, the pair embedding takes the neighbor first. In
+    version 2, since MatGL 3, edge vectors point from receiver to sender, which reverses the sign of
+    every skew part.
     """
     half = config.hidden_channels
     ours: dict[str, Tensor] = {"embedding.element.weight": theirs["tensor_embedding.emb.weight"]}

@@ -1,18 +1,18 @@
-"""Our own checkpoints: one safetensors file, its architecture as JSON in the metadata."""
+"""The package's own checkpoints: safetensors files with the architecture as JSON metadata."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
 
+from mlff_triton._common.files import replace_file
 from mlff_triton.checkpoints._weights import interpreting, load_weights, set_energy_scale
-from mlff_triton.errors import CheckpointError, InputError, OutputError, UnsupportedModelError
+from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
@@ -22,16 +22,16 @@ SCALE = ("std", "mean", "references")
 
 
 def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") -> None:
-    """Write a model as safetensors; the file appears whole or not at all.
+    """Write a model to a safetensors file, completely or not at all.
 
     Parameters
     ----------
     model : TensorNet
-        The model; an `Ensemble` must be saved member by member.
+        The model. The members of an `Ensemble` must be saved one by one.
     path : path
-        Where to write; the usual suffix is ``.safetensors``.
+        File to write, usually with the suffix ``.safetensors``. An existing file is replaced.
     card : str
-        A description to keep in the file: data, errors, limits.
+        Model card to store in the file, a description of data, errors and limits.
 
     Raises
     ------
@@ -39,10 +39,14 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
         If the model is an ensemble.
     OutputError
         If the file cannot be written.
+
+    Examples
+    --------
+    >>> from mlff_triton import load_model, save_model
+    >>> save_model(load_model("default"), "copy.safetensors")  # doctest: +SKIP
     """
     if not isinstance(model, TensorNet):
         raise InputError("only a single TensorNet can be saved: save the members one by one")
-    target = Path(path)
     metadata = {
         "format": FORMAT,
         "config": json.dumps(dataclasses.asdict(model.config)),
@@ -51,32 +55,25 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     tensors = {
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
     }
-    blob = safetensors.torch.save(tensors, metadata)
-    try:
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            partial = Path(folder) / target.name
-            partial.write_bytes(blob)
-            partial.replace(target)
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror}") from error
+    replace_file(Path(path), safetensors.torch.save(tensors, metadata))
 
 
 def read_native(path: Path) -> TensorNet:
-    """Read what `save_model` wrote.
+    """Read a file written by `save_model`.
 
     Raises
     ------
     CheckpointError
-        If the file is truncated or was not written by `save_model`.
+        If the file is truncated or corrupt.
     UnsupportedModelError
-        If it is of a later format.
+        If the file has another format.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no sound safetensors file ({error})") from error
+        raise CheckpointError(f"{path} is not a valid safetensors file ({error})") from error
     if metadata.get("format") != FORMAT:
         raise UnsupportedModelError(
             f"{path} has format {metadata.get('format')!r}, expected {FORMAT!r}: "
@@ -91,7 +88,7 @@ def read_native(path: Path) -> TensorNet:
 
 
 def model_card(path: Path) -> str:
-    """The description kept in a native checkpoint; empty for other files."""
+    """Return the model card stored in a file by `save_model`, or an empty string."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get("card", ""))

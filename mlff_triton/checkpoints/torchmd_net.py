@@ -1,4 +1,4 @@
-"""TorchMD-NET checkpoints (Lightning ``.ckpt``, or a zip of them) -> `TensorNet`.
+"""Reader of TorchMD-NET checkpoints, Lightning ``.ckpt`` files.
 
 Follows `torchmdnet.models.model.load_model` of TorchMD-NET 3.1.
 """
@@ -24,10 +24,10 @@ from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.model.config import ACTIVATIONS, MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 
-COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) as TorchMD-NET's ZBL prior has it
+COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) in TorchMD-NET's ZBL prior
 ANGSTROM_PER_METER = 1e10
 
-LAYER_NAMES = {  # ours <- theirs, below representation_model
+LAYER_NAMES = {  # our names and theirs, which follow "representation_model."
     "embedding.element": "tensor_embedding.emb",
     "embedding.pair": "tensor_embedding.emb2",
     "embedding.norm": "tensor_embedding.init_norm",
@@ -37,8 +37,7 @@ LAYER_NAMES = {  # ours <- theirs, below representation_model
     "readout.linear": "linear",
 }
 
-
-# Tables that are rebuilt from the hyper-parameters, or read apart from the network's weights.
+# Weights read elsewhere, and tables rebuilt from the hyper-parameters.
 BESIDES_NETWORK = (
     r"std|mean|distance\.box|prior_model\.\d+\."
     r"(initial_atomref|atomref\.weight|atomic_number|distance\.box)"
@@ -46,7 +45,7 @@ BESIDES_NETWORK = (
 
 
 def is_torchmd_net(content: Any) -> bool:
-    """Whether an unpickled file has the layout of a TorchMD-NET Lightning checkpoint."""
+    """Return True if an unpickled file has the layout of a TorchMD-NET Lightning checkpoint."""
     return isinstance(content, dict) and {"hyper_parameters", "state_dict"} <= content.keys()
 
 
@@ -58,30 +57,30 @@ def from_checkpoint(
     Parameters
     ----------
     content : mapping
-        With ``hyper_parameters`` and ``state_dict``, as Lightning writes it.
+        Content of the file, with ``hyper_parameters`` and ``state_dict``.
     name : str
-        How to call the file in an error.
+        Name of the file in error messages.
     energy_unit : float
         Value in eV of the energy unit that the model was trained in.
 
     Returns
     -------
     TensorNet
-        In the dtype of the weights, in evaluation mode.
+        The model, in the dtype of the weights, in evaluation mode, with energies in eV.
 
     Raises
     ------
     UnsupportedModelError
         If the model is not a TensorNet with a summed ``Scalar`` head and Atomref or ZBL priors.
     CheckpointError
-        If hyper-parameters or weights are missing, superfluous or of the wrong shape.
+        If hyper-parameters are missing, or weights are missing, superfluous or of the wrong shape.
     """
     with interpreting(name):
         args = content["hyper_parameters"]
         _check_supported(args, name)
         weights = ForeignWeights(_without_wrappers(content["state_dict"]))
-        # Checkpoints with this key were written when tensors were stored as [N, F, 3, 3]. Only the
-        # file's own hyper-parameters may decide this, never an option of the caller.
+        # Checkpoints with this key date from versions that stored tensors as [N, F, 3, 3]. Only
+        # the hyper-parameters in the file may decide this, never an option of the caller.
         interleaved = "check_errors" in args
         priors = _prior_arguments(args)
         config = _config(args, priors, energy_unit)
@@ -117,10 +116,10 @@ def _check_supported(args: Mapping[str, Any], name: str) -> None:
 
 
 def _prior_arguments(args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The priors in order, each a dict of its arguments and its ``name``.
+    """List the priors in order, each as a dict of its arguments and its ``name``.
 
-    TorchMD-NET writes a name, a list of names, or a list of ``{name: arguments}``; the arguments
-    may instead stand in ``prior_args``.
+    TorchMD-NET stores a name, a list of names, or a list of ``{name: arguments}``. The arguments
+    may also be in ``prior_args``.
     """
     listed = args.get("prior_model") or []
     priors: list[dict[str, Any]] = []
@@ -171,7 +170,7 @@ def _zbl_config(
 
 
 def _without_wrappers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names as TorchMD-NET 3 has them, without Lightning's ``model.`` in front."""
+    """Rename weights as in TorchMD-NET 3, without the prefixes of their wrapping modules."""
     current = {}
     for key, value in weights.items():
         name = re.sub(r"^model\.", "", key)
@@ -185,7 +184,8 @@ def _without_wrappers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _translate(
     theirs: Mapping[str, Tensor], config: TensorNetConfig, interleaved: bool
 ) -> dict[str, Tensor]:
-    order = interleaved_to_blocks if interleaved else torch.clone
+    """Rename the weights of TorchMD-NET, and reorder those of its old layout."""
+    reorder = interleaved_to_blocks if interleaved else torch.clone
     ours: dict[str, Tensor] = {}
     names = dict(LAYER_NAMES)
     names |= {"readout.head.linear1": "head.0", "readout.head.linear2": "head.2"}
@@ -195,11 +195,11 @@ def _translate(
         for kind in ("weight", "bias"):
             if f"{their_name}.{kind}" in theirs:
                 ours[f"{our_name}.{kind}"] = theirs[f"{their_name}.{kind}"]
-    # Rows beyond the last element, which a large max_z gives, stand for nothing.
+    # A large max_z adds rows that belong to no element.
     ours["embedding.element.weight"] = ours["embedding.element.weight"][: len(config.elements)]
     for key in ["embedding.scalar.1"] + [f"layers.{k}.radial.2" for k in range(config.num_layers)]:
         for kind in ("weight", "bias"):
-            ours[f"{key}.{kind}"] = order(ours[f"{key}.{kind}"])
+            ours[f"{key}.{kind}"] = reorder(ours[f"{key}.{kind}"])
 
     for kind in ("weight", "bias"):
         projections = [theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3)]
@@ -216,7 +216,7 @@ def _translate(
 def _references(
     weights: Mapping[str, Tensor], priors: list[dict[str, Any]], n_elements: int
 ) -> Tensor:
-    """Sum of the Atomref priors in the model's energy unit, float64 [n_elements]."""
+    """Add up the Atomref priors, float64 [n_elements], in the energy unit of the model."""
     total = torch.zeros(n_elements, dtype=torch.float64)
     for position, prior in enumerate(priors):
         if prior["name"] != "ZBL" and prior.get("enable", True):

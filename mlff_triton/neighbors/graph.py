@@ -1,10 +1,10 @@
-"""The frozen neighbor graph: a full, symmetric list in CSR form with its reverse-edge index.
+"""The neighbor graph: a full, symmetric, immutable list in CSR form with reverse-edge indices.
 
 Edge ``e = (i, j, S)``: atom ``i`` receives from the image ``S`` of atom ``j`` and
 
     r_e = pos_i - pos_j - S @ cell            d_e = |r_e|
 
-Edges are sorted by ``(i, j, S)``. For every edge its opposite ``(j, i, -S)`` is present too, at
+Edges are sorted by ``(i, j, S)``. The opposite ``(j, i, -S)`` of every edge is also present, at
 ``reverse[e]``, so that sums over either end of an edge need no atomics.
 """
 
@@ -26,13 +26,13 @@ class Graph:
     Attributes
     ----------
     row_ptr : int64 [N + 1]
-        Edges of receiver ``i`` are ``row_ptr[i]:row_ptr[i + 1]``.
+        Row pointers: the edges of receiver ``i`` are ``row_ptr[i]:row_ptr[i + 1]``.
     senders : int64 [E]
         Atom ``j`` of each edge.
     shifts : int64 [E, 3]
-        Lattice translations ``S`` of ``j``; zero without periodic boundaries.
+        Lattice translation ``S`` of ``j``; zero without periodic boundaries.
     reverse : int64 [E]
-        Index of the opposite edge; an involution without fixed points.
+        Index of the opposite edge, an involution without fixed points.
     """
 
     row_ptr: Tensor
@@ -42,36 +42,41 @@ class Graph:
 
     @classmethod
     def from_pairs(cls, receivers: Tensor, senders: Tensor, shifts: Tensor, n_atoms: int) -> Graph:
-        """Sort a full list of pairs into a graph.
+        """Sort a full list of pairs and find the opposite of each.
 
         Parameters
         ----------
         receivers, senders : int64 [E]
-            Atoms ``i`` and ``j`` of every pair, in any order, both directions present.
+            Atoms ``i`` and ``j`` of every pair, in both directions and any order.
         shifts : int64 [E, 3]
             Lattice translation of ``j`` in each pair.
         n_atoms : int
-            Number of atoms, isolated ones included.
+            Number of atoms, including isolated ones.
+
+        Returns
+        -------
+        Graph
 
         Raises
         ------
         InputError
-            If the list is not symmetric, or names an atom that does not exist.
+            If the list is not symmetric, repeats a pair, pairs an atom with itself, or refers to
+            an atom that does not exist.
         """
         if len(receivers) and not 0 <= int(senders.min()) <= int(senders.max()) < n_atoms:
-            raise InputError(f"the pairs name atoms outside 0..{n_atoms - 1}")
+            raise InputError(f"the pairs refer to atoms outside 0..{n_atoms - 1}")
         key = _edge_key(receivers, senders, shifts, n_atoms)
         key, order = torch.sort(key)
         receivers, senders, shifts = receivers[order], senders[order], shifts[order]
         opposite, reverse_rank = torch.sort(_edge_key(senders, receivers, -shifts, n_atoms))
         if not torch.equal(key, opposite):
-            raise InputError("the pairs are not symmetric: give both directions of each")
+            raise InputError("the pairs are not symmetric: give each in both directions")
         if (key[1:] == key[:-1]).any():
-            raise InputError("the pairs hold one twice: give each direction once")
+            raise InputError("a pair occurs twice: give each direction once")
         reverse = torch.empty_like(reverse_rank)
         reverse[reverse_rank] = torch.arange(len(reverse), device=reverse.device)
         if (reverse_rank == torch.arange(len(reverse), device=reverse.device)).any():
-            raise InputError("the pairs hold an atom paired with itself: leave it out")
+            raise InputError("an atom is paired with itself: leave that pair out")
         counts = torch.bincount(receivers, minlength=n_atoms)
         row_ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         return cls(row_ptr, senders, shifts, reverse)
@@ -96,7 +101,7 @@ class Graph:
     def pairs(self) -> tuple[Tensor, Tensor]:
         """One edge of each undirected pair, int64 [E / 2], and the pair of each edge, int64 [E].
 
-        What depends on the distance alone need only be computed once a pair.
+        Functions of the distance need to be computed only once per pair.
         """
         edges = torch.arange(self.n_edges, device=self.senders.device)
         is_first = edges < self.reverse
@@ -104,14 +109,14 @@ class Graph:
         return edges[is_first], rank[torch.minimum(edges, self.reverse)]
 
     def vectors(self, positions: Tensor, cell: Tensor | None, batch: Tensor | None) -> Tensor:
-        """Edge vectors ``r_e`` in Å.
+        """Compute the edge vectors ``r_e`` in Å.
 
         Parameters
         ----------
         positions : [N, 3]
             Atom positions in Å.
         cell : [B, 3, 3] or None
-            Lattice vectors (rows) of each system; None without periodic boundaries.
+            Lattice vectors (rows) of each system in Å; None without periodic boundaries.
         batch : int64 [N] or None
             System of each atom; None for one system.
 
@@ -128,7 +133,7 @@ class Graph:
         return delta - (shifts[:, None, :] @ cell[batch[self.receivers]])[:, 0]
 
     def select(self, keep: Tensor) -> Graph:
-        """The graph of the edges where the boolean ``keep`` [E] holds, which must be symmetric."""
+        """Keep the edges where ``keep``, bool [E], is True. It must be equal for opposite edges."""
         index = keep.cumsum(0) - 1
         counts = torch.cat([index.new_zeros(1), index + 1])
         return Graph(
@@ -139,7 +144,7 @@ class Graph:
         )
 
     def to(self, device: torch.device | str) -> Graph:
-        """The same graph on another device."""
+        """Copy the graph to a device."""
         return replace(
             self,
             row_ptr=self.row_ptr.to(device),
@@ -150,7 +155,7 @@ class Graph:
 
 
 def concatenate(graphs: list[Graph]) -> Graph:
-    """One graph of several systems, atoms and edges numbered on in order."""
+    """Join the graphs of several systems, with atoms and edges numbered consecutively."""
     n_atoms = torch.tensor([0] + [g.n_atoms for g in graphs]).cumsum(0).tolist()
     n_edges = torch.tensor([0] + [g.n_edges for g in graphs]).cumsum(0).tolist()
     return Graph(
@@ -165,15 +170,15 @@ def concatenate(graphs: list[Graph]) -> Graph:
 
 
 def _edge_key(receivers: Tensor, senders: Tensor, shifts: Tensor, n_atoms: int) -> Tensor:
-    """An int64 a directed edge that sorts as (i, j, Sx, Sy, Sz)."""
+    """Encode each directed edge as an int64 that sorts like (i, j, Sx, Sy, Sz)."""
     if not len(receivers):
         return receivers
     reach = int(shifts.abs().max())
     base = 2 * reach + 1
     if n_atoms**2 * base**3 > 2**63 - 1:
         raise InputError(
-            f"the pairs reach over {reach} cells: wrap the atoms into the cell, "
-            "or the simulation may have blown up"
+            f"pairs span up to {reach} cells: wrap the atoms into the cell; a simulation may have "
+            "blown up"
         )
     key = receivers * n_atoms + senders
     for axis in range(3):

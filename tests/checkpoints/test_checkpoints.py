@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import errno
 import importlib
 import io
 import json
 import os
 import pickle
+import resource
 import shutil
 import warnings
 import zipfile
@@ -578,17 +578,15 @@ def test_unwritable_paths_are_refused(tmp_path, file):
     assert not contents(tmp_path / "folder")
 
 
-def test_failed_write_leaves_the_old_file_and_no_other(file, monkeypatch):
+def test_failed_write_leaves_the_old_file_and_no_other(file):
     before = file.read_bytes()
-    write = Path.write_bytes
-
-    def disk_full(path: Path, content: bytes) -> None:
-        write(path, content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", disk_full)
-    with pytest.raises(OutputError, match="No space left"):
-        save_model(native(num_layers=2), file)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        with pytest.raises(OutputError, match="File too large"):
+            save_model(native(num_layers=2), file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.read_bytes() == before
     assert contents(file.parent) == [file.name]
 

@@ -435,7 +435,7 @@ def test_incomplete_folders_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"no state\.pt"):
         load_model(tmp_path)
     torch.save(["no", "weights"], tmp_path / "state.pt")
-    with pytest.raises(CheckpointError, match="no MatGL model"):
+    with pytest.raises(CheckpointError, match="does not contain a MatGL model"):
         load_model(tmp_path)
     (tmp_path / "model.json").write_text('{"@class": "Pot')
     with pytest.raises(CheckpointError, match="not JSON"):
