@@ -1,1 +1,1 @@
-"""Neighbor lists and edges on a GPU."""
+"""Neighbor lists and edges on the GPU."""

@@ -1,10 +1,9 @@
-"""Neighbor rows and positions -> the edges within the cutoff, with their geometry, at every step.
+"""Edges within the cutoff and their geometry, from a neighbor matrix and the current positions.
 
-    r_e = pos_i - pos_j - S_e @ cell      in float64, whatever the network computes in
+    r_e = pos_i - pos_j - S_e @ cell      in float64, whatever the dtype of the network
 
-Rows hold neighbors up to cutoff plus skin, as they were when the list was built. One program an
-atom picks those that are within the cutoff now, in the order of the row, and notes trouble in
-``status``.
+The neighbor matrix holds all neighbors within cutoff plus skin at the time it was built. Each step
+selects those within the cutoff, in the order of the rows, and reports problems in ``status``.
 """
 
 from __future__ import annotations
@@ -19,10 +18,64 @@ from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 STALE, OVERLAP, NOT_FINITE = 1, 2, 4
-"""Bits of an atom's status, the worst one highest."""
+"""Bits of an atom's status, the most severe one highest."""
 
 _STALE, _OVERLAP, _NOT_FINITE = (tl.constexpr(bit) for bit in (STALE, OVERLAP, NOT_FINITE))
 _MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_list`
+
+
+@triton.jit
+def _load_vector(pointer, index, mask=None, other=None):
+    """Load the three components of vectors [..., 3], in the shape of ``index``."""
+    return (
+        tl.load(pointer + 3 * index, mask, other),
+        tl.load(pointer + 3 * index + 1, mask, other),
+        tl.load(pointer + 3 * index + 2, mask, other),
+    )
+
+
+@triton.jit
+def _subtract_product(a, b, matrix_ptr):
+    """Return ``a - b @ matrix`` for vectors a, b and a 3x3 matrix in memory."""
+    x, y, z = b
+    m = matrix_ptr
+    return (
+        a[0] - (x * tl.load(m) + y * tl.load(m + 3) + z * tl.load(m + 6)),
+        a[1] - (x * tl.load(m + 1) + y * tl.load(m + 4) + z * tl.load(m + 7)),
+        a[2] - (x * tl.load(m + 2) + y * tl.load(m + 5) + z * tl.load(m + 8)),
+    )
+
+
+@triton.jit
+def _unpack_shifts(shifts):
+    """Unpack three float64 components from bytes, each plus 128: see `pack_shifts`."""
+    return (
+        ((shifts & 255) - 128).to(tl.float64),
+        (((shifts >> 8) & 255) - 128).to(tl.float64),
+        (((shifts >> 16) & 255) - 128).to(tl.float64),
+    )
+
+
+@triton.jit
+def _norm(v):
+    """Return the length of vectors."""
+    return tl.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2])
+
+
+@triton.jit
+def _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells):
+    """Return interval, fraction and width of distances [BLOCK], as `Knots.locate` does."""
+    first = tl.load(knots_ptr)
+    per_cell = n_cells / (tl.load(knots_ptr + n_knots - 1) - first)
+    in_cell = ((tl.where(near, distance, first) - first) * per_cell).to(tl.int32)
+    in_cell = tl.minimum(tl.maximum(in_cell, 0), n_cells - 1)
+    interval = tl.load(intervals_ptr + in_cell, near, other=0)
+    passed = distance - tl.load(knots_ptr + interval + 1, near, other=0.0) >= 0
+    interval = tl.minimum(interval + passed.to(tl.int32), n_knots - 2)
+    start = tl.load(knots_ptr + interval, near, other=0.0)
+    width = tl.load(knots_ptr + interval + 1, near, other=1.0) - start
+    fraction = tl.minimum(tl.maximum((distance - start) / width, 0.0), 1.0)
+    return interval, fraction, width
 
 
 @triton.jit
@@ -39,7 +92,7 @@ def _edges_kernel(
     row_shifts_ptr,
     knots_ptr,
     intervals_ptr,
-    end_ptr,
+    slot_end_ptr,
     senders_ptr,
     origin_ptr,
     interval_ptr,
@@ -55,14 +108,18 @@ def _edges_kernel(
     cutoff: tl.float64,
     BLOCK: tl.constexpr,
 ):
+    """Select the neighbors of an atom that are within the cutoff. Grid: one program per atom.
+
+    Reads ``positions[N, 3]``, ``built[N, 3]``, ``cell[B, 3, 3]``, ``strain[B, 3, 3]``,
+    ``limit[B]``, ``system[N]``; ``order[N]``, ``count[N]``, senders and shifts [N, K] of the
+    neighbor matrix; ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the
+    fields [slots] of `Edges` in the first slots of each row, and ``status[N]``.
+    """
     atom = tl.program_id(0)
-    me = tl.load(order_ptr + atom).to(tl.int64)
-    x = tl.load(positions_ptr + 3 * me)
-    y = tl.load(positions_ptr + 3 * me + 1)
-    z = tl.load(positions_ptr + 3 * me + 2)
+    user_atom = tl.load(order_ptr + atom).to(tl.int64)
+    position = _load_vector(positions_ptr, user_atom)
     count = tl.load(count_ptr + atom)
-    system = tl.load(system_ptr + me).to(tl.int64)
-    cell = cell_ptr + 9 * system
+    system = tl.load(system_ptr + user_atom).to(tl.int64)
     begin = atom * capacity
 
     lane = tl.arange(0, BLOCK)
@@ -70,30 +127,13 @@ def _edges_kernel(
     slot = begin + lane
     sender = tl.load(row_senders_ptr + slot, live, other=0)
     shifts = tl.load(row_shifts_ptr + slot, live, other=0)
-    other = tl.load(order_ptr + sender, live, other=0).to(tl.int64)
-    # A shift is three bytes, each plus 128: see `pack_shifts`.
-    sx = ((shifts & 255) - 128).to(tl.float64)
-    sy = (((shifts >> 8) & 255) - 128).to(tl.float64)
-    sz = (((shifts >> 16) & 255) - 128).to(tl.float64)
-    dx = x - tl.load(positions_ptr + 3 * other, live, other=0.0)
-    dy = y - tl.load(positions_ptr + 3 * other + 1, live, other=0.0)
-    dz = z - tl.load(positions_ptr + 3 * other + 2, live, other=0.0)
-    dx -= sx * tl.load(cell) + sy * tl.load(cell + 3) + sz * tl.load(cell + 6)
-    dy -= sx * tl.load(cell + 1) + sy * tl.load(cell + 4) + sz * tl.load(cell + 7)
-    dz -= sx * tl.load(cell + 2) + sy * tl.load(cell + 5) + sz * tl.load(cell + 8)
-    distance = tl.sqrt(dx * dx + dy * dy + dz * dz)
+    user_sender = tl.load(order_ptr + sender, live, other=0).to(tl.int64)
+    x, y, z = _load_vector(positions_ptr, user_sender, live, 0.0)
+    vector = position[0] - x, position[1] - y, position[2] - z
+    vector = _subtract_product(vector, _unpack_shifts(shifts), cell_ptr + 9 * system)
+    distance = _norm(vector)
     near = live & (distance - cutoff < 0)
-
-    first = tl.load(knots_ptr)
-    per_cell = n_cells / (tl.load(knots_ptr + n_knots - 1) - first)
-    in_cell = ((tl.where(near, distance, first) - first) * per_cell).to(tl.int32)
-    in_cell = tl.minimum(tl.maximum(in_cell, 0), n_cells - 1)
-    interval = tl.load(intervals_ptr + in_cell, near, other=0)
-    passed = distance - tl.load(knots_ptr + interval + 1, near, other=0.0) >= 0
-    interval = tl.minimum(interval + passed.to(tl.int32), n_knots - 2)
-    start = tl.load(knots_ptr + interval, near, other=0.0)
-    width = tl.load(knots_ptr + interval + 1, near, other=1.0) - start
-    fraction = tl.minimum(tl.maximum((distance - start) / width, 0.0), 1.0)
+    interval, fraction, width = _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells)
 
     out = begin + tl.cumsum(near.to(tl.int32), 0) - 1
     dtype = fraction_ptr.dtype.element_ty
@@ -103,26 +143,19 @@ def _edges_kernel(
     tl.store(interval_ptr + out, interval, near)
     tl.store(fraction_ptr + out, fraction.to(dtype), near)
     tl.store(width_ptr + out, width.to(dtype), near)
-    tl.store(direction_ptr + out, (dx / distance).to(dtype), near)
-    tl.store(direction_ptr + stride + out, (dy / distance).to(dtype), near)
-    tl.store(direction_ptr + 2 * stride + out, (dz / distance).to(dtype), near)
+    for d in tl.static_range(3):
+        tl.store(direction_ptr + d * stride + out, (vector[d] / distance).to(dtype), near)
     tl.store(distance_ptr + out, distance.to(dtype), near)
-    tl.store(end_ptr + atom, begin + tl.sum(near.to(tl.int32)))
+    tl.store(slot_end_ptr + atom, begin + tl.sum(near.to(tl.int32)))
 
-    strain = strain_ptr + 9 * system
-    bx = tl.load(built_ptr + 3 * me)
-    by = tl.load(built_ptr + 3 * me + 1)
-    bz = tl.load(built_ptr + 3 * me + 2)
-    mx = x - (bx * tl.load(strain) + by * tl.load(strain + 3) + bz * tl.load(strain + 6))
-    my = y - (bx * tl.load(strain + 1) + by * tl.load(strain + 4) + bz * tl.load(strain + 7))
-    mz = z - (bx * tl.load(strain + 2) + by * tl.load(strain + 5) + bz * tl.load(strain + 8))
-    moved = tl.sqrt(mx * mx + my * my + mz * mz)
-    size = tl.abs(x) + tl.abs(y) + tl.abs(z)
+    built = _load_vector(built_ptr, user_atom)
+    moved = _norm(_subtract_product(position, built, strain_ptr + 9 * system))
+    size = tl.abs(position[0]) + tl.abs(position[1]) + tl.abs(position[2])
     closest = tl.min(tl.where(live, distance, float("inf")))
     status = tl.where(moved > tl.load(limit_ptr + system), _STALE, 0)
     status |= tl.where(closest < _MIN_DISTANCE, _OVERLAP, 0)
     status = tl.where(size < float("inf"), status, _NOT_FINITE)  # comparisons with NaN are false
-    tl.store(status_ptr + me, status)
+    tl.store(status_ptr + user_atom, status)
 
 
 def edges(
@@ -137,33 +170,33 @@ def edges(
     cutoff: float,
     dtype: torch.dtype,
 ) -> tuple[Edges, Tensor]:
-    """Edges within the cutoff.
+    """Select the edges within the cutoff, and compute their geometry.
 
     Parameters
     ----------
     positions, built : float64 [N, 3]
-        Positions now and when the rows were built, in the user's order, Å.
+        Positions now and when the neighbor matrix was built, in the user's order, Å.
     cell, strain : float64 [B, 3, 3]
-        Lattice vectors now, and the matrix that took those of the rows to them.
+        Lattice vectors now, and the matrix that maps those at the time of building to them.
     limit : float64 [B]
-        How far an atom may have moved, apart from strain, before the rows are stale, Å.
+        Largest displacement of an atom, apart from strain, before the matrix is stale, Å.
     system : int32 [N]
         System of each atom.
     rows : NeighborMatrix
-        Neighbors within cutoff and skin.
+        Neighbors within cutoff plus skin.
     knots : Knots
         Knots of the radial tables.
     cutoff : float
-        Å.
+        Cutoff of the model, Å.
     dtype : torch.dtype
-        Of the geometry that the network reads.
+        Dtype of the geometry that the network reads.
 
     Returns
     -------
     edges : Edges
-        Of the atoms sorted as the rows are.
+        Edges of the atoms, sorted as in the neighbor matrix.
     status : int32 [N]
-        In the user's order: `STALE`, `OVERLAP` and `NOT_FINITE`, or 0.
+        Bits `STALE`, `OVERLAP` and `NOT_FINITE` of each atom, in the user's order.
     """
     check_device(positions)
     n_atoms, capacity = rows.senders.shape

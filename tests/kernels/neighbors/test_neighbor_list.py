@@ -1,4 +1,4 @@
-"""Neighbor rows against brute force and against the list of the CPU, edge for edge."""
+"""Neighbor matrices against brute force and against neighbor lists on the CPU, edge by edge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.neighbors import neighbor_list as operator
-from mlff_triton.kernels.neighbors.neighbor_list import build_rows
 from mlff_triton.kernels.neighbors.reference import neighbor_list as reference
 from mlff_triton.kernels.types.neighbor_matrix import (
     MAX_REACH,
@@ -24,21 +23,20 @@ from mlff_triton.testing import random_rotation
 from tests.support.graphs import assert_equal, assert_valid
 from tests.support.neighbor_inputs import KINDS, structure, tensors
 
-# NumPy would have the interpreter take the bounds of loops another way.
+# Triton's interpreter converts the bounds of loops in a way that NumPy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0")
 
 RADIUS = 3.0
 
 
-@pytest.fixture(autouse=True)
-def _large_programs(monkeypatch, device):
-    """The interpreter's time goes by operations, however large."""
-    if device == "cpu":
-        monkeypatch.setattr(operator, "FIND_ROWS", 32)
+def build_rows(*inputs, **named) -> NeighborMatrix:
+    """Call the operator; the interpreter runs fewest programs fastest, so make them large."""
+    sizes = {} if torch.cuda.is_available() else {"atoms_per_program": 32}
+    return operator.build_rows(*inputs, **named, **sizes)
 
 
 def check(structures, device, radius: float = RADIUS, capacity: int = 40) -> NeighborMatrix:
-    """Build rows that must be whole, and agree with brute force and with the CPU's list."""
+    """Build a complete neighbor matrix that agrees with brute force and with the CPU's list."""
     inputs = tensors(structures, device)
     rows = build_rows(*inputs, radius, capacity)
     assert rows.needed <= capacity
@@ -69,14 +67,14 @@ def test_finds_the_same_edges(kind, n_atoms, device):
 
 def test_finds_the_same_edges_of_many_atoms(device):
     rows = check([structure("cluster", 500)], device, radius=2.0, capacity=16)
-    assert not torch.equal(rows.order, rows.rank)  # they were sorted into bins
+    assert not torch.equal(rows.order, rows.rank)  # atoms were sorted by bin
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_finds_the_same_edges_in_any_cell(seed, device):
     rng = np.random.default_rng(seed)
     cell = np.diag(rng.uniform(1.5, 9.0, 3)) + np.tril(rng.uniform(-1, 1, (3, 3)), -1)
-    cell = cell[rng.permutation(3)] @ random_rotation(rng)  # of either hand, in any direction
+    cell = cell[rng.permutation(3)] @ random_rotation(rng)  # of either handedness
     outside = rng.integers(-3, 4, (5, 3))
     check([((rng.random((5, 3)) + outside) @ cell, cell, rng.random(3) < 0.7)], device)
 

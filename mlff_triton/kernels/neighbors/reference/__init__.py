@@ -1,1 +1,1 @@
-"""Neighbor lists and edges in plain PyTorch."""
+"""Neighbor lists in plain PyTorch."""

@@ -1,11 +1,11 @@
-"""Neighbor rows by brute force: every image of every pair of atoms, in plain PyTorch.
+"""Neighbor matrices by brute force over all images of all pairs, in plain PyTorch.
 
 Edge ``(i, j, S)`` says that atom ``i`` receives from the image ``S`` of atom ``j``, for
 
     |pos_i - pos_j - S @ cell| < radius
 
-The definition, edge order and signs are those of `neighbors.graph`; the layout, one row of
-``K`` slots an atom, is `NeighborMatrix`.
+Edges, their order and their signs are as in `mlff_triton.neighbors.graph`. The layout is
+`NeighborMatrix`, with one row of ``K`` slots per atom.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.neighbor_matrix import (
-    NeighborMatrix,
-    pack_shifts,
-)
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix, pack_shifts
 
 
 def build_rows(
@@ -28,10 +25,10 @@ def build_rows(
     capacity: int,
     order: Tensor | None = None,
 ) -> NeighborMatrix:
-    """Find all pairs by trying every image that could matter.
+    """Find all pairs closer than a radius by testing all images that can be.
 
-    Arguments and result are those of `kernels.neighbors.neighbor_list.build_rows`; ``order``
-    (int32 [N]) prescribes the numbering of the rows, by default the user's own.
+    Arguments and result are those of `mlff_triton.kernels.neighbors.neighbor_list.build_rows`,
+    apart from ``order``, int32 [N]: the user's index of each row, by default the user's order.
     """
     n_atoms, device = len(positions), positions.device
     order = torch.arange(n_atoms, device=device).int() if order is None else order
@@ -69,7 +66,7 @@ def build_rows(
 def _all_pairs(
     positions: Tensor, cell: Tensor, pbc: Tensor, batch: Tensor, radius: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Receivers, senders and shifts of all edges, sorted."""
+    """Return receivers, senders and shifts of all edges, sorted."""
     found = []
     for system, (vectors, periodic) in enumerate(zip(cell, pbc, strict=True)):
         atoms = (batch == system).nonzero()[:, 0]
@@ -92,6 +89,6 @@ def _all_pairs(
 
 
 def _sort_key(receivers: Tensor, senders: Tensor, shifts: Tensor, n_atoms: int) -> Tensor:
-    """An int64 an edge that sorts as (i, j, Sx, Sy, Sz)."""
+    """Return an int64 key per edge that sorts like (i, j, Sx, Sy, Sz)."""
     x, y, z = (shifts + 128).unbind(-1)
     return (receivers * n_atoms + senders) << 24 | x << 16 | y << 8 | z
