@@ -1,7 +1,7 @@
 """Tables and figures of the documentation, from the committed measurements.
 
-MkDocs loads this file as a hook. On a page, ``<!-- table: step -->`` becomes the table of that name,
-and ``figures/step.svg`` is the file in ``benchmarks/results``.
+MkDocs loads this file as a hook. On a page, ``<!-- table: step -->`` becomes the table of that
+name, and ``figures/step.svg`` is the file in ``benchmarks/results``.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import gzip
 import re
 import shlex
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib as mpl
@@ -24,7 +25,14 @@ NEEDED = {
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),
 }
-INPUTS = ("protein.pdb", "model.ckpt", "A.fa", "B.fa", "run/restart.npz", "runs/peptide/restart.npz")
+INPUTS = (
+    "protein.pdb",
+    "model.ckpt",
+    "A.fa",
+    "B.fa",
+    "run/restart.npz",
+    "runs/peptide/restart.npz",
+)
 SHELL = {"cd", "git", "source"}
 PYTHON_PAGES = [
     page for page in pages() if any(b.language == "python" for b in blocks_of(text_of(page)))
@@ -38,17 +46,18 @@ CONSOLE_PAGES = [
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A temporary folder to run in, with the examples of the repository."""
+    """Run in a temporary folder with the example structures of the repository."""
     shutil.copytree(ROOT / "examples" / "structures", tmp_path / "examples" / "structures")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with mpl.rc_context({"backend": "Agg"}):
-        yield tmp_path
+        yield
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=name_of)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="pages are run on the CPU")
-def test_python_blocks_run(page, checkout):
+@pytest.mark.usefixtures("checkout")
+def test_python_blocks_run(page):
     for module in NEEDED.get(page.name, ()):
         pytest.importorskip(module)
     names: dict[str, object] = {"__name__": "__main__"}
@@ -57,7 +66,7 @@ def test_python_blocks_run(page, checkout):
             continue
         where = f"{name_of(page)}, line {block.line}"
         if block.skip:
-            print(f"{where} is skipped: {block.skip}")
+            print(f"{where} is skipped: {block.skip}")  # noqa: T201 - shown by -s and -rP
             compile(block.code, where, "exec")
             continue
         source = "\n" * (block.line - 1) + block.code  # so that a traceback names the line
@@ -113,7 +122,7 @@ def check_command(words: list[str], folder: Path) -> None:
 
 def check_mlff_triton(arguments: list[str]) -> None:
     group = get_command(app)
-    try:
+    with suppress(typer.Exit):  # of --version and --help
         context = group.make_context("mlff-triton", list(arguments))
         rest = [*context._protected_args, *context.args]
         name, command, rest = group.resolve_command(context, rest)
@@ -121,8 +130,6 @@ def check_mlff_triton(arguments: list[str]) -> None:
             parse(rest)
         else:
             command.make_context(name, rest, parent=context)
-    except typer.Exit as done:  # of --version and --help
-        assert done.exit_code == 0
 
 
 def check_pip(arguments: list[str]) -> None:
@@ -156,7 +163,8 @@ def check_python(arguments: list[str], folder: Path) -> None:
 
 def test_a_wrong_block_is_found(tmp_path):
     """The checks above can fail."""
-    text = "Text\n\n<!-- skip: needs luck -->\n```python\n1 / 0\n```\n\n   ```console\n   make tset\n   ```\n"
+    python = "<!-- skip: needs luck -->\n```python\n1 / 0\n```\n"
+    text = f"Text\n\n{python}\n   ```console\n   make tset\n   ```\n"
     first, second = blocks_of(text)
     assert first == Block("python", "1 / 0\n", 5, "needs luck")
     assert (second.language, second.code, second.skip) == ("console", "make tset\n", None)

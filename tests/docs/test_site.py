@@ -1,4 +1,4 @@
-"""What the site is made of: navigation, tables, figures, and the numbers in the README."""
+"""The site: its navigation, tables, figures and links, and the numbers in the README."""
 
 from __future__ import annotations
 

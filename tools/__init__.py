@@ -1,0 +1,1 @@
+"""Tools for development: the documentation's hook and the check of English."""
