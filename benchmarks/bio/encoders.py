@@ -42,7 +42,7 @@ class Architecture(NamedTuple):
     heads: int
 
     def build(self, attention: str, device: torch.device, *, head: bool) -> nn.Module:
-        """Build the model in float32, with or without language head, always with the same weights."""
+        """Build the model in float32, with or without language head, with reproducible weights."""
         import transformers
 
         config = getattr(transformers, f"{self.family}Config")(
@@ -104,6 +104,9 @@ class ProteinLengths(NamedTuple):
         return lengths.clip(self.shortest, self.longest).astype(int)
 
 
+PROTEINS = ProteinLengths()
+
+
 @dataclass(frozen=True)
 class BioCase:
     """Model and its inputs; without a length, padded proteins of random lengths."""
@@ -112,7 +115,7 @@ class BioCase:
     batch: int
     length: int | None = None
     head: bool = False
-    proteins: ProteinLengths = ProteinLengths()
+    proteins: ProteinLengths = PROTEINS
 
     @property
     def name(self) -> str:
@@ -184,9 +187,8 @@ class Implementation:
         """Return the function to time, and one that extracts the answers from its result."""
         model, inputs = ARCHITECTURES[case.model], case.inputs(device)
         model = model.build(self.attention, device, head=case.head)
-        for parameter in (
-            model.parameters()
-        ):  # buffers stay, as rounded rotary frequencies would be a peer's error
+        # Buffers stay in float32: rounded rotary frequencies would add to the errors of peers.
+        for parameter in model.parameters():
             parameter.data = parameter.data.to(self.dtype)
 
         def without_padding(output: Tensor) -> Tensor:

@@ -25,11 +25,10 @@ def tiny_proteins(monkeypatch) -> Iterator[list[str]]:
     for name, family in (("tiny-esm", "Esm"), ("tiny-bert", "Bert")):
         monkeypatch.setitem(bio.ARCHITECTURES, name, bio.Architecture(family, 2, 32, 4))
     monkeypatch.setitem(bio.FAMILIES["Bert"], "max_position_embeddings", 64)
-    monkeypatch.setattr(bio, "MEDIAN", 20)
-    monkeypatch.setattr(bio, "SHORTEST", 5)
-    monkeypatch.setattr(bio, "LONGEST", 40)
-    made = [bio.BioCase("tiny-esm", 2, 9), bio.BioCase("tiny-bert", 3)]
-    made += [bio.BioCase(name, 2, head=True) for name in ("tiny-esm", "tiny-bert")]
+    short = bio.ProteinLengths(median=20, shortest=5, longest=40)
+    made = [bio.BioCase("tiny-esm", 2, 9), bio.BioCase("tiny-bert", 3, proteins=short)]
+    heads = ("tiny-esm", "tiny-bert")
+    made += [bio.BioCase(name, 2, head=True, proteins=short) for name in heads]
     for case in made:
         monkeypatch.setitem(bio.CASES, case.name, case)
     bio.truth.cache_clear()
@@ -51,7 +50,7 @@ def test_proteins_are_padded_to_the_longest(case):
 
 
 def test_language_models_are_held_against_fp32(lab, tiny_proteins, capfd):
-    bio.run_bio(lab, tiny_proteins, list(bio.WAYS))
+    bio.run_bio(lab, tiny_proteins, list(bio.IMPLEMENTATIONS))
     assert not capfd.readouterr().err
     rows = read_rows(lab.results.path("bio"))
     runnable = ["accelerated-fp16", "reference", "sdpa-fp16"]
@@ -83,7 +82,7 @@ def test_wrong_hidden_states_get_no_time(lab, tiny_proteins, monkeypatch, fault)
 
         return call
 
-    monkeypatch.setitem(bio.WAYS, "wrong", bio.Way("wrong", wrong))
+    monkeypatch.setitem(bio.IMPLEMENTATIONS, "wrong", bio.Implementation("wrong", wrong))
     bio.run_bio(lab, tiny_proteins[:1], ["wrong"])
     (found,) = read_rows(lab.results.path("bio"))
     assert (found.gate, found.ms_p50) == ("fail", None)

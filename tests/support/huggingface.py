@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.language_models import (
-    randomize,
-)
+from tests.support.language_models import randomize
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -32,21 +30,21 @@ ESM2 = {
 }
 ESM1B = ESM2 | {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
 CLASSES = ESM2 | {"num_labels": 16}
-PLAIN = ESM2 | {"token_dropout": False}  # as later models of this architecture are trained
+PLAIN = ESM2 | {"token_dropout": False}  # as in later models with this architecture
 
 
 Make = Callable[..., nn.Module]
 
 
 def esm(name: str, options: dict[str, Any] = ESM2, **arguments: Any) -> Make:
-    """Makes an ESM of a class."""
+    """Return a function that makes an ESM of a class."""
     return lambda **more: getattr(transformers, name)(
         transformers.EsmConfig(**(SIZES | options | more)), **arguments
     )
 
 
 def bert(name: str, **options: Any) -> Make:
-    """Makes a BERT of a class."""
+    """Return a function that makes a BERT of a class."""
     return lambda **more: getattr(transformers, name)(
         transformers.BertConfig(**(SIZES | {"vocab_size": 30} | options | more))
     )

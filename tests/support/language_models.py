@@ -1,4 +1,4 @@
-"""Tiny language models of proteins, padded batches for them, and how their outputs must agree."""
+"""Helpers for tests of tiny protein language models: weights, padded batches, comparisons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mlff_triton.testing import assert_within
 
 SEQUENCES, LENGTH = 3, 17
-AMINO_ACIDS = range(5, 24)  # their tokens, in all vocabularies here
+AMINO_ACIDS = range(5, 24)  # as tokens, in all vocabularies here
 MASK_TOKEN = 32  # of ESM
 
 KEPT: dict[str, list[slice] | None] = {
@@ -20,14 +20,14 @@ KEPT: dict[str, list[slice] | None] = {
     "padding left": [slice(None), slice(6, None), slice(9, None)],
     "one token": [slice(None), slice(1), slice(8)],
 }
-"""Which tokens of each sequence there are."""
+"""Tokens of each sequence that are not padding."""
 
 COSINE = {"fp16": 0.99999, "bf16": 0.999}
-MARGIN = 1e-3  # that the first token must have over the second one, to stay the first
+MARGIN = 1e-3  # of the best logit over the second best, from which the best token must agree
 
 
 def randomize(model: nn.Module, device: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Weights that keep numbers near 1, none of them 0 or 1; to evaluate."""
+    """Give a model random weights that keep activations near 1, and set it to evaluation mode."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -39,7 +39,7 @@ def randomize(model: nn.Module, device: str, dtype: torch.dtype = torch.float64)
 
 
 def mask_of(kind: str, device: str) -> Tensor | None:
-    """int64 [B, L]: 1 where there is a token."""
+    """Make an attention mask, int64 [B, L]: 1 for tokens, 0 for padding."""
     kept = KEPT[kind]
     if kept is None:
         return None
@@ -50,7 +50,7 @@ def mask_of(kind: str, device: str) -> Tensor | None:
 
 
 def tokens_of(kind: str, device: str, padding: int, masked: bool = False) -> Tensor:
-    """int64 [B, L]: random amino acids, some of them masked; every sequence of more than one is."""
+    """Make random amino acids, int64 [B, L], optionally with masked ones in every sequence."""
     generator = torch.Generator().manual_seed(1)
     first, last = AMINO_ACIDS[0], AMINO_ACIDS[-1] + 1
     ids = torch.randint(first, last, (SEQUENCES, LENGTH), generator=generator)
@@ -61,17 +61,17 @@ def tokens_of(kind: str, device: str, padding: int, masked: bool = False) -> Ten
 
 
 def valid(values: Tensor, mask: Tensor | None) -> Tensor:
-    """What values [B, L, ...] are where there is a token, [T, ...]."""
+    """Select the values [T, ...] of tokens from [B, L, ...]."""
     return values.flatten(0, 1) if mask is None else values[mask != 0]
 
 
 def assert_same(found: Tensor, expected: Tensor, precision: str) -> None:
-    """Assert that rows [T, N] agree as far as the precision allows."""
+    """Assert that rows [T, N] agree to within the tolerance of a precision."""
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     found, expected = found.double().cpu(), expected.double().cpu()
     if precision == "fp64":
-        assert_within(found, expected, 1e-6)  # ESM has factors that are float32 whatever happens
+        assert_within(found, expected, 1e-6)  # ESM computes some factors in float32
     elif precision == "fp32":
         assert (found - expected).abs().max() <= 1e-5
     else:
@@ -81,16 +81,16 @@ def assert_same(found: Tensor, expected: Tensor, precision: str) -> None:
 
 
 def assert_same_first(found: Tensor, expected: Tensor, in_half: Tensor | None = None) -> None:
-    """Assert that logits [T, V] prefer the same tokens wherever those expected are clear.
+    """Assert that logits [T, V] agree on the best token wherever it leads by a clear margin.
 
-    In half precision the model's own logits are off by more than `MARGIN`. Then ours must be off by
-    less, and what counts as clear is what neither of them can change.
+    In half precision (``in_half``), the original model's logits have errors above `MARGIN`. The
+    errors of ours must then be smaller, and a margin is clear if no error can change the token.
     """
     margin = MARGIN
     if in_half is not None:
-        off = in_half.to(expected.dtype) - expected
-        assert (found - expected).square().mean() <= off.square().mean()
-        margin = max(margin, 2 * float(off.abs().max()))
+        error = in_half.to(expected.dtype) - expected
+        assert (found - expected).square().mean() <= error.square().mean()
+        margin = max(margin, 2 * float(error.abs().max()))
     best = expected.topk(2).values
     clear = best[:, 0] - best[:, 1] > margin
     assert clear.double().mean() > 0.5
@@ -98,7 +98,7 @@ def assert_same_first(found: Tensor, expected: Tensor, in_half: Tensor | None = 
 
 
 def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What each module's ``__dict__`` holds, containers copied."""
+    """Return the attributes of each module, with shallow copies of containers."""
     copied = (dict, list, set)
     return {
         path: {n: v.copy() if isinstance(v, copied) else v for n, v in vars(module).items()}

@@ -48,7 +48,7 @@ def outputs(model: nn.Module, ids: Tensor) -> dict[Any, Tensor]:
 
 
 def check(model: nn.Module, ids: Tensor, agreement: str, **options: Any) -> None:
-    """Compare the accelerated model, called twice, and then the restored model with the original."""
+    """Compare the accelerated model, called twice, and then the restored one with the original."""
     expected = outputs(model, ids)
     with bio.accelerated(model, **options):
         found, again = outputs(model, ids), outputs(model, ids)

@@ -57,7 +57,7 @@ def outputs(model: nn.Module, inputs: dict[str, Any], **options: Any) -> dict[st
 
 
 def check(model: nn.Module, inputs: dict[str, Any], agreement: str, **options: Any) -> None:
-    """Compare the accelerated model, called twice, and then the restored model with the original."""
+    """Compare the accelerated model, called twice, and then the restored one with the original."""
     expected = outputs(model, inputs)
     with bio.accelerated(model, **options):
         found, again = outputs(model, inputs), outputs(model, inputs)
