@@ -25,12 +25,12 @@ _MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_
 
 
 @triton.jit
-def _load_vector(pointer, index, mask=None, other=None):
-    """Load the three components of vectors [..., 3], in the shape of ``index``."""
+def _load_vector(pointer, index):
+    """Load the three components of one vector of [N, 3]."""
     return (
-        tl.load(pointer + 3 * index, mask, other),
-        tl.load(pointer + 3 * index + 1, mask, other),
-        tl.load(pointer + 3 * index + 2, mask, other),
+        tl.load(pointer + 3 * index),
+        tl.load(pointer + 3 * index + 1),
+        tl.load(pointer + 3 * index + 2),
     )
 
 
@@ -120,6 +120,7 @@ def _edges_kernel(
     position = _load_vector(positions_ptr, user_atom)
     count = tl.load(count_ptr + atom)
     system = tl.load(system_ptr + user_atom).to(tl.int64)
+    cell = cell_ptr + 9 * system
     begin = atom * capacity
 
     lane = tl.arange(0, BLOCK)
@@ -128,9 +129,13 @@ def _edges_kernel(
     sender = tl.load(row_senders_ptr + slot, live, other=0)
     shifts = tl.load(row_shifts_ptr + slot, live, other=0)
     user_sender = tl.load(order_ptr + sender, live, other=0).to(tl.int64)
-    x, y, z = _load_vector(positions_ptr, user_sender, live, 0.0)
-    vector = position[0] - x, position[1] - y, position[2] - z
-    vector = _subtract_product(vector, _unpack_shifts(shifts), cell_ptr + 9 * system)
+    shift = _unpack_shifts(shifts)
+    vector = (
+        position[0] - tl.load(positions_ptr + 3 * user_sender, live, other=0.0),
+        position[1] - tl.load(positions_ptr + 3 * user_sender + 1, live, other=0.0),
+        position[2] - tl.load(positions_ptr + 3 * user_sender + 2, live, other=0.0),
+    )
+    vector = _subtract_product(vector, shift, cell)
     distance = _norm(vector)
     near = live & (distance - cutoff < 0)
     interval, fraction, width = _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells)
@@ -148,8 +153,9 @@ def _edges_kernel(
     tl.store(distance_ptr + out, distance.to(dtype), near)
     tl.store(slot_end_ptr + atom, begin + tl.sum(near.to(tl.int32)))
 
+    strain = strain_ptr + 9 * system
     built = _load_vector(built_ptr, user_atom)
-    moved = _norm(_subtract_product(position, built, strain_ptr + 9 * system))
+    moved = _norm(_subtract_product(position, built, strain))
     size = tl.abs(position[0]) + tl.abs(position[1]) + tl.abs(position[2])
     closest = tl.min(tl.where(live, distance, float("inf")))
     status = tl.where(moved > tl.load(limit_ptr + system), _STALE, 0)
