@@ -38,7 +38,7 @@ def test_docstrings_that_open_with_a_question_word(text):
         "Return the cutoff.",
         "Return atoms.\n\nWhere they lie is told by `positions`.",
         "Whatever fits.",
-        "Show.\n\n    Parameters\n    ----------\n    x : int\n        Width.\n        Which is Å.\n",
+        "Show.\n\n    Parameters\n    ----------\n    x : int\n        Width.\n        How?\n",
     ],
 )
 def test_docstrings_that_are_right(text):
