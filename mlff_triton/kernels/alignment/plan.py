@@ -1,4 +1,4 @@
-"""How pairs of sequences are laid out over lanes and launches, and which numbers they need."""
+"""Layout of sequence pairs over lanes and launches, and the integers that score them."""
 
 from __future__ import annotations
 
@@ -10,76 +10,73 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.alignment.arguments import Constants
 from mlff_triton.kernels.types.sequence_pairs import PAD, Free, Gaps, Pairs
 
-# Where kernels find what two letters score.
-TABLE = 0  # in registers, of a column: bytes for the four letters that a row can have
-PROFILE = 1  # in memory, of a lane's columns: bytes for each letter
-MATRIX = 2  # in the matrix itself: any numbers
+# Sources of substitution scores.
+TABLE = 0  # registers: per column, one byte for each of the four bases
+PROFILE = 1  # memory: per residue or base, one byte for each column of a lane
+MATRIX = 2  # the substitution matrix itself, with scores of any size
 
 _BYTE, _HALF, _WORD = 127, 2**15 - 1, 2**29
-LANES = 32  # of a program
+LANES = 32  # per program
 
-_WIDTHS = (8, 12, 16, 20, 24, 28, 32)  # columns of a lane
-_WIDEST_PROFILE = 16  # columns of a lane that are read at once
-_LANES_OF_PAIR = (4, 8, 16, 32)
-_STEP_COST = 5  # columns whose time it takes to pass a row on
-_BASES = 16  # letters of a matrix of nucleotides at most, the first four of which are common
+_WIDEST_PROFILE = 16  # columns per lane that can be read at once
+_STEP_COST = 5  # passing a row to the next lane takes as long as this many columns
+_BASES = 16  # largest alphabet of nucleotides, in which the first four symbols are common
 _MANY = 2048  # pairs that fill a GPU without strips
 
 
+class Tiling(NamedTuple):
+    """Sizes that an alignment may be divided into.
+
+    Attributes
+    ----------
+    widths : tuple of int
+        Columns per lane, ascending, multiples of four up to 32.
+    lanes : tuple of int
+        Lanes per pair, ascending, powers of two up to `LANES`.
+    chunk : int
+        Steps per tile of the traceback, at most the largest number of lanes.
+    """
+
+    widths: tuple[int, ...] = (8, 12, 16, 20, 24, 28, 32)
+    lanes: tuple[int, ...] = (4, 8, 16, 32)
+    chunk: int = 32
+
+
+DEFAULT_TILING = Tiling()
+
+
 class Scheme(NamedTuple):
-    """The numbers of an alignment as kernels calculate them.
+    """Scores of an alignment in the form that kernels use.
 
     Attributes
     ----------
     source : int
         `TABLE`, `PROFILE` or `MATRIX`.
     scores : Tensor
-        What letters score, a row for each letter of the target and one for pads: int32 [A + 1] with
-        a byte for each letter, uint8 [A + 1, A] or int32 [A + 1, A].
-    cost, extend : int
-        Of opening and of extending a gap.
-    per_letter : int
-        What each letter before a cell adds to it.
-    lift : int
-        What bytes hold more than the scores, so that none is negative.
-    bias : int
-        What cells hold more, so that nothing is negative.
-    open_left, open_top, left_slope, top_slope : int
-        What cells left of the first column, and above the first row, have less from the first
-        letter on, and what each letter adds.
+        Substitution scores, one row for each residue or base of the target and one for padding:
+        int32 [A + 1] with one byte for each base, uint8 [A + 1, A] or int32 [A + 1, A].
+    constants : Constants
+        Gap penalties and offsets.
     highest : int
-        Score of a letter, or zero.
+        Largest substitution score, or zero if all are negative.
     """
 
     source: int
     scores: Tensor
-    cost: int
-    extend: int
-    per_letter: int
-    lift: int
-    bias: int
-    open_left: int
-    open_top: int
-    left_slope: int
-    top_slope: int
+    constants: Constants
     highest: int
 
     @property
-    def constants(self) -> tuple[int, ...]:
-        """What kernels of both directions are given, in this order."""
-        gaps = self.cost, self.extend, self.per_letter
-        return *gaps, self.lift, self.bias, self.open_left, self.open_top
-
-    @property
     def letters(self) -> int:
-        """How many there are."""
+        """Size of the alphabet."""
         return len(self.scores) - 1
 
 
 def scheme(matrix: Tensor, gaps: Gaps, free: Free, source: int, device: torch.device) -> Scheme:
-    """Numbers for scores that come from a source, or from the matrix if they do not fit there."""
+    """Return the scheme for a source, or for `MATRIX` if the scores do not fit in bytes."""
     return _scheme(tuple(map(tuple, matrix.tolist())), gaps, free, source, device)
 
 
@@ -101,11 +98,9 @@ def _scheme(
     elif source == PROFILE:
         held = (scores + lift).to(torch.uint8)
     else:
-        places = torch.arange(min(letters, 4))
-        held = ((scores + lift)[:, :4] << 8 * places).sum(1).int()
-    return Scheme(
-        source=source,
-        scores=held.to(device),
+        shift = 8 * torch.arange(min(letters, 4))
+        held = ((scores + lift)[:, :4] << shift).sum(1).int()
+    constants = Constants(
         cost=cost,
         extend=extend,
         per_letter=per_letter,
@@ -115,32 +110,32 @@ def _scheme(
         open_top=0 if free.target_begin or free.anywhere else cost,
         left_slope=per_letter * free.query_begin,
         top_slope=per_letter * free.target_begin,
-        highest=max(0, int(matrix.max())),
     )
+    return Scheme(source, held.to(device), constants, max(0, int(matrix.max())))
 
 
-class Launch(NamedTuple):
-    """Pairs that one launch serves.
+class Bucket(NamedTuple):
+    """Pairs of similar size, aligned by one launch.
 
     Attributes
     ----------
     pairs : Pairs
-        Long queries first.
+        Sequences, longest query first.
     order : int64 [n] or None
-        Which of all pairs these are; None if all as they are.
-    numbers : Scheme
-        How they are scored.
+        Index of each pair among all pairs; None if the bucket holds all pairs in their order.
+    scheme : Scheme
+        Scores.
     packed : bool
-        Whether lanes take two pairs at a time.
+        If True, each lane processes two pairs at a time.
     width, lanes, strips : int
-        Columns of a lane, lanes of a pair, and strips of the target.
+        Columns per lane, lanes per pair, and strips that a target is split into.
     rows : int
-        Letters of the longest query.
+        Length of the longest query.
     """
 
     pairs: Pairs
     order: Tensor | None
-    numbers: Scheme
+    scheme: Scheme
     packed: bool
     width: int
     lanes: int
@@ -154,26 +149,26 @@ class Launch(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of a lane, rounded up to a power of two."""
+        """Columns per lane, rounded up to a power of two."""
         return 1 << (self.width - 1).bit_length()
 
     @property
     def per_program(self) -> int:
-        """Pairs of a program."""
+        """Pairs per program."""
         return LANES // self.lanes * (1 + self.packed)
 
     @property
     def n_groups(self) -> int:
-        """Pairs of a program make a group."""
+        """Number of groups, each holding the pairs of one program."""
         return -(-self.n // self.per_program)
 
     @property
-    def most_runs(self) -> int:
-        """No alignment has more letters, and so not more runs of operations."""
+    def max_runs(self) -> int:
+        """Upper bound on the runs of operations in an alignment: its largest length."""
         return self.rows + self.width * self.lanes * self.strips
 
-    def split(self, size: int) -> Iterator[Launch]:
-        """Launches of so many pairs at most."""
+    def split(self, size: int) -> Iterator[Bucket]:
+        """Yield buckets of at most `size` pairs."""
         if size >= self.n:
             yield self
             return
@@ -181,43 +176,60 @@ class Launch(NamedTuple):
         if order is None:
             order = torch.arange(self.n, device=self.pairs.letters.device)
         parts = (part.split(size) for part in (order, *self.pairs[1:]))
-        for some, *places in zip(*parts, strict=True):
-            pairs = Pairs(self.pairs.letters, *places)
-            yield self._replace(pairs=pairs, order=some, rows=int(pairs.query_length[0]))
+        for chosen, *indices in zip(*parts, strict=True):
+            pairs = Pairs(self.pairs.letters, *indices)
+            yield self._replace(pairs=pairs, order=chosen, rows=int(pairs.query_length[0]))
 
 
-def launches(
-    pairs: Pairs, matrix: Tensor, gaps: Gaps, free: Free, halves: bool, banded: bool
-) -> Iterator[Launch]:
-    """Sort pairs by what they need: sources of scores, 16 or 32 bits, columns, rows.
+def buckets(
+    pairs: Pairs,
+    matrix: Tensor,
+    gaps: Gaps,
+    free: Free,
+    *,
+    packs: bool,
+    tiling: Tiling = DEFAULT_TILING,
+) -> Iterator[Bucket]:
+    """Sort pairs by the source of their scores, by 16 or 32 bits, by columns and by rows.
 
     Parameters
     ----------
-    halves : bool
-        Whether the GPU calculates with halves of registers.
-    banded : bool
-        Whether cells are left out, which takes 32 bits.
+    pairs, matrix, gaps, free
+        As for `mlff_triton.kernels.alignment.alignment.alignment`.
+    packs : bool
+        If True, pairs with scores of at most 16 bits share lanes.
+    tiling : Tiling
+        Sizes to choose from.
+
+    Raises
+    ------
+    InputError
+        If scores may not fit in 32 bits.
     """
     for source, places in _sources(pairs, len(matrix)):
-        some = pairs if places is None else _chosen(pairs, places)
-        if not len(some.query_start):
+        chosen = pairs if places is None else _chosen(pairs, places)
+        if not len(chosen.query_start):
             continue
-        numbers = scheme(matrix, gaps, free, source, pairs.letters.device)
-        packs = halves and not banded and numbers.source != MATRIX
-        for launch in _of_one_source(some, numbers, packs):
+        scores = scheme(matrix, gaps, free, source, pairs.letters.device)
+        packed = packs and scores.source != MATRIX
+        for bucket in _buckets_of_one_source(chosen, scores, packed, tiling):
             if places is None:
-                yield launch
+                yield bucket
             else:
-                order = places if launch.order is None else places[launch.order]
-                yield launch._replace(order=order)
+                order = places if bucket.order is None else places[bucket.order]
+                yield bucket._replace(order=order)
 
 
-def _chosen(pairs: Pairs, places: Tensor) -> Pairs:
-    return Pairs(pairs.letters, *(part[places] for part in pairs[1:]))
+def _chosen(pairs: Pairs, indices: Tensor) -> Pairs:
+    return Pairs(pairs.letters, *(part[indices] for part in pairs[1:]))
 
 
 def _sources(pairs: Pairs, letters: int) -> Iterator[tuple[int, Tensor | None]]:
-    """Where to find scores for which pairs: of nucleotides, rarely there are more than four."""
+    """Yield sources of scores with the indices of their pairs, or with None for all pairs.
+
+    Alphabets of nucleotides have four common bases, whose scores fit in registers. Pairs with any
+    other base need a profile.
+    """
     if letters > _BASES:
         yield PROFILE, None
     elif letters <= 4 or not (pairs.letters[PAD:-PAD] > 3).any():
@@ -230,69 +242,78 @@ def _sources(pairs: Pairs, letters: int) -> Iterator[tuple[int, Tensor | None]]:
         yield PROFILE, (~common).nonzero()[:, 0]
 
 
-def _of_one_source(pairs: Pairs, numbers: Scheme, halves: bool) -> Iterator[Launch]:
-    """Launches for all of these pairs."""
+def _buckets_of_one_source(
+    pairs: Pairs, scores: Scheme, packs: bool, tiling: Tiling
+) -> Iterator[Bucket]:
+    """Yield buckets that together hold all of these pairs."""
     lengths = torch.stack([*pairs.query_length.aminmax(), *pairs.target_length.aminmax()])
     shortest, rows, narrowest, columns = lengths.tolist()
-    if numbers.bias + _highest(numbers, rows, columns) > _WORD:
-        raise InputError("scores of sequences this long do not fit in 32 bits: scale them down")
-    widest = _widest(len(pairs.query_start), numbers.source)
+    if scores.constants.bias + _highest(scores, rows, columns) > _WORD:
+        raise InputError(
+            "scores of sequences this long do not fit in 32 bits: use smaller scores and gap "
+            "penalties"
+        )
+    widest = _widest(len(pairs.query_start), scores.source, tiling)
     if shortest == rows and narrowest == columns:
-        packed = halves and _highest(numbers, rows, columns) <= _HALF
-        width, lanes, strips = _shape(columns, widest)
-        yield Launch(pairs, None, numbers, packed, width, lanes, strips, rows)
+        packed = packs and _highest(scores, rows, columns) <= _HALF
+        width, lanes, strips = _shape(columns, widest, tiling)
+        yield Bucket(pairs, None, scores, packed, width, lanes, strips, rows)
         return
-    shapes, of_columns = _shapes(1 << columns.bit_length(), widest)
-    fits = (_highest(numbers, pairs.query_length, pairs.target_length) <= _HALF) & halves
-    kind = of_columns.to(fits.device)[pairs.target_length] * 2 + fits
+    shapes, shape_of_columns = _shapes(1 << columns.bit_length(), widest, tiling)
+    fits = (_highest(scores, pairs.query_length, pairs.target_length) <= _HALF) & packs
+    kind = shape_of_columns.to(fits.device)[pairs.target_length] * 2 + fits
     order = (kind * (rows + 1) + rows - pairs.query_length).argsort(stable=True)
     kinds, counts = kind[order].unique_consecutive(return_counts=True)
     longest = pairs.query_length[order[counts.cumsum(0) - counts]]
-    kinds_of, sizes, most_rows = torch.stack([kinds, counts, longest]).tolist()
+    kind_of_bucket, sizes, rows_of_bucket = torch.stack([kinds, counts, longest]).tolist()
     parts = zip(*(part.split(sizes) for part in (order, *_chosen(pairs, order)[1:])), strict=True)
-    for (chosen, *places), at, most in zip(parts, kinds_of, most_rows, strict=True):
-        width, lanes, strips = shapes[at // 2]
-        some = Pairs(pairs.letters, *places)
-        yield Launch(some, chosen, numbers, at % 2 == 1, width, lanes, strips, most)
+    for (chosen, *indices), one_kind, most in zip(
+        parts, kind_of_bucket, rows_of_bucket, strict=True
+    ):
+        width, lanes, strips = shapes[one_kind // 2]
+        some = Pairs(pairs.letters, *indices)
+        yield Bucket(some, chosen, scores, one_kind % 2 == 1, width, lanes, strips, most)
 
 
-def _highest(numbers: Scheme, rows: Any, columns: Any) -> Any:
-    """More than any cell holds; numbers of letters are integers or tensors of them."""
+def _highest(scores: Scheme, rows: Any, columns: Any) -> Any:
+    """Return a bound above any cell, for integers or for tensors of rows and columns."""
     least = min(rows, columns) if isinstance(rows, int) else torch.minimum(rows, columns)
-    return numbers.bias + numbers.highest * least + numbers.per_letter * (rows + columns)
+    constants = scores.constants
+    return constants.bias + scores.highest * least + constants.per_letter * (rows + columns)
 
 
-def _widest(n: int, source: int) -> int:
-    """Columns of a lane at most: few pairs are spread over more lanes and strips."""
+def _widest(n: int, source: int, tiling: Tiling) -> int:
+    """Return the most columns per lane. Few pairs are spread over more lanes and strips."""
     if n < _MANY:
-        return _WIDTHS[0]
-    return _WIDEST_PROFILE if source == PROFILE else _WIDTHS[-1]
+        return tiling.widths[0]
+    return min(_WIDEST_PROFILE, tiling.widths[-1]) if source == PROFILE else tiling.widths[-1]
 
 
 @lru_cache(maxsize=64)
-def _shapes(columns: int, widest: int) -> tuple[list[tuple[int, int, int]], Tensor]:
-    """Shapes of fewer columns, and which of them is quickest for each number of columns."""
-    quickest = [_shape(c, widest) for c in range(columns)]
+def _shapes(columns: int, widest: int, tiling: Tiling) -> tuple[list[tuple[int, int, int]], Tensor]:
+    """Return the shapes in use below a number of columns, and for each number its shape's index."""
+    quickest = [_shape(c, widest, tiling) for c in range(columns)]
     shapes = sorted(set(quickest))
-    number = {shape: k for k, shape in enumerate(shapes)}
-    return shapes, torch.tensor([number[shape] for shape in quickest])
+    index = {shape: k for k, shape in enumerate(shapes)}
+    return shapes, torch.tensor([index[shape] for shape in quickest])
 
 
 @cache
-def _shape(columns: int, widest: int) -> tuple[int, int, int]:
-    """The quickest width, lanes and strips for so many columns."""
-    if columns > 32 * widest:
-        strips = -(-columns // (32 * widest))
-        return -(-columns // (128 * strips)) * 4, 32, strips
+def _shape(columns: int, widest: int, tiling: Tiling) -> tuple[int, int, int]:
+    """Return the quickest width, lanes and strips for a number of columns."""
+    lanes = tiling.lanes[-1]
+    if columns > lanes * widest:
+        strips = -(-columns // (lanes * widest))
+        return -(-columns // (4 * lanes * strips)) * 4, lanes, strips
     fitting = [
         (width, lanes)
-        for width in _WIDTHS
-        for lanes in _LANES_OF_PAIR
+        for width in tiling.widths
+        for lanes in tiling.lanes
         if width <= widest and width * lanes >= columns
     ]
     return *min(fitting, key=lambda shape: _time(shape[0], shape[1], columns)), 1
 
 
 def _time(width: int, lanes: int, rows: int) -> float:
-    """Of a pair with so many rows, in lanes times columns."""
+    """Estimate the time of a pair with this many rows, in lanes times columns."""
     return lanes * (width + _STEP_COST) * (rows + lanes - 1)

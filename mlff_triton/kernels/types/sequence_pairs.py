@@ -1,4 +1,4 @@
-"""Pairs of sequences to align, the scoring of gaps and ends, and the alignments found."""
+"""Pairs of sequences to align, gap penalties and free ends, and the alignments found."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PAD = 64  # bytes before and after all letters that may be read, and mean nothing
+PAD = 64  # bytes before and after all sequences that may be read and have no meaning
 
-MATCH, MISMATCH, INSERTION, DELETION = range(4)  # operations
+MATCH, MISMATCH, INSERTION, DELETION = range(4)  # CIGAR operations
 LETTERS_OF_OPERATIONS = "=XID"
 
 
 class Free(NamedTuple):
-    """What costs nothing.
+    """Ends of sequences without gap penalties.
 
     Attributes
     ----------
     query_begin, query_end : bool
-        Letters of the query before and after all that is aligned.
+        If True, residues or bases at this end of the query may stay unaligned at no cost.
     target_begin, target_end : bool
-        Likewise of the target.
+        The same for the target.
     anywhere : bool
-        Both, of both, wherever it pays: a local alignment, whose score is never negative.
+        If True, the alignment is local: both ends of both sequences may stay unaligned, and the
+        score is never negative.
     """
 
     query_begin: bool = False
@@ -37,20 +38,23 @@ GLOBAL = Free()
 
 
 class Gaps(NamedTuple):
-    """A gap of k letters costs ``open + (k - 1) extend``, with ``0 <= extend <= open``."""
+    """Affine gap penalties: a gap of length k costs ``open + (k - 1) extend``.
+
+    They satisfy ``0 <= extend <= open``.
+    """
 
     open: int
     extend: int
 
 
 class Pairs(NamedTuple):
-    """n pairs of sequences; several may share letters. All on one device.
+    """n pairs of sequences on one device. Several sequences may share memory.
 
     Attributes
     ----------
     letters : uint8 [S]
-        Codes of the letters of all sequences, by their order in the matrix, with `PAD` unused bytes
-        before and after.
+        Codes of the residues or bases of all sequences, that is, their rows in the substitution
+        matrix. `PAD` unused bytes precede and follow them.
     query_start, query_length, target_start, target_length : int64 [n]
         A sequence is ``letters[start : start + length]``.
     """
@@ -63,17 +67,17 @@ class Pairs(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Operations of n alignments, from their first letters to their last.
+    """CIGAR operations of n alignments, in run-length encoding.
 
     Attributes
     ----------
     start : int64 [n + 1]
-        Runs of pair p are ``start[p] : start[p + 1]``.
+        The runs of pair p are ``start[p] : start[p + 1]``.
     operation : uint8 [R]
-        `MATCH` (equal letters), `MISMATCH`, `INSERTION` (letters of the query alone) or `DELETION`
-        (of the target alone), as SAM has them of a read and its reference.
+        `MATCH` (equal residues or bases), `MISMATCH`, `INSERTION` (in the query only) or `DELETION`
+        (in the target only), as in SAM if the query is the read and the target the reference.
     length : int32 [R]
-        How often it is repeated.
+        Length of each run.
     """
 
     start: Tensor
@@ -82,17 +86,17 @@ class Runs(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """The best alignments of n pairs.
+    """Best alignments of n pairs.
 
     Attributes
     ----------
     score : int32 [n]
-        Sum of the scores of letters that face each other, less the costs of gaps.
+        Sum of the substitution scores, less the gap penalties.
     begin, end : int32 [n, 2] or None
-        How many letters of query and target precede the alignment, and its end; None if only
-        scores were asked for.
+        Positions of query and target before the alignment, and before its end. None without a
+        traceback.
     runs : Runs or None
-        Likewise.
+        CIGAR operations. None without a traceback.
     """
 
     score: Tensor
@@ -102,38 +106,38 @@ class Aligned(NamedTuple):
 
 
 def join_runs(parts: list[Runs]) -> Runs:
-    """Runs of all parts, one after the other."""
+    """Concatenate the alignments of several parts."""
     start = sums_before(torch.cat([part.start.diff() for part in parts]))
     operation = torch.cat([part.operation for part in parts])
     return Runs(start, operation, torch.cat([part.length for part in parts]))
 
 
-def arrange_runs(runs: Runs, place: Tensor) -> Runs:
-    """The same runs, those of pair p being what were those of ``place[p]``."""
-    start, places = places_of_runs(runs.start[place], runs.start.diff()[place])
-    return Runs(start, runs.operation[places], runs.length[places])
+def arrange_runs(runs: Runs, order: Tensor) -> Runs:
+    """Reorder alignments such that pair p becomes what was pair ``order[p]``."""
+    start, indices = locate_runs(runs.start[order], runs.start.diff()[order])
+    return Runs(start, runs.operation[indices], runs.length[indices])
 
 
-def places_of_runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring the runs of alignments together, in their order.
+def locate_runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices that bring the runs of alignments together in order.
 
     Parameters
     ----------
     first, count : int64 [n]
-        Where those of each one begin, and how many there are.
+        Index of the first run of each alignment, and number of its runs.
 
     Returns
     -------
     start : int64 [n + 1]
         As in `Runs`.
-    places : int64 [R]
-        Where each run was.
+    indices : int64 [R]
+        Previous index of each run.
     """
     start = sums_before(count)
-    places = (first - start[:-1]).repeat_interleave(count)
-    return start, places.add_(torch.arange(len(places), device=places.device))
+    indices = (first - start[:-1]).repeat_interleave(count)
+    return start, indices.add_(torch.arange(len(indices), device=indices.device))
 
 
 def sums_before(x: Tensor) -> Tensor:
-    """Sums int64 [n + 1] of all numbers that precede each place."""
+    """Return the exclusive prefix sums of x and its total, int64 [n + 1]."""
     return torch.cat([x.new_zeros(1, dtype=torch.int64), x.cumsum(0, dtype=torch.int64)])

@@ -1,4 +1,4 @@
-"""The aligner against its reference: they agree in every number."""
+"""The aligner against its reference: scores, ends and operations are equal."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.alignment import alignment as module
-from mlff_triton.kernels.alignment import lanes, path, plan
+from mlff_triton.kernels.alignment import lanes
 from mlff_triton.kernels.alignment.alignment import alignment
+from mlff_triton.kernels.alignment.plan import DEFAULT_TILING, Tiling, buckets
 from mlff_triton.kernels.alignment.reference import alignment as reference
 from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Aligned, Free, Gaps, Pairs
 from tests.support.sequence_pairs import joined, pairs_of, related_pairs, rescored
 
 GPU = torch.cuda.is_available()
 LENGTHS = [0, 1, 2, 9, 33, 60, 100, 128, 250] * 20 if GPU else [0, 1, 4, 7, 10] * 2
-LONG = 3000 if GPU else 20  # letters that need several strips
+LONG = 3000 if GPU else 20  # lengths that need several strips
+# Interpreted: lanes of four columns, four of which cover a strip, and tiles of four steps.
+TILING = DEFAULT_TILING if GPU else Tiling(widths=(4,), lanes=(4,), chunk=4)
 EXAMPLES = 50 if GPU else 3
 
 LOCAL, OPEN_ENDS = Free(anywhere=True), Free(True, True, True, True)
@@ -27,35 +29,21 @@ DNA = 5 * torch.eye(4, dtype=torch.int64) - 3
 DNA_WITH_N = torch.nn.functional.pad(DNA, (0, 1, 0, 1), value=-3)
 _NOISE = torch.randint(-4, 3, (20, 20), generator=torch.Generator().manual_seed(0))
 PROTEIN = torch.minimum(_NOISE, _NOISE.T) + 9 * torch.eye(20, dtype=torch.int64)
-LARGE = 1000 * PROTEIN, Gaps(11000, 1000)  # need 32 bits
+LARGE = 1000 * PROTEIN, Gaps(11000, 1000)  # needs 32 bits
 
 CASES = {
     "affine": (DNA, AFFINE),
     "linear": (DNA, LINEAR),
-    "gaps that cost nothing": (DNA, Gaps(0, 0)),
-    "gaps of any length": (DNA, Gaps(7, 0)),
+    "free gaps": (DNA, Gaps(0, 0)),
+    "gaps of constant cost": (DNA, Gaps(7, 0)),
     "N": (DNA_WITH_N, AFFINE),
     "protein": (PROTEIN, Gaps(11, 1)),
     "large": LARGE,
 }
 
 
-@pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch):
-    """Interpreted: lanes of four columns, four of which cover a strip, and tiles of four steps."""
-    if GPU:
-        yield
-        return
-    monkeypatch.setattr(plan, "_shape", lambda n, _: (4, 4, max(1, (n + 15) // 16)))
-    for owner in (module, path):
-        monkeypatch.setattr(owner, "CHUNK", 4)
-    plan._shapes.cache_clear()
-    yield
-    plan._shapes.cache_clear()
-
-
 def some_pairs(n_letters: int) -> Pairs:
-    """An odd number of pairs."""
+    """Return an odd number of pairs, some of them with empty sequences."""
     empty = pairs_of([[], [], [0, 1, 0]], [[], [1, 2], []])
     return joined(related_pairs(LENGTHS, n_letters), empty)
 
@@ -64,16 +52,19 @@ def on(pairs: Pairs, device: str) -> Pairs:
     return Pairs(*(tensor.to(device) for tensor in pairs))
 
 
-def check(pairs, device, matrix=DNA, gaps=AFFINE, free=GLOBAL, **options) -> Aligned:
+def check(
+    pairs, device, matrix=DNA, gaps=AFFINE, free=GLOBAL, *, memory_limit=2**31, **options
+) -> Aligned:
     pairs = on(pairs, device)
-    got = alignment(pairs, matrix, gaps, free, **options)
+    limits = {"tiling": TILING, "memory_limit": memory_limit}
+    got = alignment(pairs, matrix, gaps, free, **limits, **options)
     want = reference.alignment(pairs, matrix, gaps, free, **options)
     assert_same(got.score, want.score)
     if options.get("traceback"):
         assert_same(got.end, want.end)
         assert_same(got.begin, want.begin)
-        for some, others in zip(got.runs, want.runs, strict=True):
-            assert_same(some, others)
+        for part, expected in zip(got.runs, want.runs, strict=True):
+            assert_same(part, expected)
     else:
         assert got[1:] == (None, None, None)
     return got
@@ -104,8 +95,8 @@ def test_scores(case, mode, device):
         ("affine", "global"),
         ("affine", "semiglobal"),
         ("linear", "global"),
-        ("gaps that cost nothing", "semiglobal"),
-        ("gaps of any length", "global"),
+        ("free gaps", "semiglobal"),
+        ("gaps of constant cost", "global"),
         ("N", "local"),
         ("protein", "local"),
         ("large", "global"),
@@ -131,8 +122,8 @@ def test_free_ends(free, device):
 
 
 @pytest.mark.parametrize(("case", "mode"), [("affine", "semiglobal"), ("protein", "local")])
-def test_one_pair_a_lane(case, mode, device, monkeypatch):
-    """As on GPUs without instructions for halves of registers."""
+def test_one_pair_per_lane(case, mode, device, monkeypatch):
+    """On GPUs without packed 16-bit instructions, a lane processes one pair."""
     monkeypatch.setattr(lanes, "packs", lambda _: False)
     matrix, gaps = CASES[case]
     check(some_pairs(len(matrix)), device, matrix, gaps, MODES[mode], traceback=True)
@@ -169,7 +160,7 @@ def test_very_unequal_lengths(device):
 
 @pytest.mark.parametrize("traceback", [False, True])
 def test_alike_and_unlike(traceback, device):
-    """Repeats, and sequences whose best alignment is of gaps alone."""
+    """Repeats score well, and the best alignment of unrelated sequences can be gaps alone."""
     matrix = 32 * torch.eye(4, dtype=torch.int64) - 30
     queries = [[0] * 12, [0, 1] * 5, [2] * 9, [3]]
     targets = [[1] * 10, [0, 1] * 4, [2] * 12, [3]]
@@ -181,10 +172,9 @@ def test_nothing_but_empty_sequences(device):
     check(pairs_of([[], []], [[], []]), device, DNA_WITH_N, traceback=True)
 
 
-def test_the_budget_of_memory_is_kept(device, monkeypatch):
+def test_the_memory_limit_splits_the_work(device):
     pairs = related_pairs([4, 2, 3] * 6, 4)
-    monkeypatch.setattr(module, "_BUDGET", 1)
-    check(pairs, device, traceback=True)
+    check(pairs, device, traceback=True, memory_limit=1)
 
 
 @pytest.mark.parametrize("traceback", [False, True])
@@ -212,16 +202,16 @@ def test_sequences_may_share_letters(device):
         pytest.param(120, Gaps(1, 0), GLOBAL, 273, marks=pytest.mark.gpu),
     ],
 )
-def test_the_largest_scores_of_sixteen_bits(match, gaps, free, length, more, device, monkeypatch):
-    """What cells hold more than scores leaves room for that many equal letters, and no others."""
-    packed, fill = [], module._fill
-    monkeypatch.setattr(module, "_fill", lambda *x: packed.append(x[0].packed) or fill(*x))
+def test_the_largest_scores_of_sixteen_bits(match, gaps, free, length, more, device):
+    """Besides the bias, 16 bits hold the scores of this many matches, and not of one more."""
     length += more
     same, other = [0] * length, [1, 0] * (length // 2) + [0] * (length % 2)
     matrix = match * torch.eye(4, dtype=torch.int64)
-    got = check(pairs_of([same, same], [same, other]), device, matrix, gaps, free)
+    pairs = pairs_of([same, same], [same, other])
+    got = check(pairs, device, matrix, gaps, free)
     assert got.score[0] == match * length
-    assert packed == [not more]
+    (bucket,) = buckets(pairs, matrix, gaps, free, packs=True, tiling=TILING)
+    assert bucket.packed == (not more)
 
 
 def test_scores_that_do_not_fit_are_refused(device):
@@ -248,7 +238,7 @@ def test_any_scores(scores, scale, gaps, free, seed):
 @pytest.mark.gpu
 @pytest.mark.parametrize("free", MODES.values(), ids=MODES)
 def test_many_pairs(free, device):
-    """Which fill the GPU, and take lanes of any width."""
+    """Many pairs fill the GPU and use lanes of every width."""
     lengths = torch.randint(301, (100_000,)).tolist()
     pairs = related_pairs(lengths, 4)
     pairs.letters[PAD + 1 : -PAD : 1001] = 4
