@@ -1,1 +1,1 @@
-"""Fused operators inside live TorchMD-NET models."""
+"""Fused operators for live TorchMD-NET models."""

@@ -1,8 +1,8 @@
-"""Fused operators for models that other packages have made, in place and undoable.
+"""In-place, reversible acceleration of live TorchMD-NET models.
 
-`accelerate` turns the ``TensorNet`` inside a model of TorchMD-NET 3 into `PatchedTensorNet`, by
-giving that one instance another class. Its parameters, buffers and submodules are not touched, nor
-is anything that other models share: no class, no module, no import.
+`accelerate` turns a ``TensorNet`` inside a model of TorchMD-NET 3 into a `PatchedTensorNet` by
+assigning another class to that one instance. Parameters, buffers and submodules are not modified,
+and neither are the classes and modules that other models share.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def accelerate(model: Model, backend: str = "auto") -> Model:
-    """Let a model of TorchMD-NET 3 compute with the operators of this package, until `restore`.
+    """Run a TorchMD-NET 3 model on the operators of this package, until `restore`.
 
-    Energies, forces and gradients of any loss on them, forces included, stay what TorchMD-NET's
-    plain PyTorch operations give, to rounding. Parameters, ``state_dict``, ``to``, ``deepcopy``,
-    optimizers and the calling convention stay as they are.
+    Energies, forces, and the gradients of any loss on them equal those of TorchMD-NET's plain
+    PyTorch operations up to rounding. Parameters, ``state_dict``, ``to``, ``deepcopy``, optimizers
+    and the calling convention are not affected.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A ``TensorNet``, or anything that holds some: a ``TorchMD_Net``, an ensemble, a model of
-        your own. Changed in place.
+        A ``TensorNet`` or any module that contains one or several, such as a ``TorchMD_Net``, an
+        ensemble, or a model of your own. Modified in place.
     backend : {"auto", "triton", "torch"}
-        "triton" for kernels; "auto" for kernels too, and PyTorch while the model has been moved to
-        a CPU; "torch" for the same equations in PyTorch on any device.
+        "triton" uses kernels. "auto" also uses kernels, but PyTorch if the model is later moved to
+        a CPU. "torch" evaluates the same equations in PyTorch on any device.
 
     Returns
     -------
     torch.nn.Module
-        The model itself. To call this again changes the back-end at most.
+        The model itself. Calling this again on it only changes the backend.
 
     Raises
     ------
     UnsupportedModelError
-        If the model holds no ``TensorNet``, or one that was changed or is neither float32 nor
-        float64. It is left as it was.
+        If the model contains no ``TensorNet``, or one that was modified or is neither float32 nor
+        float64. The model is left unchanged.
     BackendError
-        If the model does not lie on a GPU, or Triton is missing, unless for "torch".
+        If the backend is not "torch", and the model is not on a GPU or Triton is missing.
     InputError
-        If the back-end is unknown.
+        If the backend is unknown.
 
     Notes
     -----
-    Forward hooks of a ``TensorNet``'s submodules are not called. TorchScript does not take the
-    model: `restore` it first. For SO(3), TorchMD-NET's Warp kernels and its PyTorch operations are
-    two different models; the result here is that of the latter.
+    Forward hooks of the submodules of a ``TensorNet`` are not called. TorchScript cannot compile an
+    accelerated model: `restore` it first. For SO(3), TorchMD-NET's Warp kernels and its PyTorch
+    operations implement two different models. The results here are those of the PyTorch operations.
 
     Examples
     --------
@@ -74,9 +74,8 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
         _check(network)
         if backend != "torch":
             check_triton(next(network.parameters()).device)
-    from mlff_triton.torchmd_net.patched_tensornet import (
-        PatchedTensorNet,  # TorchMD-NET is loaded by now
-    )
+    # This import needs TorchMD-NET, which the model has already loaded.
+    from mlff_triton.torchmd_net.patched_tensornet import PatchedTensorNet
 
     for network in networks:
         network.__class__ = PatchedTensorNet
@@ -85,12 +84,12 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Undo `accelerate`, bit for bit; does nothing to other models.
+    """Undo `accelerate` exactly. Other models are left unchanged.
 
     Parameters
     ----------
     model : torch.nn.Module
-        As for `accelerate`. Changed in place.
+        A module passed to `accelerate`. Modified in place.
 
     Returns
     -------
@@ -106,14 +105,24 @@ def restore(model: Model) -> Model:
 
 @contextmanager
 def accelerated(model: Model, backend: str = "auto") -> Iterator[Model]:
-    """Accelerate a model within a ``with`` statement, and leave it as it was before.
+    """Accelerate a model within a ``with`` statement, and restore its previous state afterwards.
 
-    Parameters and errors are those of `accelerate`.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        As for `accelerate`.
+    backend : {"auto", "triton", "torch"}
+        As for `accelerate`.
 
     Yields
     ------
     torch.nn.Module
         The model itself.
+
+    Raises
+    ------
+    UnsupportedModelError, BackendError, InputError
+        Under the same conditions as `accelerate`.
 
     Examples
     --------
@@ -133,31 +142,31 @@ def accelerated(model: Model, backend: str = "auto") -> Iterator[Model]:
 
 
 def _backend_of(network: nn.Module) -> str | None:
-    """Back-end of an accelerated network, None for any other module."""
+    """Return the backend of an accelerated network, None for any other module."""
     return getattr(network, "mlff_triton_backend", None)
 
 
 def _networks(model: nn.Module) -> list[Any]:
-    """All TensorNets in a model; their package is loaded if there are any."""
+    """List the TensorNets in a model. If there are any, their package is already imported."""
     home = sys.modules.get("torchmdnet.models.tensornet")
     found = [m for m in model.modules() if home is not None and isinstance(m, home.TensorNet)]
     if not found:
         inner = type(getattr(model, "representation_model", model)).__name__
         raise UnsupportedModelError(
-            f"{inner} is not TorchMD-NET's TensorNet, and nothing else is accelerated: "
+            f"{inner} is not TorchMD-NET's TensorNet, the only network that can be accelerated: "
             "use the model as it is"
         )
     return found
 
 
 def _check(network: Any) -> None:
-    """Raise unless what the forward pass computes is known."""
+    """Raise unless a network's forward pass is TorchMD-NET's own, in a supported dtype."""
     from torchmdnet.models.tensornet import TensorNet
     from torchmdnet.models.utils import act_class_mapping
 
     if type(network) is not TensorNet and _backend_of(network) is None:
         raise UnsupportedModelError(
-            f"{type(network).__name__} overrides TensorNet, so what it computes is unknown: "
+            f"{type(network).__name__} overrides TensorNet, so its forward pass is unknown: "
             "use the model as it is"
         )
     known = act_class_mapping[network.activation]

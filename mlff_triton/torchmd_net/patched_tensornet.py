@@ -1,9 +1,13 @@
-"""TorchMD-NET's `TensorNet` with its operations replaced: the same weights, in and outputs.
+"""TorchMD-NET's `TensorNet` on other operators, with the same weights, inputs and outputs.
 
-`torchmd_net.patch` swaps it in. What differs from the original: tensors are nine numbers instead of
-twenty-seven; sums over edges go along a sorted list instead of through atomics; the embedding of
-pairs, linear in both elements, is made of those of the atoms; what follows a product of matrices is
-part of it. Submodules give their weights, and their own ``forward`` and hooks are not called.
+`mlff_triton.torchmd_net.patch` substitutes it for the original, from which it differs as follows:
+
+- Tensors have nine components instead of three 3x3 matrices.
+- Sums over edges follow a sorted list instead of using atomics.
+- Pair embeddings, which are linear in both elements, are sums of atom embeddings.
+- The operations that follow a matrix product are fused with it.
+
+The submodules only provide weights. Their ``forward`` methods and hooks are not called.
 """
 
 from __future__ import annotations
@@ -36,25 +40,26 @@ OPERATORS = (
 
 @functools.cache
 def operators(op_set: str) -> SimpleNamespace:
-    """All operators of "triton" or "torch", by the names of their files and of themselves."""
+    """Import the operators of "triton" or "torch", each from the file of the same name."""
     homes = {name: importlib.import_module(f"{PACKAGES[op_set]}.{name}") for name in OPERATORS}
     return SimpleNamespace(**{name: getattr(home, name) for name, home in homes.items()})
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Directed edges sorted by receiver and sender, self-loops among them.
+    """Directed edges sorted by receiver and sender, including self-loops.
 
     Attributes
     ----------
     row_ptr, senders, reverse : int64 [N + 1], [E], [E]
-        As in `mlff_triton.Graph`. With static shapes the list goes on beyond ``row_ptr[N]``.
+        As in `mlff_triton.Graph`. With static shapes, filler follows the edges from
+        ``row_ptr[N]`` on.
     receivers : int64 [E]
         Receiver of each edge.
     filler : bool [E] or None
-        Where the list goes on without an edge; None if it never does.
+        True for filler that is not an edge; None without static shapes.
     distances : [E]
-        Å.
+        Lengths in Å.
     directions : [E, 3]
         Unit vectors from sender to receiver, or zero.
     """
@@ -69,11 +74,11 @@ class Edges:
 
     @property
     def graph(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What message passing takes."""
+        """Row pointers, senders and reverse indices, the arguments of message passing."""
         return self.row_ptr, self.senders, self.reverse
 
-    def cut(self, factors: Tensor) -> Tensor:
-        """Factors [E, 3, F] without those of fillers, whose gradients kernels leave unwritten."""
+    def mask_filler(self, factors: Tensor) -> Tensor:
+        """Set the factors [E, 3, F] of filler to zero, as kernels do not write their gradients."""
         if self.filler is None:
             return factors
         return factors.masked_fill(self.filler[:, None, None], 0)
@@ -82,28 +87,32 @@ class Edges:
 def sort_edges(
     index: Tensor, distances: Tensor, vectors: Tensor, n_atoms: int, filled: bool
 ) -> Edges:
-    """Sort pairs that come in any order; the host need not wait.
+    """Sort pairs by receiver and sender, without synchronizing with the host.
 
     Parameters
     ----------
     index : int64 [2, E]
-        Receiver and sender of every pair, both directions present, or -1 where there is none.
+        Receiver and sender of every pair, in both directions and any order; -1 in filler.
     distances, vectors : [E], [E, 3]
-        Length of each pair, and the vector from sender to receiver, Å.
+        Length of each pair and the vector from sender to receiver, in Å.
     n_atoms : int
         Number of atoms.
     filled : bool
-        Whether there may be a -1.
+        If True, ``index`` may contain filler.
+
+    Returns
+    -------
+    Edges
     """
     base = n_atoms + 1
     if filled:
-        index = index.where(index >= 0, n_atoms)  # sorted to the end
+        index = index.where(index >= 0, n_atoms)  # sort filler to the end
     key, order = (index[0] * base + index[1]).sort(stable=True)
     receivers, senders = key // base, key % base
     row_ptr = torch.searchsorted(receivers, torch.arange(base, device=index.device))
     reverse = (senders * base + receivers).argsort(stable=True)
     distances, vectors = distances.index_select(0, order), vectors.index_select(0, order)
-    lengths = distances.masked_fill(receivers == senders, 1)  # 0 / 0 has no derivative
+    lengths = distances.masked_fill(receivers == senders, 1)  # avoid 0 / 0
     filler = None
     if filled:
         filler = receivers == n_atoms
@@ -126,7 +135,8 @@ class PatchedTensorNet(TensorNet):
     Attributes
     ----------
     mlff_triton_backend : {"auto", "triton", "torch"}
-        Kernels where the tensors lie on a GPU; kernels or an error; PyTorch everywhere.
+        "auto" uses kernels for tensors on a GPU and PyTorch otherwise, "triton" always kernels,
+        and "torch" always PyTorch.
     """
 
     mlff_triton_backend: str
@@ -140,7 +150,7 @@ class PatchedTensorNet(TensorNet):
         q: Tensor | None = None,
         s: Tensor | None = None,  # noqa: ARG002 - TensorNet has no spin
     ) -> tuple[Tensor, None, Tensor, Tensor, Tensor]:
-        """As `torchmdnet.models.tensornet.TensorNet.forward`."""
+        """Compute atom features as `torchmdnet.models.tensornet.TensorNet.forward` does."""
         op_set = self.mlff_triton_backend
         if op_set == "auto":
             op_set = "triton" if pos.is_cuda else "torch"
@@ -162,7 +172,7 @@ class PatchedTensorNet(TensorNet):
     ) -> Edges:
         index, distances, vectors = self.distance(pos, batch, box)
         filled = self.static_shapes
-        if filled and op_set == "torch":  # only kernels can leave fillers out
+        if filled and op_set == "torch":  # only kernels can skip filler
             found = index[0] >= 0
             index, distances, vectors = index[:, found], distances[found], vectors[found]
             filled = False
@@ -177,11 +187,11 @@ def _embed(
     edges: Edges,
     basis: Tensor,
 ) -> Tensor:
-    """First tensors of all atoms: [9, N, F]."""
+    """Compute the initial tensors of all atoms, [9, N, F]."""
     atoms = module.emb(z)
-    of_receiver, of_sender = module.emb2.weight.chunk(2, dim=1)
-    pairs = ops.linear(atoms, of_receiver, module.emb2.bias).index_select(0, edges.receivers)
-    pairs = pairs + ops.linear(atoms, of_sender).index_select(0, edges.senders)
+    receiver_weight, sender_weight = module.emb2.weight.chunk(2, dim=1)
+    pairs = ops.linear(atoms, receiver_weight, module.emb2.bias).index_select(0, edges.receivers)
+    pairs = pairs + ops.linear(atoms, sender_weight).index_select(0, edges.senders)
 
     projections = [module.distance_proj1, module.distance_proj2, module.distance_proj3]
     radial = ops.linear(
@@ -190,7 +200,7 @@ def _embed(
         torch.cat([projection.bias for projection in projections]),
         scale=module.cutoff(edges.distances)[:, None],
     )
-    factors = edges.cut(radial.unflatten(1, (3, -1)) * pairs[:, None])
+    factors = edges.mask_filler(radial.unflatten(1, (3, -1)) * pairs[:, None])
     x = ops.edge_tensors(edges.directions, factors, edges.row_ptr)
 
     scales = _normalize(ops, module.init_norm, _squared_norm(ops, x))
@@ -208,14 +218,14 @@ def _interact(
     basis: Tensor,
     charge_factor: Tensor,
 ) -> Tensor:
-    """Tensors after a layer: [9, N, F]."""
+    """Update the tensors [9, N, F] in an interaction layer."""
     factors = basis
     *inner, last = layer.linears_scalar
     for linear in inner:
         factors = ops.linear(factors, linear.weight, linear.bias, activation)
     cutoff = layer.cutoff(edges.distances)[:, None]
     factors = ops.linear(factors, last.weight, last.bias, activation, scale=cutoff)
-    factors = edges.cut(factors.unflatten(1, (3, -1)))
+    factors = edges.mask_filler(factors.unflatten(1, (3, -1)))
 
     x = x / (_squared_norm(ops, x) + 1)
     y = _mix_channels(x, layer.linears_tensor[:3])
@@ -223,20 +233,20 @@ def _interact(
     group = layer.equivariance_invariance_group
     product = ops.tensor_product(y, message, charge_factor if group == "O(3)" else None, group)
     delta = _mix_channels(product, layer.linears_tensor[3:])
-    # q (D D + D D) / 2: the product with the charge serves SO(3) here too
+    # c D D = (c / 2) (D D + D D) with the charge factor c, the O(3) product, in SO(3) models too.
     square = ops.tensor_product(delta, delta, charge_factor / 2, "O(3)", normalize=False)
     updated: Tensor = x + delta + square
     return updated
 
 
 def _mix_channels(x: Tensor, linears: list[nn.Linear]) -> Tensor:
-    """A linear map for each of the three parts, [9, N, F], as one product of batches."""
+    """Apply one linear map to each of the three parts of [9, N, F], as a batched product."""
     weights = torch.stack([linears[part].weight for part in PART_OF_COMPONENT])
     return torch.bmm(x, weights.mT)
 
 
 def _squared_norm(ops: SimpleNamespace, x: Tensor) -> Tensor:
-    """[9, N, F] -> [N, F]."""
+    """Compute the squared norms [N, F] of tensors [9, N, F]."""
     norms: Tensor = ops.irrep_norms(x).unflatten(1, (3, -1)).sum(1)
     return norms
 
