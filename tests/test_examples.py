@@ -312,7 +312,7 @@ def test_interrupted_sampling_keeps_what_is_finished(small_structures, tmp_path)
     tasks = tmp_path / "tasks"
     code, _, err = interrupt_once(lambda: list(tasks.glob("*.npz")), process)
     assert (code, err.count("\n")) == (130, 1)
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     finished = list(tasks.glob("*.npz"))
     assert all("energy" in arrays_in(path) for path in finished)
     run("training/make_data.py", *arguments, "--minutes", 0, cwd=tmp_path)
@@ -327,7 +327,7 @@ def test_interrupted_training_ends_as_unbroken_training(data, tmp_path):
     process = start(*arguments, "--out", "broken", cwd=tmp_path)
     code, out, err = interrupt_once(checkpoint.exists, process)
     assert (code, err) == (130, "")
-    assert "the same command goes on" in out
+    assert "the same command resumes" in out
     resumed = run(*arguments, "--out", "broken", cwd=tmp_path)
     assert 0 < resumed.count("loss") < 20
 
@@ -355,4 +355,4 @@ def test_training_asks_for_data(tmp_path):
     process = start("training/train.py", "--data", "absent", "--out", "run", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.count("\n")) == (1, "", 1)
-    assert "there is no data_*.npz in absent: make it with make_data.py" in err
+    assert "there is no data_*.npz in absent: create it with make_data.py" in err

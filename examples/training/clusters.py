@@ -1,4 +1,4 @@
-"""Molecules in contact: water clusters and droplets, hydrated solutes, and complexes."""
+"""Clusters: water clusters and droplets, hydrated solutes, and complexes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from molecules import COMPLEXES, HELD_OUT, HYDRATED
 
 LIQUID_VOLUME = 29.9  # Å^3 per water molecule at ambient density
 
-Find = Callable[[str, int], Structure]  # a molecule by name and conformer
+Find = Callable[[str, int], Structure]  # returns a molecule by name and conformer
 
 
 def waters(rng: np.random.Generator) -> Iterator[Structure]:
@@ -29,7 +29,7 @@ def waters(rng: np.random.Generator) -> Iterator[Structure]:
 
 
 def hydrated(rng: np.random.Generator, find: Find) -> Iterator[Structure]:
-    """Yield solutes with a few waters around them."""
+    """Yield solutes surrounded by a few waters."""
     for solute, counts in HYDRATED.items():
         for n in counts:
             for conformer in range(2):
@@ -40,7 +40,7 @@ def hydrated(rng: np.random.Generator, find: Find) -> Iterator[Structure]:
 
 
 def complexes(rng: np.random.Generator, find: Find) -> Iterator[Structure]:
-    """Yield dimers and trimers of small molecules, and the cyclic hydrogen-bonded ones."""
+    """Yield dimers and trimers of small molecules, and cyclic hydrogen-bonded dimers."""
     for names in COMPLEXES:
         for conformer in range(2):
             first = find(names[0], conformer)
@@ -60,7 +60,7 @@ def water(name: str = "water") -> Structure:
 
 
 def grown_cluster(rng: np.random.Generator, n: int, conformer: int) -> Structure:
-    """Grow an open cluster by adding one water after the other at contact distance."""
+    """Grow an open cluster by adding waters one at a time, at contact distance."""
     cluster = replace(water(f"water{n}"), conformer=conformer)
     for _ in range(n - 1):
         cluster = attach(rng, cluster, water(), contact=0.7)
@@ -68,16 +68,16 @@ def grown_cluster(rng: np.random.Generator, n: int, conformer: int) -> Structure
 
 
 def liquid_droplet(rng: np.random.Generator, n: int, conformer: int, squeeze: float) -> Structure:
-    """Pack waters at random in the sphere that they fill in the liquid.
+    """Pack waters at random in the sphere that they would fill in the liquid.
 
     Parameters
     ----------
     rng : Generator
-        Source of the packing.
+        Random numbers of the packing.
     n, conformer : int
         Number of molecules, and the index of the packing.
     squeeze : float
-        Factor on the radius of the sphere; below 1 the droplet is compressed.
+        Scale of the radius of the sphere; below 1, the droplet is compressed.
     """
     radius = squeeze * (3 * n * LIQUID_VOLUME / (4 * np.pi)) ** (1 / 3)
     centers = _spread_points(rng, n, radius)
@@ -90,7 +90,7 @@ def liquid_droplet(rng: np.random.Generator, n: int, conformer: int, squeeze: fl
 
 
 def _spread_points(rng: np.random.Generator, n: int, radius: float) -> FloatArray:
-    """Draw ``n`` points in a sphere, no two closer than 2.5 Å (less when it gets crowded)."""
+    """Draw ``n`` points in a sphere at least 2.5 Å apart (less if the sphere gets crowded)."""
     points = np.empty((0, 3))
     for attempt in count():
         point = rng.uniform(-radius, radius, 3)
@@ -104,7 +104,7 @@ def _spread_points(rng: np.random.Generator, n: int, radius: float) -> FloatArra
 
 
 def cyclic_dimer(monomer: Structure) -> Structure:
-    """Join two acids or amides by two equal hydrogen bonds, related by inversion."""
+    """Join two acids or amides, related by inversion, with two equal hydrogen bonds."""
     oxygen, donor, hydrogen = _facing_bond(monomer)
     xyz = monomer.positions
     along = xyz[hydrogen] - xyz[donor]
@@ -126,6 +126,6 @@ def _facing_bond(monomer: Structure) -> tuple[int, int, int]:
 
 
 def _renamed(s: Structure, name: str, group: str, conformer: int) -> Structure:
-    """Start a cluster: its own name, its own split, no torsions."""
+    """Rename a molecule to start a cluster, with the cluster's split and without torsions."""
     split = "test_molecule" if name in HELD_OUT else s.split
     return replace(s, name=name, group=group, conformer=conformer, split=split, torsions=())

@@ -1,4 +1,4 @@
-"""The shards of `make_data.py` as one large graph in memory, and batches cut out of it."""
+"""The shards of `make_data.py` as one large graph in memory, and batches taken from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from mlff_triton import Graph, neighbor_list
 from mlff_triton.neighbors.graph import concatenate
 
-TRAIN, VALIDATION = 0, 1  # splits that training knows by number
+TRAIN, VALIDATION = 0, 1  # indices of splits
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Dataset:
     numbers : int64 [N]
         Atomic numbers of all atoms.
     positions, forces : float32 [N, 3]
-        Å and eV/Å.
+        Positions in Å and forces in eV/Å.
     energy : float64 [C]
-        eV.
+        Energy of each configuration in eV.
     split, task : int64 [C]
-        What each configuration is for, and the sampling task that it comes from.
+        Split and sampling task of each configuration, as indices.
     atom_start, edge_start : int64 [C + 1]
-        Where atoms and edges of each configuration begin.
+        First atom and first edge of each configuration, with the totals at the end.
     graph : Graph
-        Neighbors, with atoms and edges numbered through.
+        Neighbors, with atoms and edges numbered across all configurations.
     task_names, split_names : list of str
-        Names behind the numbers in ``task`` and ``split``.
+        Names that ``task`` and ``split`` index.
     """
 
     numbers: Tensor
@@ -52,11 +52,11 @@ class Dataset:
     split_names: list[str]
 
     def select(self, split: int) -> Tensor:
-        """Find the configurations of a split, int64."""
+        """Return the indices of the configurations of a split, int64."""
         return (self.split == split).nonzero()[:, 0]
 
     def batch(self, configs: Tensor) -> Batch:
-        """Cut out some configurations, with atoms and edges numbered anew."""
+        """Take some configurations, with their atoms and edges renumbered."""
         atoms, system = ragged_range(self.atom_start, configs)
         edges, edge_system = ragged_range(self.edge_start, configs)
         first_atom, first_edge = starts(self.atom_start, configs), starts(self.edge_start, configs)
@@ -81,14 +81,14 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Batch:
-    """Configurations that go through the model together.
+    """Configurations that the model evaluates together.
 
     Attributes
     ----------
     numbers, positions, forces, energy, graph
         As in `Dataset`.
     system : int64 [N]
-        Configuration of each atom, counted within the batch.
+        Configuration of each atom, as an index within the batch.
     """
 
     numbers: Tensor
@@ -100,20 +100,20 @@ class Batch:
 
 
 def load(folder: Path, cutoff: float, device: torch.device) -> Dataset:
-    """Read all shards and find all neighbors.
+    """Read all shards and build all neighbor lists.
 
     Parameters
     ----------
     folder : path
-        Where ``data_0.npz``, ``data_1.npz``... are.
+        Folder of ``data_0.npz``, ``data_1.npz``, ...
     cutoff : float
-        Of the neighbor list, in Å.
+        Cutoff of the neighbor list in Å.
     device : torch.device
-        Where to keep the data.
+        Device of the data.
     """
     shards = [np.load(path) for path in sorted(folder.glob("data_*.npz"))]
     if not shards:
-        sys.exit(f"there is no data_*.npz in {folder}: make it with make_data.py")
+        sys.exit(f"there is no data_*.npz in {folder}: create it with make_data.py")
     keys = ("n_atoms", "numbers", "positions", "energy", "forces", "split", "task")
     data = {key: np.concatenate([shard[key] for shard in shards]) for key in keys}
     bounds = np.concatenate([[0], data["n_atoms"].cumsum()])
@@ -140,14 +140,14 @@ def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     start : int64 [R + 1]
-        Bounds of all rows.
+        Boundaries of all rows.
     rows : int64 [B]
-        Rows to take.
+        Indices of the rows to take.
 
     Returns
     -------
     members, owner : int64
-        The ranges one after another, and for each member its place in ``rows``.
+        The concatenated ranges, and the index in ``rows`` of each member.
     """
     lengths = start.diff()[rows]
     owner = torch.arange(len(rows), device=rows.device).repeat_interleave(lengths)
@@ -156,6 +156,6 @@ def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def starts(start: Tensor, rows: Tensor) -> Tensor:
-    """Where each row begins once the rows stand one after another."""
+    """Return the start of each row after the rows are concatenated."""
     lengths = start.diff()[rows]
     return lengths.cumsum(0) - lengths

@@ -1,4 +1,4 @@
-"""How wrong a model is: errors of a batch, of a split, of each kind of configuration."""
+"""Errors of a model on a batch, on a split, and on each kind of configuration."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def errors(model: TensorNet, batch: Batch, create_graph: bool) -> tuple[Tensor, 
     Parameters
     ----------
     model : TensorNet
-        The model.
+        Model to evaluate.
     batch : Batch
-        B configurations of N atoms in all.
+        B configurations with N atoms in total.
     create_graph : bool
-        Whether the errors are to be differentiated.
+        If True, the errors can be differentiated.
 
     Returns
     -------
     energy : float32 [B]
-        Error an atom, eV.
+        Error of the energy per atom, eV.
     forces : float32 [N, 3]
-        eV/Å.
+        Error of the forces, eV/Å.
     """
     result = predict(
         model,
@@ -54,12 +54,12 @@ def errors(model: TensorNet, batch: Batch, create_graph: bool) -> tuple[Tensor, 
 def mean_absolute_errors(
     model: TensorNet, data: Dataset, configs: Tensor, size: int
 ) -> tuple[float, float]:
-    """Average the errors of some configurations, ``size`` at a time.
+    """Average the absolute errors of some configurations, evaluated ``size`` at a time.
 
     Returns
     -------
     energy, force : float
-        kcal/mol an atom, and kcal/mol/Å a component; NaN if there are no configurations.
+        kcal/mol per atom and kcal/mol/Å per component; NaN without configurations.
     """
     if not len(configs):
         return math.nan, math.nan
@@ -77,7 +77,7 @@ def mean_absolute_errors(
 
 
 def error_table(model: TensorNet, data: Dataset, size: int) -> list[Row]:
-    """Errors by split and, of held-out data, by kind of sampling and by held-out molecule."""
+    """Tabulate errors by split and, in held-out data, by kind of sampling and by molecule."""
     rows: list[Row] = []
     for split, split_name in enumerate(data.split_names):
         configs = data.select(split)
@@ -102,7 +102,7 @@ def write_table(rows: list[Row], path: Path) -> None:
 
 
 def _grouped(configs: Tensor, labels: list[str]) -> dict[str, Tensor]:
-    """Split the configurations by label; labels in alphabetical order."""
+    """Group the configurations by label, in alphabetical order."""
     names = np.array(labels)
     return {
         name: configs[torch.from_numpy(names == name).to(configs.device)]

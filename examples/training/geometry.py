@@ -1,4 +1,4 @@
-"""Molecules as atoms and bonds, and the moves that turn one geometry into another."""
+"""Molecules as atoms and bonds, and operations on their geometries."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Structure:
-    """One start geometry with the little topology that the sampler needs.
+    """One start geometry, with the topology that the sampler needs.
 
     Attributes
     ----------
     name, conformer : str, int
-        Name of the molecule, and the index of this geometry among those of the molecule.
+        Name of the molecule, and index of this conformer.
     group : str
         Family of the molecule: md17, peptide, chain, fragment, water, hydrated or complex.
     split : str
-        ``train``, or ``test_molecule`` for what is never used in training.
+        ``train``, or ``test_molecule`` if the molecule is never used in training.
     numbers : int [N]
         Atomic numbers.
     positions : float64 [N, 3]
-        Å.
+        Positions in Å.
     bonds : tuple of pairs
         Bonded atoms.
     torsions : tuple of quadruples
-        Four atoms for each rotatable bond.
+        Four atoms per rotatable bond.
     wall : float
-        Radius in Å of the sphere that keeps a cluster together while sampling; 0 for none.
+        Radius in Å of the sphere that confines a cluster during sampling; 0 for no wall.
     charge : int
         Total charge in elementary charges.
     """
@@ -55,16 +55,16 @@ class Structure:
 def attach(
     rng: np.random.Generator, host: Structure, guest: Structure, contact: float
 ) -> Structure:
-    """Place one molecule beside another, on a random side and in a random orientation.
+    """Place one molecule next to another, on a random side and in a random orientation.
 
     Parameters
     ----------
     rng : Generator
-        Source of the direction and the orientation.
+        Random numbers of the direction and the orientation.
     host, guest : Structure
         The two molecules or clusters.
     contact : float
-        Smallest distance between atoms of the two, in units of the sum of van der Waals radii.
+        Smallest distance between their atoms, in units of the sum of van der Waals radii.
 
     Returns
     -------
@@ -82,24 +82,24 @@ def attach(
 def _touching_shift(
     host: FloatArray, guest: FloatArray, reach: FloatArray, direction: FloatArray
 ) -> FloatArray:
-    """Shift of ``guest`` along ``direction`` at which the first pair comes within its reach.
+    """Return the shift of ``guest`` along ``direction`` at which the first pair touches.
 
-    Every pair touches where |offset + t direction| = reach; the largest such t is the first contact
-    met on the way in from infinity.
+    A pair touches where |offset + t direction| = reach. The largest such t of all pairs is the
+    first contact of a guest that approaches from infinity.
     """
     offset = guest[None, :, :] - host[:, None, :]
     along = offset @ direction
     discriminant = along**2 - (offset**2).sum(-1) + reach**2
-    met = discriminant >= 0
-    if not met.any():
+    touching = discriminant >= 0
+    if not touching.any():
         return np.zeros(3)
-    return np.asarray(direction * (np.sqrt(discriminant[met]) - along[met]).max())
+    return np.asarray(direction * (np.sqrt(discriminant[touching]) - along[touching]).max())
 
 
 def union(
     host: Structure, guest: Structure, host_xyz: FloatArray, guest_xyz: FloatArray
 ) -> Structure:
-    """Join two structures at the given positions; the wall encloses both."""
+    """Join two structures at the given positions, with a wall around both."""
     n = len(host.numbers)
     positions = centered(np.concatenate([host_xyz, guest_xyz]))
     return replace(
@@ -143,7 +143,7 @@ def rotated(x: FloatArray, group: IntArray, j: int, k: int, angle: float) -> Flo
 
 
 def moving_side(structure: Structure, j: int, k: int) -> IntArray:
-    """Atoms on the side of ``k`` when the bond j-k is cut; empty for a bond in a ring."""
+    """Return the atoms on the side of ``k`` if the bond j-k is cut; empty for a bond in a ring."""
     side, edge = {k}, [k]
     while edge:
         atom = edge.pop()
@@ -156,13 +156,13 @@ def moving_side(structure: Structure, j: int, k: int) -> IntArray:
 
 
 def bond_lengths(x: FloatArray, structure: Structure) -> FloatArray:
-    """Lengths in Å of the structure's bonds, at the positions ``x``."""
+    """Return the lengths in Å of the structure's bonds at the positions ``x``."""
     i, j = np.array(structure.bonds).T
     return np.asarray(np.linalg.norm(x[i] - x[j], axis=1))
 
 
 def within_three_bonds(structure: Structure) -> BoolArray:
-    """Mask of the atom pairs joined by at most three bonds."""
+    """Return the mask of atom pairs that are at most three bonds apart."""
     adjacent = np.eye(len(structure.numbers), dtype=int)
     i, j = np.array(structure.bonds).T
     adjacent[i, j] = adjacent[j, i] = 1

@@ -1,4 +1,4 @@
-"""Energies and forces of GFN2-xTB, from tblite.
+"""Energies and forces of GFN2-xTB, computed with tblite.
 
 C. Bannwarth, S. Ehlert and S. Grimme, J. Chem. Theory Comput. 2019, 15, 1652,
 https://doi.org/10.1021/acs.jctc.8b01176. Needs tblite: ``pip install mlff-triton[train]``.
@@ -17,7 +17,7 @@ from tblite.interface import Calculator
 from mlff_triton.units import BOHR, HARTREE
 
 MAX_FORCE = 25.0  # eV/Å
-UNPAIRED = {1: 1, 6: 2, 7: 3, 8: 2, 16: 2}  # electrons of the free atoms
+UNPAIRED = {1: 1, 6: 2, 7: 3, 8: 2, 16: 2}  # unpaired electrons of the free atoms
 
 
 class Gfn2:
@@ -30,10 +30,10 @@ class Gfn2:
     charge, unpaired : int
         Total charge, and number of unpaired electrons.
     accuracy : float
-        Convergence thresholds relative to the tblite defaults.
+        Convergence thresholds relative to the defaults of tblite.
     restart : bool
-        Whether to start from the previous density. Labels do not, so that they depend on nothing
-        but the geometry.
+        If True, start from the previous density. Labels do not, so that they depend on the geometry
+        alone.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ def label(numbers: IntArray, charge: int, frames: list[FloatArray]) -> dict[str,
     model = Gfn2(numbers, charge)
     kept = []
     for frame in frames:
-        x = frame.astype(np.float32)  # the stored coordinates are the labelled ones, to the bit
+        x = frame.astype(np.float32)  # label exactly the coordinates that are stored
         with contextlib.suppress(RuntimeError):
             energy, forces = model(x.astype(float))
             if np.linalg.norm(forces, axis=1).max() <= MAX_FORCE:
@@ -83,7 +83,7 @@ def label(numbers: IntArray, charge: int, frames: list[FloatArray]) -> dict[str,
 
 
 def free_atoms() -> dict[str, NDArray[Any]]:
-    """Compute the energies of the free atoms, for information."""
+    """Compute the energies of the free atoms, which are stored for reference only."""
     energies = [
         Gfn2(np.array([z]), 0, unpaired)(np.zeros((1, 3)))[0] for z, unpaired in UNPAIRED.items()
     ]

@@ -2,9 +2,9 @@
 
 Usage: ``python make_data.py --out data --workers 16 --minutes 9``
 
-The work is a list of independent seeded tasks. Each writes one file, whole or not at all, so a run
-that is interrupted or out of time goes on where it stopped when started again; ``--minutes 0`` only
-merges what is there. Needs tblite: ``pip install mlff-triton[train]``.
+The work is a list of independent, seeded tasks. Each writes one file atomically, so the same
+command resumes a run that was interrupted or ran out of time. ``--minutes 0`` only merges finished
+tasks. Needs tblite: ``pip install mlff-triton[train]``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from tasks import SPLITS, Task, first_of_each_kind, plan
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SHARD_BYTES = 14_000_000  # before compression
-LOST_AFTER = 150.0  # seconds; no task takes that long, so its worker must have died
-GRACE = 30.0  # seconds for the running tasks once the time is up
-EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
+LOST_AFTER = 150.0  # seconds; tasks are shorter, so the worker must have died
+GRACE = 30.0  # seconds for running tasks to finish after the deadline
+EXIT_INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def run_task(task: Task, folder: Path) -> int:
-    """Sample and label one task and write its file.
+    """Sample and label the configurations of one task and write its file.
 
     Returns
     -------
     int
-        The number of configurations kept.
+        Number of configurations kept.
     """
     begin = time.perf_counter()
     frames = list(sample(task))
@@ -68,7 +68,7 @@ def run_task(task: Task, folder: Path) -> int:
 
 
 def save(path: Path, arrays: Arrays) -> None:
-    """Write an npz file that is either complete or absent."""
+    """Write an npz file atomically."""
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
         np.savez_compressed(file, **arrays)
@@ -76,7 +76,7 @@ def save(path: Path, arrays: Arrays) -> None:
 
 
 def run_tasks(tasks: list[Task], folder: Path, workers: int, deadline: float) -> None:
-    """Work through the tasks in order; start none after the deadline."""
+    """Run the tasks in order; start none after the deadline."""
     queue = iter(tasks)
     running: dict[AsyncResult[int], tuple[Task, float]] = {}
     n_kept = 0
@@ -104,13 +104,14 @@ def run_tasks(tasks: list[Task], folder: Path, workers: int, deadline: float) ->
 
 
 def start_pool(workers: int) -> Pool:
-    """Start the workers, with one core each."""
-    # They read this when they load NumPy and tblite.
+    """Start the workers, each on one core."""
+    # Workers read these variables when they load NumPy and tblite.
     os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")
-    # Ctrl-C is for this process alone: workers inherit that it is ignored, later ones ignore it.
+    # Only this process handles Ctrl-C. The first workers inherit the ignored signal, and later ones
+    # ignore it themselves.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        # Spawned workers share no state; replacing them now and then bounds leaks in compiled code.
+        # Spawned workers share no state; replacing them regularly bounds leaks of compiled code.
         context = multiprocessing.get_context("spawn")
         return context.Pool(workers, ignore_interrupts, maxtasksperchild=100)
     finally:
@@ -118,12 +119,12 @@ def start_pool(workers: int) -> Pool:
 
 
 def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent process."""
+    """Ignore Ctrl-C, which the parent process handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def outcome(task: Task, result: AsyncResult[int]) -> int:
-    """Count the configurations of a finished task; log it if it failed."""
+    """Return the number of configurations of a finished task; log a failed task."""
     try:
         return result.get()
     except Exception:
@@ -132,12 +133,12 @@ def outcome(task: Task, result: AsyncResult[int]) -> int:
 
 
 def merge(folder: Path, out: Path) -> None:
-    """Gather the finished tasks into shards of flat arrays."""
+    """Merge the finished tasks into shards of flat arrays."""
     paths = sorted(folder.glob("*.npz"))
     parts = [flattened(path, index) for index, path in enumerate(paths)]
     sizes = np.cumsum([sum(a.nbytes for a in part.values()) for part in parts])
     if not len(sizes) or not sizes[-1]:
-        sys.exit(f"no configurations in {folder}: give it more --minutes")
+        sys.exit(f"no configurations in {folder}: run longer with --minutes")
     shards = math.ceil(sizes[-1] / SHARD_BYTES)
     owner = np.minimum(sizes * shards // sizes[-1], shards - 1)
     common = {
@@ -153,7 +154,7 @@ def merge(folder: Path, out: Path) -> None:
 
 
 def flattened(path: Path, index: int) -> Arrays:
-    """Read one task's file as flat arrays, one entry per configuration or per atom."""
+    """Read the file of a task as flat arrays, with one entry per configuration or per atom."""
     with np.load(path) as task:
         count, n = len(task["energy"]), len(task["numbers"])
         return {
@@ -169,23 +170,23 @@ def flattened(path: Path, index: int) -> Arrays:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--structures", type=Path, default=Path(__file__).with_name("structures.xyz")
     )
     parser.add_argument("--out", type=Path, default=Path("data"))
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for the tasks")
-    parser.add_argument("--limit", type=int, help="tasks of each kind, for a quick look")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time limit")
+    parser.add_argument("--limit", type=int, help="tasks of each kind, for a trial run")
     args = parser.parse_args()
     if not args.structures.is_file():
-        parser.error(f"there is no {args.structures}: make it with structures.py")
+        parser.error(f"there is no {args.structures}: create it with structures.py")
     return args
 
 
 def main() -> None:
-    """Run the tasks that are not done yet, then merge."""
+    """Run the unfinished tasks, then merge all tasks."""
     begin = time.monotonic()
     args = parse_arguments()
     folder = args.out / "tasks"
@@ -199,7 +200,7 @@ def main() -> None:
         run_tasks(open_tasks, folder, args.workers, begin + 60 * args.minutes)
         merge(folder, args.out)
     except KeyboardInterrupt:
-        print("interrupted: finished tasks are kept, the same command goes on", file=sys.stderr)
+        print("interrupted: finished tasks are kept, and the same command resumes", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -1,20 +1,20 @@
-"""The molecules of the training set: names and SMILES, and which go together.
+"""Molecules of the training set, with names and SMILES, and their mixtures.
 
-Small organic molecules of H, C, N, O and S, capped amino acids and short peptides: what a force
-field for peptides in water meets. All are neutral.
+Small organic molecules of H, C, N, O and S, capped amino acids and short peptides, as they occur in
+simulations of peptides in water. All are neutral.
 """
 
 from __future__ import annotations
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Names and SMILES in turn."""
+    """Parse alternating names and SMILES."""
     words = text.split()
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _mixtures(text: str) -> list[list[str]]:
-    """Names joined by plus signs."""
+    """Parse names joined by plus signs."""
     return [word.split("+") for word in text.split()]
 
 
@@ -30,7 +30,7 @@ SIDE_CHAINS = _pairs("""
     gln CCC(N)=O  glu CCC(=O)O  lys CCCCN  arg CCCNC(N)=N  his Cc1c[nH]cn1  phe Cc1ccccc1
     tyr Cc1ccc(O)cc1  trp Cc1c[nH]c2ccccc12  cys CS  met CCSC
 """)
-# Each amino acid between an acetyl and an N-methyl cap.
+# Each amino acid has an acetyl and an N-methyl cap.
 RESIDUES = {
     "ac-gly-nme": "CC(=O)NCC(=O)NC",
     "ac-pro-nme": "CC(=O)N1CCC[C@H]1C(=O)NC",
@@ -77,7 +77,7 @@ FRAGMENTS = _pairs("""
     ethanethiol CCS  hydrogen_sulfide S  dimethyl_disulfide CSSC  thiophene c1ccsc1
 """)
 
-# Solutes, and how many waters they get.
+# Solutes, and the numbers of waters around them.
 HYDRATED = {
     "nma": (1, 2, 3, 6),
     "ac-ala-nme": (1, 2, 4, 6, 8),
@@ -112,7 +112,7 @@ COMPLEXES = _mixtures("""
     acetamide+acetamide+acetamide  butane+butane  methanethiol+nma  guanidine+acetic_acid
 """)
 
-# Never trained on: they measure how the model does on molecules that it has not seen.
+# Excluded from training, to measure errors on unseen molecules.
 HELD_OUT = {
     "paracetamol", "azobenzene", "ac-val-nme", "ac-ala2-nme", "nicotinamide", "morpholine",
     "acetoxime", "phenethylamine", "ac-gly-nme+4w", "uracil+adenine",

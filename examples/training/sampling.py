@@ -1,4 +1,4 @@
-"""Ways to leave the start geometry: dynamics, torsions, distortions, molecules in contact."""
+"""Sampling of geometries by dynamics, torsion scans, distortions and random contacts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from geometry import (
 from labels import Gfn2
 from tasks import Task
 
-MAX_STRETCH = 1.6  # of the start length of a bond; beyond, the molecule counts as dissociated
-MIN_CONTACT = 0.55  # of the sum of van der Waals radii, within a molecule
+MAX_STRETCH = 1.6  # relative to the start length of a bond; beyond it, the bond is broken
+MIN_CONTACT = 0.55  # relative to the sum of van der Waals radii, within a molecule
 
 TIME_STEP = 1.5 * fs
 FRICTION = 0.02 / fs
 EQUILIBRATION = 100  # steps
 QUENCH = 40  # steps
-TASK_SECONDS = 6.0  # short tasks, because none is started once the time is up
+TASK_SECONDS = 6.0  # short, because running tasks must finish soon after the deadline
 MAX_FRAMES = 20
 DISTORTIONS = 6
 CONTACTS = 30
@@ -39,7 +39,7 @@ Forces = Callable[[FloatArray], FloatArray]
 
 
 def sample(task: Task) -> Iterator[FloatArray]:
-    """Yield centered geometries; a trajectory ends where its SCF does not converge."""
+    """Yield centered geometries; end a trajectory if its SCF does not converge."""
     with contextlib.suppress(RuntimeError):
         for x in SAMPLERS[task.kind](task, np.random.default_rng(task.seed)):
             yield centered(x)
@@ -50,16 +50,16 @@ def sample_md(task: Task, rng: np.random.Generator) -> Iterator[FloatArray]:
     (start,) = task.pieces
     n = len(start.numbers)
     every = int(np.interp(n, (10, 40), (25, 12)))
-    step_seconds = 0.7e-3 * (n / 9) ** 2.1  # an estimate, so that the task does not depend on load
+    step_seconds = 0.7e-3 * (n / 9) ** 2.1  # estimated, so that tasks are reproducible
     frames = int(np.clip(TASK_SECONDS / (every * step_seconds), 8, MAX_FRAMES))
-    # Loose convergence is enough to propagate the atoms, and halves the time.
+    # Loose convergence suffices to propagate the atoms and halves the time.
     model = Gfn2(start.numbers, start.charge, accuracy=50.0, restart=True)
 
     def forces(x: FloatArray) -> FloatArray:
         return model(x)[1] + wall_force(x, start.wall)
 
     limits = MAX_STRETCH * bond_lengths(start.positions, start)
-    # Heavy hydrogens leave the sampled distribution alone and allow the longer time step.
+    # Heavy hydrogens do not change the sampled distribution and allow a longer time step.
     masses = np.maximum(atomic_masses[start.numbers], 4.0)
     trajectory = langevin(quench(start.positions, forces), masses, forces, task.temperature, rng)
     for step in range(1 - EQUILIBRATION, frames * every + 1):
@@ -71,7 +71,7 @@ def sample_md(task: Task, rng: np.random.Generator) -> Iterator[FloatArray]:
 
 
 def sample_torsions(task: Task, rng: np.random.Generator) -> Iterator[FloatArray]:
-    """Yield full turns about each rotatable bond, jittered, without the overlapping ones."""
+    """Yield jittered geometries along full turns about each rotatable bond; skip overlaps."""
     (start,) = task.pieces
     distant = ~within_three_bonds(start)
     reach = MIN_CONTACT * (vdw_radii[start.numbers][:, None] + vdw_radii[start.numbers])
@@ -87,9 +87,9 @@ def sample_torsions(task: Task, rng: np.random.Generator) -> Iterator[FloatArray
 
 
 def sample_distortions(task: Task, rng: np.random.Generator) -> Iterator[FloatArray]:
-    """Yield jittered copies, alternately scaled as a whole or with one bond stretched or pressed.
+    """Yield jittered copies, alternately scaled as a whole or with the length of one bond changed.
 
-    A stretched bond carries along all that hangs on it.
+    All atoms on one side of that bond move together.
     """
     (start,) = task.pieces
     groups = {(j, k): moving_side(start, j, k) for j, k in start.bonds}
@@ -105,7 +105,7 @@ def sample_distortions(task: Task, rng: np.random.Generator) -> Iterator[FloatAr
 
 
 def sample_contacts(task: Task, rng: np.random.Generator) -> Iterator[FloatArray]:
-    """Yield random arrangements of the molecules, from well inside contact to far apart."""
+    """Yield random arrangements of the molecules, from overlapping to far apart."""
     for _ in range(CONTACTS):
         pieces = [replace(s, positions=jittered(s.positions, 0.03, rng)) for s in task.pieces]
         cluster = pieces[0]
@@ -139,15 +139,15 @@ def langevin(
     Parameters
     ----------
     x : float64 [N, 3]
-        Positions to start from, Å.
+        Start positions in Å.
     masses : float64 [N]
-        u.
+        Masses in u.
     forces : callable
-        From positions to eV/Å.
+        Return forces in eV/Å at the given positions.
     temperature : float
-        K.
+        Temperature in K.
     rng : Generator
-        Source of the velocities and of the noise.
+        Random numbers of the velocities and of the noise.
     """
     mass = masses[:, None]
     thermal = np.sqrt(kB * temperature / mass)
@@ -166,7 +166,7 @@ def langevin(
 
 
 def quench(x: FloatArray, forces: Forces) -> FloatArray:
-    """Relieve close contacts by a few capped steepest-descent steps."""
+    """Relieve close contacts with a few capped steps of steepest descent."""
     for _ in range(QUENCH):
         move = 0.01 * forces(x)
         length = np.linalg.norm(move, axis=1, keepdims=True)
@@ -175,7 +175,7 @@ def quench(x: FloatArray, forces: Forces) -> FloatArray:
 
 
 def wall_force(x: FloatArray, radius: float) -> FloatArray:
-    """Pull atoms outside the sphere about the centroid back, at 1 eV/Å²; no radius, no wall."""
+    """Pull atoms back into a sphere about the centroid with 1 eV/Å²; radius 0 means no wall."""
     if not radius:
         return np.zeros_like(x)
     offset = x - x.mean(0)

@@ -1,9 +1,9 @@
-"""Hold molecules at 300 K for 50 ps and report whether a bond ever broke.
+"""Simulate a system at 300 K for 50 ps and report whether a bond ever broke.
 
 Usage: ``python stability.py --structures structures.xyz --system aspirin --out aspirin.csv``
 
-The systems are alanine dipeptide, aspirin and a periodic box of 64 waters, in a Langevin
-thermostat. The file is brought up to date after every picosecond.
+The systems are alanine dipeptide, aspirin and a periodic box of 64 waters, with a Langevin
+thermostat. The file is updated after every picosecond.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from mlff_triton import TensorNetCalculator
 from mlff_triton.errors import InputError
 from mlff_triton.testing import water_box
 
-BROKEN = 1.5  # times the start length
+BROKEN = 1.5  # relative to the start length
 NAMES = {"alanine-dipeptide": "ac-ala-nme", "aspirin": "aspirin"}
 
 
 class BondWatch:
-    """Follows the lengths of the bonds that a structure has now.
+    """Largest stretch of the bonds that a structure has at the start.
 
     Parameters
     ----------
     atoms : ase.Atoms
-        The structure; two atoms are bonded if closer than 1.25 times their covalent radii.
+        Structure to watch. Two atoms are bonded if their distance is below 1.25 times the sum of
+        their covalent radii.
     """
 
     def __init__(self, atoms: Atoms) -> None:
@@ -48,7 +49,7 @@ class BondWatch:
         self.stretch = 1.0
 
     def __call__(self) -> None:
-        """Note the most stretched bond of the current step."""
+        """Record the largest stretch of the current step."""
         self.stretch = max(self.stretch, float((self._lengths(*self.ends) / self.start).max()))
 
     def _lengths(self, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -60,17 +61,17 @@ class BondWatch:
 
 
 def start_structure(system: str, structures: Path) -> Atoms:
-    """The named system; water is built on a lattice and therefore relaxed by the caller."""
+    """Return the named system. Water is built on a lattice, so the caller must relax it."""
     if system == "water-64":
         return water_box(64)
     for atoms in iread(structures):
         if atoms.info["name"] == NAMES[system]:
             return Atoms(atoms.numbers, atoms.positions)
-    raise InputError(f"{structures} holds no {NAMES[system]}: write it with structures.py")
+    raise InputError(f"{structures} does not contain {NAMES[system]}: create it with structures.py")
 
 
 def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
-    """Give hydrogens another mass, in u, at the cost of the atoms that they are bonded to.
+    """Change the mass of hydrogens, in u, at the expense of the atoms that they are bonded to.
 
     Averages do not depend on masses; slower hydrogens allow a longer time step.
     """
@@ -85,7 +86,7 @@ def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Simulate one system; after every picosecond write what has become of it."""
+    """Simulate one system and write its state after every picosecond."""
     rng = np.random.default_rng(args.seed)
     atoms = start_structure(args.system, args.structures)
     atoms.calc = TensorNetCalculator(args.model)
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
 def write(
     args: argparse.Namespace, n_atoms: int, picosecond: int, temperature: float, stretch: float
 ) -> None:
-    """Replace the file by one that tells of all picoseconds so far."""
+    """Write the results of all picoseconds so far, replacing the file."""
     row = {
         "system": args.system,
         "atoms": n_atoms,
@@ -128,7 +129,7 @@ def write(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--structures", type=Path, required=True)
     parser.add_argument("--system", choices=[*NAMES, "water-64"], required=True)

@@ -2,8 +2,8 @@
 
 Usage: ``python structures.py --out structures.xyz``
 
-Needs RDKit: ``pip install mlff-triton[train]``. The file that comes with the example was made so,
-and is all that `make_data.py` needs.
+Needs RDKit: ``pip install mlff-triton[train]``. The file beside this script was written this
+way, and `make_data.py` needs nothing else.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def embed(name: str, smiles: str, group: str, conformers: int, seed: int) -> lis
     Parameters
     ----------
     name, smiles, group : str
-        The molecule and its family.
+        Name, SMILES and family of the molecule.
     conformers : int
-        How many to try; those that come out alike count once.
+        Number of conformers to try; near-duplicates are dropped.
     seed : int
-        Of the embedding.
+        Seed of the embedding.
     """
-    # Imported here because reading the file needs no RDKit.
+    # Imported here because reading the file does not need RDKit.
     from rdkit import Chem
     from rdkit.Chem import AllChem
 
@@ -86,7 +86,7 @@ def embed(name: str, smiles: str, group: str, conformers: int, seed: int) -> lis
 
 
 def _quadruple(bonds: tuple[tuple[int, int], ...], j: int, k: int) -> tuple[int, int, int, int]:
-    """Name the torsion about the bond j-k by the first other neighbor of either end."""
+    """Return the torsion about the bond j-k, with the first other neighbor at either end."""
 
     def neighbor(atom: int, other: int) -> int:
         return next(a + b - atom for a, b in bonds if atom in (a, b) and other not in (a, b))
@@ -95,7 +95,7 @@ def _quadruple(bonds: tuple[tuple[int, int], ...], j: int, k: int) -> tuple[int,
 
 
 def write_structures(path: Path, structures: list[Structure]) -> None:
-    """Write extended XYZ with four decimals, which keeps the file small."""
+    """Write extended XYZ with four decimals, to keep the file small."""
     with path.open("w") as file:
         for s in structures:
             file.write(f"{len(s.numbers)}\n{_header(s)}\n")
@@ -104,7 +104,7 @@ def write_structures(path: Path, structures: list[Structure]) -> None:
 
 
 def read_structures(path: Path) -> list[Structure]:
-    """Read what `write_structures` wrote."""
+    """Read a file of `write_structures`."""
     return [
         Structure(
             name=atoms.info["name"],
@@ -142,7 +142,7 @@ def _decode(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def main() -> None:
-    """Write the structures to the file named on the command line."""
+    """Build the structures and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("structures.xyz"))
     parser.add_argument("--seed", type=int, default=2024)

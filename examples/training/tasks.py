@@ -1,4 +1,4 @@
-"""The plan of the data set: independent tasks, each with its own seed and its own split."""
+"""The plan of the data set: independent tasks, each with its own seed and split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from geometry import Structure
 
 SPLITS = {"train": 0, "validation": 1, "test": 2, "test_molecule": 3}
 
-# Temperatures in K, and the number of rounds in which each group is sampled again.
+# Temperatures in K and number of rounds of molecular dynamics, by group.
 MD_PLAN: dict[str, tuple[tuple[int, ...], int]] = {
     "md17": ((300, 500, 700), 4),
     "peptide": ((300, 500, 700), 2),
@@ -33,13 +33,13 @@ class Task:
     Attributes
     ----------
     kind : str
-        How to sample: a key of `sampling.SAMPLERS`.
+        Kind of sampling, a key of `sampling.SAMPLERS`.
     pieces : tuple of Structure
-        The structure to sample, or the molecules to bring into contact.
+        Structure to sample, or molecules to bring into contact.
     replica : int
-        Distinguishes tasks of the same kind on the same structure.
+        Index among tasks of the same kind on the same structure.
     temperature : int
-        In K, for molecular dynamics.
+        Temperature of molecular dynamics in K.
     """
 
     kind: str
@@ -49,18 +49,18 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Unique name, also the stem of the task's file."""
+        """Unique name, and the stem of the task's file."""
         molecules = "~".join(f"{s.name}.{s.conformer}" for s in self.pieces)
         return f"{self.kind}_{molecules}_{self.temperature}K_{self.replica}"
 
     @property
     def seed(self) -> int:
-        """Seed of everything random in the task."""
+        """Seed of all random numbers of the task."""
         return zlib.crc32(self.name.encode())
 
     @property
     def split(self) -> int:
-        """Index in `SPLITS`; whole tasks are held out, so no two splits share a trajectory."""
+        """Index in `SPLITS`. Whole tasks are held out, so splits do not share trajectories."""
         if any(s.split == "test_molecule" for s in self.pieces):
             return SPLITS["test_molecule"]
         draw = np.random.default_rng([self.seed, 1]).random()
@@ -68,9 +68,9 @@ class Task:
 
 
 def plan(structures: list[Structure]) -> list[Task]:
-    """List all tasks, such that any leading part of the list is a balanced data set.
+    """List all tasks in an order that makes every leading part a balanced data set.
 
-    The first round covers every molecule and every kind of task; later rounds repeat some of it.
+    The first round covers every molecule and every kind of task. Later rounds repeat some of them.
     """
     tasks: dict[str, Task] = {}
     for round_ in range(ROUNDS):
@@ -85,13 +85,13 @@ def plan(structures: list[Structure]) -> list[Task]:
 
 
 def first_of_each_kind(tasks: list[Task], limit: int) -> list[Task]:
-    """Keep at most ``limit`` tasks of each kind, in order."""
+    """Return the first ``limit`` tasks of each kind, in order."""
     kinds = [task.kind for task in tasks]
     return [task for i, task in enumerate(tasks) if kinds[:i].count(task.kind) < limit]
 
 
 def _round_of_md(structures: list[Structure], round_: int) -> Iterator[Task]:
-    """Yield the trajectories of one round; the smallest molecules also run at 1000 K."""
+    """Yield the trajectories of one round, for the smallest molecules also at 1000 K."""
     for s in structures:
         temperatures, rounds = MD_PLAN[s.group]
         if s.group in ("md17", "fragment") and len(s.numbers) <= 12:
@@ -101,7 +101,7 @@ def _round_of_md(structures: list[Structure], round_: int) -> Iterator[Task]:
 
 
 def _round_of_contacts(structures: list[Structure], round_: int) -> Iterator[Task]:
-    """Yield random pairs and trios of small molecules, a third of them with water."""
+    """Yield random pairs and triples of small molecules, a third of them with water."""
     rng = np.random.default_rng(round_)
     small = [s for s in structures if s.group == "fragment" and len(s.numbers) <= 14]
     small = [s for s in small if s.split == "train"]

@@ -1,11 +1,11 @@
-"""Train a TensorNet on energies and forces, from the exact module of the package.
+"""Train a TensorNet on energies and forces, with the exact module of the package.
 
 Usage: ``python train.py --data data --out run --steps 60000 --minutes 9``
 
-The data are the shards that `make_data.py` writes. Training stops after ``--minutes``, or at
-Ctrl-C, and goes on where it stopped when called again, until ``--steps`` are done; then the
-averaged weights are evaluated on all data and written to ``model.safetensors``, the errors to
-``errors.csv``. It takes a GPU where there is one.
+The data are the shards written by `make_data.py`. Training stops after ``--minutes`` or at Ctrl-C,
+and the same command resumes it until ``--steps`` are done. Then the averaged weights are evaluated
+on all data and written to ``model.safetensors``, and the errors are written to ``errors.csv``. The
+script uses a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mlff_triton.dynamics.interrupt import StopRequest
 
 WARM_UP = 1000  # steps
 EMA_DECAY = 0.999
-ENERGY_WEIGHT, FORCE_WEIGHT = 4.0, 1.0  # 1 / eV an atom, 1 / (eV/Å)
-HUBER = 0.002  # eV an atom, below which the energy loss is quadratic
+ENERGY_WEIGHT, FORCE_WEIGHT = 4.0, 1.0  # 1 / (eV per atom), 1 / (eV/Å)
+HUBER = 0.002  # eV per atom, below which the energy loss is quadratic
 MAX_GRADIENT = 10.0  # norm
-EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
+EXIT_INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 
 
 def build(data: Dataset, args: argparse.Namespace) -> TensorNet:
-    """Make a fresh model with the energy scale of the data, where the data are."""
+    """Build a new model with the energy scale of the data, on their device."""
     torch.manual_seed(args.seed)
     elements = tuple(sorted(set(data.numbers.tolist())))
     model = TensorNet(
@@ -53,14 +53,14 @@ def build(data: Dataset, args: argparse.Namespace) -> TensorNet:
 
 
 def fit_scale(data: Dataset, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Fit what the network need not learn, on the training set.
+    """Fit the element references and the scale of the network to the training set.
 
     Returns
     -------
     references : float64 [elements]
         Energy of each element in eV, by least squares.
     std : float64 []
-        Root mean square of the forces in eV/Å, taken as eV.
+        Root mean square of the forces in eV/Å, used as an energy in eV.
     """
     chosen = data.select(TRAIN)
     atoms, owner = ragged_range(data.atom_start, chosen)
@@ -68,14 +68,14 @@ def fit_scale(data: Dataset, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]
         [torch.bincount(owner[data.numbers[atoms] == z], minlength=len(chosen)) for z in elements],
         dim=1,
     ).double()
-    # The tiny ridge keeps an element that is absent at zero.
+    # The tiny ridge keeps the energies of absent elements at zero.
     normal = counts.T @ counts + 1e-6 * torch.eye(len(elements), device=counts.device)
     references = torch.linalg.solve(normal, counts.T @ data.energy[chosen])
     return references, data.forces[atoms].square().mean().sqrt().double()
 
 
 def loss_of(model: TensorNet, batch: Batch) -> Tensor:
-    """Mean absolute energy error an atom and mean length of the force error, weighted."""
+    """Return the weighted sum of the energy loss per atom and the mean length of force errors."""
     energy_error, force_error = errors(model, batch, create_graph=True)
     energy_loss = torch.nn.functional.smooth_l1_loss(
         energy_error, torch.zeros_like(energy_error), beta=HUBER
@@ -85,7 +85,7 @@ def loss_of(model: TensorNet, batch: Batch) -> Tensor:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then half a cosine down to a thousandth of the peak."""
+    """Warm up linearly, then follow half a cosine down to a thousandth of the peak."""
     if step < WARM_UP:
         return peak * (step + 1) / WARM_UP
     progress = (step - WARM_UP) / max(1, steps - WARM_UP)
@@ -93,7 +93,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def batches(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tensor]:
-    """Shuffled batches without end; batch ``k`` is the same however often training was resumed."""
+    """Yield shuffled batches without end; batch ``k`` does not depend on where training resumed."""
     per_epoch = max(1, len(chosen) // size)
     for epoch in itertools.count(start // per_epoch):
         generator = torch.Generator().manual_seed(seed + epoch)
@@ -104,16 +104,16 @@ def batches(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tensor
 
 
 class Trainer:
-    """A model, its averaged copy and its optimizer, which survive an interruption.
+    """A model, its averaged copy and its optimizer, which can be saved and resumed.
 
     Parameters
     ----------
     model : TensorNet
-        A fresh model; a checkpoint at ``path`` replaces its weights.
+        A new model; a checkpoint at ``path`` replaces its weights.
     path : path
-        The checkpoint.
+        File of the checkpoint.
     steps : int
-        Length of the whole training.
+        Number of steps of the whole training.
     peak : float
         Highest learning rate.
     """
@@ -134,17 +134,17 @@ class Trainer:
 
     @property
     def averaged_model(self) -> TensorNet:
-        """The model with averaged weights, which is the better one."""
+        """The model with averaged weights, which has smaller errors."""
         model: TensorNet = self.average.module
         return model
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are."""
+        """True once all steps are done."""
         return self.step >= self.steps
 
     def train_step(self, batch: Batch) -> Tensor:
-        """Take one step of the optimizer and return the loss before it."""
+        """Take one step of the optimizer and return the loss before the step."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.steps, self.peak)
         self.optimizer.zero_grad()
@@ -157,7 +157,7 @@ class Trainer:
         return loss.detach()
 
     def save(self) -> None:
-        """Write everything that training needs to go on."""
+        """Write everything that is needed to resume training."""
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
@@ -173,30 +173,30 @@ class Trainer:
         try:
             self.model.load_state_dict(state["model"])
         except RuntimeError:
-            sys.exit(f"{self.path} is of another model: repeat its options, or give another --out")
+            sys.exit(f"{self.path} is of another model: repeat its options or use another --out")
         self.step = state["step"]
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def train(trainer: Trainer, data: Dataset, args: argparse.Namespace, begin: float) -> bool:
-    """Train until the steps or the minutes are used up, and save.
+    """Train until the steps or the minutes run out, and save.
 
     Parameters
     ----------
     trainer : Trainer
-        What to train.
+        Trainer of the model.
     data : Dataset
-        What to train on, and to validate on now and then.
+        Training data, and validation data for the reports.
     args : Namespace
         Options of the command line.
     begin : float
-        Time from which the minutes count, by `time.monotonic`.
+        Value of `time.monotonic` at which the minutes begin.
 
     Returns
     -------
     bool
-        Whether Ctrl-C ended it.
+        True if training ended by Ctrl-C.
     """
     recent: list[Tensor] = []
     with StopRequest() as stop:
@@ -210,7 +210,7 @@ def train(trainer: Trainer, data: Dataset, args: argparse.Namespace, begin: floa
                 print(
                     f"{time.monotonic() - begin:6.0f} s  step {trainer.step:6d}  "
                     f"loss {float(torch.stack(recent).mean()):.4f}  "
-                    f"validation {maes[0]:.4f} kcal/mol an atom, {maes[1]:.3f} kcal/mol/Å",
+                    f"validation {maes[0]:.4f} kcal/mol per atom, {maes[1]:.3f} kcal/mol/Å",
                     flush=True,
                 )
                 trainer.save()
@@ -220,13 +220,13 @@ def train(trainer: Trainer, data: Dataset, args: argparse.Namespace, begin: floa
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with data_*.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint and model")
     parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--batch", type=int, default=128, help="configurations a step")
+    parser.add_argument("--batch", type=int, default=128, help="configurations per step")
     parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
@@ -238,7 +238,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, and once all steps are done evaluate and write the model."""
+    """Train; once all steps are done, evaluate and write the model."""
     args = parse_arguments()
     begin = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def main() -> None:
     n_train = len(data.select(TRAIN))
     print(f"{n_train} of {len(data.energy)} configurations to train on", flush=True)
     if not n_train:
-        sys.exit("nothing to train on: make more data")
+        sys.exit("there are no training data: make more with make_data.py")
     trainer = Trainer(build(data, args), args.out / "checkpoint.pt", args.steps, args.lr)
     interrupted = train(trainer, data, args, begin)
     if trainer.is_done:
@@ -257,7 +257,7 @@ def main() -> None:
         write_table(rows, args.out / "errors.csv")
         save_model(trainer.averaged_model, args.out / "model.safetensors")
     else:
-        print(f"stopped at step {trainer.step} of {args.steps}; the same command goes on")
+        print(f"stopped at step {trainer.step} of {args.steps}; the same command resumes")
     if interrupted:
         sys.exit(EXIT_INTERRUPTED)
 
