@@ -7,14 +7,28 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
-from mlff_triton.kernels.transformer import token_embedding as module
 from mlff_triton.kernels.transformer.reference import token_embedding as reference
-from mlff_triton.kernels.transformer.token_embedding import token_embedding, unpack_rows
+from mlff_triton.kernels.transformer.row_blocks import RowBlocks
+from mlff_triton.kernels.transformer.token_embedding import (
+    LaunchSizes,
+    Tables,
+    launch_sizes,
+    launch_token_embedding,
+    token_embedding,
+)
+from mlff_triton.kernels.transformer.unpack_rows import unpack_rows
+from mlff_triton.kernels.types.packed_rows import PackedRows
 from mlff_triton.testing import assert_close
+from tests.support.token_cases import (
+    MASK_TOKEN,
+    WORDS,
+    assert_near,
+    moved,
+    random_mask,
+    random_tokens,
+)
 
-WORDS, POSITIONS, KINDS, MASK_TOKEN, PADDING = 21, 60, 3, 7, -100
-HALVES = (torch.float16, torch.bfloat16)
+POSITIONS, KINDS = 60, 3
 MASKS = {
     "right": [[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]],
     "left": [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]],
@@ -25,23 +39,8 @@ MASKS = {
 }
 
 
-def random_mask(batch: int, length: int) -> Tensor:
-    mask = torch.rand(batch, length) < 0.7
-    mask[:, :1] = True
-    mask[1::3] = False
-    return mask
-
-
-def random_tokens(mask: Tensor) -> Tensor:
-    """About a tenth of them masked, and nonsense where there is padding."""
-    ids = torch.randint(WORDS, mask.shape)
-    ids[torch.rand(mask.shape) < 0.1] = MASK_TOKEN
-    ids[:, :1] = MASK_TOKEN + 1  # the only token of a sequence is not a masked one
-    return torch.where(mask != 0, ids, PADDING)
-
-
 def random_parts(shape: tuple[int, int], channels: int, dtype: torch.dtype) -> dict[str, Any]:
-    """All that can be added, and a normalization."""
+    """Return all tables with their indices, a normalization and a token for masked ones."""
     word, positions, kinds = (torch.randn(n, channels) for n in (WORDS, POSITIONS, KINDS))
     return {
         "word": word.to(dtype),
@@ -54,80 +53,81 @@ def random_parts(shape: tuple[int, int], channels: int, dtype: torch.dtype) -> d
     }
 
 
-def moved(value: Any, to: Any) -> Any:
-    """Floating-point tensors in a dtype, or all on a device."""
-    if isinstance(value, tuple):
-        return tuple(moved(v, to) for v in value)
-    if isinstance(value, dict):
-        return {name: moved(v, to) for name, v in value.items()}
-    if isinstance(value, Tensor) and (value.is_floating_point() or isinstance(to, str)):
-        return value.to(to)
-    return value
-
-
-def assert_matches(device: str, capacity: int | None = None, **inputs: Any) -> None:
-    """Compare rows and where they are, the truth being the reference in float64."""
+def assert_matches(
+    device: str,
+    capacity: int | None = None,
+    sizes: LaunchSizes | None = None,
+    **inputs: Any,
+) -> None:
+    """Compare rows and their mapping with the reference in float64."""
     exact, expected = reference.token_embedding(**moved(inputs, torch.float64), capacity=capacity)
-    x, packed = token_embedding(**moved(inputs, device), capacity=capacity)
+    x, packed = embed(sizes, capacity, **moved(inputs, device))
     n_rows, n_tokens, dtype = len(exact), inputs["ids"].numel(), inputs["word"].dtype
     assert x.shape == (n_tokens if capacity is None else capacity, exact.shape[1])
     assert x.dtype == dtype
     for found, wanted in zip(packed, expected, strict=True):
         assert found.dtype is torch.int32
         assert torch.equal(found[: len(wanted)].cpu(), wanted)
-    assert x[n_rows:].isnan().all(), "a row that means nothing was written to"
+    assert x[n_rows:].isnan().all(), "an unused row was written"
     assert (packed.token[n_rows:] == torch.iinfo(torch.int32).max).all()
     assert_near(x[:n_rows], exact, dtype)
 
 
-def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
-    if dtype in HALVES:
-        error = (found.cpu().double() - exact).abs().max()
-        assert error < torch.finfo(dtype).eps * exact.abs().max()
-    else:
-        assert_close(found, exact, 0, dtype)
+def embed(
+    sizes: LaunchSizes | None = None,
+    capacity: int | None = None,
+    *,
+    ids: Tensor,
+    word: Tensor,
+    mask: Tensor | None = None,
+    norm: Any = None,
+    mask_token: int | None = None,
+    **indexed: Tensor,
+) -> tuple[Tensor, PackedRows]:
+    """Call the operator, or its launcher if sizes are given."""
+    if sizes is None:
+        options = {"norm": norm, "mask_token": mask_token, "capacity": capacity}
+        return token_embedding(ids, word, mask, **indexed, **options)
+    n_rows = ids.numel() if capacity is None else capacity
+    tables = Tables(word, **indexed)
+    return launch_token_embedding(ids, mask, tables, norm, mask_token, False, n_rows, sizes)
 
 
-@pytest.fixture(params=["one launch", "two launches"])
-def _route(request, monkeypatch):
-    if request.param == "two launches":
-        monkeypatch.setattr(module, "_FEW_TOKENS", 0)
+def two_launches(channels: int) -> LaunchSizes:
+    """Return sizes with which a kernel counts tokens first, as in large batches."""
+    return launch_sizes(channels)._replace(few_tokens=0)
 
 
-@pytest.fixture
-def _small_blocks(monkeypatch):
-    """Several blocks to count, several programs a sequence, and several steps a program."""
-    monkeypatch.setattr(module, "_COUNTED", 16)
-    monkeypatch.setattr(module, "_PROGRAMS", 8)
-    monkeypatch.setattr(
-        module, "_blocks", lambda channels: module._Blocks(4, 1 << channels.bit_length(), 4)
-    )
+both_routes = pytest.mark.parametrize("sizes", [launch_sizes, two_launches])
 
 
-@pytest.mark.usefixtures("_route")
+@both_routes
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_masks(mask, device, dtype):
+def test_masks(mask, sizes, device, dtype):
     mask = torch.tensor(mask)
     parts = random_parts(mask.shape, 8, dtype)
-    assert_matches(device, ids=random_tokens(mask), mask=mask, **parts)
+    assert_matches(device, sizes=sizes(8), ids=random_tokens(mask), mask=mask, **parts)
 
 
-@pytest.mark.usefixtures("_route", "_small_blocks")
+@pytest.mark.parametrize("few_tokens", [0, 4096])
 @pytest.mark.parametrize("shape", [(1, 50), (5, 23), (37, 2)], ids=str)
-def test_many_blocks(shape, device, dtype):
+def test_many_blocks(shape, few_tokens, device, dtype):
+    """Count several blocks, with several programs per sequence and several steps per program."""
+    sizes = LaunchSizes(RowBlocks(4, 8, 4), count_block=16, programs=8, few_tokens=few_tokens)
     mask = random_mask(*shape)
     parts = random_parts(shape, 8, dtype)
-    assert_matches(device, ids=random_tokens(mask), mask=mask, **parts)
-    assert_matches(device, ids=random_tokens(mask), mask=mask, word=parts["word"])
+    assert_matches(device, sizes=sizes, ids=random_tokens(mask), mask=mask, **parts)
+    word = parts["word"]
+    assert_matches(device, sizes=sizes, ids=random_tokens(mask), mask=mask, word=word)
 
 
-@pytest.mark.usefixtures("_route")
+@both_routes
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17)], ids=str)
 @pytest.mark.parametrize("mask_token", [None, MASK_TOKEN])
-def test_without_a_mask(shape, mask_token, device, dtype):
+def test_without_a_mask(shape, mask_token, sizes, device, dtype):
     ids = random_tokens(torch.ones(shape))
     parts = random_parts(shape, 33, dtype) | {"mask_token": mask_token}
-    assert_matches(device, ids=ids, **parts)
+    assert_matches(device, sizes=sizes(33), ids=ids, **parts)
 
 
 @pytest.mark.parametrize("channels", [1, 33, 320, 3000])
@@ -138,13 +138,13 @@ def test_channels(channels, device, dtype):
 
 
 def test_more_tokens_than_programs_count_themselves(device):
-    shape = 3, 1 + module._FEW_TOKENS // 3
+    shape = 3, 1 + launch_sizes(8).few_tokens // 3
     mask = random_mask(*shape)
     parts = random_parts(shape, 8, torch.float32)
     assert_matches(device, ids=random_tokens(mask), mask=mask, **parts)
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_half_precision(half, device):
     mask = random_mask(3, 20)
     parts = random_parts(mask.shape, 33, half)
@@ -175,13 +175,13 @@ def test_normalization_without_bias(device, dtype):
     assert_matches(device, ids=ids, word=word, norm=(torch.randn(33, dtype=dtype), None, 0.1))
 
 
-@pytest.mark.usefixtures("_route")
+@both_routes
 @pytest.mark.parametrize("capacity", [0, 1, 7, 22, 40])
-def test_capacities(capacity, device, dtype):
-    """Rows beyond it are neither written nor pointed to, and those that are left over stay."""
+def test_capacities(capacity, sizes, device, dtype):
+    """Rows beyond the capacity are neither written nor indexed; unused rows are not written."""
     mask = random_mask(4, 8)
     parts = random_parts(mask.shape, 8, dtype)
-    assert_matches(device, capacity, ids=random_tokens(mask), mask=mask, **parts)
+    assert_matches(device, capacity, sizes(8), ids=random_tokens(mask), mask=mask, **parts)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,18 @@ def test_strided_inputs(device, dtype):
     parts = random_parts(mask.shape, 8, dtype)
     parts["word"] = parts["word"].T.contiguous().T
     assert_matches(device, ids=random_tokens(mask), mask=mask, **parts)
-    every = torch.ones(1, 1).expand(4, 9)
-    assert_matches(device, ids=random_tokens(every), mask=every, **parts)
+    keep_all = torch.ones(1, 1).expand(4, 9)
+    assert_matches(device, ids=random_tokens(keep_all), mask=keep_all, **parts)
 
 
-@pytest.mark.usefixtures("_route")
-def test_token_dropout_is_that_of_esm2(device):
-    """Counted by hand; a masked token counts even where the mask leaves it out."""
+@both_routes
+def test_token_dropout_is_that_of_esm2(sizes, device):
+    """Shares are counted by hand; a masked token counts even if it is not kept."""
     m = MASK_TOKEN
     ids = torch.tensor([[1, m, 2, 3], [4, m, 5, m], [m, 6, 1, 1]], device=device)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]], device=device)
     word = torch.randn(WORDS, 8, device=device, dtype=torch.float64)
-    x, packed = token_embedding(ids, word, mask, mask_token=m)
+    x, packed = embed(sizes(8), ids=ids, word=word, mask=mask, mask_token=m)
     shares = 1 / 4, 2 / 3, 1 / 2
     rows = [
         word[i] * (i != m) * 0.88 / (1 - share)
@@ -281,54 +281,6 @@ def test_a_cuda_graph_follows_the_mask(device):
         assert torch.equal(captured.any(2), (mask != 0) & (ids != MASK_TOKEN))
 
 
-@pytest.mark.parametrize("parts", [(), ("shift",), ("norm",), ("shift", "norm")], ids=str)
-def test_unpacking(parts, device, dtype):
-    assert_unpacks(device, dtype, (3, 17), 33, parts)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 17)], ids=str)
-@pytest.mark.parametrize("channels", [1, 8, 3000])
-def test_unpacking_shapes(shape, channels, device):
-    assert_unpacks(device, torch.float32, shape, channels, ("shift", "norm"))
-
-
-@pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("out", [None, torch.float16, torch.float32, torch.float64])
-def test_unpacking_to_another_dtype(half, out, device):
-    assert_unpacks(device, half, (3, 17), 33, ("shift", "norm"), out)
-
-
-def assert_unpacks(
-    device: str,
-    dtype: torch.dtype,
-    shape: tuple[int, int],
-    channels: int,
-    parts: tuple[str, ...],
-    out: torch.dtype | None = None,
-) -> None:
-    kept = random_mask(*shape).flatten()
-    row_of = torch.where(kept, kept.cumsum(0) - 1, -1).int()
-    x, vectors = torch.randn(len(kept), channels) + 3, torch.randn(3, channels).to(dtype)
-    given = {"shift": vectors[0], "norm": (vectors[1], vectors[2], 1e-5)}
-    options = {name: given[name] for name in parts}
-    x = x.to(dtype)
-    exact = reference.unpack_rows(x.double(), row_of, shape, **moved(options, torch.float64))
-    x[kept.sum() :] = torch.nan
-    found = unpack_rows(x.to(device), row_of.to(device), shape, **moved(options, device), dtype=out)
-    assert found.dtype is (out or dtype)
-    assert found.shape == (*shape, channels)
-    coarser = max(COMPUTE_DTYPES[dtype], found.dtype, key=lambda d: torch.finfo(d).eps)
-    assert_near(found, exact, coarser)
-
-
-def test_a_shift_may_be_more_exact(device):
-    x, shift = torch.randn(2, 33).half().to(device), torch.randn(33, device=device)
-    row_of = torch.tensor([1, -1, 0], device=device)
-    found = unpack_rows(x, row_of, (1, 3), shift=shift, dtype=torch.float32)
-    zero = torch.zeros_like(shift)
-    assert torch.equal(found[0], torch.stack([x[1] + shift, zero, x[0] + shift]))
-
-
 def test_there_and_back(device, dtype):
     mask = random_mask(5, 9)
     ids = random_tokens(mask).to(device)
@@ -352,7 +304,10 @@ def test_there_and_back(device, dtype):
         ({"positions": torch.ones(8).long()}, r"positions has the shape \[8\] instead of"),
         ({"positions": torch.ones(2, 4)}, "positions is torch.float32"),
         ({"position_table": torch.ones(9, 7)}, r"position_table .* instead of \[\*, 8\]"),
-        ({"position_table": torch.ones(9, 8).half()}, "position_table is torch.float16.* one for"),
+        (
+            {"position_table": torch.ones(9, 8).half()},
+            "position_table is torch.float16: use the same dtype",
+        ),
         ({"position_table": None}, "positions are given without their table"),
         ({"positions": None, "position_table": torch.ones(3, 8)}, "has 3 rows instead of 4"),
         ({"kinds": torch.ones(2, 4).long()}, "kinds are given without their table"),
@@ -373,38 +328,17 @@ def test_refuses_what_does_not_fit(change, message, device):
         token_embedding(**moved(fitting | change, device))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": torch.ones(3)}, r"x has the shape \[3\] instead of \[\*, C\]"),
-        ({"row_of": torch.ones(7).int()}, r"row_of has the shape \[7\] instead of \[8\]"),
-        ({"row_of": torch.ones(8)}, "row_of is torch.float32"),
-        ({"shift": torch.ones(4)}, r"shift has the shape \[4\] instead of \[5\]"),
-        ({"shift": torch.ones(5).long()}, "shift is torch.int64"),
-        ({"norm": (torch.ones(4), None, 0.1)}, r"weight .* instead of \[5\]"),
-        ({"dtype": torch.int32}, "dtype is torch.int32"),
-    ],
-)
-def test_refuses_to_unpack_what_does_not_fit(change, message, device):
-    fitting = {"x": torch.ones(3, 5), "row_of": torch.zeros(8).int(), "shape": (2, 4)}
-    with pytest.raises(InputError, match=message):
-        unpack_rows(**moved(fitting | change, device))
-
-
 def test_needs_a_gpu(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(BackendError, match="Triton kernels need a GPU"):
         token_embedding(torch.ones(2, 4).long(), torch.ones(5, 8))
-    with pytest.raises(BackendError, match="Triton kernels need a GPU"):
-        unpack_rows(torch.ones(3, 5), torch.zeros(8).int(), (2, 4))
 
 
 def test_derivatives_of_the_reference():
     mask, word = random_mask(2, 3), torch.randn(WORDS, 2, dtype=torch.float64, requires_grad=True)
     ids = random_tokens(mask)
 
-    def round_trip(word: Tensor) -> Tensor:
-        x, packed = reference.token_embedding(ids, word, mask, mask_token=MASK_TOKEN)
-        return reference.unpack_rows(x, packed.row_of, (2, 3))
+    def embedded(word: Tensor) -> Tensor:
+        return reference.token_embedding(ids, word, mask, mask_token=MASK_TOKEN)[0]
 
-    assert torch.autograd.gradcheck(round_trip, (word,))
+    assert torch.autograd.gradcheck(embedded, (word,))

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 from torch.nn import functional
 
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
 from mlff_triton.kernels.common.reference.activations import ACTIVATIONS
-from mlff_triton.kernels.transformer import token_linear as module
 from mlff_triton.kernels.transformer.reference import token_linear as reference
 from mlff_triton.kernels.transformer.reference.token_norm import token_moments as exact_moments
 from mlff_triton.kernels.transformer.token_linear import (
@@ -22,13 +23,13 @@ from tests.support.token_cases import (
     DTYPES,
     HALVES,
     assert_rows,
-    counted,
     doubled,
     layer_of,
-    on,
+    live_count,
     random_layer,
     random_rotary,
     random_rows,
+    rotary_on,
     truth,
 )
 
@@ -52,7 +53,7 @@ def random_norm(channels: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_matches_the_reference(size, dtype, device):
     n_rows, live, n_out, n_in = size
     x, layer = random_rows(n_rows, n_in, dtype, live), random_layer(n_out, n_in, dtype)
-    found, sums = token_linear(x.to(device), layer_of(device, *layer), counted(live, device))
+    found, sums = token_linear(x.to(device), layer_of(device, *layer), live_count(live, device))
     assert sums is None
     assert_rows(found, truth(x, layer), dtype, live)
 
@@ -64,7 +65,7 @@ def test_all_rows_live_unless_told(device, dtype):
 
 
 def test_results_may_be_more_exact_than_rows(device):
-    """Sums are float32 before they are rounded."""
+    """Sums are float32 until they are rounded to the dtype of the result."""
     x, layer = random_rows(40, 30, torch.float16), random_layer(33, 30, torch.float16)
     found, _ = token_linear(x.to(device), layer_of(device, *layer), dtype=torch.float32)
     assert found.dtype is torch.float32
@@ -80,13 +81,13 @@ def test_activations(activation, dtype, device):
 
 
 def approximate_gelu(x: Tensor, device: str) -> Tensor:
-    """What kernels take for results in half precision, without rounding to it."""
+    """Return the GELU for half precision, not rounded to it."""
     one = layer_of(device, torch.ones(1, 1, dtype=x.dtype), torch.zeros(1, dtype=x.dtype))
     return token_linear(x[:, None].to(device), one, activation="gelu_half").x[:, 0].cpu()
 
 
 def test_gelu_for_half_precision(device, dtype):
-    """Numbers like 1, as hidden layers have them, are rounded to 1.4e-4 by float16 on average."""
+    """The error is far below float16 rounding, 1.4e-4 on average for numbers of about 1."""
     x = torch.linspace(-12, 12, 4001, dtype=dtype)
     off = (approximate_gelu(x, device) - functional.gelu(x.double())).abs()
     assert off.max() <= 5.4e-5
@@ -102,12 +103,12 @@ def test_gelu_for_half_precision_of_large_and_small_numbers(device, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_moments_and_what_they_normalize(size, dtype, device):
-    """A layer leaves moments, and the next one has a normalization in it."""
+def test_moments_normalize_the_next_layer(size, dtype, device):
+    """One layer returns moments, and the next one contains a normalization."""
     n_rows, live, n_out, n_in = size
     x, layer = random_rows(n_rows, n_in, dtype, live), random_layer(n_out, n_in, dtype)
     second, norm = random_layer(45, n_out, dtype), random_norm(n_out, dtype)
-    count = counted(live, device)
+    count = live_count(live, device)
     y, sums = token_linear(x.to(device), layer_of(device, *layer), count, with_moments=True)
     assert_rows(y, truth(x, layer), dtype, live)
 
@@ -123,19 +124,20 @@ def test_moments_and_what_they_normalize(size, dtype, device):
 def test_moments_belong_to_parts_of_the_columns(device, dtype):
     x, layer = random_rows(20, 30, dtype), random_layer(70, 30, dtype)
     y, sums = token_linear(x.to(device), layer_of(device, *layer), with_moments=True)
-    tile = module._tile(20, 70, 30, x.element_size())
-    parts = doubled(y).split(tile.columns, 1)
-    assert len(parts) > 1
+    n_parts = sums.shape[1]
+    assert n_parts > 1
+    columns = triton.next_power_of_2(triton.cdiv(70, n_parts))
+    parts = doubled(y).split(columns, 1)
     exact = torch.cat([exact_moments(part) for part in parts], 1)
     assert_close(sums, exact, 1, dtype)
 
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
 def test_normalization_of_rows_far_from_zero(half, device):
-    """Weights are rounded before they are summed up: the mean goes away to the last bit."""
+    """Row sums are those of the rounded weights, so that the mean cancels exactly."""
     x, layer, norm = torch.randn(40, 96), random_layer(33, 96, half), random_norm(96, half)
     x = (x + 8).to(half)
-    sums = token_moments(x.to(device), counted(40, device))
+    sums = token_moments(x.to(device), live_count(40, device))
     found, _ = token_linear(
         x.to(device), layer_of(device, *layer, norm), moments=Moments(sums, EPS)
     )
@@ -148,7 +150,7 @@ def test_normalization_of_rows_far_from_zero(half, device):
 def test_residual(normalized, size, dtype, device):
     n_rows, live, n_out, n_in = size
     x, layer = random_rows(n_rows, n_in, dtype, live), random_layer(n_out, n_in, dtype)
-    rows, count = random_rows(n_rows, n_out, dtype, live), counted(live, device)
+    rows, count = random_rows(n_rows, n_out, dtype, live), live_count(live, device)
     residual, norm = Residual(rows.to(device)), None
     if normalized:
         norm = random_norm(n_out, dtype)
@@ -161,10 +163,10 @@ def test_residual(normalized, size, dtype, device):
 
 
 def test_everything_at_once(device, dtype):
-    """Two normalizations whose moments come in unequal numbers of parts, and new moments."""
+    """Combine two normalizations whose moments have different numbers of parts with new moments."""
     x, rows, live = random_rows(70, 96, dtype, 50), random_rows(70, 80, dtype, 50), 50
     layer, norm, other = random_layer(80, 96, dtype), random_norm(96, dtype), random_norm(80, dtype)
-    count = counted(live, device)
+    count = live_count(live, device)
     parts = exact_moments(x.double())[:, 0] / 3
     sums = torch.stack([parts] * 3, 1).to(device, dtype)
     of_rows = token_moments(rows.to(device), count)
@@ -189,11 +191,14 @@ def test_everything_at_once(device, dtype):
     [(1, 1, 16), (63, 50, 16), (63, 50, 24), (63, 63, 64), (1030, 999, 24)],
 )
 def test_rotary(n_rows, live, dim, dtype, device):
-    """Of queries and keys, and not of values."""
+    """Queries and keys are rotated, values are not."""
     x, layer = random_rows(n_rows, 40, dtype, live), random_layer(6 * dim, 40, dtype)
     rotary = random_rotary(n_rows, 4 * dim, dim, dtype)
     found, _ = token_linear(
-        x.to(device), layer_of(device, *layer), counted(live, device), rotary=on(device, rotary)
+        x.to(device),
+        layer_of(device, *layer),
+        live_count(live, device),
+        rotary=rotary_on(device, rotary),
     )
     assert_rows(found, truth(x, layer, rotary=rotary), dtype, live)
 
@@ -201,7 +206,7 @@ def test_rotary(n_rows, live, dim, dtype, device):
 @pytest.mark.parametrize("n_rows", [0, 3])
 def test_no_rows(n_rows, device):
     x, layer = torch.randn(n_rows, 20), random_layer(33, 20, torch.float32)
-    count = counted(0, device)
+    count = live_count(0, device)
     y, sums = token_linear(x.to(device), layer_of(device, *layer), count, with_moments=True)
     assert y.shape == (n_rows, 33)
     assert sums.shape == (2, 2, n_rows)
@@ -210,7 +215,7 @@ def test_no_rows(n_rows, device):
 
 
 def test_layers_may_be_of_another_dtype_than_weights():
-    """Weight and bias of a normalization are multiplied before anything is rounded."""
+    """The weight of the normalization is multiplied in before rounding."""
     layer, norm = random_layer(33, 20, torch.float32), random_norm(20, torch.float32)
     folded = TokenLinear.of(*layer, norm, torch.float16)
     assert torch.equal(folded.weight, (layer[0].double() * norm[0].double()).half())
@@ -223,10 +228,20 @@ def test_weights_may_be_strided(normalized, device, dtype):
     x, (weight, bias) = random_rows(9, 20, dtype), random_layer(33, 20, dtype)
     norm = random_norm(20, dtype) if normalized else None
     layer = layer_of(device, weight.T.contiguous().T, bias[:, None].repeat(1, 2)[:, 0], norm)
-    moments = Moments(token_moments(x.to(device), counted(9, device)), EPS)
+    moments = Moments(token_moments(x.to(device), live_count(9, device)), EPS)
     found, _ = token_linear(x.to(device), layer, moments=moments if normalized else None)
     exact = truth(x, (weight, bias), norm and (*norm, EPS))
     assert_rows(found, exact, dtype, order=int(normalized))
+
+
+def test_refuses_moments_without_a_normalization_and_the_reverse(device):
+    x, layer = random_rows(9, 20, torch.float32).to(device), random_layer(33, 20, torch.float32)
+    moments = Moments(token_moments(x, None), EPS)
+    plain, folded = layer_of(device, *layer), layer_of(device, *layer, random_norm(20, x.dtype))
+    with pytest.raises(InputError, match="contains no normalization: pass no moments"):
+        token_linear(x, plain, moments=moments)
+    with pytest.raises(InputError, match="contains a normalization: pass the moments of its rows"):
+        token_linear(x, folded)
 
 
 def test_derivatives_of_the_reference():

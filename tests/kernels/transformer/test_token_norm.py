@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.transformer.reference import token_norm as reference
 from mlff_triton.kernels.transformer.token_norm import token_moments, token_norm
-from tests.support.token_cases import DTYPES, HALVES, assert_rows, counted, random_rows
+from tests.support.token_cases import DTYPES, HALVES, assert_rows, live_count, random_rows
 
 SHAPES = [(1, 1, 8), (63, 63, 33), (130, 77, 320), (3, 2, 5120)]  # T, live, C
 
@@ -42,15 +42,15 @@ def assert_matches(
     )
     x, weight, bias = (t.to(device) for t in inputs)
     given = None if given is None else given.to(device)
-    found = token_norm(x, weight, bias, 0.01, counted(live, device), given)
+    found = token_norm(x, weight, bias, 0.01, live_count(live, device), given)
     assert_rows(found, exact, dtype, live)
 
 
 def test_a_row_of_equal_numbers(device):
-    """Channels are a power of two, so that the mean is exact with any division."""
+    """The number of channels is a power of two, so the mean is exact."""
     weight, bias = torch.randn(2, 32, device=device)
     x = torch.full((4, 32), 1e4, device=device)
-    found = token_norm(x, weight, bias, 1e-5, counted(4, device))
+    found = token_norm(x, weight, bias, 1e-5, live_count(4, device))
     assert torch.equal(found, bias.expand(4, 32))
 
 
@@ -58,7 +58,7 @@ def test_a_row_of_equal_numbers(device):
 @pytest.mark.parametrize(("n_rows", "live", "channels"), SHAPES)
 def test_moments(n_rows, live, channels, dtype, device):
     x = random_rows(n_rows, channels, dtype, live)
-    found = token_moments(x.to(device), counted(live, device))
+    found = token_moments(x.to(device), live_count(live, device))
     exact = reference.token_moments(x.double())
     assert found.shape == (2, 1, n_rows)
     for sums, expected in zip(found.unbind(), exact.unbind(), strict=True):
@@ -68,8 +68,8 @@ def test_moments(n_rows, live, channels, dtype, device):
 @pytest.mark.parametrize(("n_rows", "live"), [(0, 0), (3, 0)])
 def test_no_rows(n_rows, live, device):
     x = torch.randn(n_rows, 8, device=device)
-    assert token_norm(x, x.new_ones(8), x.new_ones(8), 1e-5, counted(live, device)).isnan().all()
-    assert token_moments(x, counted(live, device)).isnan().all()
+    assert token_norm(x, x.new_ones(8), x.new_ones(8), 1e-5, live_count(live, device)).isnan().all()
+    assert token_moments(x, live_count(live, device)).isnan().all()
 
 
 def test_derivatives_of_the_reference():

@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
-from mlff_triton.kernels.transformer import top_logit as module
 from mlff_triton.kernels.transformer.reference import top_logit as reference
 from mlff_triton.kernels.transformer.token_linear import Moments
 from mlff_triton.kernels.transformer.token_norm import token_moments
-from mlff_triton.kernels.transformer.top_logit import top_logit
+from mlff_triton.kernels.transformer.top_logit import Tile, launch_top_logit, top_logit
 from mlff_triton.kernels.types.top_logit import TopLogit
 from tests.support.token_cases import (
     DTYPES,
     HALVES,
     assert_rows,
-    counted,
     layer_of,
+    live_count,
     random_layer,
     random_rows,
     truth,
@@ -30,11 +30,11 @@ SIZES = [  # T, live, V, K
     (20, 13, 300, 96),
 ]
 EPS = 0.01
-UNTOUCHED = torch.iinfo(torch.int64).max  # what an index holds that nobody has written
+UNTOUCHED = torch.iinfo(torch.int64).max  # value of an index that was not written
 
 
 def assert_top(found: TopLogit, logits: Tensor, tolerance: float) -> None:
-    """Compare with logits [T, V] in float64, as far as a tolerance tells them apart."""
+    """Compare with float64 logits [T, V]; indices only where the two largest clearly differ."""
     exact = reference.largest(logits)
     index, logit = (t.cpu() for t in found)
     assert index.dtype is torch.int64
@@ -49,17 +49,20 @@ def assert_top(found: TopLogit, logits: Tensor, tolerance: float) -> None:
 
 
 def tolerance_of(logits: Tensor, dtype: torch.dtype) -> float:
-    """A few roundings of the largest of all logits."""
+    """Return eight units of rounding of the largest logit."""
     return 8 * torch.finfo(dtype).eps * float(logits.abs().max())
 
 
-def assert_matches(device: str, size: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def assert_matches(
+    device: str, size: tuple[int, int, int, int], dtype: torch.dtype, tile: Tile | None = None
+) -> None:
     n_rows, live, n_out, n_in = size
     x, layer = random_rows(n_rows, n_in, dtype, live), random_layer(n_out, n_in, dtype)
-    found = top_logit(x.to(device), layer_of(device, *layer), counted(live, device))
+    inputs = x.to(device), layer_of(device, *layer), live_count(live, device)
+    found = top_logit(*inputs) if tile is None else launch_top_logit(*inputs, None, tile)
     assert found.logit.dtype is COMPUTE_DTYPES[dtype]
     logits = truth(x, layer)[:live]
-    tolerance = tolerance_of(logits, COMPUTE_DTYPES[dtype])  # that of sums, also for halves
+    tolerance = tolerance_of(logits, COMPUTE_DTYPES[dtype])  # of sums, for half precisions too
     assert_top(TopLogit(*(t[:live] for t in found)), logits, tolerance)
 
 
@@ -71,20 +74,18 @@ def test_matches_the_reference(size, dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [32, 64])
-def test_tiles_of_many_rows(rows, dtype, device, monkeypatch):
-    tile = module._Tile(rows, 64, 128 // dtype.itemsize)
-    monkeypatch.setattr(module, "_tile", lambda *_: tile)
-    assert_matches(device, (130, 77, 100, 40), dtype)
+def test_tiles_of_many_rows(rows, dtype, device):
+    assert_matches(device, (130, 77, 100, 40), dtype, Tile(rows, 64, 128 // dtype.itemsize))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_normalization(size, dtype, device):
-    """Weights are rounded once more as the normalization's is multiplied into them."""
+    """The tolerance allows for the rounding of the folded weights."""
     n_rows, live, n_out, n_in = size
     x, layer = random_rows(n_rows, n_in, dtype, live), random_layer(n_out, n_in, dtype)
     scale, shift = torch.randn(2, n_in).to(dtype)
-    count = counted(live, device)
+    count = live_count(live, device)
     moments = Moments(token_moments(x.to(device), count), EPS)
     folded = layer_of(device, *layer, (scale, shift))
     found = top_logit(x.to(device), folded, count, moments=moments)
@@ -93,7 +94,7 @@ def test_normalization(size, dtype, device):
 
 
 def test_moments_in_parts(device, dtype):
-    """As they come from a linear layer whose rows are wider than a tile."""
+    """A linear layer whose rows are wider than a tile returns its moments in parts."""
     x, layer = random_rows(20, 40, dtype), random_layer(33, 40, dtype)
     norm = torch.ones(40, dtype=dtype), torch.zeros(40, dtype=dtype)
     parts = x.view(20, 5, 8)
@@ -114,7 +115,7 @@ def test_all_rows_live_unless_told(device, dtype):
 @pytest.mark.parametrize("live", [0, 1, 16, 21])
 def test_rows_that_mean_nothing_are_not_written(live, device, dtype):
     x, layer = random_rows(40, 20, dtype), random_layer(33, 20, dtype)
-    index, logit = top_logit(x.to(device), layer_of(device, *layer), counted(live, device))
+    index, logit = top_logit(x.to(device), layer_of(device, *layer), live_count(live, device))
     exact = reference.largest(truth(x, layer))
     assert_rows(logit[:, None], exact.logit[:, None], dtype, live)
     assert torch.equal(index[:live].cpu(), exact.index[:live])
@@ -122,7 +123,7 @@ def test_rows_that_mean_nothing_are_not_written(live, device, dtype):
 
 
 def one_hot_logits(logits: Tensor, device: str) -> TopLogit:
-    """The kernel for given logits [T, V], which a unit matrix leaves as they are."""
+    """Run the kernel on given logits [T, V], as the product of a unit matrix with them."""
     n_rows, n_out = logits.shape
     x = torch.eye(n_rows, dtype=logits.dtype)
     bias = torch.zeros(n_out, dtype=logits.dtype)
@@ -132,7 +133,7 @@ def one_hot_logits(logits: Tensor, device: str) -> TopLogit:
 @pytest.mark.parametrize("n_out", [2, 33, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES], ids=str)
 def test_ties_go_to_the_smallest_index(n_out, dtype, device):
-    """Small integers: every row has its largest number several times, in several tiles."""
+    """Logits are small integers, so each row has its largest one several times."""
     logits = torch.randint(-3, 2, (40, n_out)).to(dtype)
     logits[0] = -5
     logits[1] = 0
@@ -144,7 +145,7 @@ def test_ties_go_to_the_smallest_index(n_out, dtype, device):
 
 
 def test_infinities(device, dtype):
-    """In the bias, as whoever forbids a token puts them there."""
+    """Infinities in the bias forbid tokens."""
     x, (weight, bias) = random_rows(20, 30, dtype), random_layer(100, 30, dtype)
 
     def found(allowed: list[int], value: float) -> TopLogit:
@@ -161,14 +162,14 @@ def test_infinities(device, dtype):
         assert (logit == (value or -torch.inf)).all()
 
 
-@pytest.mark.parametrize("places", [[0], [5, 31], [70, 99], [6, 70], [66, 3, 64]])
-def test_nan_is_the_largest(places, device, dtype):
-    """The first of them, as `torch.max` has it, even before infinity."""
+@pytest.mark.parametrize("indices", [[0], [5, 31], [70, 99], [6, 70], [66, 3, 64]])
+def test_nan_is_the_largest(indices, device, dtype):
+    """The first NaN counts as the largest, as in `torch.max`, also before infinity."""
     x, (weight, bias) = random_rows(20, 30, dtype), random_layer(100, 30, dtype)
     bias[[4, 80]] = torch.inf
-    bias[places] = torch.nan
+    bias[indices] = torch.nan
     found = top_logit(x.to(device), layer_of(device, weight, bias))
-    assert (found.index == min(places)).all()
+    assert (found.index == min(indices)).all()
     assert found.logit.isnan().all()
     index, logit = reference.top_logit(x, weight, bias)
     assert torch.equal(found.index.cpu(), index)
@@ -190,7 +191,7 @@ def test_rows_of_nan_spoil_no_others(device, dtype):
 @pytest.mark.parametrize("n_rows", [0, 3])
 def test_no_rows(n_rows, device):
     x, layer = torch.randn(n_rows, 20), random_layer(33, 20, torch.float32)
-    found = top_logit(x.to(device), layer_of(device, *layer), counted(0, device))
+    found = top_logit(x.to(device), layer_of(device, *layer), live_count(0, device))
     assert found.index.shape == found.logit.shape == (n_rows,)
     assert found.logit.isnan().all()
     assert (found.index == UNTOUCHED).all()
@@ -201,14 +202,23 @@ def test_weights_may_be_strided(normalized, device, dtype):
     x, (weight, bias) = random_rows(9, 20, dtype), random_layer(33, 20, dtype)
     norm = torch.randn(2, 20).to(dtype).unbind() if normalized else None
     layer = layer_of(device, weight.T.contiguous().T, bias[:, None].repeat(1, 2)[:, 0], norm)
-    moments = Moments(token_moments(x.to(device), counted(9, device)), EPS)
+    moments = Moments(token_moments(x.to(device), live_count(9, device)), EPS)
     found = top_logit(x.to(device), layer, moments=moments if normalized else None)
     logits = truth(x, (weight, bias), norm and (*norm, EPS))
     assert_top(found, logits, tolerance_of(logits, dtype))
 
 
+def test_refuses_moments_without_a_normalization_and_the_reverse(device):
+    x, layer = random_rows(9, 20, torch.float32).to(device), random_layer(33, 20, torch.float32)
+    norm = torch.ones(20), torch.zeros(20)
+    with pytest.raises(InputError, match="contains no normalization: pass no moments"):
+        top_logit(x, layer_of(device, *layer), moments=Moments(token_moments(x, None), EPS))
+    with pytest.raises(InputError, match="contains a normalization: pass the moments of its rows"):
+        top_logit(x, layer_of(device, *layer, norm))
+
+
 def test_derivatives_of_the_reference():
-    """Of the logit, almost everywhere."""
+    """The logit is differentiable almost everywhere; random inputs avoid ties."""
     shapes = (3, 4), (6, 4), (6,), (4,), (4,)
     inputs = tuple(torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
 
