@@ -1,4 +1,4 @@
-"""Molecular dynamics in stages, with files that are always whole and exact restarts.
+"""Molecular dynamics in stages, with exact restarts and output files that are always complete.
 
 Examples
 --------

@@ -1,7 +1,7 @@
-"""ASE's integrators with what a restart needs: their conserved energy and their whole state.
+"""ASE's integrators, extended by their conserved energies and by the states that restarts need.
 
-Each reads positions and momenta from the atoms; what it keeps beyond them is its state. All share
-the random stream of the run.
+The state of an integrator is everything besides the positions and momenta of the atoms. The random
+stream belongs to the run.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ State = dict[str, Any]
 
 
 class Integrator(Protocol):
-    """Advances atoms by one time step, and can be saved and restored bit for bit."""
+    """Interface of an integrator whose state can be saved and restored exactly."""
 
     def step(self) -> object:
-        """Advance positions and momenta; the calculator then holds the forces of the end."""
+        """Advance positions and momenta by one time step, and compute the forces at its end."""
 
     def conserved_energy(self) -> float:
-        """Return what the exact equations of motion would keep constant, eV."""
+        """Return the energy in eV that the exact equations of motion conserve."""
 
     def get_state(self) -> State:
-        """Return what is not in the atoms, as numbers and lists."""
+        """Return the state, without the atoms, as numbers and lists."""
 
     def set_state(self, state: State) -> None:
-        """Continue from an earlier `get_state`."""
+        """Continue from a state returned by `get_state`."""
 
 
 class NVE(VelocityVerlet):
-    """Velocity Verlet: constant energy."""
+    """Velocity Verlet integrator, for constant energy."""
 
     def conserved_energy(self) -> float:
-        """Return potential and kinetic energy, eV."""
+        """Return the sum of potential and kinetic energy, eV."""
         return float(self.atoms.get_total_energy())
 
     def get_state(self) -> State:
-        """Return nothing: all is in the atoms."""
+        """Return an empty state: the atoms suffice."""
         return {}
 
     def set_state(self, state: State) -> None:
@@ -55,36 +55,36 @@ class NVE(VelocityVerlet):
 
 
 class NVT(LangevinBAOAB):
-    """Langevin dynamics, split as BAOAB: constant temperature.
+    """Langevin dynamics with BAOAB splitting, for constant temperature.
 
     B. Leimkuhler, C. Matthews, J. Chem. Phys. 138, 174102 (2013),
-    https://doi.org/10.1063/1.4802990. All 3N degrees of freedom are thermostatted, those of the
-    center of mass included.
+    https://doi.org/10.1063/1.4802990. The thermostat acts on all 3N degrees of freedom, including
+    those of the center of mass.
     """
 
     heat = 0.0
 
     def _BAOAB_OU(self, drag_gamma_mod: float = 0.0) -> None:  # noqa: N802
-        """Exchange heat with the bath, and count it."""
+        """Exchange heat with the bath, and add it up."""
         before = self.atoms.get_kinetic_energy()
         super()._BAOAB_OU(drag_gamma_mod)
         self.heat += float(self.atoms.get_kinetic_energy() - before)
 
     def conserved_energy(self) -> float:
-        """Return the total energy less the heat that came from the bath, eV."""
+        """Return the total energy minus the heat received from the bath, eV."""
         return float(self.atoms.get_total_energy()) - self.heat
 
     def get_state(self) -> State:
-        """Return the heat; the random stream belongs to the run."""
+        """Return the heat received from the bath."""
         return {"heat": self.heat}
 
     def set_state(self, state: State) -> None:
-        """Continue counting."""
+        """Restore the heat received from the bath."""
         self.heat = state["heat"]
 
 
 class NPT(IsotropicMTKNPT):
-    """Nosé-Hoover chains and an isotropic barostat: constant temperature and pressure.
+    """Nosé-Hoover chains with an isotropic barostat, for constant temperature and pressure.
 
     G. J. Martyna, D. J. Tobias, M. L. Klein, J. Chem. Phys. 101, 4177 (1994),
     https://doi.org/10.1063/1.467468. The cell keeps its shape.
@@ -95,7 +95,7 @@ class NPT(IsotropicMTKNPT):
         return float(self.get_conserved_energy())
 
     def get_state(self) -> State:
-        """Return reference cell, strain, and the chains with their momenta."""
+        """Return the reference cell, the strain, and the chains with their momenta."""
         return {
             "cell0": self._cell0.tolist(),
             "volume0": float(self._volume0),
@@ -108,7 +108,7 @@ class NPT(IsotropicMTKNPT):
         }
 
     def set_state(self, state: State) -> None:
-        """Put every variable back."""
+        """Restore the cell, the strain and the chains."""
         self._cell0 = np.array(state["cell0"])
         self._volume0 = state["volume0"]
         self._eps = state["eps"]
@@ -127,13 +127,17 @@ def make_integrator(
     Parameters
     ----------
     ensemble : {"nve", "nvt", "npt"}
-        What is held constant.
+        Ensemble: constant energy, temperature, or temperature and pressure.
     atoms : Atoms
-        With calculator and momenta.
+        The system, with calculator and momenta.
     settings : Settings
         Time step and conditions.
     rng : numpy.random.Generator
         Random stream of the Langevin thermostat.
+
+    Returns
+    -------
+    Integrator
     """
     timestep = settings.timestep * units.fs
     if ensemble == "nve":
@@ -144,7 +148,7 @@ def make_integrator(
             timestep,
             temperature_K=settings.temperature,
             T_tau=1000 * units.fs / settings.friction,
-            hydrostatic=True,  # a number for the drag where there would be a 3x3 exponential
+            hydrostatic=True,  # a scalar drag instead of a 3x3 matrix exponential
             rng=rng,
         )
     return NPT(
@@ -158,6 +162,6 @@ def make_integrator(
 
 
 def check_ensembles(atoms: Atoms, settings: Settings) -> None:
-    """Raise an `InputError` if a stage asks for a pressure that the atoms do not have."""
+    """Raise an `InputError` if a stage controls the pressure of a system that has none."""
     if any(stage.ensemble == "npt" for stage in settings.stages) and not atoms.pbc.all():
         raise InputError("npt needs a cell that is periodic in three directions: use nvt or nve")

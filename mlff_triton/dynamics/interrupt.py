@@ -9,9 +9,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """While entered, the first signal is only remembered; a second one acts as usual.
+    """A context in which the first signal is only recorded and a second one acts as usual.
 
-    Works in the main thread only, as signals do.
+    Calling the object returns True once a signal has been received. Like signal handlers, it works
+    only in the main thread.
     """
 
     def __init__(self) -> None:
@@ -19,12 +20,12 @@ class StopRequest:
         self._previous = {number: signal.getsignal(number) for number in SIGNALS}
 
     def __call__(self) -> bool:
-        """Whether a signal came."""
+        """Return True if a signal has been received."""
         return self._received
 
     def __enter__(self) -> StopRequest:
         for number in SIGNALS:
-            signal.signal(number, self._remember)
+            signal.signal(number, self._record)
         return self
 
     def __exit__(
@@ -33,13 +34,13 @@ class StopRequest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._give_back()
+        self._restore_handlers()
 
-    def _remember(self, number: int, stack: FrameType | None) -> None:
+    def _record(self, number: int, stack: FrameType | None) -> None:
         del number, stack
         self._received = True
-        self._give_back()
+        self._restore_handlers()
 
-    def _give_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

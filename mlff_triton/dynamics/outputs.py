@@ -1,7 +1,7 @@
-"""Files of a run: what is in them is always whole.
+"""Output files of a run, which never contain incomplete records.
 
-``trajectory.xyz`` and ``log.csv`` grow by whole records and can be cut back to an earlier length;
-other files are replaced as a whole.
+``trajectory.xyz`` and ``log.csv`` grow by complete records and can be truncated to an earlier
+length. Other files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUTS = (TRAJECTORY, LOG, RESTART, SUMMARY)
 
 @dataclass(frozen=True)
 class LogRow:
-    """One line of ``log.csv``; None is an empty field."""
+    """One line of ``log.csv``; None becomes an empty field."""
 
     step: int
     time_ps: float
@@ -60,9 +60,9 @@ class LogRow:
 
 
 def observe(atoms: Atoms, step: int, time: float, stage: str, conserved: float) -> LogRow:
-    """Measure what is logged; the calculator already holds the results.
+    """Compute a log row from the calculator's current results.
 
-    The temperature counts 3N degrees of freedom. The pressure includes the kinetic part.
+    The temperature refers to 3N degrees of freedom. The pressure includes the kinetic contribution.
     """
     potential, kinetic = atoms.get_potential_energy(), atoms.get_kinetic_energy()
     volume = pressure = None
@@ -84,7 +84,7 @@ def observe(atoms: Atoms, step: int, time: float, stage: str, conserved: float) 
 
 
 def _pressure(atoms: Atoms) -> float | None:
-    """Pressure in bar, or None from a calculator without stress."""
+    """Compute the pressure in bar, or return None if the calculator has no stress."""
     try:
         stress = atoms.get_stress(voigt=False, include_ideal_gas=True)
     except PropertyNotImplementedError:
@@ -93,7 +93,7 @@ def _pressure(atoms: Atoms) -> float | None:
 
 
 def frame(atoms: Atoms, row: LogRow) -> str:
-    """Format one frame of extended XYZ: energy, momenta, forces, and where it lies on the clock."""
+    """Format a frame of extended XYZ with energy, momenta, forces, step, time and stage."""
     snapshot = atoms.copy()
     snapshot.calc = SinglePointCalculator(
         snapshot, energy=row.potential_eV, forces=atoms.get_forces()
@@ -108,19 +108,19 @@ def frame(atoms: Atoms, row: LogRow) -> str:
 
 
 class RecordFile:
-    """A text file that grows by whole records.
+    """A text file that grows by complete records.
 
     Parameters
     ----------
     path : path
-        The file; created with the first record.
+        The file. The first record creates it.
     size : int
-        Bytes to keep of what is there; the rest is cut off.
+        Number of bytes to keep of an existing file, which is truncated to it.
 
     Raises
     ------
     OutputError
-        If the file is shorter than that, or cannot be written.
+        If an existing file is shorter than ``size``, or cannot be written.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -130,14 +130,14 @@ class RecordFile:
             present = path.stat().st_size if path.exists() else 0
             if present < size:
                 raise OutputError(
-                    f"{path} has {present} bytes, the restart file knows of {size}: "
-                    "put the original back"
+                    f"{path} has {present} bytes, but the restart file expects {size}: "
+                    "restore the original"
                 )
             if present:
                 os.truncate(path, size)
 
     def append(self, record: str) -> None:
-        """Write a record in one system call; if it does not fit, leave none of it."""
+        """Append a record in one system call. If that fails, remove the part already written."""
         data = record.encode()
         with reported(self.path), self.path.open("ab", buffering=0) as file:
             try:
@@ -152,20 +152,20 @@ class RecordFile:
 
 
 def check_directory(directory: Path, overwrite: bool) -> None:
-    """Raise an `OutputError` if a new run must not write there; changes nothing."""
+    """Raise an `OutputError` if a new run must not write to a directory; modify nothing."""
     if directory.exists() and not directory.is_dir():
-        raise OutputError(f"{directory} is a file: give another --out")
+        raise OutputError(f"{directory} is a file: choose another --out")
     with reported(directory):
         occupied = directory.exists() and any(directory.iterdir())
     if occupied and not overwrite:
         raise OutputError(
-            f"{directory} is not empty: give another --out, --overwrite, or "
+            f"{directory} is not empty: choose another --out, or use --overwrite or "
             f"--restart {directory / RESTART}"
         )
 
 
 def clear_directory(directory: Path) -> None:
-    """Make the directory, without the outputs of an earlier run; other files stay."""
+    """Create a directory and remove the outputs of an earlier run from it, but no other files."""
     with reported(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for name in OUTPUTS:

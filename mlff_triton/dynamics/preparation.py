@@ -1,4 +1,4 @@
-"""Before the first step: relax the structure, draw velocities."""
+"""Preparation of a system before the first time step: minimization and initial velocities."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MAX_ITERATIONS = 200
 
 @dataclass(frozen=True)
 class Minimization:
-    """How far a minimisation has come.
+    """Progress of a minimization.
 
     Attributes
     ----------
     iterations : int
-        Steps taken.
+        Number of iterations done.
     max_force : float
         Largest force on an atom, eV/Å.
     """
@@ -30,37 +30,42 @@ class Minimization:
 
     @property
     def converged(self) -> bool:
-        """Whether the largest force is below 0.05 eV/Å."""
+        """True if the largest force is below 0.05 eV/Å."""
         return self.max_force < MAX_FORCE
 
 
 def minimize(atoms: Atoms) -> Iterator[Minimization]:
-    """Relax positions with L-BFGS, up to 200 steps; yields after each.
+    """Minimize the energy with up to 200 iterations of L-BFGS.
 
     Parameters
     ----------
     atoms : Atoms
-        With calculator; changed in place.
+        The system, with calculator. Modified in place.
+
+    Yields
+    ------
+    Minimization
+        The progress after each iteration.
     """
-    with LBFGS(atoms, logfile=None) as optimizer:  # type: ignore[arg-type] # None is silence
+    with LBFGS(atoms, logfile=None) as optimizer:  # type: ignore[arg-type] # None: no log
         for _ in optimizer.irun(fmax=MAX_FORCE, steps=MAX_ITERATIONS):
             force = float(np.linalg.norm(atoms.get_forces(), axis=1).max())
             yield Minimization(optimizer.nsteps, force)
 
 
 def draw_momenta(atoms: Atoms, temperature: float, rng: np.random.Generator) -> None:
-    """Draw momenta from the Maxwell-Boltzmann distribution, at rest as a whole.
+    """Draw momenta from the Maxwell-Boltzmann distribution, without overall motion.
 
-    The total momentum is zero and, without periodic boundaries, so is the angular momentum. Both
-    are projected out, without scaling: what remains is exactly the distribution under that
-    condition. A single atom keeps its momentum.
+    The total momentum is zero. Without periodic boundaries, the angular momentum is zero too. Both
+    are projected out without rescaling, which yields the exact distribution under these
+    constraints. A single atom keeps its momentum.
 
     Parameters
     ----------
     atoms : Atoms
-        Changed in place.
+        The system. Modified in place.
     temperature : float
-        K.
+        Temperature in K.
     rng : numpy.random.Generator
         Random stream.
     """
@@ -74,7 +79,10 @@ def draw_momenta(atoms: Atoms, temperature: float, rng: np.random.Generator) -> 
 
 
 def _rotation(atoms: Atoms, momenta: np.ndarray) -> np.ndarray:
-    """Velocities of the rigid rotation that holds all angular momentum; linear molecules too."""
+    """Compute the velocities of the rigid rotation that has all the angular momentum.
+
+    The pseudo-inverse of the inertia tensor also covers linear molecules.
+    """
     arms = atoms.positions - atoms.get_center_of_mass()
     weighted = atoms.get_masses()[:, None] * arms
     inertia = (weighted * arms).sum() * np.eye(3) - weighted.T @ arms

@@ -1,4 +1,4 @@
-"""What a user sees of a run: progress while it goes, a table when it is done."""
+"""Reports on a run in the terminal: a progress bar during the run, and a table at its end."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.simulation import Monitor, Simulation
 from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log
 
-SECONDS_A_DAY = 86400
+SECONDS_PER_DAY = 86400
 
 
 class Reporter(ProgressBar, Monitor):
-    """Progress of a run on a console.
+    """Progress bar of a run.
 
     Parameters
     ----------
     console : Console
-        Where to show it.
+        Console to print to.
     settings : Settings
-        Of the run.
+        Settings of the run.
     first_step : int
-        Step at which this session begins.
+        Step from which the run starts or continues.
+
+    Attributes
+    ----------
+    steps_done : int
+        Number of time steps since then.
     """
 
     def __init__(self, console: Console, settings: Settings, first_step: int) -> None:
@@ -39,17 +44,17 @@ class Reporter(ProgressBar, Monitor):
 
     @property
     def seconds(self) -> float:
-        """Wall time since the first time step, or since the beginning before it."""
+        """Wall time since the end of minimization, or since the start without one."""
         return time.monotonic() - self._started
 
     @property
-    def nanoseconds_a_day(self) -> float:
-        """Speed of the time steps."""
+    def nanoseconds_per_day(self) -> float:
+        """Simulated time per day of wall time, ns."""
         simulated = self.settings.time(self.steps_done) / 1000
-        return simulated / max(self.seconds, 1e-9) * SECONDS_A_DAY
+        return simulated / max(self.seconds, 1e-9) * SECONDS_PER_DAY
 
     def minimizing(self, progress: Minimization) -> None:
-        """Show the largest force, and let the clock of the dynamics start after it."""
+        """Show the largest force, and restart the clock, which times the dynamics alone."""
         self._show(
             "minimizing",
             self._first_step,
@@ -63,7 +68,7 @@ class Reporter(ProgressBar, Monitor):
         self._show(
             self.settings.span_of(step).label,
             step,
-            f"{self.nanoseconds_a_day:.3g} ns/day, {potential:.3f} eV, {temperature:.0f} K",
+            f"{self.nanoseconds_per_day:.3g} ns/day, {potential:.3f} eV, {temperature:.0f} K",
         )
 
     def _show(self, title: str, step: int, state: str) -> None:
@@ -72,14 +77,14 @@ class Reporter(ProgressBar, Monitor):
 
 
 def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
-    """Make the table at the end of a run."""
+    """Make the table that ends a run."""
     table = Table(title="Molecular dynamics", show_header=False)
     table.add_column(style="bold")
     table.add_column()
     table.add_row("atoms", str(len(simulation.atoms)))
     table.add_row("steps", f"{simulation.step} of {simulation.settings.total_steps}")
     table.add_row("wall time", f"{reporter.seconds:.1f} s for {reporter.steps_done} steps")
-    table.add_row("speed", f"{reporter.nanoseconds_a_day:.3g} ns/day")
+    table.add_row("speed", f"{reporter.nanoseconds_per_day:.3g} ns/day")
     if simulation.minimization is not None:
         table.add_row("minimization", _minimization_text(simulation.minimization))
     for record in read_log(simulation.directory / outputs.LOG):

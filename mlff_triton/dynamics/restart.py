@@ -1,4 +1,4 @@
-"""``restart.npz``: everything that the rest of a run depends on, without pickle."""
+"""Restart files: everything that the rest of a run depends on, as ``.npz`` without pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlff_triton.errors import InputError
 
 FORMAT = "mlff_triton.md.1"
 
-# What NumPy, zipfile, JSON and the reading of their contents raise on damaged or foreign files.
+# Raised for damaged or foreign files by NumPy, zipfile, json, or while reading their contents.
 UNREADABLE = (
     AttributeError,
     EOFError,
@@ -34,28 +34,28 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment.
+    """The complete state of a run.
 
     Attributes
     ----------
     settings : Settings
-        What to simulate.
+        Stages and conditions.
     recipe : dict of str
-        How the caller made the calculator; kept for the caller, not read here.
+        The caller's own record of how to make the calculator; not interpreted here.
     atoms : Atoms
-        Positions, momenta, cell, masses, total charge.
+        Positions, momenta, cell, masses and total charge.
     step : int
-        Steps taken.
+        Number of time steps done.
     is_prepared : bool
-        Whether minimisation and initial velocities are done.
+        True once minimization and initial velocities are done.
     minimization : Minimization or None
-        How it ended, if there was one.
+        Result of the minimization, if there was one.
     random_state : dict
-        State of the bit generator.
+        State of the random bit generator.
     integrator_state : dict
-        State of the integrator of the stage in progress; empty at the start of a stage.
+        State of the integrator of the current stage; empty at the start of a stage.
     sizes : dict of int
-        Lengths in bytes of the files that grow.
+        Lengths in bytes of the trajectory and the log, by file name.
     """
 
     settings: Settings
@@ -70,12 +70,12 @@ class Snapshot:
 
 
 def save_restart(snapshot: Snapshot, path: Path) -> None:
-    """Write a snapshot; the file is the old one or the new one, whole.
+    """Write a snapshot to a restart file, completely or not at all.
 
     Raises
     ------
     OutputError
-        If it cannot be written.
+        If the file cannot be written.
     """
     atoms = snapshot.atoms
     minimization = snapshot.minimization
@@ -97,7 +97,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "momenta": atoms.get_momenta(),
         "cell": atoms.cell.array,
         "pbc": atoms.pbc,
-        "rest": np.array(json.dumps(rest)),  # JSON keeps every digit of a float
+        "rest": np.array(json.dumps(rest)),  # JSON preserves floats exactly
     }
     if atoms.has("masses"):
         arrays["masses"] = atoms.get_masses()
@@ -107,12 +107,21 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
 
 
 def load_restart(path: str | Path) -> Snapshot:
-    """Read what `save_restart` wrote.
+    """Read a restart file.
+
+    Parameters
+    ----------
+    path : str or path
+        A file written by a `Simulation`.
+
+    Returns
+    -------
+    Snapshot
 
     Raises
     ------
     InputError
-        If there is no such file, or it is damaged or something else.
+        If the file is missing, damaged, or not a restart file.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -126,7 +135,7 @@ def load_restart(path: str | Path) -> Snapshot:
     except InputError:
         raise
     except UNREADABLE as error:
-        raise InputError(f"{file} is no sound restart file of mlff-triton md") from error
+        raise InputError(f"{file} is not a valid restart file of mlff-triton md") from error
 
 
 def _snapshot(arrays: np.lib.npyio.NpzFile, rest: dict[str, Any]) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What to simulate: stages, their conditions, and the questions that the driver asks of them."""
+"""Settings of a run: its stages and their conditions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Stage:
     Attributes
     ----------
     ensemble : {"nve", "nvt", "npt"}
-        What is held constant.
+        Ensemble: constant energy, temperature, or temperature and pressure.
     steps : int
         Number of time steps, at least one.
 
     Raises
     ------
     InputError
-        If the ensemble is unknown or there are no steps.
+        If the ensemble is unknown or the number of steps is less than one.
     """
 
     ensemble: str
@@ -43,7 +43,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a stage lies on the clock of the run: it takes steps ``start + 1`` to ``stop``."""
+    """The range of time steps of a stage, from ``start + 1`` to ``stop``."""
 
     label: str
     ensemble: str
@@ -53,31 +53,31 @@ class Span:
 
 @dataclass(frozen=True)
 class Settings:
-    """Conditions of a run, the same in all of its stages.
+    """Stages of a run, and the conditions that they share.
 
     Attributes
     ----------
     stages : tuple of Stage
-        Run one after another, in one trajectory.
+        Stages, which run one after another and write to one trajectory.
     temperature : float
-        K; of the initial velocities and of the thermostats.
+        Temperature in K of the initial velocities and of the thermostats.
     pressure : float
-        bar; of the barostat.
+        Pressure of the barostat in bar.
     timestep : float
-        fs.
+        Time step in fs.
     friction : float
-        1/ps; of the Langevin thermostat.
+        Friction of the Langevin thermostat in 1/ps.
     every : int
-        Steps between two frames, log rows and restarts.
+        Number of steps between frames, log rows and restarts.
     seed : int
-        Seed of the one random stream of the run.
+        Seed of the random stream, which the initial velocities and the thermostat share.
     minimize : bool
-        Whether to relax the structure first.
+        If True, minimize the energy first.
 
     Raises
     ------
     InputError
-        If a value makes no sense.
+        If a value is out of range.
     """
 
     stages: tuple[Stage, ...] = (Stage("nvt", 2000),)
@@ -105,12 +105,12 @@ class Settings:
 
     @property
     def total_steps(self) -> int:
-        """Steps of all stages together."""
+        """Total number of steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
     @property
     def spans(self) -> list[Span]:
-        """The stages on the clock of the run, with a label each ("1-nvt")."""
+        """Time steps and label, such as "1-nvt", of each stage."""
         spans = []
         start = 0
         for number, stage in enumerate(self.stages, 1):
@@ -120,41 +120,57 @@ class Settings:
         return spans
 
     def span_of(self, step: int) -> Span:
-        """Find the stage that took this step; the first one for step 0."""
+        """Return the stage that a step belongs to. Step 0 belongs to the first one."""
         return next(span for span in self.spans if step <= span.stop)
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is recorded: every so often, and at the end of a stage."""
+        """Return True if a step is recorded: regularly, and at the end of each stage."""
         return step % self.every == 0 or any(step == span.stop for span in self.spans)
 
     def time(self, step: int) -> float:
-        """Return the time of a step in ps."""
+        """Return the simulated time at a step, ps."""
         return step * self.timestep / 1000
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, for JSON."""
+        """Convert to numbers, strings and lists, for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
-        """Undo `to_dict`."""
+        """Make settings from the result of `to_dict`."""
         stages = tuple(Stage(**stage) for stage in values["stages"])
         return cls(**{**values, "stages": stages})
 
 
 def stages_of(ensembles: list[str], steps: list[int]) -> tuple[Stage, ...]:
-    """Pair ensembles with step counts; a single count serves all.
+    """Combine ensembles and numbers of steps into stages.
+
+    Parameters
+    ----------
+    ensembles : list of str
+        Ensemble of each stage.
+    steps : list of int
+        Number of steps of each stage, or one number for all.
+
+    Returns
+    -------
+    tuple of Stage
 
     Raises
     ------
     InputError
-        If the numbers of both do not match.
+        If the lists do not match, or a stage is invalid.
+
+    Examples
+    --------
+    >>> stages_of(["nvt", "nve"], [500])
+    (Stage(ensemble='nvt', steps=500), Stage(ensemble='nve', steps=500))
     """
     if len(steps) == 1:
         steps = steps * len(ensembles)
     if len(steps) != len(ensembles):
         raise InputError(
             f"{len(ensembles)} ensembles and {len(steps)} step counts: give one count for all, "
-            "or one each"
+            "or one per ensemble"
         )
     return tuple(Stage(*pair) for pair in zip(ensembles, steps, strict=True))

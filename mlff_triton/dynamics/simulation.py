@@ -1,4 +1,4 @@
-"""The driver: prepare, run the stages, record, stop and continue exactly."""
+"""The simulation driver: preparation, stages, records, and exact restarts."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from mlff_triton.errors import InputError, MlffTritonError, SimulationError
 
 
 class Monitor:
-    """Is told how a run is going; this one ignores it."""
+    """Callbacks on the progress of a run; subclasses override them."""
 
     def minimizing(self, progress: Minimization) -> None:
-        """After each step of the minimisation."""
+        """Receive the progress after each iteration of the minimization."""
 
     def stepped(self, step: int, potential: float, temperature: float) -> None:
-        """After each time step: its number, the potential energy (eV), the temperature (K)."""
+        """Receive number, potential energy (eV) and temperature (K) after each time step."""
 
 
 class Simulation:
     """Molecular dynamics in stages, with exact restarts.
 
-    Make one with `start` or `resume`, then `run` it.
+    Create a simulation with `start` or `resume`, then call `run`.
 
     Attributes
     ----------
     atoms : Atoms
-        The system now.
+        The current state of the system.
     settings : Settings
-        What is simulated.
+        Stages and conditions.
     directory : Path
-        Where the files are.
+        Directory of the output files.
     step : int
-        Steps taken.
+        Number of time steps done.
     is_prepared : bool
-        Whether minimisation and initial velocities are done.
+        True once minimization and initial velocities are done.
     minimization : Minimization or None
-        How the minimisation ended, if there was one.
+        Result of the minimization, if there was one.
     """
 
     def __init__(self, snapshot: Snapshot, calculator: Calculator, directory: Path) -> None:
@@ -77,30 +77,34 @@ class Simulation:
         overwrite: bool = False,
         recipe: dict[str, str] | None = None,
     ) -> Simulation:
-        """Set up a new run; nothing is written before the first energy is known to be sound.
+        """Set up a new run. Nothing is written unless the energy of the structure is finite.
 
         Parameters
         ----------
         atoms : Atoms
-            The structure; a copy is simulated.
+            The structure, which is copied.
         calculator : Calculator
-            Any ASE calculator with energy and forces; for npt also stress. Restarts are exact if
-            the same positions give it the same bits.
+            Any ASE calculator with energy, forces and, for npt, stress. Restarts are exact if the
+            same positions always give bitwise the same results.
         settings : Settings
-            What to simulate.
+            Stages and conditions.
         directory : path
-            Where to write.
+            Directory for the output files.
         overwrite : bool
-            Whether the directory may hold an earlier run, whose files are then removed.
+            If True, remove the files of an earlier run from the directory.
         recipe : dict of str, optional
-            Kept in the restart file: how to make the calculator again.
+            The caller's own record of how to make the calculator, stored in the restart file.
+
+        Returns
+        -------
+        Simulation
 
         Raises
         ------
         InputError
-            If the structure or its energy cannot be computed with.
+            If the structure does not suit the settings, or its energy is not finite.
         OutputError
-            If the directory is occupied or cannot be written.
+            If the directory is not empty or cannot be written.
         """
         folder = Path(directory)
         outputs.check_directory(folder, overwrite)
@@ -128,23 +132,36 @@ class Simulation:
     def resume(
         cls, snapshot: Snapshot, calculator: Calculator, directory: str | Path
     ) -> Simulation:
-        """Continue a run in its own directory; what was written after the snapshot is cut off.
+        """Continue a run in its own directory, without the records written after the snapshot.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+            State of the run: see `load_restart`.
+        calculator : Calculator
+            A calculator like the one that the run was started with.
+        directory : path
+            Directory of the run.
+
+        Returns
+        -------
+        Simulation
 
         Raises
         ------
         OutputError
-            If the files of the run are gone or shorter than they were.
+            If the files of the run are missing or shorter than at the time of the snapshot.
         """
         return cls(snapshot, calculator, Path(directory))
 
     @property
     def restart_path(self) -> Path:
-        """The restart file."""
+        """Path of the restart file."""
         return self.directory / outputs.RESTART
 
     @property
     def is_complete(self) -> bool:
-        """Whether all stages are done."""
+        """True if all stages are done."""
         return self.step == self.settings.total_steps
 
     def run(
@@ -155,20 +172,21 @@ class Simulation:
         Parameters
         ----------
         monitor : Monitor, optional
-            Is told how it goes.
+            Callbacks on the progress.
         should_stop : callable
-            Asked after every step. If it says so, the last frame, its log row and a restart are
-            written; `resume` replaces the first two by what an unbroken run has.
+            Function called after every step. If it returns True, a restart file, the last frame
+            and its log row are written, and the run ends. `resume` then removes a frame and a row
+            that an uninterrupted run would not have.
 
         Returns
         -------
         bool
-            Whether the run is complete.
+            True if the run is complete.
 
         Raises
         ------
         SimulationError
-            If the simulation blew up; the restart file holds the last good recorded step.
+            If the simulation blew up. The restart file contains the last recorded step.
         OutputError
             If a file cannot be written.
         """
@@ -181,7 +199,7 @@ class Simulation:
         return True
 
     def _prepare(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
-        """Minimise and draw velocities; if stopped, the restart file begins this anew."""
+        """Minimize and draw velocities. A run stopped meanwhile resumes from the beginning."""
         if self.settings.minimize:
             for progress in minimize(self.atoms):
                 self.minimization = progress
@@ -209,16 +227,16 @@ class Simulation:
         return True
 
     def _integrator(self, span: Span) -> Integrator:
-        """Make the integrator of a stage: fresh at its start, restored within it."""
+        """Make the integrator of a stage, with its saved state if the stage is in progress."""
         integrator = make_integrator(span.ensemble, self.atoms, self.settings, self._rng)
         if self.step > span.start:
             integrator.set_state(self._integrator_state)
         return integrator
 
     def _advance(self, integrator: Integrator, monitor: Monitor) -> None:
-        """Take one step, and make sure that it led somewhere."""
+        """Take one step, and raise `SimulationError` if its result is not plausible."""
         try:
-            with np.errstate(all="ignore"):  # what overflows is caught by the check
+            with np.errstate(all="ignore"):  # overflows are detected below
                 integrator.step()
                 potential = float(self.atoms.get_potential_energy())
                 temperature = float(self.atoms.get_temperature())
@@ -240,14 +258,14 @@ class Simulation:
         )
 
     def _record(self, integrator: Integrator) -> None:
-        """Write a frame, a log row, and a restart that knows of both."""
+        """Write a frame, a log row, and a restart file that includes both."""
         self._append(integrator)
         self._save(integrator.get_state())
 
     def _record_out_of_turn(self, integrator: Integrator) -> None:
-        """Write a restart first, then a frame and a log row that it does not know of.
+        """Write a restart file, then a frame and a log row that it does not include.
 
-        An unbroken run has no record of this step. The restart cuts it off again.
+        An uninterrupted run has no record of this step, so `resume` removes it.
         """
         self._save(integrator.get_state())
         self._append(integrator)

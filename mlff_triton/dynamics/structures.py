@@ -1,4 +1,4 @@
-"""Files and shipped names -> atoms that can be simulated."""
+"""Reading of structures from files, or by the names of shipped ones."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
 
 
 def read_structure(source: str | Path) -> Atoms:
-    """Read a structure that ASE knows, or a shipped one.
+    """Read a structure from a file that ASE supports, or a shipped one.
 
-    Of a PDB file the first model is read, of other trajectories the last frame. Only elements,
-    positions, cell, masses and total charge are kept: velocities are drawn anew by each run.
+    The first model of a PDB file is read, or the last frame of any other trajectory. Only elements,
+    positions, cell, masses and total charge are kept: each run draws new velocities.
 
     Parameters
     ----------
     source : str or path
-        A shipped name (``"alanine-dipeptide-water"``) or a file.
+        Name of a shipped structure (``"alanine-dipeptide-water"``) or a file.
 
     Returns
     -------
     Atoms
-        Without calculator. A PDB cell of 1 x 1 x 1 Å, the format's word for "none", is dropped.
+        The structure, without calculator. A PDB cell of 1 x 1 x 1 Å, by which the format says
+        "none", is dropped.
 
     Raises
     ------
     InputError
-        If the file is missing, unreadable, empty, holds numbers that are not finite, or
-        constraints, which the integrators here do not keep.
+        If the file is missing, unreadable or empty, has positions that are not finite, or has
+        constraints, which the integrators do not support.
 
     Examples
     --------
@@ -56,11 +57,11 @@ def read_structure(source: str | Path) -> Atoms:
 
 
 def _read(path: Path) -> Atoms:
-    """Read the frame to simulate; readers fail in as many ways as there are formats."""
+    """Read the frame to simulate, and turn any error of ASE's readers into an `InputError`."""
     is_pdb = path.suffix.lower() in (".pdb", ".ent")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about fields that are not used here
+            warnings.simplefilter("ignore")  # warnings about fields that are not used here
             images = ase.io.read(path, index=":" if is_pdb else "-1:")
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -70,9 +71,9 @@ def _read(path: Path) -> Atoms:
 
 def _clean(atoms: Atoms, name: str) -> Atoms:
     if len(atoms) == 0:
-        raise InputError(f"{name} holds no atoms")
+        raise InputError(f"{name} contains no atoms")
     if atoms.constraints:
-        raise InputError(f"{name} holds constraints, which are not supported: remove them")
+        raise InputError(f"{name} has constraints, which are not supported: remove them")
     bad = ~np.isfinite(atoms.positions).all(axis=1)
     if bad.any():
         raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")

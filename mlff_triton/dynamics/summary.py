@@ -1,4 +1,4 @@
-"""What a run amounted to, from its ``log.csv`` alone: statistics, a picture, a table."""
+"""Summary of a run from its ``log.csv``: energy drift and figure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class StageRecord:
     Attributes
     ----------
     label : str
-        Number and ensemble, as in the log.
+        Number and ensemble of the stage, such as "1-nvt".
     time : float64 [M]
-        ps.
+        Time of each of the M rows in ps.
     temperature : float64 [M]
-        K.
+        Temperature in K.
     total, conserved : float64 [M]
-        eV.
+        Total and conserved energy in eV.
     """
 
     label: str
@@ -42,9 +42,9 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Drift:
-    """Slope of a straight line through an energy, and its standard error, in eV/atom/ps.
+    """Slope of a straight line fitted to an energy, and its standard error, in eV/atom/ps.
 
-    The error takes the residuals as independent.
+    The standard error assumes independent residuals.
     """
 
     slope: float
@@ -52,7 +52,7 @@ class Drift:
 
 
 def read_log(path: Path) -> list[StageRecord]:
-    """Read ``log.csv``, one record a stage, in order."""
+    """Read ``log.csv`` into one record per stage, in order."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     labels = list(dict.fromkeys(row["stage"] for row in rows))
@@ -68,7 +68,7 @@ def _stage_record(label: str, rows: list[dict[str, str]]) -> StageRecord:
 
 
 def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
-    """Least-squares drift of the total energy; None if there are fewer than three rows."""
+    """Fit the drift of the total energy; return None for fewer than three rows."""
     if len(record.time) < 3:
         return None
     time = record.time - record.time.mean()
@@ -80,15 +80,22 @@ def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
 
 
 def draw_summary(directory: Path, n_atoms: int) -> None:
-    """Draw ``summary.png``: temperature and energy drift over time, stages marked.
+    """Draw ``summary.png``: temperature and energy drift over time, with the stages marked.
 
-    The drift is that of the conserved energy (in nve: the total energy) since the start of each
-    stage.
+    The drift is the change of the conserved energy, which is the total energy in nve, since the
+    start of each stage.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the run, with its ``log.csv``.
+    n_atoms : int
+        Number of atoms.
 
     Raises
     ------
     OutputError
-        If it cannot be written.
+        If the figure cannot be written.
     """
     records = read_log(directory / outputs.LOG)
     figure = Figure(figsize=(7, 5), layout="constrained")

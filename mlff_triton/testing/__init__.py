@@ -1,8 +1,8 @@
-"""Tools to test a force field with: tolerances, structures, finite differences, conformance.
+"""Tools for testing force fields: tolerances, structures, finite differences, conformance.
 
-For tests and benchmarks, the reader's own included. `check_calculator` holds any ASE calculator of
-a short-ranged potential to what molecular dynamics relies on; each check is also a function of its
-own in `CHECKS`.
+They serve tests and benchmarks, including those of other packages. `check_calculator` checks any
+ASE calculator of a short-ranged potential for the properties that molecular dynamics relies on.
+`CHECKS` contains the individual checks.
 """
 
 from mlff_triton.testing.conformance import (

@@ -1,4 +1,4 @@
-"""Forces and stress from energies alone, to test analytic ones against."""
+"""Forces and stress from finite differences of the energy, to test analytic ones against."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ VOIGT = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))  # ASE's order: xx, yy,
 
 
 def finite_difference_forces(energy: Energy, atoms: Atoms, step: float = 1e-4) -> FloatArray:
-    """Differentiate an energy by positions, with fourth-order central differences.
+    """Compute forces by fourth-order central differences of an energy.
 
     Parameters
     ----------
     energy : callable
-        Energy in eV of any atoms, such as ``calculator.get_potential_energy``.
+        Function from atoms to their energy in eV, such as ``calculator.get_potential_energy``.
     atoms : ase.Atoms
-        The structure; it is not modified.
+        The structure, which is not modified.
     step : float
         Displacement in Å.
 
@@ -30,6 +30,14 @@ def finite_difference_forces(energy: Energy, atoms: Atoms, step: float = 1e-4) -
     -------
     float64 [N, 3]
         Forces in eV/Å.
+
+    Examples
+    --------
+    >>> from ase.calculators.lj import LennardJones
+    >>> atoms = Atoms("H2", [[0.0, 0.0, 0.0], [0.0, 0.0, 2 ** (1 / 6)]])
+    >>> forces = finite_difference_forces(LennardJones().get_potential_energy, atoms)
+    >>> bool(abs(forces).max() < 1e-6)
+    True
     """
     forces = np.empty((len(atoms), 3))
     for index in np.ndindex(*forces.shape):
@@ -44,22 +52,22 @@ def finite_difference_forces(energy: Energy, atoms: Atoms, step: float = 1e-4) -
 
 
 def finite_strain_stress(energy: Energy, atoms: Atoms, step: float = 1e-4) -> FloatArray:
-    """Differentiate an energy by strain, with fourth-order central differences.
+    """Compute the stress by fourth-order central differences of an energy with respect to strain.
 
     Parameters
     ----------
     energy : callable
-        Energy in eV of any atoms, such as ``calculator.get_potential_energy``.
+        Function from atoms to their energy in eV, such as ``calculator.get_potential_energy``.
     atoms : ase.Atoms
-        The structure, with three cell vectors; it is not modified.
+        The structure, with three cell vectors, which is not modified.
     step : float
-        Strain.
+        Strain increment.
 
     Returns
     -------
     float64 [6]
-        Stress in eV/Å³, in ASE's order (xx, yy, zz, yz, xz, xy) and sign (positive where the energy
-        rises with the size of the cell).
+        Stress in eV/Å³, in ASE's order (xx, yy, zz, yz, xz, xy) and sign (positive if the energy
+        increases with the size of the cell).
     """
     stress = np.empty(6)
     for component, (i, j) in enumerate(VOIGT):
@@ -75,7 +83,7 @@ def finite_strain_stress(energy: Energy, atoms: Atoms, step: float = 1e-4) -> Fl
 
 
 def transformed(atoms: Atoms, matrix: FloatArray) -> Atoms:
-    """Copy atoms, every position and cell vector ``v`` mapped to ``v @ matrix``."""
+    """Copy atoms, and map every position and cell vector ``v`` to ``v @ matrix``."""
     result: Atoms = atoms.copy()
     result.set_cell(atoms.cell.array @ matrix)
     result.positions = atoms.positions @ matrix

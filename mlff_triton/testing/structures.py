@@ -1,4 +1,4 @@
-"""Seeded structures to test and to measure on."""
+"""Random structures for tests and benchmarks, reproducible from a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 
 ELEMENTS = ("C", "H", "N", "O")
 CRYSTALS: dict[str, tuple[ArrayLike, tuple[bool, bool, bool]]] = {
-    # cell vectors up to a factor, and periodic directions
+    # cell vectors up to a common factor, and periodic directions
     "cubic": (np.eye(3), (True, True, True)),
     "triclinic": ([[1.1, 0.0, 0.0], [0.4, 1.0, 0.0], [-0.3, 0.5, 0.9]], (True, True, True)),
     "small": ([[1.1, 0.0, 0.0], [0.4, 1.0, 0.0], [-0.3, 0.5, 0.9]], (True, True, True)),
@@ -29,22 +29,23 @@ def random_cluster(
     seed: int = 0,
     min_distance: float = 1.2,
 ) -> Atoms:
-    """Scatter atoms in vacuum, about as densely as in a liquid.
+    """Place atoms at random in vacuum, about as densely as in a liquid.
 
     Parameters
     ----------
     n_atoms : int
         Number of atoms.
     elements : sequence of str
-        Chemical symbols, in turn, in random order.
+        Chemical symbols, which occur equally often, in random order.
     seed : int
-        The same seed gives the same atoms.
+        Random seed; the same seed always gives the same atoms.
     min_distance : float
-        Least distance between two atoms in Å.
+        Smallest distance between two atoms in Å.
 
     Returns
     -------
     ase.Atoms
+        The cluster, without a cell.
 
     Examples
     --------
@@ -64,26 +65,27 @@ def random_crystal(
     seed: int = 0,
     min_distance: float = 1.2,
 ) -> Atoms:
-    """Scatter atoms in a periodic cell, about as densely as in a liquid.
+    """Place atoms at random in a periodic cell, about as densely as in a liquid.
 
     Parameters
     ----------
     n_atoms : int
         Number of atoms.
     kind : {"cubic", "triclinic", "small", "slab", "rod"}
-        Shape and periodicity of the cell. ``small`` is triclinic and only ``1.5 min_distance``
-        high, far less than a usual cutoff; a ``slab`` is open along its third vector and a ``rod``
-        along the others.
+        Shape and periodicity of the cell. The ``small`` cell is triclinic and only
+        ``1.5 min_distance`` high, far less than a usual cutoff. A ``slab`` is not periodic along
+        its third vector, a ``rod`` only along its third.
     elements : sequence of str
-        Chemical symbols, in turn, in random order.
+        Chemical symbols, which occur equally often, in random order.
     seed : int
-        The same seed gives the same atoms.
+        Random seed; the same seed always gives the same atoms.
     min_distance : float
-        Least distance between two atoms, periodic images included, in Å.
+        Smallest distance between two atoms, including periodic images, in Å.
 
     Returns
     -------
     ase.Atoms
+        The crystal.
 
     Raises
     ------
@@ -100,7 +102,7 @@ def random_crystal(
     rows, pbc = CRYSTALS[kind]
     cell = np.array(rows, dtype=np.float64)
     volume = _volume(n_atoms, min_distance)
-    if kind == "small":  # a lower triangular cell is as high as its last number
+    if kind == "small":  # the height of a lower triangular cell is its last component
         cell[2, 2] = 1.5 * min_distance
         cell[:2] *= np.sqrt(volume / np.linalg.det(cell))
     else:
@@ -111,27 +113,27 @@ def random_crystal(
 
 
 def water_box(n_molecules: int, seed: int = 0) -> Atoms:
-    """Put water on a cubic grid, turned at random.
+    """Place randomly oriented water molecules on a cubic grid.
 
     Parameters
     ----------
     n_molecules : int
-        Number of molecules, each of three atoms (O, H, H). A cube such as 64 or 1000 fills the box
-        at 1.0 g/cm³; otherwise some sites stay empty.
+        Number of molecules, each with its atoms in the order O, H, H. A cube number such as 64 or
+        1000 fills the box at 1.0 g/cm³. Otherwise, some sites remain empty.
     seed : int
-        The same seed gives the same atoms.
+        Random seed; the same seed always gives the same atoms.
 
     Returns
     -------
     ase.Atoms
-        Periodic in all directions.
+        The molecules, in a cubic cell that is periodic in all directions.
 
     Examples
     --------
     >>> water_box(8).get_chemical_formula()
     'H16O8'
     """
-    spacing = 3.104  # Å, one molecule in 29.9 Å³
+    spacing = 3.104  # Å; one molecule per 29.9 Å³
     n_side = next(n for n in range(n_molecules + 1) if n**3 >= n_molecules)
     sites = spacing * np.array(list(np.ndindex(n_side, n_side, n_side)))[:n_molecules]
     bond, half_angle = 0.9572, np.radians(104.52 / 2)
@@ -143,14 +145,24 @@ def water_box(n_molecules: int, seed: int = 0) -> Atoms:
 
 
 def random_rotation(rng: np.random.Generator) -> FloatArray:
-    """Draw a uniformly distributed proper rotation, float64 [3, 3]."""
-    q, r = np.linalg.qr(rng.normal(size=(3, 3)))
-    q *= np.sign(np.diag(r))
-    return np.asarray(q * np.linalg.det(q))
+    """Draw a uniformly distributed proper rotation.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Random stream.
+
+    Returns
+    -------
+    float64 [3, 3]
+    """
+    rotation, triangle = np.linalg.qr(rng.normal(size=(3, 3)))
+    rotation *= np.sign(np.diag(triangle))
+    return np.asarray(rotation * np.linalg.det(rotation))
 
 
 def _volume(n_atoms: int, min_distance: float) -> float:
-    """Volume in Å³ in which random points this far apart still find room."""
+    """Return a volume in Å³ large enough for this many random points this far apart."""
     return 4.0 * n_atoms * min_distance**3
 
 
@@ -161,7 +173,10 @@ def _random_points(
     min_distance: float,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Points in a cell higher than ``min_distance``, so that only adjacent images are near."""
+    """Draw points at least ``min_distance`` apart in a cell higher than that.
+
+    Only adjacent periodic images can then be closer.
+    """
     steps = [3 if periodic else 1 for periodic in pbc]
     images = (np.array(list(np.ndindex(*steps))) - np.array(steps) // 2) @ cell
     points = np.empty((0, 3))

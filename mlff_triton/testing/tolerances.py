@@ -1,4 +1,4 @@
-"""How closely two numbers must agree: one table for all tests, dtype x derivative order."""
+"""Tolerances of all tests, in one table of dtype and derivative order."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ from numpy.typing import ArrayLike, NDArray
 from mlff_triton.errors import InputError
 
 TOLERANCES: dict[str, tuple[float, float, float]] = {
-    # relative errors of energies, of first derivatives (forces, virials) and of second ones
+    # relative errors of energies, of first derivatives (forces, virials), of second derivatives
     "float64": (1e-11, 1e-9, 1e-7),
     "float32": (1e-6, 1e-5, 1e-4),
 }
 FINITE_DIFFERENCES: dict[str, tuple[float, float]] = {
-    # step (Å, or strain), and the relative error of a first derivative taken with it
-    "float64": (1e-4, 1e-6),  # short: cutoffs often leave a kink in the second derivative
+    # step (Å or strain), and the relative error of the first derivative that it gives
+    "float64": (1e-4, 1e-6),  # short, as cutoffs often make the second derivative discontinuous
     "float32": (1e-2, 5e-3),
 }
 
 
 def tolerance(order: int, dtype: str | torch.dtype = "float64") -> float:
-    """Look up the relative error allowed between two computations of one quantity.
+    """Return the relative error allowed between two computations of the same quantity.
 
     Parameters
     ----------
     order : int
         Derivative order: 0 for energies, 1 for forces and virials, 2 for second derivatives.
     dtype : {"float64", "float32"} or torch.dtype
-        Floating-point type that the less exact of the two works in.
+        Floating-point type of the less accurate computation.
+
+    Returns
+    -------
+    float
 
     Raises
     ------
     InputError
-        If the table has no such entry.
+        If the table has no entry for the order or the dtype.
 
     Examples
     --------
@@ -47,7 +51,7 @@ def tolerance(order: int, dtype: str | torch.dtype = "float64") -> float:
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """Name a dtype as the tables do, or raise `InputError` if they do not have it."""
+    """Return the name of a dtype in the tables, or raise `InputError` if it is not there."""
     name = str(dtype).removeprefix("torch.")
     if name not in TOLERANCES:
         raise InputError(f"there are tolerances for {', '.join(TOLERANCES)}, not for {name}")
@@ -62,25 +66,26 @@ def assert_close(
     *,
     floor: float = 0.0,
 ) -> None:
-    """Assert that two arrays agree to `tolerance`, relative to the largest expected number.
+    """Assert that two arrays agree to `tolerance`, relative to the largest expected value.
 
     Parameters
     ----------
     actual, expected : [...]
-        Arrays or tensors of one shape and unit, on any device.
+        Arrays or tensors of the same shape and unit, on any device.
     order : int
         Derivative order, as for `tolerance`.
     dtype : {"float64", "float32"} or torch.dtype
         Floating-point type, as for `tolerance`.
     floor : float
-        Errors are relative to this, in the unit of the arrays, if all numbers are smaller.
+        Smallest scale of relative errors, in the unit of the arrays. It applies if all expected
+        values are smaller.
 
     Raises
     ------
     AssertionError
-        If the shapes differ, the error is too large, or anything is NaN or infinite.
+        If the shapes differ, the error is too large, or a value is NaN or infinite.
     InputError
-        If there is no such tolerance.
+        If the table has no entry for the order or the dtype.
 
     Examples
     --------
@@ -96,11 +101,26 @@ def assert_within(
     *,
     floor: float = 0.0,
 ) -> None:
-    """Assert as `assert_close`, to a relative error that the caller names."""
+    """Assert that two arrays agree to a given relative error.
+
+    Parameters
+    ----------
+    actual, expected : [...]
+        Arrays or tensors of the same shape and unit, on any device.
+    relative : float
+        Largest error allowed, relative to the largest expected value.
+    floor : float
+        Smallest scale of relative errors, as for `assert_close`.
+
+    Raises
+    ------
+    AssertionError
+        If the shapes differ, the error is too large, or a value is NaN or infinite.
+    """
     a, b = _as_array(actual), _as_array(expected)
     expect(a.shape == b.shape, f"the shape is {list(a.shape)} instead of {list(b.shape)}")
-    expect(bool(np.isfinite(b).all()), "the expected values hold NaN or infinity")
-    expect(bool(np.isfinite(a).all()), "the values hold NaN or infinity")
+    expect(bool(np.isfinite(b).all()), "the expected values contain NaN or infinity")
+    expect(bool(np.isfinite(a).all()), "the values contain NaN or infinity")
     if not a.size:
         return
     error, scale = np.abs(a - b), max(floor, float(np.abs(b).max()))
@@ -113,7 +133,7 @@ def assert_within(
 
 
 def expect(condition: bool, message: str) -> None:
-    """Assert, under ``python -O`` too."""
+    """Raise `AssertionError` unless a condition holds, even under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 

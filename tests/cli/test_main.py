@@ -88,7 +88,7 @@ WRONG = {
     "missing file": (("absent.xyz",), "there is no structure 'absent.xyz'"),
     "not a number": (("nan.xyz",), "the position of atom 1 is NaN"),
     "unknown element": (("gold.xyz",), "does not know atomic numbers [79]"),
-    "no atoms": (("none.xyz",), "holds no atoms"),
+    "no atoms": (("none.xyz",), "contains no atoms"),
     "one point": (("same.xyz",), "atoms 0 and 1 are 0.0e+00 Å apart"),
     "ensemble": (("ethanol.xyz", "--ensemble", "nph"), "use one of nve, nvt, npt"),
     "timestep": (("ethanol.xyz", "--timestep", "-0.5"), "timestep must be a positive number"),
@@ -102,9 +102,9 @@ WRONG = {
     "extra": (("ethanol.xyz", "more.xyz"), "unexpected extra argument"),
     "file as directory": (("ethanol.xyz", "--out", "gold.xyz"), "gold.xyz is a file"),
     "below a file": (("ethanol.xyz", "--out", "gold.xyz/x"), "cannot write gold.xyz/x"),
-    "occupied": (("ethanol.xyz", "--out", "."), "is not empty: give another --out, --overwrite"),
+    "occupied": (("ethanol.xyz", "--out", "."), "is not empty: choose another --out, or use --overwrite"),
     "no restart": (("--restart", "absent.npz"), "there is no restart file 'absent.npz'"),
-    "bad restart": (("--restart", "gold.xyz"), "no sound restart file"),
+    "bad restart": (("--restart", "gold.xyz"), "not a valid restart file"),
 }
 
 

@@ -198,8 +198,8 @@ def test_structures_keep_only_what_matters(tmp_path):
     ("name", "text", "message"),
     [
         ("nan.xyz", "1\n\nH 0 nan 0\n", "the position of atom 0 is NaN"),
-        ("none.xyz", "0\n\n", "holds no atoms"),
-        ("empty.xyz", "", "cannot be read as a structure|holds no atoms"),
+        ("none.xyz", "0\n\n", "contains no atoms"),
+        ("empty.xyz", "", "cannot be read as a structure|contains no atoms"),
         ("bad.xyz", "two\n", "cannot be read as a structure"),
         ("odd.thing", "what\n", "cannot be read as a structure"),
         ("move.xyz", "1\nProperties=species:S:1:pos:R:3:move_mask:L:1\nH 0 0 0 F\n", "constraints"),
@@ -373,14 +373,14 @@ def test_bad_restarts_are_refused(tmp_path):
     damaged = tmp_path / "damaged.npz"
     for blob in (b"", b"text", whole[:-100], whole[:500] + b"\0" * 100 + whole[600:]):
         damaged.write_bytes(blob)
-        with pytest.raises(InputError, match="no sound restart file"):
+        with pytest.raises(InputError, match="not a valid restart file"):
             load_restart(damaged)
     np.save(tmp_path / "array.npy", np.ones(3))
-    for name, message in (("array.npy", "no sound"), ("absent.npz", "there is no restart file")):
+    for name, message in (("array.npy", "not a valid"), ("absent.npz", "there is no restart file")):
         with pytest.raises(InputError, match=message):
             load_restart(tmp_path / name)
     (tmp_path / TRAJECTORY).write_text("")
-    with pytest.raises(OutputError, match="put the original back"):
+    with pytest.raises(OutputError, match="restore the original"):
         Simulation.resume(load_restart(tmp_path / RESTART), Springs(atoms.positions), tmp_path)
 
 
