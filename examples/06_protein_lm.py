@@ -1,12 +1,12 @@
-"""Embeddings of proteins by an ESM-2 model, before and after it is made faster.
+"""Embed proteins with an ESM-2 model, before and after its acceleration.
 
 Usage: ``python 06_protein_lm.py``, or on a GPU
 ``python 06_protein_lm.py --model facebook/esm2_t33_650M_UR50D --precision fp16 --batch 8``
 
 Writes ``embeddings.npz``, with the mean embedding of each protein, and ``timing.png`` into
 ``--out``. Needs ``pip install 'mlff-triton[bio]'``. Nothing is downloaded unless ``--model`` names
-something on the hub: the default is an untrained model of ESM-2's smallest shape, whose embeddings
-mean nothing but take as long.
+a model on the hub. The default is an untrained model of the size of the smallest ESM-2: its
+embeddings are meaningless, but take as long to compute.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ TOKENS = {token: number for number, token in enumerate(ALPHABET.split())}
 
 
 class Protein(NamedTuple):
-    """A name and the one-letter codes of its residues."""
+    """Name of a protein and the one-letter codes of its residues."""
 
     name: str
     sequence: str
 
 
 class Batch(NamedTuple):
-    """Tokens and their mask [B, L]; each row is a start, residues, an end, and padding."""
+    """Tokens and mask [B, L]; each row holds a start token, residues, an end token and padding."""
 
     ids: Tensor
     mask: Tensor
 
     @classmethod
     def of(cls, proteins: list[Protein], device: torch.device) -> Batch:
-        """Proteins, padded to the length of the longest."""
+        """Tokenize proteins and pad them to the length of the longest."""
         pad, unknown = TOKENS["<pad>"], TOKENS["<unk>"]
         rows = (["<cls>", *protein.sequence, "<eos>"] for protein in proteins)
         tokens = [torch.tensor([TOKENS.get(token, unknown) for token in row]) for row in rows]
@@ -56,26 +56,26 @@ class Batch(NamedTuple):
         return cls(ids.to(device), (ids != pad).long().to(device))
 
     def embed(self, model: EsmModel) -> Tensor:
-        """The model's last hidden states, [B, L, C]."""
+        """Compute the model's last hidden states, [B, L, C]."""
         with torch.inference_mode():
             return model(input_ids=self.ids, attention_mask=self.mask).last_hidden_state
 
     def residues(self, model: EsmModel) -> list[Tensor]:
-        """Embeddings of the residues of each protein, without start and end."""
+        """Compute the embeddings of each protein's residues, without start and end tokens."""
         lengths = self.mask.sum(1).tolist()
         hidden = self.embed(model).double().cpu()
         return [row[1 : length - 1] for row, length in zip(hidden, lengths, strict=True)]
 
 
 def read_fasta(path: Path) -> list[Protein]:
-    """The entries of a file, the shortest first, so that batches need little padding."""
+    """Read proteins from a file, shortest first, so that batches need little padding."""
     entries = (entry.splitlines() for entry in path.read_text().split(">")[1:])
     proteins = [Protein(header.split()[0], "".join(lines).upper()) for header, *lines in entries]
     return sorted(proteins, key=lambda protein: len(protein.sequence))
 
 
 def load_model(name: str | None) -> EsmModel:
-    """A checkpoint's encoder, or an untrained one of the shape of esm2_t6_8M_UR50D."""
+    """Load a checkpoint's encoder, or make an untrained one of the size of esm2_t6_8M_UR50D."""
     if name is not None:
         return EsmModel.from_pretrained(name, add_pooling_layer=False)
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def load_model(name: str | None) -> EsmModel:
 
 
 def milliseconds(model: EsmModel, batches: list[Batch], repeats: int) -> np.ndarray:
-    """Median time of each batch, as a script that waits for every result sees it."""
+    """Measure the median wall-clock time of each batch, including the wait for its result."""
     count = (repeats, repeats)
     timings = [
         measure(partial(batch.embed, model), batch.ids.device, repeats=count, wall=True)
@@ -105,7 +105,7 @@ def milliseconds(model: EsmModel, batches: list[Batch], repeats: int) -> np.ndar
 
 
 def plot(path: Path, title: str, batches: list[Batch], times: dict[str, np.ndarray]) -> None:
-    """Times and tokens a second over the length of the batches."""
+    """Plot times and tokens per second over the sequence length of the batches."""
     mpl.use("Agg")
     lengths = [batch.ids.shape[1] for batch in batches]
     tokens = np.array([int(batch.mask.sum()) for batch in batches])
@@ -126,12 +126,12 @@ def main() -> None:
     """Embed, accelerate, embed again, compare and plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fasta", type=Path, default=FASTA, help="proteins to embed")
-    parser.add_argument("--sequences", type=int, help="only so many, the shortest")
-    parser.add_argument("--model", help="ESM-2 of transformers, a folder or a name on the hub")
+    parser.add_argument("--sequences", type=int, help="number of proteins to embed, the shortest ones")
+    parser.add_argument("--model", help="ESM-2 model of transformers: a folder or a name on the hub")
     parser.add_argument("--precision", help="fp16, bf16 or fp32; the model's own by default")
-    parser.add_argument("--backend", default="auto", help="'torch' to accelerate on a CPU too")
-    parser.add_argument("--batch", type=int, default=4, help="proteins at a time")
-    parser.add_argument("--repeats", type=int, default=5, help="of every timing")
+    parser.add_argument("--backend", default="auto", help="'torch' accelerates on a CPU too")
+    parser.add_argument("--batch", type=int, default=4, help="proteins per batch")
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of every timing")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write into")
     args = parser.parse_args()
@@ -153,7 +153,7 @@ def main() -> None:
     times["accelerated"] = milliseconds(model, batches, args.repeats)
     print(bio.report(model))
     if device.type == "cpu" and args.backend == "auto":
-        print("On a CPU the model computes as it is, unless told otherwise: --backend torch")
+        print("On a CPU the model runs its original forward: use --backend torch to accelerate it")
 
     cosines = torch.cat(
         [torch.cosine_similarity(a, b, dim=1) for a, b in zip(before, after, strict=True)]
