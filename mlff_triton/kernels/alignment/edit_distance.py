@@ -2,20 +2,21 @@
 
     D(i, j) = min(D(i - 1, j - 1) + [a_i != b_j], D(i - 1, j) + 1, D(i, j - 1) + 1)
 
-Rows i are letters of the shorter sequence. Neighbors differ by one at most, so two bits a row hold
-a column: where D rises from the row above, and where it falls. Words of 32 rows go from column to
-column by logic and one addition; what D does along a word's last row is all that the word below has
-to know (G. Myers, https://doi.org/10.1145/316542.316550, in the form of H. Hyyrö, "A bit-vector
-algorithm for computing Levenshtein and Damerau edit distances", Nordic J. Comput. 10, 29, 2003).
+Rows i are symbols (residues or bases) of the shorter sequence. Neighboring cells differ by at most
+one, so a column is held in two bits per row: one where D rises from the row above, and one where it
+falls. Words of 32 rows go from column to column by logic and one addition. The word below needs
+only the change of D along a word's last row (G. Myers, https://doi.org/10.1145/316542.316550, in
+the form of H. Hyyrö, "A bit-vector algorithm for computing Levenshtein and Damerau edit distances",
+Nordic J. Comput. 10, 29, 2003).
 
-The words of a sequence lie in the registers of lanes of one warp, several words a lane. A lane is
-one column behind the lane above, and learns from it by a shuffle what it has to know. Letters are
-kept as planes of bits, so that logic finds the rows where a letter occurs. Words that do not fit a
-warp are done in strips, one after the other, and what D does along a strip's last row goes through
-memory.
+The words of a sequence are in the registers of the lanes of one warp, several words per lane. A
+lane is one column behind the lane above, and receives that lane's changes by a shuffle. Codes of
+symbols are stored as bit planes, so that logic finds the rows of a symbol. Sequences with more
+words than a warp holds are processed in strips, one after the other, and the changes of D along a
+strip's last row go through memory.
 
-Logic is what keeps a GPU busy here. Shifts and additions are therefore written as products with a
-two that compilers do not see, where another unit calculates those at the same time.
+Logic is the bottleneck on a GPU. Shifts and additions are therefore written as products with a
+factor of two that compilers do not see, because another unit computes those at the same time.
 """
 
 from __future__ import annotations
@@ -33,19 +34,39 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.types.sequence_pairs import PAD, Pairs
 
 _WORD = tl.constexpr(32)
-_UNROLL = tl.constexpr(4)  # columns whose letters are loaded while those before are used
-_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # words, each one launch
-_MAX_WORDS = 8  # of a lane
-_MAX_LANES = 32  # of a pair
-_ENOUGH_PROGRAMS = 2048  # to fill a chip
-_MAX_EDGES = 2**28  # bytes at a time
+_UNROLL = tl.constexpr(4)  # columns whose codes are loaded while the previous ones are used
+
+
+class Limits(NamedTuple):
+    """Sizes that edit distances may be divided into.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Words per pair, ascending. Each size is one launch.
+    words, lanes : int
+        Most words per lane, and most lanes per pair, a power of two up to 32.
+    programs : int
+        Programs that fill a GPU. Fewer pairs are spread over more lanes.
+    edge_bytes : int
+        Most bytes of memory for the edges of strips.
+    """
+
+    sizes: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    words: int = 8
+    lanes: int = 32
+    programs: int = 2048
+    edge_bytes: int = 2**28
+
+
+DEFAULT_LIMITS = Limits()
 
 
 @triton.jit
 def _planes(letters_ptr, start, length, W: tl.constexpr, PLANES: tl.constexpr):
-    """Bits of a lane's letters: bit r of plane p of word w is bit p of letter 32 w + r.
+    """Load a lane's codes as bit planes: bit r of plane p of word w is bit p of code 32 w + r.
 
-    Less than a word is read of what follows the last letter, and means nothing.
+    Less than a word is read past the end of the sequence. Its bits have no meaning.
     """
     planes = ()
     for _ in tl.static_range(W * PLANES):
@@ -64,8 +85,8 @@ def _planes(letters_ptr, start, length, W: tl.constexpr, PLANES: tl.constexpr):
 
 
 @triton.jit
-def _look(target, step, STEPS: tl.constexpr, INSIDE: tl.constexpr):
-    """Letters of the next columns, and what D does along the row above the first lane."""
+def _load_columns(target, step, STEPS: tl.constexpr, INSIDE: tl.constexpr):
+    """Load the codes of the next columns, and the changes of D along the row above the lanes."""
     target_ptr, length, edges_ptr, strip, rank = target
     letters = ()
     edges = ()
@@ -86,7 +107,7 @@ def _look(target, step, STEPS: tl.constexpr, INSIDE: tl.constexpr):
 
 @triton.jit
 def _top(word, two):
-    """The highest bit."""
+    """Return the highest bit."""
     if two is None:
         bit = (word >> 31) & 1
     else:
@@ -96,19 +117,19 @@ def _top(word, two):
 
 @triton.jit
 def _double(word, bit, two):
-    """The word moved up by one row, and a bit below it."""
+    """Return the word shifted up by one bit, with a given lowest bit."""
     return (word << 1) | bit if two is None else word * two + bit
 
 
 @triton.jit
 def _sum(a, b, bit, two):
-    """``a + b + bit``."""
+    """Return ``a + b + bit``."""
     return a + b + bit if two is None else a * (two - 1) + (b + bit)
 
 
 @triton.jit
 def _bits(letter, PLANES: tl.constexpr):
-    """Words in which every bit is that of the letter."""
+    """Return for each plane a word filled with the bit of a code."""
     bits = ()
     for p in tl.static_range(PLANES):
         bits = appended(bits, (letter << (31 - p)) >> 31)
@@ -117,10 +138,10 @@ def _bits(letter, PLANES: tl.constexpr):
 
 @triton.jit
 def _advance(rises, falls, planes, letter, up, down, two, W: tl.constexpr, PLANES: tl.constexpr):
-    """Next column of a lane's words.
+    """Compute the next column of a lane's words.
 
-    The highest bits of ``up`` and ``down`` say if D rises or falls along the row above the first
-    word, and those returned along the last row.
+    The highest bits of ``up`` and ``down`` are set where D rises or falls along the row above the
+    first word. Those returned refer to the last row.
     """
     bits = _bits(letter, PLANES)
     new_rises = ()
@@ -145,6 +166,7 @@ def _advance(rises, falls, planes, letter, up, down, two, W: tl.constexpr, PLANE
 
 @triton.jit
 def _where(condition, x, y, W: tl.constexpr):
+    """Select each word of x where the condition holds, and of y elsewhere."""
     chosen = ()
     for w in tl.static_range(W):
         chosen = appended(chosen, tl.where(condition, x[w], y[w]))
@@ -164,14 +186,14 @@ def _follow(
     PLANES: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """Steps in which every lane is inside of its target, or others in which some lanes wait."""
+    """Take the steps from begin to end. Unless INSIDE, lanes may be outside their target."""
     steps: tl.constexpr = _UNROLL if INSIDE else 1
     rises, falls, up, down = state
     _, length, edges_ptr, _, rank = target
     above = tl.maximum(tl.arange(0, rank.shape[0]) - 1, 0)
-    letters, edges = _look(target, begin, steps, INSIDE)
+    letters, edges = _load_columns(target, begin, steps, INSIDE)
     for step in range(begin, end, steps):
-        next_letters, next_edges = _look(target, step + steps, steps, INSIDE)
+        next_letters, next_edges = _load_columns(target, step + steps, steps, INSIDE)
         for s in tl.static_range(steps):
             up = tl.where(rank == 0, -edges[s], tl.gather(up, above, 0))
             down = tl.where(rank == 0, edges[s], tl.gather(down, above, 0))
@@ -194,6 +216,7 @@ def _follow(
 
 @triton.jit
 def _count_bits(word):
+    """Return the number of set bits."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -202,14 +225,10 @@ def _count_bits(word):
 
 @triton.jit(
     do_not_specialize=("first", "last", "columns", "two"),
-    do_not_specialize_on_alignment=("lanes",),  # only on one lane, which needs no shuffles
+    do_not_specialize_on_alignment=("lanes",),  # only on 1, as one lane needs no shuffles
 )
 def _edit_distance_fwd_kernel(
-    letters_ptr,
-    query_start_ptr,
-    query_length_ptr,
-    target_start_ptr,
-    target_length_ptr,
+    pairs,
     order_ptr,
     edges_ptr,
     distance_ptr,
@@ -222,33 +241,60 @@ def _edit_distance_fwd_kernel(
     W: tl.constexpr,
     PLANES: tl.constexpr,
 ):
+    """Compute the edit distances of the pairs from `first` to before `last`.
+
+    Parameters
+    ----------
+    pairs : Pairs
+        Sequences.
+    order_ptr : int64 [n] or None
+        Indices of the pairs in the order of the launch; None if they are in order.
+    edges_ptr : int8 [last - first, columns] or None
+        Scratch memory for the changes of D along the last row of a strip; None for one strip.
+    distance_ptr : int32 [n]
+        Written: the edit distance of each pair.
+    first, last : int
+        Positions of the pairs in the order of the launch.
+    columns : int
+        Length of the longest sequence.
+    two : int or None
+        The number two, if products are to replace shifts.
+    lanes : int
+        Lanes per pair.
+    LANES, W, PLANES : int
+        Lanes per program, words per lane, and bits per code.
+
+    Notes
+    -----
+    The grid is ``[ceil((last - first) * lanes / LANES)]``, programs of one warp.
+    """
     lane = tl.arange(0, LANES)
     rank = lane % lanes
-    place = first + tl.program_id(0) * (LANES // lanes) + lane // lanes
-    chosen = place < last
-    place = tl.minimum(place, last - 1)
-    pair = place if order_ptr is None else tl.load(order_ptr + place)
-    query_start = tl.load(query_start_ptr + pair)
-    query_length = tl.load(query_length_ptr + pair).to(tl.int32)
-    target_start = tl.load(target_start_ptr + pair)
-    target_length = tl.load(target_length_ptr + pair).to(tl.int32)
+    position = first + tl.program_id(0) * (LANES // lanes) + lane // lanes
+    chosen = position < last
+    position = tl.minimum(position, last - 1)
+    pair = position if order_ptr is None else tl.load(order_ptr + position)
+    query_start = tl.load(pairs.query_start + pair)
+    query_length = tl.load(pairs.query_length + pair).to(tl.int32)
+    target_start = tl.load(pairs.target_start + pair)
+    target_length = tl.load(pairs.target_length + pair).to(tl.int32)
     swapped = query_length > target_length
     start = tl.where(swapped, target_start, query_start)
-    target_ptr = letters_ptr + tl.where(swapped, query_start, target_start) - rank
+    target_ptr = pairs.letters + tl.where(swapped, query_start, target_start) - rank
     shorter = tl.minimum(query_length, target_length)
     longer = tl.maximum(query_length, target_length)
     n_strips = 1
     if edges_ptr is not None:
-        edges_ptr += (place - first).to(tl.int64) * columns - rank
+        edges_ptr += (position - first).to(tl.int64) * columns - rank
         n_strips = tl.cdiv(tl.max(shorter, 0), _WORD * W * lanes)
 
-    begin = lanes - 1  # of the steps in which all lanes have a column
+    begin = lanes - 1  # first step in which all lanes have a column
     end = begin + tl.maximum(tl.min(longer, 0) - begin, 0) // _UNROLL * _UNROLL
     last_step = begin + tl.max(longer, 0)
     distance = tl.where(rank == 0, longer, 0)
     for strip in range(n_strips):
         row = (strip * lanes + rank) * W * _WORD
-        planes = _planes(letters_ptr, start + row, shorter - row, W, PLANES)
+        planes = _planes(pairs.letters, start + row, shorter - row, W, PLANES)
         target = target_ptr, longer, edges_ptr, strip, rank
         nothing = tl.zeros((LANES,), tl.int32)
         rises = ()
@@ -272,59 +318,68 @@ def _edit_distance_fwd_kernel(
 
 
 def _two() -> int | None:
-    """What words are multiplied with, where that takes another unit than the busy one for logic."""
+    """Return the factor for products, or None where they do not run on another unit than logic."""
     return 2 if torch.version.hip is None else None
 
 
 class _Group(NamedTuple):
-    """Pairs of one launch: those from the first to before the last in their order."""
+    """Pairs of one launch, from position `first` to before `last`, with up to `words` words."""
 
     words: int
     first: int
     last: int
 
 
-def _blocks(group: _Group) -> tuple[int, int, bool]:
-    """Lanes of a pair, words of a lane, and whether there are several strips of them."""
+def _split(group: _Group, limits: Limits) -> tuple[int, int, bool]:
+    """Return lanes per pair, words per lane, and True if there are several strips."""
     lanes, words = 1, group.words
-    strips = triton.cdiv(words, _MAX_LANES * _MAX_WORDS)
+    strips = triton.cdiv(words, limits.lanes * limits.words)
     if strips > 1:
-        return _MAX_LANES, triton.cdiv(words, strips * _MAX_LANES), True
-    enough = 32 * _ENOUGH_PROGRAMS
-    while words > _MAX_WORDS or (
-        words % 2 == 0 and lanes < _MAX_LANES and lanes * (group.last - group.first) < enough
+        return limits.lanes, triton.cdiv(words, strips * limits.lanes), True
+    enough = 32 * limits.programs
+    while words > limits.words or (
+        words % 2 == 0 and lanes < limits.lanes and lanes * (group.last - group.first) < enough
     ):
         lanes, words = 2 * lanes, triton.cdiv(words, 2)
     return lanes, words, False
 
 
-def _grouped(shorter: Tensor, longer: Tensor, most_words: int) -> tuple[Tensor, list[_Group]]:
-    """Order of pairs by size, then by the length of the longer sequence, and groups of a size."""
-    sizes = torch.tensor(_SIZES, device=shorter.device)
+def _grouped(
+    shorter: Tensor, longer: Tensor, most_words: int, limits: Limits
+) -> tuple[Tensor, list[_Group]]:
+    """Sort pairs by size, then by the length of the longer sequence. Return order and groups."""
+    sizes = torch.tensor(limits.sizes, device=shorter.device)
     size = torch.bucketize((shorter + (_WORD.value - 1)) // _WORD.value, sizes)
     keys, order = torch.sort(size << 32 | longer)
-    bounds = torch.arange(len(_SIZES) + 2, device=keys.device) << 32
+    bounds = torch.arange(len(limits.sizes) + 2, device=keys.device) << 32
     starts = torch.searchsorted(keys, bounds).tolist()
-    words = (*_SIZES, most_words)
+    words = (*limits.sizes, most_words)
     groups = [_Group(*group) for group in zip(words, starts[:-1], starts[1:], strict=True)]
     return order, [group for group in groups if group.last > group.first]
 
 
 def _launch(
-    pairs: Pairs, order: Tensor | None, group: _Group, longest: int, planes: int, out: Tensor
+    pairs: Pairs,
+    order: Tensor | None,
+    group: _Group,
+    longest: int,
+    planes: int,
+    limits: Limits,
+    out: Tensor,
 ) -> None:
-    lanes, words, strips = _blocks(group)
+    """Launch the kernel for a group, in parts if the edges of strips need too much memory."""
+    lanes, words, strips = _split(group, limits)
     warp = 32 if torch.version.hip is None else 64
     stop, edges, at_once = group.last, None, group.last - group.first
     if strips:
-        at_once = max(1, min(at_once, _MAX_EDGES // longest))
+        at_once = max(1, min(at_once, limits.edge_bytes // longest))
         edges = pairs.letters.new_empty(at_once * longest, dtype=torch.int8)
     for first in range(group.first, stop, at_once):
         last = min(first + at_once, stop)
         grid = (triton.cdiv((last - first) * lanes, warp),)
         with torch.cuda.device_of(out):
             _edit_distance_fwd_kernel[grid](
-                *pairs,
+                pairs,
                 order,
                 edges,
                 out,
@@ -341,36 +396,42 @@ def _launch(
 
 
 def _check(pairs: Pairs) -> None:
+    """Raise unless dtypes, shapes and devices agree."""
     check_device(*pairs)
     if pairs.letters.dtype != torch.uint8:
-        raise InputError(f"letters are {pairs.letters.dtype}: use uint8 codes")
+        raise InputError(f"letters have dtype {pairs.letters.dtype}: use uint8 codes")
     for name, index in list(pairs._asdict().items())[1:]:
         check_shape(name, index, (len(pairs.query_start),))
         if index.dtype != torch.int64:
-            raise InputError(f"{name} is {index.dtype}: use int64")
+            raise InputError(f"{name} has dtype {index.dtype}: use int64")
 
 
-def edit_distance(pairs: Pairs, n_letters: int | None = None) -> Tensor:
-    """Fewest letters to insert, delete or replace that turn one sequence into the other.
+def edit_distance(
+    pairs: Pairs, n_letters: int | None = None, *, limits: Limits = DEFAULT_LIMITS
+) -> Tensor:
+    """Count the fewest insertions, deletions and substitutions that turn query into target.
 
     Parameters
     ----------
     pairs : Pairs
-        Sequences, on a GPU; some may be empty. Starts and lengths are not checked.
+        Sequences on a GPU. Some may be empty. Starts and lengths are not checked.
     n_letters : int, optional
-        All codes of letters are less than this; a smaller alphabet is faster. By default it is read
-        from the letters.
+        Upper bound on all codes, exclusive. A smaller alphabet is faster. By default, the bound is
+        read from the sequences.
+    limits : Limits
+        Sizes to divide the work into. They do not change the results.
 
     Returns
     -------
     int32 [n]
+        Edit distance of each pair.
 
     Raises
     ------
     InputError
-        If shapes, dtypes or devices do not fit together.
+        If shapes, dtypes or devices do not agree.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------
@@ -396,7 +457,7 @@ def edit_distance(pairs: Pairs, n_letters: int | None = None) -> Tensor:
     if shortest == most and least == longest:
         order, groups = None, [_Group(words, 0, len(out))]
     else:
-        order, groups = _grouped(shorter, longer, words)
+        order, groups = _grouped(shorter, longer, words, limits)
     for group in groups:
-        _launch(contiguous, order, group, longest, planes, out)
+        _launch(contiguous, order, group, longest, planes, limits, out)
     return out

@@ -1,11 +1,11 @@
-"""Arithmetic of lanes that hold two 16-bit numbers each, or one of 32 bits.
+"""Arithmetic on registers that hold two 16-bit integers, or one of 32 bits.
 
-Recent GPUs add and compare both halves of a register at once, and pick bytes out of two registers.
-Where Triton has no word for that, vendors' instructions are named; its interpreter takes halves
-apart. A lane that is not PACKED holds one number, and calculates as usual.
+Recent GPUs add and compare both halves of a register at once, and select bytes from two registers.
+Where Triton has no function for this, vendors' instructions are named; the interpreter processes
+the halves separately. With PACKED false, a register holds one integer.
 
-Two halves that stay within 0 and 32767 never carry into one another, so that ``+`` and ``-`` of
-whole registers do for them, which other units of a GPU calculate than those of comparisons.
+If both halves stay within 0 and 32767, no carry passes between them. Then ``+`` and ``-`` of whole
+registers are correct, and they use other units of the GPU than comparisons do.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 
 def target() -> str:
-    """Whose instructions kernels may name: ``"cuda"``, ``"hip"``, or of nobody, ``"plain"``."""
+    """Return the instruction set that kernels may name: "cuda", "hip", or "plain" for none."""
     if triton.knobs.runtime.interpret:
         return "plain"
     return "cuda" if torch.version.hip is None else "hip"
 
 
 def packs(tensor: Tensor) -> bool:
-    """Whether the tensor's GPU has instructions for halves of registers."""
+    """Return True if the tensor's GPU has instructions for halves of registers."""
     if not tensor.is_cuda or torch.version.hip is not None:
         return True
     return torch.cuda.get_device_capability(tensor.device) >= (9, 0)
@@ -32,19 +32,19 @@ def packs(tensor: Tensor) -> bool:
 
 @triton.jit
 def halves(x):
-    """The numbers of a register, lower first."""
+    """Return both halves of a register, lower half first."""
     return (x << 16) >> 16, x >> 16
 
 
 @triton.jit
 def joined(low, high, PACKED: tl.constexpr):
-    """Two numbers in one register; the first alone if lanes hold one."""
+    """Pack two integers into one register. Unless PACKED, return the first."""
     return (low & 0xFFFF) | (high << 16) if PACKED else low
 
 
 @triton.jit
 def taken_apart(x, PACKED: tl.constexpr):
-    """The numbers of a register; the same one twice if it holds one."""
+    """Return both integers of a register. Unless PACKED, return its one integer twice."""
     if PACKED:
         low, high = halves(x)
     else:
@@ -55,7 +55,7 @@ def taken_apart(x, PACKED: tl.constexpr):
 
 @triton.jit
 def larger(a, b, PACKED: tl.constexpr, TARGET: tl.constexpr):
-    """``max(a, b)``."""
+    """Return ``max(a, b)``."""
     if not PACKED:
         c = tl.maximum(a, b)
     elif TARGET == "cuda":
@@ -73,7 +73,7 @@ def larger(a, b, PACKED: tl.constexpr, TARGET: tl.constexpr):
 
 @triton.jit
 def larger_sum(a, b, c, PACKED: tl.constexpr, TARGET: tl.constexpr):
-    """``max(a + b, c)`` of any halves, one instruction of recent GPUs."""
+    """Return ``max(a + b, c)``, for halves of any sign; one instruction on recent GPUs."""
     if not PACKED:
         d = tl.maximum(a + b, c)
     elif TARGET == "cuda":
@@ -99,19 +99,20 @@ def larger_sum(a, b, c, PACKED: tl.constexpr, TARGET: tl.constexpr):
 
 
 @triton.jit
-def _picked(first, second, selector, PLACE: tl.constexpr):
-    nibble = (selector >> (4 * PLACE)) & 15
+def _picked(first, second, selector, INDEX: tl.constexpr):
+    """Compute one byte of `pick`."""
+    nibble = (selector >> (4 * INDEX)) & 15
     source = tl.where((nibble & 4) > 0, second, first)
     byte = (source >> (8 * (nibble & 3))) & 255
     byte = tl.where((nibble & 8) > 0, tl.where(byte > 127, 255, 0), byte)
-    return byte << (8 * PLACE)
+    return byte << (8 * INDEX)
 
 
 @triton.jit
 def pick(first, second, selector, TARGET: tl.constexpr):
-    """Four of the eight bytes of two registers: a nibble of the selector says which.
+    """Select four of the eight bytes of two registers, one for each nibble of the selector.
 
-    Where its highest bit is set, the byte is filled with the sign of the one it says.
+    If a nibble's highest bit is set, its byte is filled with the sign of the selected one.
     """
     if TARGET == "cuda":
         c = tl.inline_asm_elementwise(
@@ -125,19 +126,19 @@ def pick(first, second, selector, TARGET: tl.constexpr):
 
 @triton.jit
 def chained(values, more):
-    """The values of two tuples."""
+    """Concatenate two tuples."""
     return values + more
 
 
 @triton.jit
 def appended(values, value):
-    """A tuple with one value more."""
+    """Append a value to a tuple."""
     return values + (value,)  # noqa: RUF005 - Triton does not unpack
 
 
 @triton.jit
 def columns_of(block, LANES: tl.constexpr, COLUMNS: tl.constexpr):
-    """The columns [LANES] of a block [LANES, COLUMNS], a power of two up to 32."""
+    """Split a block [LANES, COLUMNS] into columns [LANES]; COLUMNS is a power of two up to 32."""
     parts = appended((), block)
     for _ in tl.static_range(5):
         if len(parts) < COLUMNS:
@@ -157,7 +158,7 @@ def columns_of(block, LANES: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def block_of(columns, LANES: tl.constexpr, COLUMNS: tl.constexpr):
-    """A block [LANES, COLUMNS] of columns; the first one again where there are less."""
+    """Join columns [LANES] into a block [LANES, COLUMNS], padded with the first column."""
     parts = columns
     for _ in tl.static_range(len(columns), COLUMNS):
         parts = appended(parts, columns[0])

@@ -1,4 +1,4 @@
-"""Launches that run at the same time, as many of them alone do not fill a GPU."""
+"""Concurrent launches, for launches too small to fill a GPU."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SIDES = 3  # streams beside the current one
+SIDES = 3  # streams besides the current one
 
 
 @contextmanager
 def side_by_side(tensor: Tensor, n: int) -> Iterator[Iterator[AbstractContextManager[Any]]]:
-    """Contexts for n launches that may run at the same time on the tensor's GPU.
+    """Yield contexts for n launches that may run at the same time on the tensor's GPU.
 
-    They begin after all that was launched before, and all that follows waits for their end. What
-    they read has to live until then.
+    They begin after all earlier launches, and all later launches wait for them. Tensors that they
+    read must stay alive until then.
     """
     if n < 2 or not tensor.is_cuda:
         yield repeat(nullcontext())

@@ -1,11 +1,12 @@
+"""Edit distances against the reference aligner, and their refusals."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.alignment import edit_distance as module
-from mlff_triton.kernels.alignment.edit_distance import edit_distance
+from mlff_triton.kernels.alignment.edit_distance import DEFAULT_LIMITS, Limits, edit_distance
 from mlff_triton.kernels.alignment.reference.alignment import alignment
 from mlff_triton.kernels.types.sequence_pairs import PAD, Gaps, Pairs
 from tests.support.sequence_pairs import pairs_of
@@ -14,7 +15,7 @@ LENGTHS = [(0, 0), (0, 5), (7, 0), (1, 1), (32, 31), (33, 40), (20, 36)]
 
 
 def random_pairs(lengths, n_letters, seed=0):
-    """Every other target repeats what it can of its query, one letter further on."""
+    """Return pairs in which every other target is its query, shifted by one symbol."""
     generator = torch.Generator().manual_seed(seed)
 
     def sequence(length):
@@ -28,10 +29,11 @@ def random_pairs(lengths, n_letters, seed=0):
     return pairs_of(queries, targets)
 
 
-def check(pairs, device, n_letters=256):
+def check(pairs, device, n_letters=256, limits=DEFAULT_LIMITS):
     costs = torch.eye(n_letters, dtype=torch.int64) - 1
     want = -alignment(pairs, costs, Gaps(1, 1)).score
-    got = edit_distance(Pairs(*(tensor.to(device) for tensor in pairs)), n_letters)
+    on_device = Pairs(*(tensor.to(device) for tensor in pairs))
+    got = edit_distance(on_device, n_letters, limits=limits)
     assert got.dtype == torch.int32
     assert got.tolist() == want.tolist()
 
@@ -46,23 +48,27 @@ def test_distances_of_one_size(n, length, device):
     check(random_pairs([(length, length + 3)] * n, 4), device, 4)
 
 
-@pytest.mark.parametrize(("n", "lanes", "words"), [(5, 1, 3), (5, 2, 2), (2, 32, 1)])
-def test_lanes_share_the_words_of_a_pair(n, lanes, words, device, monkeypatch):
-    monkeypatch.setattr(module, "_blocks", lambda _: (lanes, words, False))
-    check(random_pairs([(65 + k, 71 - 2 * k) for k in range(n)], 4), device, 4)
+@pytest.mark.parametrize(
+    ("n", "shortest", "limits"),
+    [
+        (5, 65, Limits(programs=0)),  # one lane with three words
+        (5, 65, Limits(words=2, programs=0)),  # two lanes with two words
+        (2, 515, Limits(words=1)),  # 32 lanes with one word
+    ],
+)
+def test_lanes_share_the_words_of_a_pair(n, shortest, limits, device):
+    lengths = [(shortest + k, shortest + 6 - 2 * k) for k in range(n)]
+    check(random_pairs(lengths, 4), device, 4, limits)
 
 
-def test_strips_of_long_sequences(device, monkeypatch):
-    """As if two lanes of one word were all there is, and memory for two pairs at a time."""
-    monkeypatch.setattr(module, "_SIZES", (1, 2))
-    monkeypatch.setattr(module, "_MAX_LANES", 2)
-    monkeypatch.setattr(module, "_MAX_WORDS", 1)
-    monkeypatch.setattr(module, "_MAX_EDGES", 160)
-    check(random_pairs([(66, 70), (9, 9), (75, 65), (72, 77)], 4), device, 4)
+def test_strips_of_long_sequences(device):
+    """Pairs have two lanes of one word, and memory suffices for two pairs at a time."""
+    limits = Limits(sizes=(1, 2), words=1, lanes=2, edge_bytes=160)
+    check(random_pairs([(66, 70), (9, 9), (75, 65), (72, 77)], 4), device, 4, limits)
 
 
 def test_warps_of_sixty_four_lanes(device, monkeypatch):
-    """And shifts in place of products."""
+    """On AMD GPUs, warps have 64 lanes, and shifts are not replaced by products."""
     monkeypatch.setattr("torch.version.hip", "6")
     check(random_pairs(LENGTHS, 4), device, 4)
 
