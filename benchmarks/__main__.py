@@ -145,7 +145,7 @@ def _profile(
 
 
 def implementations_of(case: Case, options: argparse.Namespace) -> list[Implementation]:
-    """Return the selected implementations, ours first: they run whatever happens to the peers."""
+    """Return the selected implementations, ours first in case a peer breaks the run."""
     ours = CALCULATORS.get(case.bench, OURS)
     peers = () if case.bench in CALCULATORS else PEERS
     if wanted := _only(options):

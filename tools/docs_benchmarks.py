@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 TABLES: dict[str, Callable[[Path], str]] = {
-    "step": partial(figures.readme_table, bench="step"),
-    "shipped": partial(figures.readme_table, bench="shipped"),
-    "batch": partial(figures.readme_table, bench="batch"),
-    "matpes": partial(figures.readme_table, bench="matpes"),
+    "step": partial(figures.step_table, bench="step"),
+    "shipped": partial(figures.step_table, bench="shipped"),
+    "batch": partial(figures.step_table, bench="batch"),
+    "matpes": partial(figures.step_table, bench="matpes"),
     "molecules": figures.molecules_table,
     "operators": figures.operators_table,
     "ase": figures.overhead_table,

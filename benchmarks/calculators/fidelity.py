@@ -165,7 +165,7 @@ def run_fidelity(
             try:
                 with at_most(lab.budget.left_for_one):
                     examine(lab, name, simulation, plan)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others can still run
+            except Exception as error:  # noqa: BLE001 - a failure must not stop the run
                 lab.complain(f"fidelity {case} {simulation.name}", error)
 
 

@@ -54,7 +54,7 @@ def run_one(
             if case.stand_in is None:
                 return _examine(lab, case, system, implementation)
             return _examine_large(lab, case, case.stand_in, system, implementation)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others can still run
+    except Exception as error:  # noqa: BLE001 - a failure must not stop the run
         lab.complain(f"{case.bench} {case.name} {implementation.name}", error)
         return None, error.error if isinstance(error, GateError) else None
 

@@ -115,11 +115,13 @@ def eager(y: Tensor, positions: Tensor) -> Tensor:
     graph = box.graph
     distances = torch.linalg.vector_norm(graph.vectors(positions, box.cell, None), dim=1)
     factors = radial_functions(network)[1](distances.to(y.dtype)).unflatten(1, (3, -1))
-    own = radial_functions(network)[1](distances.new_zeros(1, dtype=y.dtype)).unflatten(1, (3, -1))
+    zero = distances.new_zeros(1, dtype=y.dtype)
+    self_factors = radial_functions(network)[1](zero).unflatten(1, (3, -1))
     messages = []
-    for part, factor, mine in zip(y.split(PARTS), factors.unbind(1), own.unbind(1), strict=True):
+    parts = zip(y.split(PARTS), factors.unbind(1), self_factors.unbind(1), strict=True)
+    for part, factor, self_factor in parts:
         sent = part.index_select(1, graph.senders) * factor
-        messages.append((part * mine).index_add(1, graph.receivers, sent))
+        messages.append((part * self_factor).index_add(1, graph.receivers, sent))
     return torch.cat(messages)
 
 

@@ -56,7 +56,7 @@ def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> 
                 call = _call(function, inputs, backward)
                 timing = measure(call, lab.device, seconds=SAMPLING, flush=True)
                 del inputs, call
-        except Exception as problem:  # noqa: BLE001 - whatever it is, the others can still run
+        except Exception as problem:  # noqa: BLE001 - a failure must not stop the run
             error = problem.error if isinstance(problem, GateError) else error
             lab.complain(f"ops {case} {implementation}", problem)
         _report(lab, case, implementation, (n_atoms, edges), timing, error)

@@ -77,7 +77,7 @@ def _plot_steps(axes: Axes, times: Times) -> None:
 
 
 def _plot_bio(axes: Axes, times: Times) -> None:
-    """Plot times of forward passes, a line per case."""
+    """Plot times of forward passes, one row per case."""
     best = [best_peer(rows, BIO_PEERS) for rows in times.values()]
     kinds = {
         "as shipped, fp32": (_rows_of(times, BIO_REFERENCE), "s"),
@@ -89,7 +89,7 @@ def _plot_bio(axes: Axes, times: Times) -> None:
 
 
 def _plot_alignment(axes: Axes, times: Times) -> None:
-    """Plot speeds, a line per case, without the cases that are compared with PyTorch."""
+    """Plot speeds, one row per case, without the cases that are compared with PyTorch."""
     times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
     kinds = {label: (_rows_of(times, name), marker) for name, (label, marker) in ALIGNERS.items()}
     _plot_points(axes, _by_model(times), kinds, "gcups")
@@ -99,11 +99,11 @@ def _plot_alignment(axes: Axes, times: Times) -> None:
 def _plot_points(
     axes: Axes, cases: list[str], kinds: dict[str, tuple[list[Row], str]], column: str
 ) -> None:
-    """Plot points, a line per case; ``kinds`` maps labels to rows and markers."""
+    """Plot points, one row per case; ``kinds`` maps labels to rows and markers."""
     for label, (rows, marker) in kinds.items():
         if rows:
-            lines = [cases.index(row.case) for row in rows]
-            axes.semilogx([getattr(row, column) for row in rows], lines, marker, label=label)
+            heights = [cases.index(row.case) for row in rows]
+            axes.semilogx([getattr(row, column) for row in rows], heights, marker, label=label)
     axes.set_yticks(range(len(cases)), cases, fontsize="small")
     axes.invert_yaxis()
 
@@ -118,14 +118,14 @@ PLOTS = {
 
 def tables(folder: Path) -> str:
     """Return every table that has data, as Markdown."""
-    parts = [readme_table(folder, bench) for bench in ("step", "shipped", "batch")]
+    parts = [step_table(folder, bench) for bench in ("step", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
-    parts += [openmm_table(folder), readme_table(folder, "matpes"), bio_table(folder)]
+    parts += [openmm_table(folder), step_table(folder, "matpes"), bio_table(folder)]
     parts += [alignment_table(folder), cells_table(folder)]
     return "\n\n".join(part for part in parts if part)
 
 
-def readme_table(folder: Path, bench: str = "step") -> str:
+def step_table(folder: Path, bench: str = "step") -> str:
     """Tabulate times of PyTorch, the best peer and ours; empty without data."""
     times = passed(read_rows(folder / f"{bench}.csv"))
     if not any(OURS in rows for rows in times.values()):

@@ -19,7 +19,7 @@ def test_molecules_are_complete_and_do_not_overlap(name, n_atoms):
     distances = atoms.get_all_distances()[np.triu_indices(n_atoms, 1)]
     assert distances.min() > geometries.MIN_DISTANCE
     reach = np.sort(atoms.get_all_distances(), axis=1)[:, 1]
-    assert reach.max() < 2.0, "an atom is bonded to nothing"
+    assert reach.max() < 2.0, "an atom has no bond"
 
 
 def test_there_are_nine_and_seven_molecules():

@@ -10,8 +10,8 @@ from benchmarks.lab.schema import (
 from tests.support.benchmark_rows import row
 
 
-def test_the_readme_table_is_drawn_from_the_csv(measured):
-    table = figures.readme_table(measured)
+def test_the_table_of_steps_is_drawn_from_the_csv(measured):
+    table = figures.step_table(measured)
     assert (
         "| 21 | 10 | 1.5 (warp-graph) | **0.1** | 15.0x | 0.5 (peer 0.5) | 1e-07 (1e-07) |" in table
     )
