@@ -126,8 +126,8 @@ def main() -> None:
     """Embed, accelerate, embed again, compare and plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fasta", type=Path, default=FASTA, help="proteins to embed")
-    parser.add_argument("--sequences", type=int, help="number of proteins to embed, the shortest ones")
-    parser.add_argument("--model", help="ESM-2 model of transformers: a folder or a name on the hub")
+    parser.add_argument("--sequences", type=int, help="only this many of them, the shortest")
+    parser.add_argument("--model", help="ESM-2 of transformers: a folder or a name on the hub")
     parser.add_argument("--precision", help="fp16, bf16 or fp32; the model's own by default")
     parser.add_argument("--backend", default="auto", help="'torch' accelerates on a CPU too")
     parser.add_argument("--batch", type=int, default=4, help="proteins per batch")

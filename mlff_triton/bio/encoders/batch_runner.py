@@ -10,9 +10,10 @@ from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.encoders.packed_forward_torch import encode
-from mlff_triton.bio.encoders.weights import Embedding, EncoderWeights
+from mlff_triton.bio.encoders.weights import Embedding, EncoderWeights, Norm
 from mlff_triton.bio.fast_forward import Options
-from mlff_triton.kernels.transformer.reference import token_embedding, unpack_rows
+from mlff_triton.kernels.transformer.reference import token_embedding as reference_embedding
+from mlff_triton.kernels.transformer.reference import unpack_rows as reference_unpacking
 from mlff_triton.kernels.types.packed_rows import PackedRows
 
 if TYPE_CHECKING:
@@ -85,12 +86,12 @@ class TorchRunner:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return hidden states [B, L, C], as described in `BatchRunner`."""
         table, shape = self._encoder.embedding, tokens.shape
-        x, packed = _embed(token_embedding.token_embedding, table, tokens)
+        x, packed = _embed(reference_embedding.token_embedding, table, tokens)
         x = x if table.norm is None else table.norm(x)
         rows, kept = encode(self._encoder, x, packed, shape[1], keep)
 
         def unpack(x: Tensor) -> Tensor:
-            return unpack_rows.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
+            return reference_unpacking.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
 
         return unpack(rows), {number: unpack(x) for number, x in kept.items()}
 
@@ -154,9 +155,7 @@ class TritonRunner:
         x, packed = _embed(token_embedding, table, tokens, **options)
         rows, kept = self._encoder.encode(x, self._encoder.layout(packed, shape[1]), keep)
 
-        def unpack(
-            x: Tensor, shift: Tensor | None, norm: tuple[Tensor, Tensor, float] | None
-        ) -> Tensor:
+        def unpack(x: Tensor, shift: Tensor | None, norm: Norm | None) -> Tensor:
             return unpack_rows(x, packed.row_of, shape, shift=shift, norm=norm, dtype=self._out)
 
         return unpack(*rows), {number: unpack(*each) for number, each in kept.items()}

@@ -22,7 +22,6 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import accumulator, check_dense
-from mlff_triton.kernels.transformer.reference.token_embedding import Norm
 from mlff_triton.kernels.transformer.row_blocks import (
     RowBlocks,
     ceil_div,
@@ -38,6 +37,7 @@ from mlff_triton.kernels.transformer.token_counts import (
     launch_counts,
     row_of_first,
 )
+from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.packed_rows import PackedRows
 
 _MAX_STEPS = 16

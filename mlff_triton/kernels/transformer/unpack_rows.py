@@ -11,7 +11,6 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.transformer.reference.token_embedding import Norm
 from mlff_triton.kernels.transformer.row_blocks import (
     ceil_div,
     check_channels,
@@ -21,6 +20,7 @@ from mlff_triton.kernels.transformer.row_blocks import (
     normalize_rows,
     row_blocks,
 )
+from mlff_triton.kernels.types.norm import Norm
 
 
 @triton.jit

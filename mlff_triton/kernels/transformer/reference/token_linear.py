@@ -12,9 +12,7 @@ from torch import Tensor
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
 from mlff_triton.kernels.ops.reference.linear import linear
 from mlff_triton.kernels.transformer.reference.rotary import rotary as rotate
-
-Norm = tuple[Tensor, Tensor, float]
-"""Weight [C], bias [C] and eps of a layer normalization."""
+from mlff_triton.kernels.types.norm import Norm
 
 
 def token_linear(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
-from mlff_triton.kernels.transformer.reference.token_embedding import Norm
+from mlff_triton.kernels.types.norm import Norm
 
 
 def unpack_rows(
