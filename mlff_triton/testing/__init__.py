@@ -5,13 +5,9 @@ ASE calculator of a short-ranged potential for the properties that molecular dyn
 `CHECKS` contains the individual checks.
 """
 
-from mlff_triton.testing.conformance import (
-    CHECKS,
-    Case,
-    ConformanceError,
-    NotApplicable,
-    check_calculator,
-)
+from mlff_triton.testing.case import Case, NotApplicable
+from mlff_triton.testing.checks import CHECKS
+from mlff_triton.testing.conformance import ConformanceError, check_calculator
 from mlff_triton.testing.derivatives import finite_difference_forces, finite_strain_stress
 from mlff_triton.testing.structures import (
     random_cluster,
