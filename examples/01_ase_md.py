@@ -1,4 +1,4 @@
-"""Heat ethanol from rest to 300 K with the shipped model, through ASE.
+"""Heating of ethanol from rest to 300 K with the shipped model, through ASE.
 
 Usage: ``python 01_ase_md.py``
 """

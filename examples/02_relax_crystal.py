@@ -1,10 +1,10 @@
-"""Relax a crystal, cell and atoms, and fit its equation of state.
+"""Relaxation of a crystal, atoms and cell, and a fit of its equation of state.
 
 Usage: ``python 02_relax_crystal.py --model TensorNet-MatPES-PBE-v2025.1-PES``
 
-The model is a potential for crystals, such as a MatGL checkpoint, which is a folder with
-``model.json`` and ``state.pt``; the shipped model knows molecules only. The crystal is MgO; for
-silicon add ``--name Si --structure diamond --lattice-constant 5.4``.
+The model must be a potential for crystals, such as a MatGL checkpoint, which is a folder with
+``model.json`` and ``state.pt``. The shipped model knows molecules only. The crystal is MgO by
+default. For silicon, add ``--name Si --structure diamond --lattice-constant 5.4``.
 """
 
 from __future__ import annotations
@@ -23,33 +23,37 @@ from ase.units import GPa
 
 from mlff_triton import TensorNetCalculator
 
-# The filter takes logarithms of matrices, and SciPy warns if they are off by 1e-12.
+# SciPy warns if the matrix logarithms of the filter are off by 1e-12.
 warnings.filterwarnings("ignore", "logm result may be inaccurate")
 
 
 def relax(crystal: Atoms, fmax: float = 1e-3) -> None:
-    """Minimize the energy over positions and cell, until no force exceeds ``fmax`` (eV/Å)."""
+    """Minimize the energy over positions and cell until no force exceeds ``fmax`` (eV/Å)."""
     optimizer = BFGS(FrechetCellFilter(crystal), logfile=None)
     if not optimizer.run(fmax=fmax, steps=500):
         sys.exit("the crystal did not relax in 500 steps: start from a better --lattice-constant")
 
 
 def strained(crystal: Atoms, scale: float) -> Atoms:
-    """Copy the crystal with all lengths scaled."""
+    """Return a copy of the crystal with all lengths scaled."""
     copy = crystal.copy()
     copy.set_cell(scale * crystal.cell, scale_atoms=True)
     return copy
 
 
 def main() -> None:
-    """Relax, strain, fit and print."""
+    """Relax and strain the crystal, fit the energies and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="checkpoint of a potential for crystals")
     parser.add_argument("--name", default="MgO", help="chemical formula")
-    parser.add_argument("--structure", default="rocksalt", help="as ase.build.bulk calls it")
-    parser.add_argument("--lattice-constant", type=float, default=4.4, help="to start from, Å")
-    parser.add_argument("--repeat", type=int, default=1, help="cubic cells along each axis")
-    parser.add_argument("--points", type=int, default=7, help="volumes of the equation of state")
+    parser.add_argument(
+        "--structure", default="rocksalt", help="crystal structure, as named by ase.build.bulk"
+    )
+    parser.add_argument("--lattice-constant", type=float, default=4.4, help="initial value, Å")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="number of cubic cells along each axis"
+    )
+    parser.add_argument("--points", type=int, default=7, help="number of volumes in the fit")
     args = parser.parse_args()
     if args.model is None:
         sys.exit("give the checkpoint of a potential for crystals: --model PATH")

@@ -1,9 +1,9 @@
-"""Train a tiny TensorNet on made-up data, save it and use it through ASE.
+"""Training of a tiny TensorNet on synthetic data, and its use through ASE.
 
 Usage: ``python 03_train.py``
 
-The data are rattled clusters of 13 copper atoms with energies and forces of a Morse potential. A
-real training, with batches and held-out data, is in ``training/``.
+The data are randomly displaced clusters of 13 copper atoms with the energies and forces of a Morse
+potential. ``training/`` holds a realistic example, with batches and held-out data.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ase.cluster import Icosahedron
 import mlff_triton
 
 
-def labelled_cluster(seed: int) -> Atoms:
-    """Rattle a copper cluster; its calculator knows energy and forces."""
+def labeled_cluster(seed: int) -> Atoms:
+    """Return a randomly displaced copper cluster whose calculator gives energy and forces."""
     atoms = Icosahedron("Cu", noshells=2)
     atoms.rattle(0.15, seed=seed)
     atoms.calc = MorsePotential(epsilon=0.343, r0=2.87, rho0=3.9)
@@ -33,7 +33,7 @@ parser.add_argument("--epochs", type=int, default=20)
 args = parser.parse_args()
 
 torch.manual_seed(0)
-clusters = [labelled_cluster(seed) for seed in range(args.clusters)]
+clusters = [labeled_cluster(seed) for seed in range(args.clusters)]
 config = mlff_triton.TensorNetConfig(
     elements=(29,), hidden_channels=32, num_layers=1, num_rbf=16, uses_charge=False
 )
@@ -64,11 +64,9 @@ for epoch in range(args.epochs):
 
 mlff_triton.save_model(model, "copper.safetensors", card="Copper clusters of a Morse potential.")
 
-new = labelled_cluster(seed=args.clusters)
+new = labeled_cluster(seed=args.clusters)
 energy, forces = new.get_potential_energy(), new.get_forces()
 new.calc = mlff_triton.TensorNetCalculator("copper.safetensors")
 force_error = np.abs(new.get_forces() - forces).mean()
-print(f"energy of a new cluster: {new.get_potential_energy():.3f} eV, labelled {energy:.3f} eV")
-print(
-    f"forces: wrong by {force_error:.3f} eV/Å, labelled {np.abs(forces).mean():.3f} eV/Å on average"
-)
+print(f"energy of a new cluster: {new.get_potential_energy():.3f} eV, true value {energy:.3f} eV")
+print(f"forces: mean error {force_error:.3f} eV/Å, mean size {np.abs(forces).mean():.3f} eV/Å")

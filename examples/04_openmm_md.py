@@ -2,9 +2,9 @@
 
 Usage: ``python 04_openmm_md.py``, or on a GPU ``python 04_openmm_md.py --edge 2.5 --steps 40000``
 
-Writes ``water.dcd``, ``water.pdb`` and ``water.png`` into ``--out``. Needs
-``pip install 'mlff-triton[openmm]'``. The default box is small and the run short, so that a laptop
-does it in a minute: too short for a density that means something.
+The script writes ``water.dcd``, ``water.pdb`` and ``water.png`` into ``--out``. It needs
+``pip install 'mlff-triton[openmm]'``. The default box is small and the run short, so a laptop
+finishes in a minute. A meaningful density needs a longer run.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from mlff_triton import create_openmm_force
 
 
 def water_box(edge: float) -> app.Modeller:
-    """Fill a cube of ``edge`` nm with water."""
+    """Return a cube of water with edges of ``edge`` nm."""
     modeller = app.Modeller(app.Topology(), [] * unit.nanometer)
     modeller.addSolvent(app.ForceField("amber14/tip3p.xml"), boxSize=openmm.Vec3(edge, edge, edge))
     return modeller
 
 
 def machine_learning_system(topology: app.Topology, model: str) -> openmm.System:
-    """All forces are the model's."""
+    """Return a System whose only force is the model."""
     system = openmm.System()
     system.setDefaultPeriodicBoxVectors(*topology.getPeriodicBoxVectors())
     for atom in topology.atoms():
         system.addParticle(atom.element.mass)
     system.addForce(create_openmm_force(topology, model, remove_references=True))
 
-    # A barostat moves whole molecules, which OpenMM knows from their bonds: springs without force.
+    # A barostat moves whole molecules. Springs without force tell it which atoms are bonded.
     molecules = openmm.HarmonicBondForce()
     for bond in topology.bonds():
         molecules.addBond(bond[0].index, bond[1].index, 0.1, 0.0)
@@ -44,16 +44,18 @@ def machine_learning_system(topology: app.Topology, model: str) -> openmm.System
 
 
 def main() -> None:
-    """Minimize, simulate, report and plot."""
+    """Minimize, simulate, and plot the density."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="default", help="shipped name or checkpoint")
-    parser.add_argument("--edge", type=float, default=1.0, help="of the box at the start, nm")
-    parser.add_argument("--steps", type=int, default=160, help="of 0.5 fs")
-    parser.add_argument("--every", type=int, default=20, help="steps between two reports")
-    parser.add_argument("--minimize", type=int, default=20, help="iterations at the start")
+    parser.add_argument("--edge", type=float, default=1.0, help="initial edge of the box, nm")
+    parser.add_argument("--steps", type=int, default=160, help="number of steps of 0.5 fs")
+    parser.add_argument("--every", type=int, default=20, help="steps between reports")
+    parser.add_argument("--minimize", type=int, default=20, help="iterations of the minimization")
     parser.add_argument("--temperature", type=float, default=300.0, help="K")
     parser.add_argument("--pressure", type=float, default=1.0, help="bar")
-    parser.add_argument("--platform", help="of OpenMM, such as CPU or CUDA; the fastest by default")
+    parser.add_argument(
+        "--platform", help="OpenMM platform, such as CPU or CUDA (default: the fastest)"
+    )
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write into")
     args = parser.parse_args()
 

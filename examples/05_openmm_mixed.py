@@ -1,10 +1,11 @@
-"""A peptide by the model in classical water: alanine dipeptide, TIP3P and Amber14, through OpenMM.
+"""A peptide described by the model in classical water: alanine dipeptide, TIP3P and Amber14.
 
 Usage: ``python 05_openmm_mixed.py``, or on a GPU ``python 05_openmm_mixed.py --steps 100000``
 
-The energy within the peptide is the model's; all else, its interaction with the water included, is
-Amber's. Writes ``mixed.dcd``, ``mixed.pdb`` and ``mixed.png``, its two torsions over time, into
-``--out``. Needs ``pip install 'mlff-triton[openmm]'``.
+The model computes the energy within the peptide. Amber computes everything else, including the
+interaction of peptide and water. OpenMM runs the simulation. The script writes ``mixed.dcd``,
+``mixed.pdb`` and ``mixed.png``, a plot of the two torsions over time, into ``--out``. It needs
+``pip install 'mlff-triton[openmm]'``.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ ML_GROUP = 1
 
 
 def dihedral(points: np.ndarray) -> float:
-    """Angle of four points [4, 3] about the middle bond, degrees."""
+    """Return the torsion of four points [4, 3] about the middle bond, degrees."""
     first, axis, last = np.diff(points, axis=0)
     up, down = np.cross(first, axis), np.cross(axis, last)
     return np.degrees(np.arctan2(np.dot(first, down) * np.linalg.norm(axis), np.dot(up, down)))
 
 
 def mixed_system(edge: float, model: str) -> tuple[app.Modeller, openmm.System]:
-    """The peptide in a cube of ``edge`` nm of water, classical first, then in part the model's."""
+    """Solvate the peptide in a cube of ``edge`` nm and give it to the model."""
     pdb = app.PDBFile(str(STRUCTURE))
     peptide = [atom.index for atom in pdb.topology.atoms()]
     force_field = app.ForceField("amber14-all.xml", "amber14/tip3p.xml")
@@ -42,7 +43,7 @@ def mixed_system(edge: float, model: str) -> tuple[app.Modeller, openmm.System]:
         modeller.topology,
         nonbondedMethod=app.PME,
         nonbondedCutoff=0.9 * unit.nanometer,
-        constraints=app.HBonds,  # of the peptide they are taken away again
+        constraints=app.HBonds,  # createMixedSystem removes those of the peptide
     )
     potential = MLPotential("mlff-triton", modelPath=model)
     system = potential.createMixedSystem(
@@ -52,15 +53,17 @@ def mixed_system(edge: float, model: str) -> tuple[app.Modeller, openmm.System]:
 
 
 def main() -> None:
-    """Minimize, simulate, report and plot."""
+    """Minimize, simulate, and plot the torsions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="default", help="shipped name or checkpoint")
-    parser.add_argument("--edge", type=float, default=2.0, help="of the box, nm, at least 1.9")
-    parser.add_argument("--steps", type=int, default=400, help="of 0.5 fs")
-    parser.add_argument("--every", type=int, default=20, help="steps between two reports")
-    parser.add_argument("--minimize", type=int, default=100, help="iterations at the start")
+    parser.add_argument("--edge", type=float, default=2.0, help="edge of the box, nm, at least 1.9")
+    parser.add_argument("--steps", type=int, default=400, help="number of steps of 0.5 fs")
+    parser.add_argument("--every", type=int, default=20, help="steps between reports")
+    parser.add_argument("--minimize", type=int, default=100, help="iterations of the minimization")
     parser.add_argument("--temperature", type=float, default=300.0, help="K")
-    parser.add_argument("--platform", help="of OpenMM, such as CPU or CUDA; the fastest by default")
+    parser.add_argument(
+        "--platform", help="OpenMM platform, such as CPU or CUDA (default: the fastest)"
+    )
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write into")
     args = parser.parse_args()
 

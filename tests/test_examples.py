@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them: in a fresh interpreter, warnings being errors."""
+"""Examples, run as a user runs them: in a fresh interpreter, with warnings as errors."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def start(script, *arguments, cwd):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # so that a signal can go to the whole group, as a terminal's does
+        start_new_session=True,  # a signal then reaches the whole group, as from a terminal
     )
 
 
 def run(script, *arguments, cwd):
-    """What the script prints; it must succeed and complain of nothing."""
+    """Return the output of a script, which must succeed and print nothing to stderr."""
     process = start(script, *arguments, cwd=cwd)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (0, "")
@@ -51,7 +51,7 @@ def run(script, *arguments, cwd):
 
 
 def interrupt_once(condition, process):
-    """Press Ctrl-C as soon as the condition holds; returns exit code, stdout, stderr."""
+    """Press Ctrl-C as soon as the condition holds; return exit code, stdout and stderr."""
     while process.poll() is None and not condition():
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
@@ -126,8 +126,8 @@ def test_train_on_made_up_data(tmp_path):
     losses = [numbers_in(line)[1] for line in out.splitlines() if line.startswith("epoch")]
     assert len(losses) == 6
     assert losses[-1] < 0.5 * losses[0]
-    energy, labelled = numbers_in(out.splitlines()[-2])
-    assert abs(energy - labelled) < 1.0
+    energy, true = numbers_in(out.splitlines()[-2])
+    assert abs(energy - true) < 1.0
     assert load_model(tmp_path / "copper.safetensors").config.elements == (29,)
 
 
@@ -156,7 +156,7 @@ def test_openmm_mixed(tmp_path):
     for line in lines:
         _, energy, phi, psi = numbers_in(line)
         assert -1000 < energy < 1000
-        assert abs(phi) > 120  # stretched, as it starts
+        assert abs(phi) > 120  # stretched, as at the start
         assert abs(psi) > 120
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"mixed.dcd", "mixed.pdb", "mixed.png"}
@@ -238,7 +238,7 @@ def test_plan_keeps_held_out_molecules_out(training_modules):
 
 @pytest.fixture(scope="module")
 def small_structures(tmp_path_factory):
-    """The smallest of the shipped structures, one of them held out, to be labelled."""
+    """Write the smallest of the shipped structures, one of them held out, to a file to label."""
     pytest.importorskip("tblite", reason="needs tblite: pip install mlff-triton[train]")
     path = tmp_path_factory.mktemp("structures") / "small.xyz"
     lines = iter((TRAINING / "structures.xyz").read_text().splitlines(keepends=True))
@@ -252,7 +252,7 @@ def small_structures(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(small_structures, tmp_path_factory):
-    """Two tasks of each kind, and the arguments that made them."""
+    """Return a folder with two tasks of each kind, and the arguments that made them."""
     folder = tmp_path_factory.mktemp("data")
     arguments = ("--structures", small_structures, "--out", folder, "--workers", 1, "--limit", 2)
     out = run("training/make_data.py", *arguments, cwd=folder)

@@ -1,10 +1,10 @@
-"""Cut a droplet around the solute out of a solvated box: how the shipped structure was made.
+"""Script that made the shipped structure: the solute of a solvated box and the nearest waters.
 
     python build_droplet.py alanine_dipeptide_explicit.pdb alanine_dipeptide_water.xyz
 
 The input was OpenMM's test system of that name (MIT license, from
-https://github.com/openmm/openmm/tree/master/wrappers/python/tests/systems). Any PDB file works
-whose waters are called HOH and listed as O, H, H.
+https://github.com/openmm/openmm/tree/master/wrappers/python/tests/systems). Any PDB file works if
+its waters are named HOH and their atoms are in the order O, H, H.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ N_WATERS = 48
 
 
 def droplet(box: Atoms, n_waters: int = N_WATERS) -> Atoms:
-    """Keep the solute and its nearest waters, whole, centered, without a cell.
+    """Return the solute and its nearest waters, centered, with whole molecules and no cell.
 
     Parameters
     ----------
     box : Atoms
-        A periodic box; its array ``residuenames`` tells solute and waters apart.
+        A periodic box. Its array ``residuenames`` distinguishes solute and waters.
     n_waters : int
-        Waters to keep: those whose oxygen is nearest to any atom of the solute.
+        Number of waters to keep, by the distance of the oxygen from the nearest solute atom.
     """
     is_water = box.get_array("residuenames") == "HOH"
     solute = np.flatnonzero(~is_water)
@@ -35,7 +35,7 @@ def droplet(box: Atoms, n_waters: int = N_WATERS) -> Atoms:
     reach = [box.get_distances(oxygen, solute, mic=True).min() for oxygen in waters[:, 0]]
     nearest = waters[np.argsort(reach, kind="stable")[:n_waters]]
 
-    # Every molecule is moved as a whole to the image that is next to the first atom of the solute.
+    # Move each molecule as a whole to the periodic image nearest to the first atom of the solute.
     anchor = solute[0]
     positions = [box.positions[anchor] + box.get_distances(anchor, solute, mic=True, vector=True)]
     for molecule in nearest:
@@ -48,7 +48,7 @@ def droplet(box: Atoms, n_waters: int = N_WATERS) -> Atoms:
 
 
 def main() -> None:
-    """Read the box, cut, write extended XYZ."""
+    """Read the box, cut out the droplet and write it as extended XYZ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("box", type=Path)
     parser.add_argument("output", type=Path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from pathlib import Path
 
@@ -81,3 +82,12 @@ def test_numbers_in_the_readme_are_measured():
 def measured(bench: str) -> list:
     rows = read_rows(Path(docs_benchmarks.RESULTS) / f"{bench}.csv")
     return [row for row in rows if row.ms_p50 is not None]
+
+
+def test_the_api_reference_names_what_exists():
+    pytest.importorskip("triton", reason="modules of kernels import it")
+    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    names = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    assert len(names) > 60
+    for name in names:
+        pkgutil.resolve_name(name)
