@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when kernels are defined
+from tests.support.kernel_fixtures import device
+
+__all__ = ["device"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,8 +17,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"))
             item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
-
-
-@pytest.fixture
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -55,9 +55,7 @@ def check(model: nn.Module, ids: Tensor, agreement: str, **options: Any) -> None
     for name, values in expected.items():
         assert_same(found[name], values, agreement)
         assert_same(again[name], values, agreement)
-    if (
-        agreement != "fp16"
-    ):  # fair-esm cannot compute in float16, so there is no error to compare with
+    if agreement != "fp16":  # there is no error to compare with: fair-esm fails in float16
         assert_same_first(found["logits"], expected["logits"])
     assert all(torch.equal(values, expected[n]) for n, values in outputs(model, ids).items())
 
@@ -129,9 +127,8 @@ def test_attentions_and_contacts_fall_back(asked, device):
         assert found.keys() == expected.keys()
         assert torch.equal(found["attentions"], expected["attentions"])
         if asked == "return_contacts":
-            assert torch.equal(
-                model.predict_contacts(ids), expected["contacts"]
-            )  # without another warning
+            # The same fallback gives no second warning.
+            assert torch.equal(model.predict_contacts(ids), expected["contacts"])
         assert_same(model(ids)["logits"], expected["logits"], "fp32")
     assert len(caught) == 1
 

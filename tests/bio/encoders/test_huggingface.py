@@ -49,9 +49,8 @@ def outputs(model: nn.Module, inputs: dict[str, Any], **options: Any) -> dict[st
         for name, x in model(**inputs, **options).items()
     }
     if mask is not None and bool((mask[:, 0] == 0).any()):
-        found.pop(
-            "pooler_output", None
-        )  # computed from the first token, which is padding, as are classes
+        # The pooler and the classes read the first token, which is padding here.
+        found.pop("pooler_output", None)
         found = {name: x for name, x in found.items() if len(x) != SEQUENCES}
     return found
 
