@@ -1,1 +1,1 @@
-"""The engine's fused operators, without autograd; their backward passes are written out."""
+"""Fused operators of the engine, with explicit backward passes instead of autograd."""

@@ -2,8 +2,8 @@
 
     F_i = sum_e g_rev(e) - g_e      W_i = sum_e r_e (x) g_e      over the edges e that i receives
 
-Sums run in float64, in an order that neither the neighbor list's age nor the sorting of atoms
-changes.
+Sums are in float64, in an order that depends neither on the age of the neighbor list nor on the
+sorting of atoms.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.types.edges import Edges
 
-_N_TOTALS = tl.constexpr(11)  # of a system: energy, nine of the virial, and the highest status
+_N_TOTALS = tl.constexpr(11)  # per system: energy, nine entries of the virial, highest status
 
 
 @triton.jit
 def _forces_kernel(
     edge_grad_ptr,
-    begin_ptr,
-    end_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
     origin_ptr,
     reverse_ptr,
     direction_ptr,
@@ -37,8 +37,14 @@ def _forces_kernel(
     n_slots,
     BLOCK: tl.constexpr,
 ):
+    """Sum the force, virial and energy of an atom. Grid: one program per atom.
+
+    Reads ``edge_grad[3, slots]``; ``slot_begin[N]``, ``slot_end[N]``, ``origin[slots]``,
+    ``reverse[slots]``, ``direction[3, slots]`` and ``distance[slots]`` of `Edges`; ``energies[N]``,
+    ``offsets[N]`` and ``order[N]``. Writes ``forces[N, 3]`` and ``atoms[7, N]``, in user order.
+    """
     atom = tl.program_id(0)
-    begin, end = tl.load(begin_ptr + atom), tl.load(end_ptr + atom)
+    begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
     out = tl.load(order_ptr + atom).to(tl.int64)
     stride = tl.cast(n_slots, tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -77,6 +83,7 @@ def _forces_kernel(
 
 @triton.jit
 def _load_vector(pointer, stride, mask):
+    """Load three float64 blocks [BLOCK], ``stride`` apart."""
     return (
         tl.load(pointer, mask, other=0.0).to(tl.float64),
         tl.load(pointer + stride, mask, other=0.0).to(tl.float64),
@@ -93,20 +100,25 @@ def _totals_kernel(
     n_atoms,
     BLOCK: tl.constexpr,
 ):
-    system, number = tl.program_id(0), tl.program_id(1)
+    """Sum over the atoms of each system. Grid: one program per system and total.
+
+    Reads ``atoms[7, N]``, ``status[N]`` and the first atom ``system[B + 1]`` of each system. Writes
+    ``totals[B, 11]``.
+    """
+    system, column = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
     lane = tl.arange(0, BLOCK)
-    out = totals_ptr + system * _N_TOTALS + number
-    if number == _N_TOTALS - 1:
+    out = totals_ptr + system * _N_TOTALS + column
+    if column == _N_TOTALS - 1:
         worst = tl.zeros([BLOCK], tl.int32)
         for start in range(begin, end, BLOCK):
             atom = start + lane
             worst = tl.maximum(worst, tl.load(status_ptr + atom, atom < end, other=0))
         tl.store(out, tl.max(worst).to(tl.float64))
     else:
-        a, b = (number - 1) // 3, (number - 1) % 3
+        a, b = (column - 1) // 3, (column - 1) % 3
         component = tl.where(a == b, 1 + a, 7 - a - b)  # of xx, yy, zz, yz, xz, xy
-        rows = atoms_ptr + tl.cast(n_atoms, tl.int64) * tl.where(number == 0, 0, component)
+        rows = atoms_ptr + tl.cast(n_atoms, tl.int64) * tl.where(column == 0, 0, component)
         total = tl.zeros([BLOCK], tl.float64)
         for start in range(begin, end, BLOCK):
             atom = start + lane
@@ -121,18 +133,18 @@ def forces(
     offsets: Tensor,
     order: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Forces, and what each atom contributes to its system, in the user's order of atoms.
+    """Compute forces, and the contributions of each atom to its system, in the user's order.
 
     Parameters
     ----------
     edge_grad : [3, slots]
-        ``dE/dr_e`` at ``edges.origin``.
+        ``dE/dr_e``, indexed by ``edges.origin``.
     edges : Edges
-        Neighbors within the cutoff.
+        Edges within the cutoff.
     energies : [N]
         Energies from the network, eV.
     offsets : float64 [N]
-        Energies that are added to them, eV.
+        Constant energies of the atoms, added to the energies of the network, eV.
     order : int32 [N]
         The user's index of each atom.
 
@@ -141,7 +153,7 @@ def forces(
     forces : float64 [N, 3]
         eV/Å.
     atoms : float64 [7, N]
-        Energy, and the virial's xx, yy, zz, yz, xz and xy, eV.
+        Energy, and the components xx, yy, zz, yz, xz and xy of the virial, eV.
     """
     check_device(edge_grad)
     n_atoms = len(order)
@@ -170,21 +182,21 @@ def forces(
 
 
 def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
-    """Sums over the atoms of each system.
+    """Sum over the atoms of each system.
 
     Parameters
     ----------
     atoms : float64 [7, N]
         From `forces`.
     status : int32 [N]
-        Bits set by atoms in trouble.
+        Status bits of each atom, see `mlff_triton.kernels.neighbors.edges`.
     system_ptr : int32 [B + 1]
         First atom of each system.
 
     Returns
     -------
     float64 [B, 11]
-        Energy, virial (row by row), and the highest status.
+        Energy, virial row by row, and highest status.
     """
     check_device(atoms)
     out = atoms.new_empty(len(system_ptr) - 1, _N_TOTALS.value)

@@ -1,13 +1,13 @@
-"""Linear maps over the three parts, and what follows them in TensorNet's layers.
+"""Linear maps of the three parts and the operations that follow them in TensorNet's layers.
 
     Y = W_k X                                             linear
     L = W_k X0,  X = s_k L                                embedding
-    D = W_k P,   X' = X + D + q D D                       update
-    X / (|X|^2 + 1)                                       the next layer's input
+    D = W_k P,   X' = X + D + (1 + 0.1 q) D D             update
+    X / (|X|^2 + 1)                                       input of the next layer
 
-and the adjoints. https://arxiv.org/abs/2306.06482, eqs. 8-12. The product is a kernel of its own:
-one that kept nine components of a tile in registers, for what follows, was slower at every size.
-What follows is one pass over memory.
+and the adjoints, with the total charge q. https://arxiv.org/abs/2306.06482, eqs. 8-12. Each linear
+map is one kernel, and the operations after it are a second one. A fused kernel, which keeps nine
+components of a tile in registers, was slower at every size.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mlff_triton.kernels.types.split_weight import SplitWeight
 
 @triton.jit
 def _tile(n_atoms, F: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
-    """Atoms [M] and channels [N] of a program, their offsets, mask, and the component stride."""
+    """Return a program's atoms [M], channels [N], offsets [M, N], mask [M, 1] and stride."""
     atoms = tl.program_id(0) * M + tl.arange(0, M)
     channels = tl.program_id(1) * N + tl.arange(0, N)
     offset = atoms.to(tl.int64)[:, None] * F + channels[None, :]  # [M, N]
@@ -55,7 +55,7 @@ def _tile(n_atoms, F: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def square_backward(grad, d):
-    """Gradient of ``d`` from that of ``decompose(D D)``."""
+    """Return the gradient of ``d``, nine blocks [M, N], given that of ``decompose(D D)``."""
     g, t = decompose_adjoint(grad), transpose(compose(d))
     return compose_adjoint(add(matmul(g, t), matmul(t, g)))
 
@@ -73,6 +73,10 @@ def _linear_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Map one component. Grid: one program per component, M atoms and N of F output channels.
+
+    Reads ``x[9, N, F]`` and the halves of ``weight[3, F, F]``. Writes ``y[9, N, F]``.
+    """
     component = tl.program_id(0) % 9
     part = tl.where(component == 0, 0, tl.where(component < 4, 1, 2))
     atoms = tl.program_id(0) // 9 * M + tl.arange(0, M)
@@ -100,6 +104,11 @@ def _embedding_fwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Scale and normalize mapped tensors. Grid: one program per M atoms and N channels.
+
+    Reads ``mapped[9, N, F]`` and ``scales[N, 3, F]``. Writes ``out[9, N, F]`` and
+    ``inverse[N, F]``.
+    """
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
     mapped = load_tensor(mapped_ptr + offset, stride, inside)
     rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
@@ -115,7 +124,7 @@ def _embedding_fwd_kernel(
 def _update_kernel(
     delta_ptr,
     x_ptr,
-    charge_ptr,
+    charge_factor_ptr,
     out_ptr,
     inverse_ptr,
     n_atoms,
@@ -124,11 +133,16 @@ def _update_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Add D and its square to tensors. Grid: one program per M atoms and N channels.
+
+    Reads ``delta[9, N, F]``, ``x[9, N, F]`` and ``charge_factor[N]``. Writes ``out[9, N, F]`` and,
+    with NORMALIZE, ``inverse[N, F]``.
+    """
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     delta = load_tensor(delta_ptr + offset, stride, inside)
-    charge = tl.load(charge_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
+    charge_factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
     full = compose(delta)
-    x = combine(1.0, delta, charge, decompose(matmul(full, full)))
+    x = combine(1.0, delta, charge_factor, decompose(matmul(full, full)))
     x = add(x, load_tensor(x_ptr + offset, stride, inside))
     if NORMALIZE:
         inverse = inverse_norm(x)
@@ -142,7 +156,7 @@ def _product_bwd_kernel(
     grad_ptr,
     y_ptr,
     message_ptr,
-    charge_ptr,
+    charge_factor_ptr,
     grad_y_ptr,
     grad_message_ptr,
     n_atoms,
@@ -151,12 +165,17 @@ def _product_bwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Differentiate the normalized product. Grid: one program per M atoms and N channels.
+
+    Reads ``grad[9, N, F]``, ``y[9, N, F]``, ``message[9, N, F]`` and ``charge_factor[N]``. Writes
+    ``grad_y[9, N, F]``, which may be ``grad`` itself, and ``grad_message[9, N, F]``.
+    """
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = load_tensor(grad_ptr + offset, stride, inside)
     a = compose(load_tensor(y_ptr + offset, stride, inside))
     b = compose(load_tensor(message_ptr + offset, stride, inside))
     if GROUP == "O(3)":
-        factor = tl.load(charge_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
+        factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
         product = decompose(add(matmul(a, b), matmul(b, a)))
     else:
         factor = 2.0
@@ -174,7 +193,7 @@ def _product_bwd_kernel(
 
 @triton.jit
 def _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride):
-    """Gradient of what a layer was given, before that was normalised."""
+    """Return the gradient of a layer's input before normalization, nine blocks [M, N]."""
     grad = load_tensor(grad_y_ptr + offset, stride, inside)
     grad = add(grad, load_tensor(residual_ptr + offset, stride, inside))
     inverse = tl.load(inverse_ptr + offset, inside, other=1.0)
@@ -189,7 +208,7 @@ def _update_bwd_kernel(
     x_ptr,
     inverse_ptr,
     delta_ptr,
-    charge_ptr,
+    charge_factor_ptr,
     grad_x_ptr,
     grad_delta_ptr,
     n_atoms,
@@ -197,12 +216,18 @@ def _update_bwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Differentiate normalization and update. Grid: one program per M atoms and N channels.
+
+    Reads ``grad_y``, ``residual``, ``x`` and ``delta``, all [9, N, F], ``inverse[N, F]`` and
+    ``charge_factor[N]``. Writes ``grad_x[9, N, F]``, which may be ``grad_y`` itself, and
+    ``grad_delta[9, N, F]``.
+    """
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
     store_tensor(grad_x_ptr + offset, stride, grad, inside)
-    charge = tl.load(charge_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
+    charge_factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
     delta = load_tensor(delta_ptr + offset, stride, inside)
-    grad = combine(1.0, grad, charge, square_backward(grad, delta))
+    grad = combine(1.0, grad, charge_factor, square_backward(grad, delta))
     store_tensor(grad_delta_ptr + offset, stride, grad, inside)
 
 
@@ -222,6 +247,12 @@ def _embedding_bwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Differentiate normalization and scaling. Grid: one program per M atoms and N channels.
+
+    Reads ``grad_y``, ``residual``, ``x`` and ``mapped``, all [9, N, F], ``inverse[N, F]`` and
+    ``scales[N, 3, F]``. Writes ``grad_mapped[9, N, F]``, which may be ``grad_y`` itself, and
+    ``grad_scales[N, 3, F]``.
+    """
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
     rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
@@ -245,6 +276,11 @@ def _embedding_input_bwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Add the gradients through the norms. Grid: one program per M atoms and N channels.
+
+    Reads ``grad[9, N, F]``, ``x[9, N, F]`` and ``grad_norm[N, F]``. Writes ``grad_x[9, N, F]``,
+    which may be ``grad`` itself.
+    """
     _, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = load_tensor(grad_ptr + offset, stride, inside)
     x = load_tensor(x_ptr + offset, stride, inside)
@@ -254,7 +290,7 @@ def _embedding_input_bwd_kernel(
 
 
 def linear(x: Tensor, weight: SplitWeight) -> Tensor:
-    """Map each part: x [9, N, F], weights [3, F, F] -> [9, N, F]."""
+    """Map each part: x [9, N, F] and weights [3, F, F] -> [9, N, F]."""
     check_device(x)
     y = torch.empty_like(x)
     n_atoms, channels = x.shape[1:]
@@ -278,7 +314,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
 
 
 def _launch(kernel, x: Tensor, *tensors: Tensor, **constants: object) -> None:
-    """One program a tile of atoms and channels of x[9, N, F]."""
+    """Launch one program per M atoms and N channels of x[9, N, F]."""
     n_atoms, channels = x.shape[1:]
     blocks = tensor_blocks(x)
     grid = (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
@@ -298,23 +334,23 @@ def _launch(kernel, x: Tensor, *tensors: Tensor, **constants: object) -> None:
 def embed(
     x: Tensor, weight: SplitWeight, scales: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Map each part, scale it and normalise the whole.
+    """Map and scale each part, and normalize the tensors.
 
     Parameters
     ----------
     x : [9, N, F]
-        Sums over the neighbors.
+        Sums over neighbors.
     weight : SplitWeight [3, F, F]
         Linear maps.
     scales : [N, 3, F]
-        Factors of the parts before their activation.
+        Factors of the parts, before their activation.
     activation : str
         Name of the activation.
 
     Returns
     -------
-    mapped, normalised : [9, N, F]
-        Tensors before scaling, and after scaling and normalisation.
+    mapped, normalized : [9, N, F]
+        Tensors before scaling, and after scaling and normalization.
     inverse : [N, F]
         ``1 / (|X|^2 + 1)`` of the scaled tensors.
     """
@@ -327,27 +363,27 @@ def embed(
 def update(
     p: Tensor, weight: SplitWeight, x: Tensor, charge_factor: Tensor, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """End of a layer: ``X + D + q D D`` with ``D = W P``.
+    """Update tensors to ``X + D + (1 + 0.1 q) D D`` with ``D = W P``, at the end of a layer.
 
     Parameters
     ----------
     p : [9, N, F]
-        Normalised products.
+        Normalized products.
     weight : SplitWeight [3, F, F]
         Linear maps.
     x : [9, N, F]
-        What the layer was given, normalised.
+        Normalized input of the layer.
     charge_factor : [N]
-        q.
+        ``1 + 0.1 q``.
     normalize : bool
-        Whether another layer follows, which wants it normalised.
+        If True, normalize the result for another layer.
 
     Returns
     -------
     delta, x : [9, N, F]
-        D, and the updated tensors.
+        D and the updated tensors.
     inverse : [N, F]
-        ``1 / (|X|^2 + 1)`` of the latter; not filled unless ``normalize``.
+        ``1 / (|X|^2 + 1)`` of the updated tensors; uninitialized unless ``normalize``.
     """
     delta = linear(p, weight)
     out, inverse = torch.empty_like(p), torch.empty_like(p[0])
@@ -363,10 +399,10 @@ def product_backward(
     charge_factor: Tensor,
     group: str,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients [9, N, F] of both operands of the product, from those of D."""
+    """Compute the gradients [9, N, F] of both factors of the product, given those of D."""
     grad_y = linear(grad_delta, weight)
     grad_message = torch.empty_like(y)
-    # In place: an element is written by the thread that has read it.
+    # In place: each element is read and written by the same thread.
     _launch(
         _product_bwd_kernel, grad_y, y, message, charge_factor, grad_y, grad_message, GROUP=group
     )
@@ -382,7 +418,9 @@ def update_backward(
     delta: Tensor,
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients [9, N, F] of a layer's input before normalisation, and of the D in front of it.
+    """Compute the gradients [9, N, F] of a layer's input, and of the D of the layer before.
+
+    The input is the one before normalization.
 
     Parameters
     ----------
@@ -391,13 +429,13 @@ def update_backward(
     weight : SplitWeight [3, F, F]
         Adjoint of the maps that made Y.
     residual : [9, N, F]
-        Gradients of the input by other ways.
+        Gradients of the input that do not pass through Y.
     x, inverse : [9, N, F], [N, F]
-        The input, normalised, and what it was normalised with.
+        Normalized input, and its ``1 / (|X|^2 + 1)``.
     delta : [9, N, F]
         D of the layer before.
     charge_factor : [N]
-        q.
+        ``1 + 0.1 q``.
     """
     grad_x = linear(grad_y, weight)
     grad_delta = torch.empty_like(x)
@@ -416,14 +454,14 @@ def embed_backward(
     scales: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """As `update_backward` in front of the embedding.
+    """Compute the gradients of the embedding, as `update_backward` does those of a layer.
 
     Returns
     -------
     grad_mapped : [9, N, F]
         Gradients of the mapped tensors.
     grad_scales : [N, 3, F]
-        Gradients of the factors before their activation.
+        Gradients of the factors, before their activation.
     """
     grad_mapped = linear(grad_y, weight)
     grad_scales = torch.empty_like(scales)
@@ -435,7 +473,7 @@ def embed_backward(
 
 
 def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:
-    """Gradients [9, N, F] of the sums over neighbors, by their map and by their norms."""
+    """Compute the gradients [9, N, F] of the sums over neighbors, through their map and norms."""
     grad_x = linear(grad, weight)
     _launch(_embedding_input_bwd_kernel, grad_x, x, grad_norm, grad_x)  # in place
     return grad_x

@@ -1,12 +1,12 @@
 """Message passing with factors from a radial table, and the tensor product that follows it.
 
-    M_i = f(0) Y_i + sum_j f_k(d_ij) Y_j          a factor for each part k of the nine components
-    P_i = q (Y_i M_i + M_i Y_i)  or  2 Y_i M_i    O(3) or SO(3)
+    M_i = f(0) Y_i + sum_j f_k(d_ij) Y_j                      a factor f_k for each part k
+    P_i = (1 + 0.1 q) (Y_i M_i + M_i Y_i)  or  2 Y_i M_i      O(3) or SO(3)
     out = P / (|P|^2 + 1)
 
-The interaction of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 10-12. The factors never lie in
-memory: each is interpolated from two rows of the table where it is needed. A program owns a few
-atoms, which share what they gather, and sums over their neighbors in registers.
+The interaction of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 10-12, with the total charge q.
+The factors are not stored: each is interpolated from two rows of the table when it is needed. A
+program owns a few atoms, which share what they gather, and sums over their neighbors in registers.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from mlff_triton.kernels.types.edges import Edges
 def _radial_message_fwd_kernel(
     y_ptr,
     table_ptr,
-    self_ptr,
-    charge_ptr,
-    begin_ptr,
-    end_ptr,
+    own_ptr,
+    charge_factor_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
     senders_ptr,
     interval_ptr,
     fraction_ptr,
@@ -57,13 +57,21 @@ def _radial_message_fwd_kernel(
     UNROLL: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    """Sum messages and multiply. Grid: one program per ATOMS atoms and BLOCK_F channels.
+
+    Reads ``y[9, N, F]``, ``table[K + 1, 3, 3, F]``, ``own[3, F]``, ``charge_factor[N]``, and from
+    `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``interval``, ``fraction`` and
+    ``width`` [slots]. Writes ``message[9, N, F]`` and, unless GROUP is "none",
+    ``product[9, N, F]``. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of an
+    atom.
+    """
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
     stride = tl.cast(n_atoms, tl.int64) * F
     inside = atom < n_atoms
-    begin = tl.load(begin_ptr + atom, inside, other=0)
-    end = tl.load(end_ptr + atom, inside, other=0)
+    begin = tl.load(slot_begin_ptr + atom, inside, other=0)
+    end = tl.load(slot_end_ptr + atom, inside, other=0)
 
     zero = tl.zeros([ATOMS * LANES, BLOCK_F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
@@ -83,15 +91,15 @@ def _radial_message_fwd_kernel(
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
     y = load_tensor(y_ptr + offset, stride, inside)
-    own = load_parts(self_ptr + channel[None, :], F, mask=True)
+    own = load_parts(own_ptr + channel[None, :], F, mask=True)
     message = add(sum_lanes(acc, ATOMS, LANES, BLOCK_F), scale_parts(own, y))
     store_tensor(message_ptr + offset, stride, message, inside)
     if GROUP != "none":
         a, b = compose(y), compose(message)
         ab = matmul(a, b)
         if GROUP == "O(3)":
-            charge = tl.load(charge_ptr + atom, atom < n_atoms, other=1.0)[:, None]
-            product = times(charge, decompose(add(ab, matmul(b, a))))
+            charge_factor = tl.load(charge_factor_ptr + atom, atom < n_atoms, other=1.0)[:, None]
+            product = times(charge_factor, decompose(add(ab, matmul(b, a))))
         else:
             product = times(2, decompose(ab))
         product = times(inverse_norm(product), product)
@@ -104,9 +112,9 @@ def _radial_message_bwd_kernel(
     y_ptr,
     direct_ptr,
     table_ptr,
-    self_ptr,
-    begin_ptr,
-    end_ptr,
+    own_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
     senders_ptr,
     origin_ptr,
     interval_ptr,
@@ -121,13 +129,20 @@ def _radial_message_bwd_kernel(
     UNROLL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):
+    """Sum the gradients of messages at their senders. Grid: one program per ATOMS atoms.
+
+    Reads ``grad``, ``y`` and ``direct``, all [9, N, F], ``table[K + 1, 3, 3, F]``, ``own[3, F]``,
+    and from `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``origin``, ``interval``,
+    ``fraction`` and ``width`` [slots]. Writes ``grad_y[9, N, F]`` and ``slope[slots]``. Blocks have
+    R = ATOMS * LANES rows: LANES lanes share the neighbors of an atom.
+    """
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.arange(0, F)
     stride = tl.cast(n_atoms, tl.int64) * F
     inside = atom < n_atoms
-    begin = tl.load(begin_ptr + atom, inside, other=0)
-    end = tl.load(end_ptr + atom, inside, other=0)
+    begin = tl.load(slot_begin_ptr + atom, inside, other=0)
+    end = tl.load(slot_end_ptr + atom, inside, other=0)
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
     y = load_tensor(y_ptr + offset, stride, inside[:, None])
 
@@ -158,7 +173,7 @@ def _radial_message_bwd_kernel(
     atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
-    own = load_parts(self_ptr + channel[None, :], F, mask=True)
+    own = load_parts(own_ptr + channel[None, :], F, mask=True)
     grad = load_tensor(grad_ptr + offset, stride, inside)
     direct = load_tensor(direct_ptr + offset, stride, inside)
     gathered = sum_lanes(acc, ATOMS, LANES, F)
@@ -168,7 +183,7 @@ def _radial_message_bwd_kernel(
 
 @triton.jit
 def sum_lanes(acc, ATOMS: tl.constexpr, LANES: tl.constexpr, BLOCK_F: tl.constexpr):
-    """Sum what the lanes of each atom have gathered: [A L, BF] -> [A, BF]."""
+    """Sum a tensor over the lanes of each atom: nine blocks [A L, BF] -> [A, BF]."""
     return (
         _sum_lanes(acc[0], ATOMS, LANES, BLOCK_F),
         _sum_lanes(acc[1], ATOMS, LANES, BLOCK_F),
@@ -184,28 +199,29 @@ def sum_lanes(acc, ATOMS: tl.constexpr, LANES: tl.constexpr, BLOCK_F: tl.constex
 
 @triton.jit
 def _sum_lanes(x, ATOMS: tl.constexpr, LANES: tl.constexpr, BLOCK_F: tl.constexpr):
+    """Sum one block over the lanes of each atom: [A L, BF] -> [A, BF]."""
     return x if LANES == 1 else tl.sum(tl.reshape(x, (ATOMS, LANES, BLOCK_F)), axis=1)
 
 
 def message_product(
     y: Tensor, table: Tensor, own: Tensor, edges: Edges, charge_factor: Tensor, group: str
 ) -> tuple[Tensor, Tensor]:
-    """Messages, and their normalised tensor product with what they meet.
+    """Compute messages, and their normalized tensor product with the receiver's tensors.
 
     Parameters
     ----------
     y : [9, N, F]
-        What the neighbors send.
+        Tensors that the neighbors send.
     table : [K + 1, 3, 3, F]
-        Factors at the knots, see `mlff_triton.engine.radial_tables`.
+        Factors at the knots: see `mlff_triton.engine.radial_tables`.
     own : [3, F]
         Factors of an atom's own tensor: those at distance 0, or zeros without self-loops.
     edges : Edges
-        Neighbors within the cutoff.
+        Edges within the cutoff.
     charge_factor : [N]
-        q: one, and a tenth of the charge of the atom's system.
+        ``1 + 0.1 q``, with the total charge q of the atom's system.
     group : {"O(3)", "SO(3)", "none"}
-        Product; with "none" only the messages are computed.
+        Tensor product. If "none", only the messages are computed.
 
     Returns
     -------
@@ -253,7 +269,7 @@ def message_backward(
     slope: Tensor,
     accumulate: bool,
 ) -> Tensor:
-    """Gradients of what the neighbors sent, and of the distances.
+    """Compute the gradients of the tensors that the neighbors sent, and of the distances.
 
     Parameters
     ----------
@@ -262,12 +278,12 @@ def message_backward(
     y, table, own, edges
         As for `message_product`.
     direct : [9, N, F]
-        Further gradients of ``y``, added to those through the messages.
+        Further gradients of ``y``, to be added to those through the messages.
     slope : [slots]
-        Receives, at ``edges.origin``, the derivative with respect to the distance of the opposite
-        edge; added to what is there if ``accumulate``.
+        Output, indexed by ``edges.origin``: derivative with respect to the distance, for the
+        opposite edge.
     accumulate : bool
-        Whether an earlier call has filled ``slope``.
+        If True, add to the contents of ``slope``; if False, overwrite them.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The operators of a whole step as fused Triton kernels: what the engine runs on a GPU."""
+"""Operators of a whole step as fused Triton kernels, which the engine runs on a GPU."""
 
 from mlff_triton.kernels.tensornet.forces import forces, totals
 from mlff_triton.kernels.tensornet.interaction import (

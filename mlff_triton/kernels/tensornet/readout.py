@@ -1,9 +1,9 @@
-"""From the last tensors to the energies of atoms, and back.
+"""Energies of atoms from the last tensors, and the gradients of these tensors.
 
     n = (3 I^2, 2 |a|^2, |S|^2)      z = W LayerNorm(n) + b      e = w2 act(W1 act(z) + b1) + b2
 
 https://arxiv.org/abs/2306.06482, eq. 13, with the ``Scalar`` output network of TorchMD-NET. The
-backward pass ends with the gradients that the last layer's own backward pass starts from.
+backward pass ends with the gradients at which that of the last layer starts.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["gated_head", "readout", "readout_backward", "scalar_head"]
 
 @triton.jit
 def _row_mean(i, a, s, F: tl.constexpr):
-    """Mean of all 3 F numbers of each row, [M, 1]."""
+    """Return the mean [M, 1] of the 3 F values of each row, given as three blocks [M, F]."""
     return ((tl.sum(i, axis=1) + tl.sum(a, axis=1) + tl.sum(s, axis=1)) / (3 * F))[:, None]
 
 
 @triton.jit
 def _row_moments(i, a, s, F: tl.constexpr):
-    """Mean of each row, and what scales it to unit variance, [M, 1] each."""
+    """Return the mean of each row and its inverse standard deviation, [M, 1] each."""
     mean = _row_mean(i, a, s, F)
     i, a, s = i - mean, a - mean, s - mean
     return mean, 1 / tl.sqrt(_row_mean(i * i, a * a, s * s, F) + EPS)
@@ -69,6 +69,11 @@ def _readout_fwd_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute z. Grid: one program per M atoms and N of F outputs.
+
+    Reads ``x[9, N, F]``, ``gain[3 F]``, ``shift[3 F]``, the halves of ``weight[F, 3 F]`` and
+    ``bias[F]``. Writes ``hidden[N, F]``.
+    """
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -110,6 +115,11 @@ def _scalar_head_kernel(
     N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute energies and their gradients. Grid: one program per M atoms.
+
+    Reads ``hidden[N, F]``, the halves of ``weight1[H, F]`` and of its adjoint [F, H],
+    ``bias1[H]``, ``weight2[H]`` and ``bias2[1]``. Writes ``energy[N]`` and ``grad[N, F]``.
+    """
     atoms = tl.program_id(0) * M + tl.arange(0, M)
     mask = atoms < n_atoms
     inside = mask[:, None]
@@ -151,6 +161,11 @@ def _invariants_bwd_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute the gradients of the invariants. Grid: one program per M atoms.
+
+    Reads ``grad[N, F]``, ``x[9, N, F]``, ``gain[3 F]`` and the halves of the adjoint weight
+    [3 F, F]. Writes ``factors[N, 3, F]``.
+    """
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     channel = tl.arange(0, F)
     inside = atoms < n_atoms
@@ -185,7 +200,7 @@ def _tensors_bwd_kernel(
     factors_ptr,
     x_ptr,
     delta_ptr,
-    charge_ptr,
+    charge_factor_ptr,
     grad_x_ptr,
     grad_delta_ptr,
     n_atoms,
@@ -193,6 +208,11 @@ def _tensors_bwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
+    """Compute the gradients of the last tensors. Grid: one program per M atoms and N channels.
+
+    Reads ``factors[N, 3, F]``, ``x[9, N, F]``, ``delta[9, N, F]`` and ``charge_factor[N]``. Writes
+    ``grad_x[9, N, F]`` and ``grad_delta[9, N, F]``.
+    """
     row = tl.program_id(0) * M + tl.arange(0, M)
     channel = tl.program_id(1) * N + tl.arange(0, N)
     inside = (row < n_atoms)[:, None]
@@ -203,14 +223,14 @@ def _tensors_bwd_kernel(
     x = load_tensor(x_ptr + offset, stride, inside)
     grad_x = scale_parts(factors, norm_gradients(x))
     store_tensor(grad_x_ptr + offset, stride, grad_x, inside)
-    charge = tl.load(charge_ptr + row, row < n_atoms, other=1.0)[:, None]
+    charge_factor = tl.load(charge_factor_ptr + row, row < n_atoms, other=1.0)[:, None]
     delta = load_tensor(delta_ptr + offset, stride, inside)
-    grad_delta = combine(1.0, grad_x, charge, square_backward(grad_x, delta))
+    grad_delta = combine(1.0, grad_x, charge_factor, square_backward(grad_x, delta))
     store_tensor(grad_delta_ptr + offset, stride, grad_delta, inside)
 
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
-    """Invariants of the last tensors, normalised and mapped.
+    """Normalize and map the invariants of the last tensors.
 
     Parameters
     ----------
@@ -260,7 +280,7 @@ def scalar_head(
     first: str,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """Energies of atoms, and their gradients.
+    """Compute the energies of atoms, and their gradients.
 
     Parameters
     ----------
@@ -271,7 +291,7 @@ def scalar_head(
     weight2, bias2 : [H], [1]
         Second linear map.
     first, activation : str
-        Activation of z ("none" for models without), and of the network.
+        Activations of z, or "none", and of the network.
 
     Returns
     -------
@@ -315,7 +335,7 @@ def readout_backward(
     delta: Tensor,
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the last tensors, and of the D that the last layer added to them.
+    """Compute the gradients of the last tensors, and of the D that the last layer added.
 
     Parameters
     ----------
@@ -330,7 +350,7 @@ def readout_backward(
     delta : [9, N, F]
         D of the last layer.
     charge_factor : [N]
-        q.
+        ``1 + 0.1 q``, with the total charge q of the atom's system.
 
     Returns
     -------

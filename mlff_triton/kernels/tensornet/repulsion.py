@@ -1,11 +1,11 @@
-"""Screened repulsion of nuclei, and its derivative along the edges.
+"""Screened repulsion of nuclei, and its gradients along the edges.
 
     E_ij = k z_i z_j / d  phi(d / l)  (1 + cos(pi d / c)) / 2      phi(x) = sum_m w_m exp(-r_m x)
 
 within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``.
 
 J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985), eqs.
-9 and 10, p. 147. Computed in float64 from distances of the network's dtype.
+9 and 10, p. 147. Computed in float64, from distances in the dtype of the network.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _PI = tl.constexpr(math.pi)
 def _repulsion_kernel(
     edge_grad_ptr,
     species_ptr,
-    charge_ptr,
+    nuclear_charge_ptr,
     inverse_length_ptr,
     half_coulomb_ptr,
     cutoff_ptr,
-    begin_ptr,
-    end_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
     senders_ptr,
     origin_ptr,
     direction_ptr,
@@ -45,10 +45,16 @@ def _repulsion_kernel(
     n_slots,
     BLOCK: tl.constexpr,
 ):
+    """Sum the repulsion energy of an atom, and update its edges. Grid: one program per atom.
+
+    Reads ``species[N]``; the fields of `Nuclei`; and ``slot_begin[N]``, ``slot_end[N]``,
+    ``senders[slots]``, ``origin[slots]``, ``direction[3, slots]`` and ``distance[slots]`` of
+    `Edges`. Writes ``energies[N]``, and adds the gradients to ``edge_grad[3, slots]``.
+    """
     atom = tl.program_id(0)
-    begin, end = tl.load(begin_ptr + atom), tl.load(end_ptr + atom)
+    begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
     own_element = tl.load(species_ptr + atom)
-    own_charge = tl.load(half_coulomb_ptr) * tl.load(charge_ptr + own_element)
+    own_charge = tl.load(half_coulomb_ptr) * tl.load(nuclear_charge_ptr + own_element)
     own_inverse_length = tl.load(inverse_length_ptr + own_element)
     cutoff = tl.load(cutoff_ptr)
     wave_number = _PI / cutoff
@@ -63,7 +69,7 @@ def _repulsion_kernel(
         sender = tl.load(senders_ptr + slot, near, other=0)
         element = tl.load(species_ptr + sender, near, other=0)
         inverse_length = own_inverse_length + tl.load(inverse_length_ptr + element)
-        coulomb = own_charge * tl.load(charge_ptr + element) / d
+        coulomb = own_charge * tl.load(nuclear_charge_ptr + element) / d
 
         x = d * inverse_length
         e0, e1 = _W0 * tl.exp(-_R0 * x), _W1 * tl.exp(-_R1 * x)
@@ -88,29 +94,30 @@ def _repulsion_kernel(
 
 @triton.jit
 def _add_along(grad_ptr, direction_ptr, slope, mask):
+    """Add ``slope * direction`` of edges [BLOCK] to their gradients in memory."""
     direction = tl.load(direction_ptr, mask, other=0.0)
     grad = tl.load(grad_ptr, mask, other=0.0)
     tl.store(grad_ptr, grad + (slope * direction).to(grad.dtype), mask)
 
 
 def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) -> Tensor:
-    """Repulsion energies of atoms; their gradients are added to those of the edges, in place.
+    """Compute repulsion energies, and add their gradients to those of the edges in place.
 
     Parameters
     ----------
     edge_grad : [3, slots]
-        ``dE/dr_e`` at ``edges.origin``: the share of each edge is added to it.
+        ``dE/dr_e``, indexed by ``edges.origin``; receives the contributions of the repulsion.
     species : int32 [N]
         Element of each atom.
     nuclei : Nuclei
         Charges and screening lengths of the elements.
     edges : Edges
-        Neighbors, at least those within the cutoff of the repulsion.
+        Edges that include all pairs within the cutoff of the repulsion.
 
     Returns
     -------
     float64 [N]
-        Half the repulsion between each atom and its neighbors, eV.
+        Half the repulsion energy between each atom and its neighbors, eV.
     """
     check_device(edge_grad)
     energies = torch.empty_like(species, dtype=torch.float64)

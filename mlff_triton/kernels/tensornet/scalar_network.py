@@ -1,9 +1,9 @@
-"""The network that turns the norms of the first tensors into factors of their parts.
+"""Network from the norms of the first tensors to factors of their parts.
 
     z1 = W1 LayerNorm(n) + b1      z2 = W2 act(z1) + b2      factors act(z2)
 
-https://arxiv.org/abs/2306.06482, eq. 8. Each linear map is fused with the normalisation or
-activation in front of it, and each adjoint with what follows.
+https://arxiv.org/abs/2306.06482, eq. 8. Each linear map is fused with the normalization or
+activation that precedes it, and each adjoint with the derivative that follows it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.launch_sizes import row_blocks
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
-EPS = tl.constexpr(1e-5)  # as PyTorch's LayerNorm has it
+EPS = tl.constexpr(1e-5)  # default of PyTorch's LayerNorm
 
 
 @triton.jit
 def _row_moments(x, F: tl.constexpr):
-    """Mean of each row, and what scales it to unit variance, [M, 1] each."""
+    """Return the mean of each row and its inverse standard deviation, [M, 1] each, for x [M, F]."""
     mean = (tl.sum(x, axis=1) / F)[:, None]
     centered = x - mean
     rstd = 1 / tl.sqrt(tl.sum(centered * centered, axis=1) / F + EPS)
@@ -47,6 +47,11 @@ def _hidden_fwd_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute z1, with the layer norm. Grid: one program per M atoms and N of 2 F outputs.
+
+    Reads ``norm[N, F]``, ``gain[F]``, ``shift[F]``, the halves of ``weight1[2 F, F]`` and
+    ``bias1[2 F]``. Writes ``hidden[N, 2 F]``.
+    """
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -77,6 +82,11 @@ def _scales_fwd_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute z2, with the activation of z1. Grid: one program per M atoms and N of 3 F outputs.
+
+    Reads ``hidden[N, 2 F]``, the halves of ``weight2[3 F, 2 F]`` and ``bias2[3 F]``. Writes
+    ``scales[N, 3 F]``.
+    """
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -105,6 +115,11 @@ def _hidden_bwd_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute the gradients of z1. Grid: one program per M atoms and N of 2 F channels.
+
+    Reads ``grad[N, 3 F]``, the halves of the adjoint weight [2 F, 3 F] and ``hidden[N, 2 F]``.
+    Writes ``grad_hidden[N, 2 F]``.
+    """
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -133,6 +148,11 @@ def _norm_bwd_kernel(
     K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Compute the gradients of the norms. Grid: one program per M atoms.
+
+    Reads ``grad[N, 2 F]``, ``norm[N, F]``, ``gain[F]`` and the halves of the adjoint weight
+    [F, 2 F]. Writes ``grad_norm[N, F]``.
+    """
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     channel = tl.arange(0, F)
     inside = atoms < n_atoms
@@ -160,12 +180,12 @@ def scalar_network(
     bias2: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """Norms to factors.
+    """Compute the factors of the parts from norms, before the last activation.
 
     Parameters
     ----------
     norm : [N, F]
-        Squared norms.
+        Squared norms of the first tensors.
     gain, shift : [F]
         Weights of the layer norm.
     weight1, bias1 : SplitWeight [2 F, F], [2 F]
@@ -173,14 +193,14 @@ def scalar_network(
     weight2, bias2 : SplitWeight [3 F, 2 F], [3 F]
         Second linear map.
     activation : str
-        Name of the activation after either.
+        Name of the activation after each map.
 
     Returns
     -------
     hidden : [N, 2 F]
-        z1.
+        z1: hidden values before their activation.
     scales : [N, 3, F]
-        z2, the factors before their activation.
+        z2: factors before their activation.
     """
     check_device(norm)
     n_atoms, channels = norm.shape
@@ -232,7 +252,7 @@ def scalar_network_backward(
     hidden: Tensor,
     activation: str,
 ) -> Tensor:
-    """Gradients [N, F] of the norms.
+    """Compute the gradients [N, F] of the norms.
 
     Parameters
     ----------

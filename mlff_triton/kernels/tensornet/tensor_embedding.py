@@ -1,10 +1,10 @@
-"""The first tensor of every atom, from elements and geometry, and its gradient along the edges.
+"""First tensor of each atom, from elements and geometry, and its gradient along the edges.
 
     v_k = (P_i + Q_j) T_k(d_ij)
     X_i = v_1(0) 1 + sum_j v_1 1 + v_2 A(u_ij) + v_3 (u_ij u_ij^T - 1/3)
 
-The embedding of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 5-8, with the linear pair
-embedding split into two tables of the elements, P and Q, and T interpolated from a radial table.
+The embedding of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 5-8. The linear embedding of
+pairs is split into two tables per element, P and Q, and T is interpolated from a radial table.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _tensor_embedding_fwd_kernel(
     receiver_ptr,
     sender_ptr,
     table_ptr,
-    self_ptr,
-    begin_ptr,
-    end_ptr,
+    own_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
     senders_ptr,
     interval_ptr,
     fraction_ptr,
@@ -51,12 +51,20 @@ def _tensor_embedding_fwd_kernel(
     LANES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
+    """Sum the first tensors. Grid: one program per ATOMS atoms and BLOCK_F channels.
+
+    Reads ``species[N]``, the tables ``receiver[S, F]`` and ``sender[S, F]``,
+    ``table[K + 1, 3, 3, F]``, ``own[F]``, and from `Edges` ``slot_begin[N]``, ``slot_end[N]``,
+    ``senders``, ``interval``, ``fraction`` and ``width`` [slots] and ``direction[3, slots]``.
+    Writes ``x[9, N, F]`` and ``norm[N, F]``. Blocks have R = ATOMS * LANES rows: LANES lanes share
+    the neighbors of an atom.
+    """
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
     inside = atom < n_atoms
-    begin = tl.load(begin_ptr + atom, inside, other=0)
-    end = tl.load(end_ptr + atom, inside, other=0)
+    begin = tl.load(slot_begin_ptr + atom, inside, other=0)
+    end = tl.load(slot_end_ptr + atom, inside, other=0)
     species = tl.load(species_ptr + atom, inside, other=0)
     p = tl.load(receiver_ptr + species[:, None] * F + channel[None, :])
 
@@ -84,7 +92,7 @@ def _tensor_embedding_fwd_kernel(
     species = tl.load(species_ptr + atom, inside, other=0)
     pair = species[:, None] * F + channel[None, :]
     z = tl.load(receiver_ptr + pair) + tl.load(sender_ptr + pair)
-    own = z * tl.load(self_ptr + channel)[None, :]
+    own = z * tl.load(own_ptr + channel)[None, :]
     i, a0, a1, a2, s00, s01, s02, s11, s12 = sum_lanes(acc, ATOMS, LANES, BLOCK_F)
     x = (i + own, a0, a1, a2, s00, s01, s02, s11, s12)
     norm_i, norm_a, norm_s = part_norms(x)
@@ -101,8 +109,8 @@ def _tensor_embedding_bwd_kernel(
     receiver_ptr,
     sender_ptr,
     table_ptr,
-    begin_ptr,
-    end_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
     senders_ptr,
     origin_ptr,
     interval_ptr,
@@ -118,12 +126,21 @@ def _tensor_embedding_bwd_kernel(
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
 ):
+    """Compute the gradients of edge vectors. Grid: one program per ATOMS atoms.
+
+    Reads ``grad[9, N, F]``, ``species[N]``, the tables ``receiver[S, F]`` and ``sender[S, F]``,
+    ``table[K + 1, 3, 3, F]``, from `Edges` ``slot_begin[N]``, ``slot_end[N]``, ``senders``,
+    ``origin``, ``interval``, ``fraction``, ``width`` and ``distance`` [slots] and
+    ``direction[3, slots]``, and ``slope[slots]``, which may be None. Writes
+    ``edge_grad[3, slots]``. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of
+    an atom.
+    """
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.arange(0, F)
     inside = atom < n_atoms
-    begin = tl.load(begin_ptr + atom, inside, other=0)
-    end = tl.load(end_ptr + atom, inside, other=0)
+    begin = tl.load(slot_begin_ptr + atom, inside, other=0)
+    end = tl.load(slot_end_ptr + atom, inside, other=0)
     species = tl.load(species_ptr + atom, inside, other=0)
     p = tl.load(receiver_ptr + species[:, None] * F + channel[None, :])
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
@@ -149,7 +166,7 @@ def _tensor_embedding_bwd_kernel(
 
         ux, uy, uz = x[:, None], y[:, None], z[:, None]
         skew = a0 * ux + a1 * uy + a2 * uz  # [R, F]
-        wx = 2 * s00 * ux + s01 * uy + s02 * uz  # of u u^T with respect to u
+        wx = 2 * s00 * ux + s01 * uy + s02 * uz  # derivative of u u^T by u
         wy = s01 * ux + 2 * s11 * uy + s12 * uz
         wz = s02 * ux + s12 * uy
         symmetric = 0.5 * (wx * ux + wy * uy + wz * uz) - (s00 + s11) / 3
@@ -174,7 +191,7 @@ def tensor_embedding(
     own: Tensor,
     edges: Edges,
 ) -> tuple[Tensor, Tensor]:
-    """First tensors of all atoms, and their squared norms.
+    """Compute the first tensors of all atoms, and their squared norms.
 
     Parameters
     ----------
@@ -183,11 +200,11 @@ def tensor_embedding(
     receiver, sender : [S, F]
         Tables P and Q.
     table : [K + 1, 3, 3, F]
-        T at the knots, see `mlff_triton.engine.radial_tables`.
+        T at the knots: see `mlff_triton.engine.radial_tables`.
     own : [F]
         ``T_1(0)``, or zeros without self-loops.
     edges : Edges
-        Neighbors within the cutoff.
+        Edges within the cutoff.
 
     Returns
     -------
@@ -237,7 +254,7 @@ def tensor_embedding_backward(
     edges: Edges,
     slope: Tensor | None,
 ) -> Tensor:
-    """Gradient of the energy along every edge.
+    """Compute the gradient of the energy with respect to each edge vector.
 
     Parameters
     ----------
@@ -246,12 +263,12 @@ def tensor_embedding_backward(
     species, receiver, sender, table, edges
         As for `tensor_embedding`.
     slope : [slots], optional
-        Derivatives with respect to the distances from what came after, at ``edges.origin``.
+        Derivatives of the energy by the distances in later layers, indexed by ``edges.origin``.
 
     Returns
     -------
     [3, slots]
-        ``dE/dr_e`` at ``edges.origin``, up to exchanging the shares of opposite edges.
+        ``dE/dr_e``, indexed by ``edges.origin``. Opposite edges may have exchanged contributions.
     """
     check_device(table)
     n_atoms, channels = len(species), receiver.shape[1]
