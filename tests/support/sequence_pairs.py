@@ -1,4 +1,4 @@
-"""Pairs of sequences to compare, and what their alignments score."""
+"""Pairs of sequences to align, and the scores of given alignments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNUSED = 255
 
 
 def pairs_of(queries: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Pairs:
-    """Pairs of sequences of codes, which lie between bytes that mean nothing."""
+    """Return pairs of sequences of codes, surrounded by unused bytes."""
     sequences = [*queries, *targets]
     lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
     letters = np.array([code for sequence in sequences for code in sequence], dtype=np.uint8)
@@ -28,20 +28,20 @@ def _laid_out(letters: np.ndarray, lengths: Tensor, n: int) -> Pairs:
 
 
 def related_pairs(lengths: Sequence[int], n_letters: int, seed: int = 0) -> Pairs:
-    """A sequence of each length, and what has come of it, in either order.
+    """Return a random sequence of each length and a mutated copy of it, in either order.
 
-    Letters were replaced, left out and repeated, and some in a row left out. Of every third pair,
-    nothing is alike; of every fifth, every letter is there three times.
+    The copy has substitutions, deletions, repeats and one longer deletion. In every third pair, the
+    copy is unrelated; in every fifth, it has each residue or base three times.
     """
     draw = np.random.default_rng(seed)
     length, n = np.array(lengths, dtype=np.int64), len(lengths)
     pair = np.repeat(np.arange(n), length)
-    place = np.arange(len(pair)) - np.repeat(length.cumsum() - length, length)
+    position = np.arange(len(pair)) - np.repeat(length.cumsum() - length, length)
     letters = draw.integers(n_letters, size=len(pair))
     lost = draw.integers(length + 1)
     kept = lost + draw.integers(length // 2 + 1)
     copies = draw.choice(3, len(pair), p=[0.05, 0.9, 0.05]) * np.where(pair % 5 == 0, 3, 1)
-    copies[(place >= lost[pair]) & (place < kept[pair])] = 0
+    copies[(position >= lost[pair]) & (position < kept[pair])] = 0
     replaced = draw.random(len(pair)) < np.where(pair % 3 == 0, 1, 0.05)
     others = np.where(replaced, draw.integers(n_letters, size=len(pair)), letters)
     codes = np.concatenate([letters, np.repeat(others, copies)]).astype(np.uint8)
@@ -60,7 +60,7 @@ def related_pairs(lengths: Sequence[int], n_letters: int, seed: int = 0) -> Pair
 
 
 def joined(*parts: Pairs) -> Pairs:
-    """All pairs."""
+    """Concatenate pairs."""
     letters = torch.cat([part.letters[PAD:-PAD] for part in parts])
     offset, indices = 0, []
     for part in parts:
@@ -72,7 +72,7 @@ def joined(*parts: Pairs) -> Pairs:
 
 
 def rescored(pairs: Pairs, matrix: Tensor, gaps: Gaps, aligned: Aligned) -> tuple[Tensor, Tensor]:
-    """Scores int64 [n] and ends [n, 2] to which the operations lead from where they begin."""
+    """Return scores int64 [n] and ends [n, 2], computed from the operations and beginnings."""
     start, operation, length = aligned.runs
     n, device = len(aligned.score), start.device
     pair_of_run = torch.arange(n, device=device).repeat_interleave(start.diff())
@@ -82,14 +82,14 @@ def rescored(pairs: Pairs, matrix: Tensor, gaps: Gaps, aligned: Aligned) -> tupl
     moves = torch.stack([step != DELETION, step != INSERTION], 1).long()
     zero = moves.new_zeros(n, 2)
     end = aligned.begin + zero.index_add(0, pair, moves)
-    before = moves.cumsum(0) - moves  # of all pairs, then of its own
+    before = moves.cumsum(0) - moves  # in all pairs; below, in the same pair
     steps = zero[:, 0].index_add(0, pair_of_run, length.long())
     first = (steps.cumsum(0) - steps)[pair]
-    place = aligned.begin[pair] + before - before[first]
+    position = aligned.begin[pair] + before - before[first]
     diagonal = moves.all(1)
-    place, pair = place[diagonal], pair[diagonal]
-    a = pairs.letters[pairs.query_start[pair] + place[:, 0]].long()
-    b = pairs.letters[pairs.target_start[pair] + place[:, 1]].long()
+    position, pair = position[diagonal], pair[diagonal]
+    a = pairs.letters[pairs.query_start[pair] + position[:, 0]].long()
+    b = pairs.letters[pairs.target_start[pair] + position[:, 1]].long()
     assert torch.equal(a != b, step[diagonal].bool())
     score = zero[:, 0].index_add(0, pair, matrix.to(device)[a, b])
     return score.index_add(0, pair_of_run, -cost), end

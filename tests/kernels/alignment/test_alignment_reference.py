@@ -1,7 +1,7 @@
-"""The reference aligner, against parasail, and its alignments against their own scores.
+"""The reference aligner against parasail, and its alignments against their own scores.
 
-Where a gap's first letter costs as much as others, parasail 1.3.4 is right in its prefix scans, and
-wrong in its striped and its diagonal functions.
+With linear gap penalties, parasail 1.3.4 is correct in its prefix scans, and wrong in its striped
+and diagonal functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlff_triton.kernels.alignment.reference import alignment as module
 from mlff_triton.kernels.alignment.reference.alignment import alignment
 from mlff_triton.kernels.types.sequence_pairs import (
     DELETION,
@@ -29,6 +28,7 @@ from mlff_triton.kernels.types.sequence_pairs import (
     Gaps,
     Pairs,
 )
+from tests.support.sequence_pairs import pairs_of
 
 BASES, RESIDUES = "ACGTN", "ARNDCQEGHILKMFPSTWYVBZX*"
 DNA = parasail.matrix_create(BASES, 2, -3)
@@ -51,30 +51,20 @@ GAPS = [Gaps(5, 2), Gaps(3, 3), Gaps(11, 1), Gaps(10, 0), Gaps(0, 0)]
 
 
 def scores_of(letters: str) -> torch.Tensor:
-    """Parasail's matrix for these letters."""
+    """Return parasail's matrix for these residues or bases."""
     matrix = MATRICES[letters]
-    place = [matrix.mapper[ord(letter)] for letter in letters]
-    return torch.from_numpy(matrix.matrix[place][:, place].astype("int64"))
+    rows = [matrix.mapper[ord(letter)] for letter in letters]
+    return torch.from_numpy(matrix.matrix[rows][:, rows].astype("int64"))
 
 
-def pairs_of(queries: list[str], targets: list[str], letters: str) -> Pairs:
-    """Pairs whose letters lie between bytes that mean nothing."""
-    codes = [letters.index(letter) for letter in "".join(queries + targets)]
-    lengths = torch.tensor([len(text) for text in queries + targets], dtype=torch.int64)
-    starts = PAD + lengths.cumsum(0) - lengths
-    padding = [255] * PAD
-    n = len(queries)
-    return Pairs(
-        torch.tensor(padding + codes + padding, dtype=torch.uint8),
-        starts[:n],
-        lengths[:n],
-        starts[n:],
-        lengths[n:],
+def encoded(queries: list[str], targets: list[str], letters: str) -> Pairs:
+    return pairs_of(
+        *([[letters.index(x) for x in text] for text in texts] for texts in (queries, targets))
     )
 
 
 def align(queries, targets, letters=BASES, gaps=GAPS[0], free=GLOBAL, **options) -> Aligned:
-    return alignment(pairs_of(queries, targets, letters), scores_of(letters), gaps, free, **options)
+    return alignment(encoded(queries, targets, letters), scores_of(letters), gaps, free, **options)
 
 
 def cigars(aligned: Aligned) -> list[str]:
@@ -84,7 +74,7 @@ def cigars(aligned: Aligned) -> list[str]:
 
 
 def assert_sound(aligned, queries, targets, letters, gaps, free, band=None):
-    """Operations lead from begin to end, say = and X rightly, and give the score."""
+    """Assert that operations lead from begin to end, distinguish = from X, and give the score."""
     matrix = scores_of(letters)
     operations, lengths = aligned.runs.operation.tolist(), aligned.runs.length.tolist()
     for p, (first, last) in enumerate(pairwise(aligned.runs.start.tolist())):
@@ -113,7 +103,7 @@ def assert_sound(aligned, queries, targets, letters, gaps, free, band=None):
 
 
 def assert_left_out(letters, query_is_free, target_is_free):
-    """Letters of one sequence alone are left out, and only where that is free."""
+    """Assert that only one sequence has unaligned symbols at an end, and only a free end."""
     query, target = letters
     assert query == 0 or (query_is_free and target == 0)
     assert target == 0 or target_is_free
@@ -129,7 +119,7 @@ def text(letters: str) -> st.SearchStrategy[str]:
 
 
 def related(letters: str) -> st.SearchStrategy[tuple[str, str]]:
-    """Two sequences that share parts."""
+    """Return a strategy for two sequences that share parts."""
     parts = st.lists(text(letters), min_size=1, max_size=3)
     shared = st.tuples(text(letters), parts, parts).map(
         lambda x: (x[0].join(["", *x[1]]), "".join(x[2]) + x[0])
@@ -141,7 +131,7 @@ def related(letters: str) -> st.SearchStrategy[tuple[str, str]]:
 @pytest.mark.parametrize("function", MODES, ids=lambda function: function.__name__)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_scores_are_parasails(function, letters, data):
+def test_scores_agree_with_parasail(function, letters, data):
     some = data.draw(st.lists(related(letters), min_size=1, max_size=6))
     queries, targets = map(list, zip(*some, strict=True))
     gaps, free = data.draw(st.sampled_from(GAPS)), MODES[function]
@@ -178,7 +168,7 @@ def test_adversarial_pairs(function):
 
 @pytest.mark.parametrize("free", FREE_ENDS)
 def test_empty_sequences(free):
-    """Which parasail refuses: only gaps, unless they are free on one side."""
+    """Empty sequences, which parasail refuses, are aligned by one gap unless an end is free."""
     queries, targets = ["", "", "ACG"], ["", "ACG", ""]
     aligned = align(queries, targets, free=free, traceback=True)
     of_target = 0 if free.target_begin or free.target_end or free.anywhere else -9
@@ -210,7 +200,7 @@ def test_types():
 @pytest.mark.parametrize(
     ("query", "target", "free", "cigar"),
     [
-        ("AA", "A", GLOBAL, "1I1="),  # a letter against a letter first, from the end
+        ("AA", "A", GLOBAL, "1I1="),  # from the end, a match before a gap
         ("CA", "GA", GLOBAL, "1X1="),
         ("AAC", "TTC", GLOBAL, "2X1="),
         ("A", "CACAC", Free(anywhere=True), "1="),
@@ -223,12 +213,12 @@ def test_ties(query, target, free, cigar):
 
 def test_a_deletion_goes_before_an_insertion_from_the_end():
     matrix = torch.tensor([[2, -9], [-9, 2]])
-    pairs = pairs_of(["A"], ["C"], "AC")
+    pairs = encoded(["A"], ["C"], "AC")
     aligned = alignment(pairs, matrix, Gaps(1, 1), traceback=True)
     assert cigars(aligned) == ["1I1D"]
 
 
-def test_the_first_of_equal_ends_is_taken():
+def test_the_first_of_equal_ends_is_chosen():
     aligned = align(["CAC"], ["GAGAG"], free=Free(anywhere=True), traceback=True)
     assert aligned.begin.tolist() == [[1, 1]]
     assert aligned.end.tolist() == [[2, 2]]
@@ -260,13 +250,11 @@ def test_a_band_of_none_has_no_gaps():
     assert cigars(aligned) == ["6X"]
 
 
-def test_portions_come_back_in_order(monkeypatch):
+def test_portions_come_back_in_order():
     queries, targets = random_texts(2, 50, range(30)), random_texts(3, 50, range(30))
     together = align(queries, targets, traceback=True)
-    monkeypatch.setattr(module, "_CELLS_OF_MOVES", 1000)
-    apart = align(queries, targets, traceback=True)
-    monkeypatch.setattr(module, "_CELLS_OF_ROW", 1)
-    alone = align(queries, targets, traceback=True)
+    apart = align(queries, targets, traceback=True, cells_per_table=1000)
+    alone = align(queries, targets, traceback=True, cells_per_row=1)
     for aligned in (apart, alone):
         assert torch.equal(aligned.score, together.score)
         assert torch.equal(aligned.begin, together.begin)
@@ -275,8 +263,8 @@ def test_portions_come_back_in_order(monkeypatch):
 
 
 def test_shared_letters_and_other_orders():
-    """Starts need not ascend, and sequences may overlap."""
-    pairs = pairs_of(["ACGTACGT"], ["ACGTACGT"], BASES)
+    """Sequences may start in any order, and may overlap."""
+    pairs = encoded(["ACGTACGT"], ["ACGTACGT"], BASES)
     start = torch.tensor([PAD + 4, PAD, PAD + 2])
     length = torch.tensor([4, 8, 2])
     aligned = alignment(

@@ -5,10 +5,10 @@
     F(i, j) = max(H(i - 1, j) - open, F(i - 1, j) - extend)
 
 (S. Needleman and C. Wunsch, https://doi.org/10.1016/0022-2836(70)90057-4; O. Gotoh,
-https://doi.org/10.1016/0022-2836(82)90398-9.) Rows i are letters of the query ``a``, columns j
-those of the target ``b``; E ends with letters of the target alone, F with letters of the query
-alone. As opening a gap costs no less than extending one, E of a whole row is a running maximum of
-what does not end with such a gap.
+https://doi.org/10.1016/0022-2836(82)90398-9.) Rows i are positions of the query ``a``, and columns
+j are positions of the target ``b``. E ends with a gap in the query (a deletion), and F with a gap
+in the target (an insertion). Because opening a gap costs no less than extending one, E of a whole
+row is a running maximum over alignments that do not end with a deletion.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from mlff_triton.kernels.types.sequence_pairs import (
     sums_before,
 )
 
-# How a cell is reached: a move, plus bits that say where gaps begin.
+# Traceback codes: the move that reaches a cell, plus bits set where a gap opens.
 STOP, DIAGONAL, LEFT, UP = range(4)
 OPENS_LEFT, OPENS_UP = 4, 8
 
 _NEVER = -(2**40)  # less than any score
 _ENDED = 255  # no operation
-_CELLS_OF_MOVES = 2**28  # bytes of moves at a time
-_CELLS_OF_ROW = 2**21  # cells of a row of all pairs at a time
 
 
 def alignment(
@@ -53,29 +51,35 @@ def alignment(
     *,
     band: int | None = None,
     traceback: bool = False,
+    cells_per_table: int = 2**28,
+    cells_per_row: int = 2**21,
 ) -> Aligned:
     """Align pairs of sequences.
 
-    Of several ends that are equally good, the one with the fewest letters of the query is taken,
-    then of the target. From there back, a letter against a letter goes before a deletion, and that
-    before an insertion; a gap is left as soon as it can have begun.
+    Of equally good ends, the one with the smallest position in the query is chosen, then in the
+    target. Going back from there, a match or mismatch is preferred to a deletion, and a deletion to
+    an insertion. A gap ends as soon as it can have opened.
 
     Parameters
     ----------
     pairs : Pairs
-        Sequences; some may be empty.
+        Sequences. Some may be empty.
     matrix : int64 [A, A]
-        Symmetric, on the CPU: scores of two letters that face each other.
+        Symmetric substitution matrix, on the CPU.
     gaps : Gaps
-        Costs of gaps.
+        Gap penalties.
     free : Free
-        What costs nothing; with nothing free the alignment is global. If both sequences have
-        letters, a free end has some of both before it, as in parasail.
+        Ends without gap penalties. By default, the alignment is global. If neither sequence is
+        empty, at least one residue or base of each precedes a free end, as in parasail.
     band : int, optional
-        Use only cells with ``|i - j| <= band``, i and j being how many letters of query and target
-        precede them. The caller sees to it that this leaves an alignment.
+        Use only cells with ``abs(i - j) <= band``, where i and j are positions in query and target.
+        The caller ensures that the band contains an alignment.
     traceback : bool
-        Whether to find the alignments too, and not only their scores.
+        If True, return alignments as well as scores.
+    cells_per_table : int
+        Cells of the traceback tables that are held in memory at a time, one byte each.
+    cells_per_row : int
+        Cells per row of all tables that are processed at a time.
 
     Returns
     -------
@@ -83,7 +87,7 @@ def alignment(
     """
     tables = _Tables(matrix.to(pairs.letters.device), gaps, free, band)
     order, scores, begins, ends, runs = [], [], [], [], []
-    for chosen in _portions(pairs, traceback):
+    for chosen in _portions(pairs, cells_per_table if traceback else None, cells_per_row):
         queries, targets = _padded(pairs, chosen)
         shape = (len(chosen), queries.letters.shape[1] + 1, targets.letters.shape[1] + 1)
         moves = chosen.new_empty(shape, dtype=torch.uint8) if traceback else None
@@ -95,16 +99,16 @@ def alignment(
             begin, operations = _trace(moves, end, queries.letters, targets.letters)
             begins.append(begin)
             runs.append(_encoded(operations))
-    place = torch.cat(order).argsort()
-    score = torch.cat(scores)[place].int()
+    position = torch.cat(order).argsort()
+    score = torch.cat(scores)[position].int()
     if not traceback:
         return Aligned(score, None, None, None)
-    begin, end = (torch.cat(parts)[place].int() for parts in (begins, ends))
-    return Aligned(score, begin, end, arrange_runs(join_runs(runs), place))
+    begin, end = (torch.cat(parts)[position].int() for parts in (begins, ends))
+    return Aligned(score, begin, end, arrange_runs(join_runs(runs), position))
 
 
-def _portions(pairs: Pairs, traceback: bool) -> Iterator[Tensor]:
-    """Indices of pairs that are of similar lengths and whose tables fit in memory together."""
+def _portions(pairs: Pairs, cells_per_table: int | None, cells_per_row: int) -> Iterator[Tensor]:
+    """Yield indices of pairs of similar lengths whose tables fit in memory together."""
     lengths = torch.stack([pairs.query_length, pairs.target_length], 1).cpu()
     order = lengths[:, 1].argsort(stable=True)
     order = order[lengths[order, 0].argsort(stable=True)]
@@ -112,26 +116,29 @@ def _portions(pairs: Pairs, traceback: bool) -> Iterator[Tensor]:
     for last, (a, b) in enumerate((lengths[order] + 1).tolist()):
         rows, columns = max(rows, a), max(columns, b)
         row = (last + 1 - first) * columns
-        if last > first and (row > _CELLS_OF_ROW or traceback * row * rows > _CELLS_OF_MOVES):
+        is_high = cells_per_table is not None and row * rows > cells_per_table
+        if last > first and (row > cells_per_row or is_high):
             yield order[first:last].to(pairs.letters.device)
             first, rows, columns = last, a, b
     yield order[first:].to(pairs.letters.device)
 
 
 class _Sequences(NamedTuple):
-    """Codes int64 [n, L], zero past the ends, and lengths [n]."""
+    """Codes int64 [n, L], zero after each sequence, and lengths int64 [n]."""
 
     letters: Tensor
     lengths: Tensor
 
 
 def _padded(pairs: Pairs, chosen: Tensor) -> tuple[_Sequences, _Sequences]:
+    """Gather the queries and targets of the chosen pairs."""
+
     def gathered(start: Tensor, length: Tensor) -> _Sequences:
         start, length = start[chosen, None], length[chosen]
         longest = int(length.max()) if len(length) else 0
-        place = torch.arange(longest, device=start.device)
-        past = place >= length[:, None]
-        letters = pairs.letters[(start + place).masked_fill(past, 0)].long()
+        position = torch.arange(longest, device=start.device)
+        past = position >= length[:, None]
+        letters = pairs.letters[(start + position).masked_fill(past, 0)].long()
         return _Sequences(letters.masked_fill(past, 0), length)
 
     return (
@@ -141,7 +148,7 @@ def _padded(pairs: Pairs, chosen: Tensor) -> tuple[_Sequences, _Sequences]:
 
 
 class _Tables(NamedTuple):
-    """What the tables of all pairs have in common."""
+    """Scoring of the tables, the same for all pairs."""
 
     matrix: Tensor
     gaps: Gaps
@@ -151,7 +158,10 @@ class _Tables(NamedTuple):
     def fill(
         self, queries: _Sequences, targets: _Sequences, moves: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Best scores int64 [n] and their ends [n, 2]; and `moves` uint8 [n, La + 1, Lb + 1]."""
+        """Return the best scores int64 [n] and their ends [n, 2], and fill in `moves`.
+
+        `moves` is uint8 [n, La + 1, Lb + 1], or None without a traceback.
+        """
         (a, a_length), (b, b_length) = queries, targets
         gaps, free = self.gaps, self.free
         column = torch.arange(b.shape[1] + 1, device=b.device)
@@ -162,7 +172,7 @@ class _Tables(NamedTuple):
         side = self._edge(line, free.query_begin).tolist()
         insertion = torch.full_like(row[:, 1:], _NEVER)
         best = _Best(free, a_length, b_length)
-        best.see(0, row, past)
+        best.update(0, row, past)
         if moves is not None:
             moves[:, :, 0] = self._edge_moves(line, UP, OPENS_UP, free.query_begin)
             moves[:, 0] = self._edge_moves(column, LEFT, OPENS_LEFT, free.target_begin)
@@ -180,52 +190,53 @@ class _Tables(NamedTuple):
             deletion = leading - gaps.open - gaps.extend * column[:-1]
             row = torch.cat([reached[:, :1], torch.maximum(reached[:, 1:], deletion)], 1)
             row = row.masked_fill(outside, _NEVER)
-            best.see(i, row, past)
+            best.update(i, row, past)
             if moves is not None:
-                how = torch.full_like(moves[:, i, 1:], UP)
-                how[row[:, 1:] == deletion] = LEFT
-                how[row[:, 1:] == diagonal] = DIAGONAL
+                move = torch.full_like(moves[:, i, 1:], UP)
+                move[row[:, 1:] == deletion] = LEFT
+                move[row[:, 1:] == diagonal] = DIAGONAL
                 if free.anywhere:
-                    how[row[:, 1:] == 0] = STOP
-                how += OPENS_UP * (insertion == opened).byte()
-                how += OPENS_LEFT * (deletion == row[:, :-1] - gaps.open).byte()
-                moves[:, i, 1:] = how
+                    move[row[:, 1:] == 0] = STOP
+                move += OPENS_UP * (insertion == opened).byte()
+                move += OPENS_LEFT * (deletion == row[:, :-1] - gaps.open).byte()
+                moves[:, i, 1:] = move
         return best.score, best.end
 
     def _outside(self, i: int, column: Tensor) -> Tensor:
-        """Columns of row i that the band leaves out."""
+        """Return True for the columns of row i outside the band."""
         if self.band is None:
             return torch.zeros_like(column, dtype=torch.bool)
         return (column - i).abs() > self.band
 
-    def _edge(self, place: Tensor, free: bool) -> Tensor:
-        """Scores of cells that have only a gap before them."""
+    def _edge(self, length: Tensor, free: bool) -> Tensor:
+        """Return the scores of cells that only a gap of this length precedes."""
         if free or self.free.anywhere:
-            return torch.zeros_like(place)
-        return -(self.gaps.open + self.gaps.extend * (place - 1)) * (place > 0)
+            return torch.zeros_like(length)
+        return -(self.gaps.open + self.gaps.extend * (length - 1)) * (length > 0)
 
-    def _edge_moves(self, place: Tensor, gap: int, opens: int, free: bool) -> Tensor:
+    def _edge_moves(self, length: Tensor, gap: int, opens: int, free: bool) -> Tensor:
+        """Return the moves to cells that only a gap of this length precedes."""
         if free or self.free.anywhere:
-            return torch.full_like(place, STOP, dtype=torch.uint8)
-        return (gap * (place > 0) + opens * (place == 1)).byte()
+            return torch.full_like(length, STOP, dtype=torch.uint8)
+        return (gap * (length > 0) + opens * (length == 1)).byte()
 
 
 class _Best:
-    """The best end so far of each pair; rows come in their order."""
+    """Best end of each pair in the rows seen so far, from top to bottom."""
 
     def __init__(self, free: Free, a_length: Tensor, b_length: Tensor) -> None:
         self._free, self._a_length, self._b_length = free, a_length, b_length
         self.score = torch.full_like(a_length, _NEVER)
         self.end = torch.zeros(len(a_length), 2, dtype=torch.int64, device=a_length.device)
 
-    def see(self, i: int, row: Tensor, past: Tensor) -> None:
-        """Row i [n, Lb + 1], of which columns that are past the end mean nothing."""
+    def update(self, i: int, row: Tensor, past: Tensor) -> None:
+        """Take row i [n, Lb + 1] into account, except its columns past the end of the target."""
         free, column = self._free, torch.arange(row.shape[1], device=row.device)
         last_row = (self._a_length == i)[:, None]
         last_column = column == self._b_length[:, None]
         inside = ~past & (self._a_length >= i)[:, None]
         empty = (self._a_length * self._b_length == 0)[:, None]
-        after = inside & (empty | ((column > 0) & (i > 0)))  # letters of both before it
+        after = inside & (empty | ((column > 0) & (i > 0)))  # after a position of both sequences
         ends = inside if free.anywhere else last_row & last_column
         if free.target_end:
             ends = ends | (last_row & after)
@@ -238,18 +249,18 @@ class _Best:
 
 
 def _trace(moves: Tensor, end: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Go back from the ends.
+    """Trace alignments back from their ends.
 
     Returns
     -------
     begin : int64 [n, 2]
-        Where the alignments begin.
+        Beginnings of the alignments.
     operations : uint8 [n, L]
-        From the last to the first, then `_ENDED`.
+        CIGAR operations from last to first, then `_ENDED`.
     """
     pair = torch.arange(len(moves), device=moves.device)
     i, j = end.clone().unbind(1)
-    gap = torch.full_like(i, STOP)  # the one that has not begun yet
+    gap = torch.full_like(i, STOP)  # direction of the current gap until its opening is found
     operations = [moves.new_empty(0, len(moves))]
     while True:
         move = moves[pair, i, j].long()
@@ -270,11 +281,11 @@ def _trace(moves: Tensor, end: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Te
 
 
 def _encoded(operations: Tensor) -> Runs:
-    """Runs of operations that come last first."""
+    """Run-length encode operations given from last to first."""
     operations = operations.flip(1)
     present = operations != _ENDED
     first = present.clone()
     first[:, 1:] &= operations[:, 1:] != operations[:, :-1]
-    places = first[present].nonzero()[:, 0]
-    length = places.diff(append=present.sum()[None])
+    begins = first[present].nonzero()[:, 0]
+    length = begins.diff(append=present.sum()[None])
     return Runs(sums_before(first.sum(1)), operations[first], length.int())
