@@ -1,4 +1,4 @@
-"""Every kernel compiles, with its real launch arguments, for every GPU that the package serves."""
+"""Compilation of all kernels, with real launch arguments, for all supported GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HALVES = tuple(TARGETS)[::2], tuple(TARGETS)[1::2]
 
 @pytest.fixture(scope="module")
 def compilations() -> dict[str, tuple[list[list[str]], str]]:
-    """Kernels of each target, and what stopped it. Kernels in this process are interpreted."""
+    """Compile in other processes: kernels of each target, and the error that ended the process."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     processes = [
         subprocess.Popen(  # noqa: S603 - the script is ours

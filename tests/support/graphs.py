@@ -1,4 +1,4 @@
-"""Checks of neighbor graphs."""
+"""Assertions about neighbor graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlff_triton.neighbors.graph import Graph
 
 
 def assert_valid(graph: Graph) -> None:
-    """Assert all that `Graph` promises of itself."""
+    """Assert all properties that `Graph` documents."""
     n_edges = graph.n_edges
     for values, shape in (
         (graph.row_ptr, (graph.n_atoms + 1,)),
@@ -33,7 +33,7 @@ def assert_valid(graph: Graph) -> None:
 
 
 def edges_of(graph: Graph) -> list[tuple[int, ...]]:
-    """Edges (i, j, Sx, Sy, Sz), in the order of the graph, from its row pointer."""
+    """Return the edges (i, j, Sx, Sy, Sz) in the order of the graph."""
     row_ptr, senders, shifts = (
         values.tolist() for values in (graph.row_ptr, graph.senders, graph.shifts)
     )
@@ -45,6 +45,6 @@ def edges_of(graph: Graph) -> list[tuple[int, ...]]:
 
 
 def assert_equal(actual: Graph, expected: Graph) -> None:
-    """Assert that two graphs are the same, edge for edge."""
+    """Assert that two graphs have the same edges in the same order."""
     for name in ("row_ptr", "senders", "shifts", "reverse"):
         assert torch.equal(getattr(actual, name), getattr(expected, name)), name

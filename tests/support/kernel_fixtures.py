@@ -1,4 +1,4 @@
-"""Fixtures for tests that run kernels: on the GPU if there is one, else under the interpreter."""
+"""Fixtures for tests that run kernels: on a GPU if there is one, else under the interpreter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when kernels are defined
+    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill what launchers allocate with NaN or huge integers: a result nobody wrote stands out."""
+    """Fill allocated tensors with NaN or huge integers, so that unwritten results stand out."""
     for owner, name in (
         (torch, "empty"),
         (torch, "empty_like"),
@@ -40,7 +40,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let loaded numbers bound a loop: Triton 3.6 interprets them in a way that NumPy 2.4 ended."""
+    """Allow loaded values as loop bounds: Triton 3.6 converts them in a way NumPy 2.4 removed."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -54,7 +54,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def unchecked_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare the interpreter sums in 64 bits beside all others: it does nothing with them."""
+    """Skip the overflow checks of the interpreter, which computes each sum again in 64 bits."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder

@@ -1,8 +1,8 @@
-"""Every operator, to record what it launches: `test_compilation` runs this as a script.
+"""Calls of all operators, to compile the kernels that they launch.
 
-``python -m tests.support.launch_cases sm_90 gfx942`` compiles all launches and prints a JSON
-list ``[target, case, kernel, error or null]`` for each. Add an operator with a line in `CASES`; its
-gradients and second derivatives are taken too. Those of the engine are called by a whole step.
+``python -m tests.support.launch_cases sm_90 gfx942`` compiles all launches and prints one JSON list
+``[target, case, kernel, error or null]`` for each. To add a public operator, add a line to `CASES`,
+which covers its gradients and second derivatives. A whole step covers the operators of the engine.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from mlff_triton.kernels.ops import (
     linear,
     message_passing,
     radial_factors,
-    radial_sums,
     segment_sum,
     tensor_product,
     vector_to_tensor,
 )
+from mlff_triton.kernels.ops.radial_embedding import radial_embedding
+from mlff_triton.kernels.ops.radial_message_passing import radial_message_passing
 from mlff_triton.kernels.tensornet import operators as kernels
 from mlff_triton.kernels.transformer import (
     rotary,
@@ -56,10 +57,10 @@ from mlff_triton.testing.launches import compile_distinct
 from tests.support.operators import derivatives
 
 N, E, F = 4, 8, 64
-WIDE_TARGETS = ("sm_90", "sm_100")  # with hardware for the copies of `wide_linear`
-THOROUGH_TARGETS = ("sm_90", "gfx942")  # one a vendor: what differs is the vendor's compiler
-STEPS = [(21, "O(3)"), (4099, "O(3)")]  # launched differently
-MORE_STEPS = [(21, "SO(3)"), (1021, "O(3)")]  # for the thorough targets, as float64 is
+WIDE_TARGETS = ("sm_90", "sm_100")  # which have the copy engine that `wide_linear` needs
+THOROUGH_TARGETS = ("sm_90", "gfx942")  # one per compiler
+STEPS = [(21, "O(3)"), (4099, "O(3)")]  # with different block sizes
+MORE_STEPS = [(21, "SO(3)"), (1021, "O(3)")]  # for the thorough targets only
 ROW = 64
 
 PACKED, FULL = torch.ones(9, N, F), torch.ones(N, 3, 3, F)
@@ -71,22 +72,26 @@ KNOTS = Knots(torch.tensor([0.0, 4.0]).double(), torch.tensor([0]).int())
 
 
 def charged_product(y: Tensor, message: Tensor) -> Tensor:
+    """Call `tensor_product` with a charge factor."""
     return tensor_product.tensor_product(y, message, torch.ones(N).to(y))
 
 
 def tabulated_factors(distance: Tensor) -> Tensor:
+    """Call `radial_factors` with a table of one interval."""
     return radial_factors.radial_factors(distance, torch.ones(2, 3, 3, F).to(distance), KNOTS)
 
 
-def radial_message_passing(y: Tensor, distance: Tensor) -> Tensor:
+def tabulated_messages(y: Tensor, distance: Tensor) -> Tensor:
+    """Call `radial_message_passing` with a table of one interval."""
     constants = torch.ones(2, 3, 3, F).to(y), torch.ones(3, F).to(y), KNOTS
-    return radial_sums.radial_message_passing(y, distance, *constants, *GRAPH)
+    return radial_message_passing(y, distance, *constants, *GRAPH)
 
 
-def radial_embedding(vectors: Tensor) -> Tensor:
+def tabulated_embedding(vectors: Tensor) -> Tensor:
+    """Call `radial_embedding` with one element."""
     elements, table, own = (t.to(vectors) for t in (WEIGHT, torch.ones(2, 3, 3, F), BIAS))
     constants = elements, elements, table, own, KNOTS
-    return radial_sums.radial_embedding(vectors, torch.zeros(N).long(), *constants, *GRAPH)
+    return radial_embedding(vectors, torch.zeros(N).long(), *constants, *GRAPH)
 
 
 CASES: dict[str, tuple[Any, ...]] = {
@@ -123,9 +128,9 @@ CASES: dict[str, tuple[Any, ...]] = {
         torch.ones(E, 3, F),
         *GRAPH,
     ),
-    "radial_embedding": (radial_embedding, VECTORS),
+    "radial_embedding": (tabulated_embedding, VECTORS),
     "radial_factors": (tabulated_factors, VECTORS[:, 0]),
-    "radial_message_passing": (radial_message_passing, PACKED, VECTORS[:, 0]),
+    "radial_message_passing": (tabulated_messages, PACKED, VECTORS[:, 0]),
     "segment_sum": (segment_sum.segment_sum, ROWS, torch.tensor([0, 1, N])),
     "tensor_product, O(3)": (charged_product, PACKED, PACKED),
     "tensor_product, SO(3)": (partial(tensor_product.tensor_product, group="SO(3)"), FULL, FULL),
@@ -137,13 +142,13 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 
 def half_attention() -> object:
-    """As protein language models use it."""
+    """Call attention as protein language models do."""
     q, k, v = (torch.ones(N, 2, 64).half() for _ in "qkv")
     return attention.attention(q, k, v, torch.tensor([0, N]), 1000)
 
 
 def token_rows(length: int, dtype: torch.dtype, masked: bool) -> object:
-    """To rows and back, with nothing else or with all there is; without derivatives."""
+    """Pack tokens and unpack them, with no options or with all, without derivatives."""
     ids, word = torch.zeros(2, length).long(), torch.ones(33, F).to(dtype)
     if not masked:
         x, packed = token_embedding.token_embedding(ids, word)
@@ -162,7 +167,7 @@ def angles(n_rows: int, columns: int, exact: torch.dtype) -> Rotary:
 
 
 def encoder_layer(n_rows: int, dtype: torch.dtype) -> object:
-    """Linear layers with a normalization and rotation, a residual and moments, or an activation."""
+    """Call linear layers with normalization and rotation, residual and moments, or activation."""
     x, live = torch.ones(n_rows, F).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
     sums = token_norm.token_moments(x, live)
     turned = angles(n_rows, 2 * F, sums.dtype)
@@ -187,7 +192,7 @@ def encoder_layer(n_rows: int, dtype: torch.dtype) -> object:
 
 
 def top_tokens(n_rows: int, dtype: torch.dtype) -> object:
-    """The largest logits, with a normalization and without."""
+    """Call `top_logit` with a normalization and without."""
     x, live = torch.ones(n_rows, F).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
     folded = token_linear.TokenLinear.of(WEIGHT, BIAS, (BIAS, BIAS), dtype)
     moments = token_linear.Moments(token_norm.token_moments(x, live), 1e-5)
@@ -197,7 +202,7 @@ def top_tokens(n_rows: int, dtype: torch.dtype) -> object:
 
 
 def wide_rows(n_rows: int, dtype: torch.dtype) -> object:
-    """Linear layers of many rows, in small and in large tiles."""
+    """Call linear layers of many rows, in small and in large tiles."""
     x, live = torch.ones(n_rows, 128).to(dtype), torch.tensor([n_rows], dtype=torch.int32)
     weight, bias = torch.ones(768, 128).to(dtype), torch.ones(768).to(dtype)
     turned = angles(n_rows, 512, torch.float32)
@@ -208,44 +213,44 @@ def wide_rows(n_rows: int, dtype: torch.dtype) -> object:
 
 
 def neighbor_rows() -> object:
-    """Its coordinates are float64, and it has no derivatives."""
+    """Build a neighbor matrix, from float64 coordinates and without derivatives."""
     positions, cell = torch.ones(N, 3).double(), torch.eye(3).double()[None]
     pbc, batch = torch.ones(1, 3).bool(), torch.zeros(N).long()
     return neighbor_list.build_rows(positions, cell, pbc, batch, radius=2.0, capacity=64)
 
 
-def sequence_pairs(*lengths: int, letter: int) -> Pairs:
-    """Pairs of a letter's repeats."""
+def sequence_pairs(*lengths: int, residue: int) -> Pairs:
+    """Return pairs of sequences that repeat one residue."""
     length = torch.tensor(lengths)
-    letters = torch.full((2 * PAD + max(lengths),), letter, dtype=torch.uint8)
+    letters = torch.full((2 * PAD + max(lengths),), residue, dtype=torch.uint8)
     start = torch.full_like(length, PAD)
     return Pairs(letters, start, length, start, length)
 
 
 def edit_distances() -> object:
-    """Of short sequences, and of some that are cut into strips."""
-    return edit_distance.edit_distance(sequence_pairs(20, 8300, letter=0), 4)
+    """Compute edit distances of short sequences, and of long ones that are cut into strips."""
+    return edit_distance.edit_distance(sequence_pairs(20, 8300, residue=0), 4)
 
 
 def aligned(
     n: int,
     length: int,
-    n_letters: int,
+    n_residues: int,
     free: Free = GLOBAL,
     *,
     open_gap: int = 5,
     match: int = 2,
     **options: Any,
 ) -> object:
-    """Alignments of pairs of one length; the last letter of the alphabet is all that they have."""
-    matrix = (match + 3) * torch.eye(n_letters, dtype=torch.int64) - 3
-    pairs = sequence_pairs(*[length] * n, letter=n_letters - 1)
+    """Align pairs of one length that repeat the last residue of the alphabet."""
+    matrix = (match + 3) * torch.eye(n_residues, dtype=torch.int64) - 3
+    pairs = sequence_pairs(*[length] * n, residue=n_residues - 1)
     return alignment.alignment(pairs, matrix, Gaps(open_gap, 2), free, **options)
 
 
 @cache
 def parameters(group: str, dtype: torch.dtype) -> Parameters:
-    """A model as large as those in use, with coarse radial tables: nobody reads their numbers."""
+    """Return parameters of a model of usual size, with coarse radial tables to save time."""
     zbl = ZBLConfig(cutoff=3.0, prefactor=14.4)
     model = TensorNet(TensorNetConfig(elements=(1, 6), num_rbf=4, group=group, zbl=zbl))
     with mock.patch.dict(TOLERANCES, {dtype: (1e-2, 1e-1)}):
@@ -253,7 +258,7 @@ def parameters(group: str, dtype: torch.dtype) -> Parameters:
 
 
 def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
-    """From positions and neighbor rows to energies and forces."""
+    """Run a step from positions and a neighbor matrix to energies and forces."""
     p = parameters(group, dtype)
     integers = torch.zeros(n_atoms, dtype=torch.int32)
     slots = torch.zeros(n_atoms, ROW, dtype=torch.int32)
@@ -270,6 +275,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
 
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Derivatives of all public operators."""
     return {
         f"{name}, {dtype}": partial(derivatives, operator, inputs, dtype)
         for name, (operator, *inputs) in CASES.items()
@@ -277,6 +283,7 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 
 def token_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Operators of Transformer encoders."""
     embeddings = {
         f"token_embedding, {length} tokens, {dtype}": partial(token_rows, length, dtype, masked)
         for length, masked in ((1, False), (60, True), (3000, True))
@@ -293,6 +300,7 @@ def token_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 
 def wide_calls() -> dict[str, Callable[[], object]]:
+    """Linear layers that need Hopper or later."""
     return {
         f"wide_linear, {n_rows} rows, {half}": partial(wide_rows, n_rows, half)
         for n_rows in (600, 8000)
@@ -301,7 +309,7 @@ def wide_calls() -> dict[str, Callable[[], object]]:
 
 
 def alignments() -> dict[str, Callable[[], object]]:
-    """Scores from registers, and alignments by those from memory; nothing free."""
+    """Global alignments, with scores in registers and in memory."""
     return {
         "alignment, scores": partial(aligned, 9, 60, 4),
         "alignment, proteins": partial(aligned, 9, 60, 20, traceback=True),
@@ -309,7 +317,7 @@ def alignments() -> dict[str, Callable[[], object]]:
 
 
 def more_alignments() -> dict[str, Callable[[], object]]:
-    """Of long sequences, of many, of large numbers, and of ends that are free."""
+    """Alignments of long sequences, of many pairs, with large scores and with free ends."""
     local, ends = Free(anywhere=True), Free(True, True, True, True)
     large, linear = {"match": 2000, "band": 9}, {"open_gap": 2}
     return {
@@ -322,6 +330,7 @@ def more_alignments() -> dict[str, Callable[[], object]]:
 
 
 def steps(sizes: list[tuple[int, str]], dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Steps of the engine."""
     return {
         f"engine, {n_atoms} atoms, {group}, {dtype}": partial(engine_step, n_atoms, group, dtype)
         for n_atoms, group in sizes
@@ -329,6 +338,7 @@ def steps(sizes: list[tuple[int, str]], dtype: torch.dtype) -> dict[str, Callabl
 
 
 def main() -> None:
+    """Compile all cases for the targets named on the command line, and print the results."""
     for target in sys.argv[1:]:
         single, double = torch.float32, torch.float64
         all_calls = calls(single) | steps(STEPS, single)

@@ -1,4 +1,4 @@
-"""Structures in all kinds of cells, and what neighbor kernels take of them."""
+"""Structures in all kinds of cells, as inputs of neighbor lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = ("cluster", "cubic", "triclinic", "small", "slab", "rod")
 
 
 def structure(kind: str, n_atoms: int, seed: int = 0):
-    """Positions, cell and periodicity."""
+    """Return positions, cell and periodicity of a structure."""
     if kind == "cluster":
         return random_cluster(n_atoms, seed=seed).positions, None, False
     atoms = random_crystal(n_atoms, kind, seed=seed)
@@ -20,7 +20,7 @@ def structure(kind: str, n_atoms: int, seed: int = 0):
 
 
 def tensors(structures, device):
-    """What `build_rows` takes of several structures."""
+    """Return positions, cells, periodicity and batch of several structures, as for `build_rows`."""
     boxes = [Box.of(cell, pbc) for _, cell, pbc in structures]
     sizes = torch.tensor([len(positions) for positions, *_ in structures])
     return (

@@ -1,4 +1,4 @@
-"""Hold an operator to its reference: values, gradients and second derivatives."""
+"""Comparison of an operator with its reference, up to second derivatives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Outputs = tuple[Tensor, ...]
 def assert_matches(
     operator: Callable[..., Any], reference: Callable[..., Any], *inputs: object
 ) -> None:
-    """Compare what both make of the inputs, the truth being the reference in float64.
+    """Assert that an operator and its derivatives agree with the reference in float64.
 
-    Floating-point inputs get gradients; others are passed on as they are.
+    Derivatives are taken with respect to all floating-point inputs.
     """
     dtype = next(a.dtype for a in inputs if is_float(a))
     outputs = derivatives(operator, inputs, dtype)
@@ -32,7 +32,7 @@ def assert_matches(
 
 
 def derivatives(function: Callable[..., Any], inputs: tuple[object, ...], dtype: torch.dtype):
-    """Outputs, gradients and second derivatives, for the same random weights at every call."""
+    """Return outputs, gradients and second derivatives, with the same weights in each call."""
     arguments = [a.detach().to(dtype).requires_grad_() if is_float(a) else a for a in inputs]
     leaves = [a for a in arguments if is_float(a)]
     outputs = _tuple(function(*arguments))

@@ -1,4 +1,4 @@
-"""Random inputs for the operators of the engine, and comparisons with the references."""
+"""Random inputs of the engine's operators, and comparisons with the references."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ KNOTS = 6
 GROUPS = ("O(3)", "SO(3)", "none")
 ACTIVATIONS = ("silu", "swish", "ssp", "tanh", "sigmoid", "mish")
 LARGE = 9, 3000
-"""Atoms to repeat a computation with: under the interpreter, and on a GPU."""
+"""Numbers of atoms to test repeatability with: under the interpreter, and on a GPU."""
 
 
 def numbers(*shape: int) -> Tensor:
-    """Random float64 numbers that float32 holds exactly: either dtype computes with the same."""
+    """Return random float64 values that are exact in float32, for tests in both dtypes."""
     return torch.randn(shape).double()
 
 
 def weights(*shape: int) -> SplitWeight:
-    """Random maps [..., out, in] that keep the size of what they map."""
+    """Return random maps [..., out, in] that preserve the scale of their input."""
     return SplitWeight.of((numbers(*shape) / shape[-1] ** 0.5).float().double())
 
 
 def charge_factors(n_atoms: int) -> Tensor:
+    """Return ``1 + 0.1 q`` [N] for random charges q."""
     return (1 + 0.1 * torch.randint(-3, 4, (n_atoms,))).float().double()
 
 
 def random_edges(n_atoms: int, layout: str = "csr", neighbors: int = 5) -> Edges:
-    """Some neighbors for each atom but the last one, in either layout.
+    """Return edges between random atoms; the last atom has none.
 
-    The layouts are ``csr`` without gaps, and ``rows`` of equal length: there an edge does not lie
-    where its quantities are kept, and what no edge fills is poisoned.
+    The layout is "csr", without gaps, or "rows", a neighbor matrix. In a matrix, edges lie in
+    other slots than their origins, and unused slots are poisoned.
     """
     linked = torch.rand(n_atoms, n_atoms) < 0.5 * neighbors / n_atoms
     linked = (linked | linked.T).fill_diagonal_(False)
@@ -67,10 +68,11 @@ def random_edges(n_atoms: int, layout: str = "csr", neighbors: int = 5) -> Edges
 
 
 def _in_rows(edges: Edges, count: Tensor, receivers: Tensor) -> Edges:
+    """Move CSR edges into a neighbor matrix."""
     capacity = int(count.max()) + 2
     rank = torch.arange(len(receivers)) - edges.slot_begin[receivers]
     slot = receivers * capacity + rank
-    origin = (slot + (rank >= 1)).int()  # the list had another neighbor, now too far
+    origin = (slot + (rank >= 1)).int()  # a neighbor between them has left the cutoff
 
     def spread(values: Tensor, index: Tensor = slot) -> Tensor:
         poison = torch.nan if values.is_floating_point() else torch.iinfo(values.dtype).max
@@ -94,13 +96,13 @@ def _in_rows(edges: Edges, count: Tensor, receivers: Tensor) -> Edges:
 
 
 def at_origins(values: Tensor, edges: Edges) -> Tensor:
-    """What is kept for the edges, without the slots that belong to none."""
+    """Return the values of all edges in their order, from values [..., slots] at origins."""
     slots, _ = edges.live()
     return values[..., edges.origin[slots].long()]
 
 
 def moved(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """Tensors, and those in tuples, on a device; floating-point ones in a dtype."""
+    """Move tensors, also in tuples, to a device; cast floating-point tensors to a dtype."""
     if isinstance(value, Edges):
         return Edges(*(moved(v, device, dtype) for v in value))
     if isinstance(value, SplitWeight):
@@ -120,7 +122,7 @@ def assert_matches(
     dtype: torch.dtype,
     order: int,
 ) -> None:
-    """Compare what both make of the inputs, the truth being the reference in float64."""
+    """Assert that an operator agrees with its reference in float64."""
     outputs = as_tuple(operator(*moved(inputs, device, dtype)))
     expected = as_tuple(reference(*moved(inputs, "cpu", torch.float64)))
     for actual, truth in zip(outputs, expected, strict=True):
@@ -131,7 +133,7 @@ def assert_matches(
 def assert_repeats(
     operator: Callable[..., Any], inputs: tuple[object, ...], device: str, dtype: torch.dtype
 ) -> None:
-    """Two runs agree to the bit."""
+    """Assert that two runs return the same bits."""
     first, second = (as_tuple(operator(*moved(inputs, device, dtype))) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)

@@ -1,1 +1,1 @@
-"""The engine's operators in plain PyTorch."""
+"""Operators of the engine in plain PyTorch."""

@@ -19,7 +19,7 @@ def forces(
     offsets: Tensor,
     order: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Forces [N, 3], and energies and virials [7, N] of atoms, float64, in the user's order."""
+    """Compute forces [N, 3], and energies and virials of atoms [7, N], in the user's order."""
     slots, receivers = edges.live()
     n_atoms, user = len(order), order.long()
     origin = edges.origin[slots].long()
@@ -40,7 +40,7 @@ def forces(
 
 
 def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
-    """Sums [B, 11] over the atoms of each system: energy, virial (row by row), highest status."""
+    """Sum over the atoms of each system to [B, 11]: energy, virial row by row, highest status."""
     count = system_ptr.diff().long()
     system = torch.arange(len(count), device=atoms.device).repeat_interleave(count)
     sums = sum_at_receivers(atoms.T.contiguous(), system, len(count))

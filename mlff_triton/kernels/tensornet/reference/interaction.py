@@ -1,4 +1,4 @@
-"""Linear maps over the three parts and what follows them in a layer, in plain PyTorch.
+"""Linear maps of the three parts and the operations that follow them, in plain PyTorch.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.interaction`.
 """
@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
 def embed(
     x: Tensor, weight: SplitWeight, scales: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Map each part, scale it and normalise the whole."""
+    """Map and scale each part, and normalize the tensors."""
     mapped = map_parts(x, weight)
     out = scale_parts(activate(scales, activation).transpose(0, 1), mapped)
     inverse = inverse_norm(out)
@@ -43,7 +43,7 @@ def embed(
 def update(
     p: Tensor, weight: SplitWeight, x: Tensor, charge_factor: Tensor, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """End of a layer: ``X + D + q D D`` with ``D = W P``."""
+    """Update tensors to ``X + D + (1 + 0.1 q) D D`` with ``D = W P``."""
     delta = map_parts(p, weight)
     full = compose(delta)
     out = x + delta + charge_factor[:, None] * decompose(matmul(full, full))
@@ -59,7 +59,7 @@ def product_backward(
     charge_factor: Tensor,
     group: str,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of both operands of the product, from those of D."""
+    """Compute the gradients of both factors of the product, given those of D."""
     grad = map_parts(grad_delta, weight)
     a, b = compose(y), compose(message)
     even = group == "O(3)"
@@ -83,7 +83,7 @@ def update_backward(
     delta: Tensor,
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of a layer's input before normalisation, and of the D in front of it."""
+    """Compute the gradients of a layer's input, and of the D of the layer before."""
     grad = _input_gradient(grad_y, weight, residual, x, inverse)
     return grad, grad + charge_factor[:, None] * square_backward(grad, delta)
 
@@ -98,7 +98,7 @@ def embed_backward(
     scales: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """As `update_backward` in front of the embedding."""
+    """Compute the gradients of the embedding, as `update_backward` does those of a layer."""
     grad = _input_gradient(grad_y, weight, residual, x, inverse)
     factors = activate(scales, activation).transpose(0, 1)
     sums = dot_parts(grad, mapped).transpose(0, 1)
@@ -106,12 +106,13 @@ def embed_backward(
 
 
 def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:
-    """Gradients of the sums over neighbors, which were mapped and whose norms were used."""
+    """Compute the gradients of the sums over neighbors, through their map and norms."""
     return map_parts(grad, weight) + grad_norm * norm_gradients(x)
 
 
 def _input_gradient(
     grad_y: Tensor, weight: SplitWeight, residual: Tensor, x: Tensor, inverse: Tensor
 ) -> Tensor:
+    """Return the gradient of a layer's input before normalization, [9, N, F]."""
     grad = map_parts(grad_y, weight) + residual
     return normalize_backward(grad, x / inverse, inverse)

@@ -1,4 +1,4 @@
-"""Message passing with factors from a radial table, and the product that follows, in plain PyTorch.
+"""Message passing with factors from a radial table, and tensor products, in plain PyTorch.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.message_product`.
 """
@@ -24,7 +24,7 @@ from mlff_triton.kernels.types.edges import Edges
 def message_product(
     y: Tensor, table: Tensor, own: Tensor, edges: Edges, charge_factor: Tensor, group: str
 ) -> tuple[Tensor, Tensor]:
-    """Messages [9, N, F], and their normalised product with what they meet."""
+    """Compute messages [9, N, F], and their normalized product with the receiver's tensors."""
     message = _pass_messages(y, table, own, edges)
     if group == "none":
         return message, message
@@ -46,14 +46,14 @@ def message_backward(
     slope: Tensor,
     accumulate: bool,
 ) -> Tensor:
-    """Gradients [9, N, F] of what the neighbors sent; those of the distances go to ``slope``."""
+    """Compute the gradients [9, N, F] of the tensors sent; ``slope`` gets those of distances."""
     slots, receivers = edges.live()
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
     slopes = look_up_slope(table, *geometry)  # [3, E, F]
     products = zip(grad, y, PART_OF_COMPONENT, strict=True)
     senders = edges.senders[slots].long()
     found = torch.zeros_like(geometry[1])
-    for g, own_y, k in products:  # a component at a time: arrays of one fit into the cache
+    for g, own_y, k in products:  # one component at a time, whose arrays fit into the cache
         found += (slopes[k] * g[senders] * own_y[receivers]).sum(1)
     origin = edges.origin[slots].long()
     slope[origin] = found + slope[origin] if accumulate else found
@@ -61,6 +61,7 @@ def message_backward(
 
 
 def _pass_messages(y: Tensor, table: Tensor, own: Tensor, edges: Edges) -> Tensor:
+    """Return the messages [9, N, F]."""
     slots, receivers = edges.live()
     factors = look_up(table, edges.interval[slots], edges.fraction[slots], edges.width[slots])
     senders = edges.senders[slots].long()

@@ -1,4 +1,4 @@
-"""The operators of a whole step in plain PyTorch: the other op set of `engine`, and the oracle."""
+"""Operators of a whole step in plain PyTorch: for CPUs, and the truth in tests."""
 
 from mlff_triton.kernels.tensornet.reference.forces import forces, totals
 from mlff_triton.kernels.tensornet.reference.interaction import (

@@ -1,6 +1,7 @@
-"""From the last tensors to the energies of atoms and back, in plain PyTorch.
+"""Energies of atoms from the last tensors, and their gradients, in plain PyTorch.
 
-Arguments and results are those of `kernels.tensornet.readout`; `gated_head` serves both.
+Arguments and results are those of `mlff_triton.kernels.tensornet.readout`, which uses `gated_head`
+too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
-    """Invariants of the last tensors, normalised and mapped: [9, N, F] -> [N, F]."""
+    """Normalize and map the invariants of the last tensors: [9, N, F] -> [N, F]."""
     normalized, _ = normalize_rows(_invariants(x))
     return torch.addmm(bias, normalized * gain + shift, weight.weight.T)
 
@@ -38,7 +39,7 @@ def readout_backward(
     delta: Tensor,
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the last tensors, and of the D that the last layer added to them."""
+    """Compute the gradients of the last tensors, and of the D that the last layer added."""
     by_part = normalize_rows_backward((grad @ weight.weight.T) * gain, _invariants(x))
     factors = by_part.unflatten(1, (3, -1)).transpose(0, 1)
     grad_x = scale_parts(factors, norm_gradients(x))
@@ -46,6 +47,7 @@ def readout_backward(
 
 
 def _invariants(x: Tensor) -> Tensor:
+    """Return the norms of the parts: [9, N, F] -> [N, 3 F]."""
     return part_norms(x).transpose(0, 1).flatten(1)
 
 
@@ -59,7 +61,7 @@ def scalar_head(
     first: str,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """Energies [N] of atoms, and their gradients [N, F]."""
+    """Compute the energies [N] of atoms, and their gradients [N, F]."""
     u = torch.addmm(bias1, activate(hidden, first), weight1.weight.T)
     energies = activate(u, activation) @ weight2 + bias2
     grad = (activate_derivative(u, activation) * weight2) @ adjoint1.weight.T
@@ -73,18 +75,18 @@ def gated_head(
     scale: float,
     first: str,
 ) -> tuple[Tensor, Tensor]:
-    """MatGL's ``WeightedReadOut``: one network times the sigmoid of another.
+    """Compute MatGL's ``WeightedReadOut``: one network times the sigmoid of another.
 
     Parameters
     ----------
     hidden : [N, F]
-        What the readout gives.
+        Output of the readout.
     values, gates : sequence of ([in, out], [out])
-        Linear maps with SiLU in between.
+        Linear maps of both networks, with SiLU between them.
     scale : float
-        Energies are multiplied by this.
+        Factor of the energies.
     first : str
-        Activation of ``hidden``.
+        Activation of ``hidden``, or "none".
 
     Returns
     -------
@@ -103,6 +105,7 @@ def gated_head(
 
 
 def _forward(x: Tensor, maps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    """Return the output of a network, and its hidden values before their activation."""
     trace = []
     for weight, bias in maps[:-1]:
         trace.append(torch.addmm(bias, x, weight))
@@ -114,6 +117,7 @@ def _forward(x: Tensor, maps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, 
 def _backward(
     grad: Tensor, maps: Sequence[tuple[Tensor, Tensor]], trace: Sequence[Tensor]
 ) -> Tensor:
+    """Return the gradient of a network's input, given that of its output."""
     for (weight, _), z in zip(maps[:0:-1], reversed(trace), strict=True):
         grad = (grad @ weight.T) * activate_derivative(z, "silu")
     return grad @ maps[0][0].T

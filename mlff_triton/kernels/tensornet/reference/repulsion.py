@@ -1,4 +1,4 @@
-"""Screened repulsion of nuclei, and its derivative along the edges, in plain PyTorch.
+"""Screened repulsion of nuclei, and its gradients along the edges, in plain PyTorch.
 
     E_ij = k z_i z_j / d  phi(d / l)  (1 + cos(pi d / c)) / 2      phi(x) = sum_m w_m exp(-r_m x)
 
@@ -21,7 +21,7 @@ from mlff_triton.kernels.types.nuclei import SCREENING, Nuclei
 
 
 def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) -> Tensor:
-    """Energies [N] of atoms, in float64; adds their gradients to ``edge_grad[3, slots]``."""
+    """Compute the energies [N] of atoms in float64; add gradients to ``edge_grad[3, slots]``."""
     slots, receivers = edges.live()
     near = edges.distance[slots] < nuclei.cutoff
     slots, receivers = slots[near], receivers[near]
@@ -33,7 +33,7 @@ def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) 
 
 
 def _half_pairs(nuclei: Nuclei, i: Tensor, j: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the repulsion of pairs [E] of elements, and its derivative by the distance."""
+    """Return half the repulsion of pairs [E] of elements, and its derivative by the distance."""
     inverse_length = nuclei.inverse_length[i] + nuclei.inverse_length[j]
     x = distance * inverse_length
     terms = [(rate, weight * torch.exp(-rate * x)) for weight, rate in SCREENING]

@@ -1,4 +1,4 @@
-"""The network that turns norms into factors of the parts, in plain PyTorch.
+"""Network from the norms of tensors to factors of their parts, in plain PyTorch.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.scalar_network`.
 """
@@ -24,7 +24,7 @@ def scalar_network(
     bias2: Tensor,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """Norms [N, F] to hidden values [N, 2 F] and factors [N, 3, F], both before activation."""
+    """Compute hidden values [N, 2 F] and factors [N, 3, F], both before their activation."""
     x, _ = normalize_rows(norm)
     hidden = torch.addmm(bias1, x * gain + shift, weight1.weight.T)
     scales = torch.addmm(bias2, activate(hidden, activation), weight2.weight.T)
@@ -40,20 +40,20 @@ def scalar_network_backward(
     hidden: Tensor,
     activation: str,
 ) -> Tensor:
-    """Gradients [N, F] of the norms."""
+    """Compute the gradients [N, F] of the norms."""
     inner = (grad.flatten(1) @ weight2.weight.T) * activate_derivative(hidden, activation)
     return normalize_rows_backward((inner @ weight1.weight.T) * gain, norm)
 
 
 def normalize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of zero mean and unit variance, and the factors [N, 1] that made them so."""
+    """Return rows scaled to zero mean and unit variance, and the scaling factors [N, 1]."""
     centered = x - x.mean(1, keepdim=True)
     rstd = torch.rsqrt(centered.square().mean(1, keepdim=True) + EPS)
     return centered * rstd, rstd
 
 
 def normalize_rows_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Gradient of rows from that of the normalised ones."""
+    """Return the gradient of rows, given that of the normalized rows."""
     x, rstd = normalize_rows(x)
     along = (grad * x).mean(1, keepdim=True)
     return (grad - grad.mean(1, keepdim=True) - x * along) * rstd

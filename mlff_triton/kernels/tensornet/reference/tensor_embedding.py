@@ -1,4 +1,4 @@
-"""The first tensor of every atom and its gradient along the edges, in plain PyTorch.
+"""First tensor of each atom, and its gradient along the edges, in plain PyTorch.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.tensor_embedding`.
 """
@@ -27,7 +27,7 @@ def tensor_embedding(
     own: Tensor,
     edges: Edges,
 ) -> tuple[Tensor, Tensor]:
-    """First tensors [9, N, F] of all atoms, and their squared norms [N, F]."""
+    """Compute the first tensors [9, N, F] of all atoms, and their squared norms [N, F]."""
     slots, receivers = edges.live()
     pair = receiver[species[receivers]] + sender[species[edges.senders[slots]]]
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
@@ -49,14 +49,14 @@ def tensor_embedding_backward(
     edges: Edges,
     slope: Tensor | None,
 ) -> Tensor:
-    """Gradient [3, slots] of the energy along every edge."""
+    """Compute the gradient [3, slots] of the energy with respect to each edge vector."""
     slots, receivers = edges.live()
     pair = receiver[species[receivers]] + sender[species[edges.senders[slots]]]
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
     u, origin = edges.direction[:, slots], edges.origin[slots].long()
     factors = pair * look_up(table, *geometry)
     slopes = pair * look_up_slope(table, *geometry)
-    # Derivatives by harmonics, summed over channels with the factors in front: [9, E].
+    # Derivatives with respect to the harmonics, summed over channels: [9, E].
     g = grad[:, receivers]
     along = scale_parts(slopes, g).sum(2)
     across = scale_parts(factors, g).sum(2)
