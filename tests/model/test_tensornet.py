@@ -15,7 +15,6 @@ from torch.func import functional_call
 from mlff_triton import Ensemble, Prediction, TensorNet, TensorNetConfig, neighbor_list, predict
 from mlff_triton.errors import InputError, UnknownElementError
 from mlff_triton.model.config import ZBLConfig
-from mlff_triton.model.irreps import compose, decompose, irrep_norms, matmul, scale
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import concatenate
 from mlff_triton.testing import (
@@ -110,9 +109,6 @@ def assert_same(
     assert_close(actual.virial, expected.virial, 1, dtype, floor=n_atoms)
 
 
-# Derivatives
-
-
 def function_of_edges(model: TensorNet, atoms: Atoms) -> tuple[Any, Tensor]:
     """Atom energies as a function of edge vectors and named weights, and the edge vectors."""
     graph = neighbor_list(atoms.positions, model.cutoff, atoms.cell.array, atoms.pbc)
@@ -172,9 +168,6 @@ def test_virial_is_the_energys_derivative_by_strain(variant, atoms):
     expected = expected * atoms.get_volume()
     voigt = virial.flatten()[[0, 4, 8, 5, 2, 1]]
     assert_within(voigt, expected, 1e-6, floor=len(atoms))
-
-
-# Symmetries
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -270,57 +263,6 @@ def small_options() -> dict[str, Any]:
     return {"hidden_channels": 6, "num_layers": 1, "num_rbf": 6, "cutoff_upper": CUTOFF}
 
 
-# The algebra of 3x3 tensors
-
-
-def random_tensors() -> Tensor:
-    return torch.randn(3, 3, 5, 4, dtype=torch.float64)
-
-
-def test_compose_is_trace_skew_and_symmetric_part():
-    x = torch.randn(9, 5, 4, dtype=torch.float64)
-    t = compose(x)
-    v = torch.randn(5, 4, 3, dtype=torch.float64)
-    skew, symmetric = (t - t.transpose(0, 1)) / 2, (t + t.transpose(0, 1)) / 2
-    cross = torch.linalg.cross(x[1:4].movedim(0, -1), v)
-    assert_close(torch.einsum("abnf,nfb->nfa", skew, v), cross, 0)
-    assert_close(torch.einsum("aanf->nf", t), 3 * x[0], 0)
-    traceless = symmetric - torch.eye(3, dtype=t.dtype)[:, :, None, None] * x[0]
-    rows, columns = (0, 0, 0, 1, 1), (0, 1, 2, 1, 2)
-    assert_close(traceless[rows, columns], x[4:9], 0)
-
-
-def test_decompose_undoes_compose():
-    x, t = torch.randn(9, 5, 4, dtype=torch.float64), random_tensors()
-    assert_close(decompose(compose(x)), x, 0)
-    assert_close(compose(decompose(t)), t, 0)
-
-
-def test_norms_are_those_of_the_parts_and_add_up():
-    x = torch.randn(9, 5, 4, dtype=torch.float64)
-    norms = irrep_norms(x)
-    for part, (start, stop) in enumerate(((0, 1), (1, 4), (4, 9))):
-        only = torch.zeros_like(x)
-        only[start:stop] = x[start:stop]
-        assert_close(norms[part], compose(only).square().sum((0, 1)), 0)
-    assert_close(norms.sum(0), compose(x).square().sum((0, 1)), 0)
-
-
-def test_matmul_is_the_matrix_product():
-    a, b = random_tensors(), random_tensors()
-    assert_close(matmul(a, b), torch.einsum("abnf,bcnf->acnf", a, b), 0)
-
-
-def test_scale_multiplies_each_part():
-    x, factors = torch.randn(9, 5, 4), torch.randn(5, 3, 4)
-    scaled = scale(x, factors)
-    for row, part in enumerate((0, 1, 1, 1, 2, 2, 2, 2, 2)):
-        assert torch.equal(scaled[row], x[row] * factors[:, part])
-
-
-# Few atoms, many systems
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_isolated_atoms_keep_their_energies_and_feel_nothing(variant):
     model = make(**VARIANTS[variant])
@@ -391,9 +333,6 @@ def test_prediction_works_where_gradients_are_off():
     assert not expected.forces.requires_grad
 
 
-# What is refused
-
-
 def test_unknown_elements_are_refused_by_number():
     model = make()
     with pytest.raises(UnknownElementError, match=r"\[16\].*knows \[1, 6, 7, 8\]"):
@@ -435,9 +374,6 @@ def test_impossible_configurations_are_refused(changes, message):
         TensorNetConfig(**{"elements": (1, 6), **changes})
 
 
-# The scale of energies
-
-
 CASTS = {
     "float": lambda model: model.float(),
     "half": lambda model: model.half(),
@@ -471,9 +407,6 @@ def test_large_references_keep_the_digits_of_a_float32_model():
     assert energy(model, atoms) == pytest.approx(small - 4 * 27000.123456789012, rel=0, abs=1e-9)
 
 
-# Smoothness
-
-
 def approach(model: TensorNet, distance: float, across: str = "C") -> tuple[float, float]:
     """Energy, and force on the last atom, of a pair with a third atom at a distance from both."""
     pair = Atoms("HO", [[0, 0.6, 0], [0, -0.6, 0]])
@@ -505,9 +438,6 @@ def test_nothing_is_felt_beyond_the_cutoff(variant):
     assert near[0] == pytest.approx(far[0], rel=1e-14)
     assert near[1] == far[1] == 0.0
     assert abs(approach(model, CUTOFF - 0.5)[0] - far[0]) > 1e-8
-
-
-# Ensembles
 
 
 def test_ensemble_is_the_mean_of_its_members_with_their_own_cutoffs():

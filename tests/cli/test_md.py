@@ -1,0 +1,144 @@
+"""``mlff-triton md``: runs, restarts, interrupts, mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ase.io
+import pytest
+
+import mlff_triton
+
+
+def short(model, *more):
+    return ("md", "ethanol.xyz", "--model", model, "--device", "cpu", "--every", 4, *more)
+
+
+def contents(directory):
+    return [(Path(directory) / name).read_bytes() for name in ("trajectory.xyz", "log.csv")]
+
+
+def test_md_runs_stages_and_reports(run, model):
+    code, out, err = run(
+        *short(model, "--minimize", "--out", "runs/a"),
+        *("--ensemble", "nvt", "--steps", 10, "--ensemble", "nve", "--steps", 12),
+    )
+    assert (code, err) == (0, "")
+    for expected in ("22 of 22", "largest force", "stage 1-nvt", "eV/atom/ps", "ns/day"):
+        assert expected in out
+    names = sorted(path.name for path in Path("runs/a").iterdir())
+    assert names == ["log.csv", "restart.npz", "summary.png", "trajectory.xyz"]
+    stages = [frame.info["stage"] for frame in ase.io.read("runs/a/trajectory.xyz", index=":")]
+    assert stages == ["1-nvt"] * 4 + ["2-nve"] * 4
+
+
+def test_md_starts_from_the_shipped_structure(run, model):
+    name = "alanine-dipeptide-water"
+    code, _, _ = run("md", name, "--model", model, "--steps", 1, "--charge", 0, "--out", "a")
+    assert code == 0
+    assert len(ase.io.read("a/trajectory.xyz")) == 166
+
+
+WRONG = {
+    "no structure": ((), "give a STRUCTURE to simulate, or --restart FILE"),
+    "missing file": (("absent.xyz",), "there is no structure 'absent.xyz'"),
+    "not a number": (("nan.xyz",), "the position of atom 1 is NaN"),
+    "unknown element": (("gold.xyz",), "does not know atomic numbers [79]"),
+    "no atoms": (("none.xyz",), "contains no atoms"),
+    "one point": (("same.xyz",), "atoms 0 and 1 are 0.0e+00 Å apart"),
+    "ensemble": (("ethanol.xyz", "--ensemble", "nph"), "use one of nve, nvt, npt"),
+    "timestep": (("ethanol.xyz", "--timestep", "-0.5"), "timestep must be a positive number"),
+    "steps": (("ethanol.xyz", "--steps", "0"), "at least one step"),
+    "counts": (("ethanol.xyz", "--steps", "1", "--steps", "2"), "one count for all"),
+    "vacuum": (("ethanol.xyz", "--ensemble", "npt"), "periodic in three directions"),
+    "charge": (("ethanol.xyz", "--charge", "0.5"), "Invalid value for '--charge'"),
+    "dtype": (("ethanol.xyz", "--dtype", "float16"), "use one of float32, float64"),
+    "device": (("ethanol.xyz", "--device", "gpu"), "use 'auto', 'cpu' or 'cuda'"),
+    "option": (("ethanol.xyz", "--presure", "3"), "No such option: --presure"),
+    "extra": (("ethanol.xyz", "more.xyz"), "unexpected extra argument"),
+    "file as directory": (("ethanol.xyz", "--out", "gold.xyz"), "gold.xyz is a file"),
+    "below a file": (("ethanol.xyz", "--out", "gold.xyz/x"), "cannot write gold.xyz/x"),
+    "occupied": (
+        ("ethanol.xyz", "--out", "."),
+        "is not empty: choose another --out, or use --overwrite",
+    ),
+    "no restart": (("--restart", "absent.npz"), "there is no restart file 'absent.npz'"),
+    "bad restart": (("--restart", "gold.xyz"), "not a valid restart file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_mistakes_in_md_take_one_line(run, model, case):
+    for name, text in {
+        "nan.xyz": "2\n\nH 0 0 0\nH nan 0 0\n",
+        "gold.xyz": "1\n\nAu 0 0 0\n",
+        "none.xyz": "0\n\n",
+        "same.xyz": "2\n\nH 0 0 0\nH 0 0 0\n",
+    }.items():
+        Path(name).write_text(text)
+    before = sorted(Path().iterdir())
+    arguments, message = WRONG[case]
+    code, out, err = run("md", "--model", model, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("mlff-triton: error: ")
+    assert message in err
+    assert sorted(Path().iterdir()) == before
+
+
+def test_restart_needs_nothing_else_and_accepts_no_contradiction(run, model):
+    plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 6, "--out", "a")
+    assert run(*short(model, *plan))[0] == 0
+    before = contents("a")
+    again = ("md", "--restart", "a/restart.npz")
+    assert run(*again)[0] == 0
+    same = ("--steps", 6, "--every", 4, "--model", model, "--out", "a", "--ensemble", "nvt")
+    assert run(*again, *same, "--ensemble", "nve")[0] == 0
+    assert contents("a") == before
+    for more, message in (
+        (("--temperature", 310), "--temperature contradicts the restart file, which says 300.0"),
+        (("--steps", 7), "--steps contradicts"),
+        (("--ensemble", "nve"), "--ensemble contradicts"),
+        (("--charge", 1), "--charge contradicts"),
+        (("--minimize",), "--minimize contradicts"),
+        (("--out", "b"), "--out contradicts"),
+        (("--overwrite",), "leave out overwrite"),
+        (("ethanol.xyz",), "leave out structure"),
+    ):
+        code, _, err = run(*again, *more)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_continues_exactly(run, model, number):
+    plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 50, "--every", 7)
+    arguments = [str(a) for a in short(model, *plan, "--out", "broken")]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(mlff_triton.__file__).parents[1]),
+    }
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", "from mlff_triton.cli.main import main; main()", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = Path("broken/log.csv")
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 4):
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "mlff-triton md --restart broken/restart.npz" in out
+    assert Path("broken/summary.png").exists()
+
+    assert run("md", "--restart", "broken/restart.npz")[0] == 0
+    assert run(*short(model, *plan, "--out", "unbroken"))[0] == 0
+    assert contents("broken") == contents("unbroken")
