@@ -1,20 +1,22 @@
-"""Graphs and radial tables to put operators to the test with."""
+"""Random graphs and radial tables, and checks of the operators that use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.edges import Knots
 from mlff_triton.neighbors.graph import Graph
 from tests.support.operators import assert_matches
 
 
 class Case:
-    """A random graph and random tables; the last atom has no neighbors."""
+    """Random graph and random tables; the last atom has no neighbors."""
 
     def __init__(self, n_atoms: int, channels: int, device: str) -> None:
         generator = torch.Generator().manual_seed(n_atoms + channels)
@@ -46,7 +48,7 @@ class Case:
         self.table = randn(len(positions), 3, 3, channels)
 
     def leaves(self, name: str) -> list[Tensor]:
-        """What gets gradients."""
+        """Return the inputs that get gradients, by the name of the operator."""
         return {
             "radial_factors": [self.distance],
             "radial_message_passing": [self.y, self.distance],
@@ -54,7 +56,7 @@ class Case:
         }[name]
 
     def call(self, operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The operator as a function of its leaves."""
+        """Return an operator as a function of the inputs that get gradients."""
 
         def evaluate(*leaves: Tensor) -> Tensor:
             own, table, elements = (t.to(leaves[0]) for t in (self.own, self.table, self.elements))
@@ -81,13 +83,26 @@ def check(
     case: Case,
     dtype: torch.dtype,
 ) -> None:
-    """Hold an operator to its reference of the same name, to second order."""
+    """Compare an operator with its reference of the same name, to second order."""
     leaves = [leaf.to(dtype) for leaf in case.leaves(operator.__name__)]
     assert_matches(case.call(operator), case.call(reference), *leaves)
 
 
 def check_derivatives(reference: Callable[..., Tensor], case: Case) -> None:
-    """Hold a reference to finite differences, to second order."""
+    """Compare a reference with finite differences, to second order."""
     leaves = [leaf.requires_grad_() for leaf in case.leaves(reference.__name__)]
     assert torch.autograd.gradcheck(case.call(reference), leaves)
     assert torch.autograd.gradgradcheck(case.call(reference), leaves)
+
+
+def check_refusals(operator: Callable[..., Tensor], device: str) -> None:
+    """Check that wrong shapes, numbers of channels and gradients of constants raise."""
+    case = Case(4, 12, device)
+    call, leaves = case.call(operator), case.leaves(operator.__name__)
+    with pytest.raises(InputError, match="12 channels: use a power of two, or radial_factors"):
+        call(*leaves)
+    with pytest.raises(InputError, match="senders has the shape"):
+        call(*leaves[:-1], leaves[-1][1:])
+    case.own.requires_grad_()
+    with pytest.raises(InputError, match="own gets no gradient: detach it"):
+        call(*leaves)

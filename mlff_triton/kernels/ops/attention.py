@@ -1,12 +1,12 @@
-"""Softmax attention over packed sequences of any lengths, so that padding costs nothing.
+"""Softmax attention over packed sequences of any lengths, without the cost of padding.
 
     s_ij = scale q_i . k_j      s_ij <- cap tanh(s_ij / cap)      s_ij <- s_ij + bias_ij
     out_i = sum_j softmax_j(s_ij) v_j      for i and j in the same sequence
 
-A program takes a block of rows of one head. It goes through the keys once, block by block, with the
-largest score so far, the sum of the exponentials and the weighted sum of the values (T. Dao et al.,
-"FlashAttention", https://arxiv.org/abs/2205.14135). Gradients are those of the reference, and take
-its memory.
+Each program owns a block of rows of one head. It loops over the keys once, block by block, keeping
+the largest score so far, the sum of the exponentials and the weighted sum of the values (T. Dao et
+al., "FlashAttention", https://arxiv.org/abs/2205.14135). Gradients are those of the reference, with
+its memory use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,39 @@ from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.ops.reference import attention as reference
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_SMALLEST = 16  # side of a tile that matrix units take
+_SMALLEST = 16  # side of a block for matrix units
+
+
+@triton.jit
+def _scale_and_bias(
+    scores,
+    bias_ptr,
+    row,
+    key,
+    known,
+    length,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    SCALED_LATER: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Scale and cap scores [M, N], add the bias, and mask keys beyond the sequence.
+
+    The result is for powers of two, that is, in units of ln 2.
+    """
+    if CAP is None:
+        if not SCALED_LATER:
+            scores *= SCALE * _LOG2_E
+    else:
+        decay = tl.exp(-2 * SCALE / CAP * tl.abs(scores))
+        size = (CAP * _LOG2_E) * (1 - decay) / (1 + decay)  # tanh
+        scores = tl.where(scores < 0, -size, size)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + key[None, :], (row < length) & known[None, :], other=0.0)
+        scores += bias.to(scores.dtype) * _LOG2_E
+    if MASKED:
+        scores = tl.where(known[None, :], scores, float("-inf"))
+    return scores
 
 
 @triton.jit
@@ -55,7 +87,10 @@ def _attend(
     V: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Take in a block of keys; ``MASKED`` if the sequence ends within it."""
+    """Update the running maximum, sum and output [M, V] with a block of keys and values.
+
+    MASKED is True if the sequence ends within the block.
+    """
     key = start + tl.arange(0, N)
     dim, value_dim = tl.arange(0, D), tl.arange(0, V)[None, :]
     known = (key < length) if MASKED else tl.full([N], True, tl.int1)
@@ -65,35 +100,28 @@ def _attend(
         other=0.0,
     )  # [D, N]
     scores = tl.dot(q, k, input_precision=PRECISION, out_dtype=ACCUMULATE)
-    # Without cap and bias scores are scaled later, together with a subtraction.
+    # Without cap and bias, scaling is fused with the later subtraction of the maximum.
     late: tl.constexpr = CAP is None and bias_ptr is None and SCALE > 0
     unit: tl.constexpr = SCALE * _LOG2_E if late else 1.0
-    if CAP is None:
-        if not late:
-            scores *= SCALE * _LOG2_E
-    else:
-        decay = tl.exp(-2 * SCALE / CAP * tl.abs(scores))
-        size = (CAP * _LOG2_E) * (1 - decay) / (1 + decay)  # tanh
-        scores = tl.where(scores < 0, -size, size)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + key[None, :], (row < length) & known[None, :], other=0.0)
-        scores += bias.to(ACCUMULATE) * _LOG2_E
-    if MASKED:
-        scores = tl.where(known[None, :], scores, float("-inf"))
+    scores = _scale_and_bias(scores, bias_ptr, row, key, known, length, SCALE, CAP, late, MASKED)
     highest = tl.maximum(peak, tl.max(scores, 1) * unit)
     level = highest
     if bias_ptr is not None:
-        level = tl.where(highest == float("-inf"), 0.0, highest)  # all that was seen is masked
+        level = tl.where(highest == float("-inf"), 0.0, highest)  # all keys so far are masked
     weights = tl.exp2(scores * unit - level[:, None])
-    kept = tl.exp2(peak - level)
+    rescale = tl.exp2(peak - level)
     v = tl.load(
         v_ptr + key.to(tl.int64)[:, None] * v_row + value_dim,
         known[:, None] & (value_dim < VALUE_DIM),
         other=0.0,
     )  # [N, V]
-    total = total * kept + tl.sum(weights, 1)
+    total = total * rescale + tl.sum(weights, 1)
     acc = tl.dot(
-        weights.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION, out_dtype=ACCUMULATE
+        weights.to(v.dtype),
+        v,
+        acc * rescale[:, None],
+        input_precision=PRECISION,
+        out_dtype=ACCUMULATE,
     )
     return highest, total, acc
 
@@ -128,6 +156,11 @@ def _attention_fwd_kernel(
     D: tl.constexpr,
     V: tl.constexpr,
 ):
+    """Write out [T, H, VALUE_DIM].
+
+    Reads q [T, H, DIM], k [T, G, DIM], v [T, G, VALUE_DIM] and bias [B, H, L, L] with the strides
+    given, and row_ptr [B + 1]; ``group`` is H / G. Grid: (row blocks of M, H, B).
+    """
     wait_for_previous(EARLY_LAUNCH)
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(row_ptr_ptr + sequence).to(tl.int64)
@@ -217,13 +250,14 @@ class _Tile(NamedTuple):
     stages: int
 
 
-_FEW_ROWS = 32768  # of all heads, that 64 at a time hardly fill an H200; early launches harm then
+_FEW_ROWS = 32768  # rows times heads that barely fill an H200; early launches do not pay then
 
 
 def _tile(q: Tensor, width: int, max_length: int, n_rows: int) -> _Tile:
-    """Measured on an NVIDIA H200 for narrow heads in half precision; others by memory.
+    """Return the block sizes: as measured on an H200 for narrow heads in half precision.
 
-    Tiles of keys and values stay below 16 KiB each, and short sequences take fewer rows.
+    For all others, blocks of keys and of values are at most 16 KiB each. Short sequences get fewer
+    rows.
     """
     if q.element_size() == 2 and width <= 64:
         rows = min(64, max(_SMALLEST, triton.next_power_of_2(max_length)))
@@ -249,7 +283,7 @@ def _attention(
     softcap: float | None,
     precision: str,
 ) -> Tensor:
-    """Rows [T, H, D], [T, G, D], [T, G, V] to [T, H, V]."""
+    """Launch the kernel for q [T, H, D], k [T, G, D] and v [T, G, V]; return [T, H, V]."""
     out = _empty_output(q, v)
     n_sequences, heads = len(row_ptr) - 1, q.shape[1]
     if not out.numel() or not n_sequences or not max_length:
@@ -329,39 +363,40 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of every row to the rows of its own sequence; differentiable to any order.
+    """Compute softmax attention within packed sequences; differentiable to any order.
 
     Parameters
     ----------
     q : [T, H, D]
-        Queries of all sequences, one after the other, of H heads; float16, bfloat16, float32 or
-        float64. Half precisions are accumulated in float32.
+        Queries of all sequences in order, for H heads; float16, bfloat16, float32 or float64. Half
+        precisions are accumulated in float32.
     k, v : [T, G, D], [T, G, V]
-        Keys and values, of the dtype of ``q``. G divides H: H / G heads in turn share them.
+        Keys and values, of the dtype of ``q``. G divides H, and H / G consecutive heads share keys
+        and values.
     row_ptr : int64 or int32 [B + 1]
-        Sequence ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to T without gaps. Its
+        Sequence ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to T without gaps. The
         values are not checked.
     max_length : int
-        Rows of the longest sequence, or more. Not looked up, so that nothing waits for a GPU.
+        Length of the longest sequence, or more. Passing it spares the host a wait for the GPU.
     bias : broadcastable to [B, H, max_length, max_length], optional
-        Added to the scores, of the dtype of ``q``; minus infinity keeps two rows apart. Rows apart
-        from all are NaN, as in PyTorch.
+        Added to the scores, of the dtype of ``q``; minus infinity masks a pair of rows. A row with
+        all pairs masked gives NaN, as in PyTorch.
     scale : float, optional
-        1 / sqrt(D) by default.
+        Factor of the scores; 1 / sqrt(D) by default.
     softcap : float, optional
-        Scores are kept between its negative and itself.
+        Bound on the absolute value of the scores, imposed by a tanh before the bias is added.
 
     Returns
     -------
     [T, H, V]
-        Of the dtype of ``q``.
+        Attention outputs, of the dtype of ``q``.
 
     Raises
     ------
     InputError
         If shapes, dtypes, devices or options do not fit together.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------
@@ -377,16 +412,18 @@ def attention(
     check_shape("v", v, (*k.shape[:2], "V"))
     check_pointers(row_ptr)
     if not k.shape[1] or q.shape[1] % k.shape[1]:
-        raise InputError(f"{q.shape[1]} heads cannot share the keys of {k.shape[1]}")
+        raise InputError(
+            f"{q.shape[1]} heads cannot share the keys of {k.shape[1]}: use a divisor of the heads"
+        )
     if softcap is not None and not softcap > 0:
         raise InputError(f"softcap must be positive, not {softcap}")
     if bias is not None:
         bias = expanded("bias", bias, (len(row_ptr) - 1, q.shape[1], max_length, max_length))
     out: Tensor = _attention(
-        _last_axis_dense(q),
-        _last_axis_dense(k),
-        _last_axis_dense(v),
-        None if bias is None else _last_axis_dense(bias),
+        _with_dense_last_axis(q),
+        _with_dense_last_axis(k),
+        _with_dense_last_axis(v),
+        None if bias is None else _with_dense_last_axis(bias),
         row_ptr,
         max_length,
         1 / math.sqrt(q.shape[2]) if scale is None else float(scale),
@@ -396,5 +433,5 @@ def attention(
     return out
 
 
-def _last_axis_dense(x: Tensor) -> Tensor:
+def _with_dense_last_axis(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,10 +1,10 @@
-"""3x3 tensors to their parts ``X = I 1 + A(a) + S`` and back, each in one pass.
+"""Decomposition of 3x3 tensors into their parts ``X = I 1 + A(a) + S``, and the inverse.
 
     I = tr X / 3        A = (X - X^T) / 2        S = (X + X^T) / 2 - I 1
 
 G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, equation 1. All maps
-are linear and have their adjoints among them, so derivatives of any order are passes of the same
-kind. The three projections are orthogonal, and therefore their own adjoints.
+are linear, and the adjoint of each is among the kernels below, which therefore also compute
+derivatives of any order. The three projections are orthogonal and thus their own adjoints.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mlff_triton.kernels.common.irreps import block_size, has_full_layout, load_
 
 @triton.jit
 def _pack_kernel(t_ptr, x_ptr, n_elements, channels, ADJOINT: tl.constexpr, BLOCK: tl.constexpr):
+    """Write components x [9, N, F] of t [N, 3, 3, F]. Grid: (blocks of the N F elements,)."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
@@ -34,6 +35,7 @@ def _pack_kernel(t_ptr, x_ptr, n_elements, channels, ADJOINT: tl.constexpr, BLOC
 
 @triton.jit
 def _unpack_kernel(x_ptr, t_ptr, n_elements, channels, ADJOINT: tl.constexpr, BLOCK: tl.constexpr):
+    """Write tensors t [N, 3, 3, F] of components x [9, N, F]. Grid: (blocks of N F elements,)."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
@@ -47,6 +49,7 @@ def _unpack_kernel(x_ptr, t_ptr, n_elements, channels, ADJOINT: tl.constexpr, BL
 def _split_kernel(
     t_ptr, identity_ptr, skew_ptr, symmetric_ptr, n_elements, channels, BLOCK: tl.constexpr
 ):
+    """Write the three parts of t, all [N, 3, 3, F]. Grid: (blocks of the N F elements,)."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
@@ -67,6 +70,10 @@ def _split_kernel(
 def _join_kernel(
     identity_ptr, skew_ptr, symmetric_ptr, t_ptr, n_elements, channels, BLOCK: tl.constexpr
 ):
+    """Project three tensors, one to each part, and write the sum t, all [N, 3, 3, F].
+
+    Grid: (blocks of the N F elements,).
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
@@ -83,7 +90,7 @@ def _join_kernel(
 
 
 def launch_pack(t: Tensor, adjoint: bool) -> Tensor:
-    """[N, 3, 3, F] -> [9, N, F]: the components, or the adjoint of `launch_unpack`."""
+    """Map [N, 3, 3, F] to components [9, N, F], or apply the adjoint of `launch_unpack`."""
     t = t.contiguous()
     x = _empty_packed(t, adjoint)
     n_elements, block = t.numel() // 9, block_size(t)
@@ -95,7 +102,7 @@ def launch_pack(t: Tensor, adjoint: bool) -> Tensor:
 
 
 def launch_unpack(x: Tensor, adjoint: bool) -> Tensor:
-    """[9, N, F] -> [N, 3, 3, F]: the matrices, or the adjoint of `launch_pack`."""
+    """Map components [9, N, F] to [N, 3, 3, F], or apply the adjoint of `launch_pack`."""
     x = x.contiguous()
     t = _empty_full(x, adjoint)
     n_elements, block = x.numel() // 9, block_size(x)
@@ -107,7 +114,7 @@ def launch_unpack(x: Tensor, adjoint: bool) -> Tensor:
 
 
 def launch_split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[N, 3, 3, F] -> its three projections, [N, 3, 3, F] each."""
+    """Project [N, 3, 3, F] to its three parts, [N, 3, 3, F] each."""
     t = t.contiguous()
     parts = _empty_parts(t)
     n_elements, block = t.numel() // 9, block_size(t)
@@ -119,7 +126,7 @@ def launch_split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def launch_join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
-    """Three of [N, 3, 3, F] -> the sum of their projections: the adjoint of `launch_split`."""
+    """Project three [N, 3, 3, F] to one part each and add them: the adjoint of `launch_split`."""
     parts = [part.contiguous() for part in (identity, skew, symmetric)]
     t = torch.empty_like(parts[0])
     n_elements, block = t.numel() // 9, block_size(t)
@@ -168,22 +175,22 @@ _split.register_fake(_empty_parts)
 _join.register_fake(lambda identity, skew, symmetric: identity.new_empty(identity.shape))  # noqa: ARG005
 
 
-def _keep_adjoint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_adjoint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     ctx.adjoint = inputs[1]
 
 
 _pack.register_autograd(
-    lambda ctx, grad: (_unpack(grad, not ctx.adjoint), None), setup_context=_keep_adjoint
+    lambda ctx, grad: (_unpack(grad, not ctx.adjoint), None), setup_context=_save_adjoint
 )
 _unpack.register_autograd(
-    lambda ctx, grad: (_pack(grad, not ctx.adjoint), None), setup_context=_keep_adjoint
+    lambda ctx, grad: (_pack(grad, not ctx.adjoint), None), setup_context=_save_adjoint
 )
 _split.register_autograd(lambda ctx, *grads: _join(*grads))  # noqa: ARG005
 _join.register_autograd(lambda ctx, grad: _split(grad))  # noqa: ARG005
 
 
 def decompose(t: Tensor) -> Tensor:
-    """Components of 3x3 tensors.
+    """Decompose 3x3 tensors into packed components.
 
     Parameters
     ----------
@@ -198,9 +205,9 @@ def decompose(t: Tensor) -> Tensor:
     Raises
     ------
     InputError
-        If the shape or the dtype is another.
+        If the shape or the dtype is not supported.
     BackendError
-        If the tensor does not lie on a GPU.
+        If the tensor is not on a GPU.
 
     Examples
     --------
@@ -213,7 +220,7 @@ def decompose(t: Tensor) -> Tensor:
 
 
 def compose(x: Tensor) -> Tensor:
-    """3x3 tensors of components: the inverse of `decompose`.
+    """Compose 3x3 tensors from packed components: the inverse of `decompose`.
 
     Parameters
     ----------
@@ -228,9 +235,9 @@ def compose(x: Tensor) -> Tensor:
     Raises
     ------
     InputError
-        If the shape or the dtype is another.
+        If the shape or the dtype is not supported.
     BackendError
-        If the tensor does not lie on a GPU.
+        If the tensor is not on a GPU.
 
     Examples
     --------
@@ -244,10 +251,10 @@ def compose(x: Tensor) -> Tensor:
 
 
 def decompose_tensor(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three parts of 3x3 tensors as full tensors, which add up to them.
+    """Split 3x3 tensors into their three parts as full tensors.
 
-    The operation and its layout are those of TorchMD-NET 2; where memory matters, `decompose` says
-    the same in nine numbers instead of twenty-seven.
+    The operation and its layout are those of TorchMD-NET 2. To save memory, use `decompose`: it
+    returns the same information in nine components instead of twenty-seven.
 
     Parameters
     ----------
@@ -257,14 +264,14 @@ def decompose_tensor(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns
     -------
     tuple of three [N, 3, 3, F]
-        The multiple of the identity, the skew and the symmetric traceless part.
+        The multiple of the identity, the skew and the symmetric traceless part; they sum to ``t``.
 
     Raises
     ------
     InputError
-        If the shape or the dtype is another.
+        If the shape or the dtype is not supported.
     BackendError
-        If the tensor does not lie on a GPU.
+        If the tensor is not on a GPU.
 
     Examples
     --------

@@ -1,14 +1,14 @@
-"""Sums of the tensors of edges, never written down edge by edge, and their gradients.
+"""Sums of edge tensors over the edges of each atom, without storing them per edge.
 
     X_i = sum_e f_1 1 + f_2 A(u) + f_3 (u u^T - |u|^2 / 3)
 
-over the edges ``e = (i, j)`` that atom ``i`` receives, with their directions u: the first tensors
+over the edges ``e = (i, j)`` that atom ``i`` receives, with their directions u: the initial tensors
 of TensorNet, G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, eq. 8.
 Backward, with (g_I, g_a, g_S) the gradients of X_i and w the gradient of <g_S, u u^T - |u|^2 / 3>,
 
     gf = (g_I, g_a . u, w . u / 2)      gu = sum_F f_2 g_a + f_3 w
 
-A program owns an atom and takes its edges one by one: results are the same from run to run.
+Each program owns one atom and loops over its edges, so results are reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mlff_triton.kernels.ops.reference import edge_tensors as reference
 
 @triton.jit
 def _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask):
-    """Direction of an edge, three numbers, and its factors, three blocks."""
+    """Load the three components of an edge's direction, and three blocks of its factors."""
     directions_ptr += 3 * edge
     direction = tl.load(directions_ptr), tl.load(directions_ptr + 1), tl.load(directions_ptr + 2)
     factors_ptr += 3 * edge * channels + channel
@@ -56,6 +56,10 @@ def _edge_tensors_fwd_kernel(
     channels,
     BLOCK: tl.constexpr,
 ):
+    """Write sums out [9, N, F] over edges with directions [E, 3] and factors [E, 3, F].
+
+    Grid: (N, blocks of channels).
+    """
     atom = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = channel < channels
@@ -84,6 +88,10 @@ def _edge_tensors_bwd_kernel(
     channels,
     BLOCK: tl.constexpr,
 ):
+    """Write the gradients of directions [E, 3] and factors [E, 3, F] from those of the sums.
+
+    Grid: (N,); a block holds all channels.
+    """
     atom = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     mask = channel < channels
@@ -92,7 +100,7 @@ def _edge_tensors_bwd_kernel(
     stride = tl.cast(n_atoms, tl.int64) * channels
     grad = load_tensor(grad_ptr + atom * channels + channel, stride, mask)
     i, a0, a1, a2, s00, s01, s02, s11, s12 = grad
-    s22 = 2 * (s00 + s11) / 3  # twice what |u|^2 / 3 takes away
+    s22 = 2 * (s00 + s11) / 3  # twice the trace term |u|^2 / 3
 
     for edge in range(first, last):
         u, f = _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask)
@@ -112,7 +120,7 @@ def _edge_tensors_bwd_kernel(
 
 
 def launch_edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
-    """Directions [E, 3] and factors [E, 3, F] -> [9, N, F]."""
+    """Launch the forward kernel; return the sums [9, N, F]."""
     out = _empty_sums(directions, factors, row_ptr)
     _, n_atoms, channels = out.shape
     if out.numel():
@@ -134,7 +142,7 @@ def launch_edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) ->
 def launch_edge_tensors_backward(
     grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients [9, N, F] of the sums -> those of directions and factors."""
+    """Return the gradients of directions and factors from those of the sums, [9, N, F]."""
     grad_directions = directions.new_empty(directions.shape)
     grad_factors = factors.new_empty(factors.shape)
     _, n_atoms, channels = grad.shape
@@ -195,30 +203,30 @@ differentiate_by_reference(_edge_tensors_backward, reference.edge_tensors)
 
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
-    """Sum of the tensors of the edges that every atom receives; differentiable twice.
+    """Sum edge tensors over the edges that each atom receives; differentiable twice.
 
     Parameters
     ----------
     directions : [E, 3]
-        Unit vectors, or zero for an atom's edge to itself; float32 or float64.
+        Unit vectors, or zero for the edge of an atom to itself; float32 or float64.
     factors : [E, 3, F]
-        Factors of the identity, the skew and the symmetric traceless tensor of every edge; of the
-        same dtype.
+        Factors of the identity, the skew and the symmetric traceless tensor of each edge, of the
+        dtype of the directions.
     row_ptr : int64 or int32 [N + 1]
-        Edges of receiver ``i`` are ``row_ptr[i]:row_ptr[i + 1]``. Its values are not checked.
-        Edges beyond the last belong to no atom, and their gradients hold anything.
+        Edges of receiver ``i`` are ``row_ptr[i]:row_ptr[i + 1]``. The values are not
+        checked. Edges from ``row_ptr[N]`` on belong to no atom; their gradients are undefined.
 
     Returns
     -------
     [9, N, F]
-        Packed as in `mlff_triton.model.irreps`; zero for atoms without edges.
+        Packed components, as in `mlff_triton.model.irreps`; zero for atoms without edges.
 
     Raises
     ------
     InputError
         If shapes, dtypes or devices do not fit together.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     References
     ----------

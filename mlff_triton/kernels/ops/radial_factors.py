@@ -1,10 +1,11 @@
-"""Look-up of radial functions, three of every channel, in a table of splines.
+"""Look-up of radial functions, three per channel, in a table of splines.
 
     f_k(d) = v + h (t (1 - t)^2 m + t^2 (3 - 2 t) s + t^2 (t - 1) m')      t = (d - d_0) / h
 
-with values, slopes and secants at the knots: see `reference.radial_table`. A table is made by
-`engine.radial_tables` and contains the cutoff. It is constant here: to train one, make factors with
-`linear` instead.
+with values, slopes and secants at the knots: see
+`mlff_triton.kernels.common.reference.radial_table`. Tables come from
+`mlff_triton.engine.radial_tables` and include the cutoff function. They are constants here. To
+train the functions, compute factors with `linear` instead.
 """
 
 from __future__ import annotations
@@ -16,18 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import (
-    check_device,
-    check_floats,
-    check_shape,
-)
+from mlff_triton.kernels.common.checks import check_floats, check_shape
 from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
+from mlff_triton.kernels.ops.radial_arguments import check_constants, constant_knots, locate
 from mlff_triton.kernels.ops.reference import radial_factors as reference
 from mlff_triton.kernels.types.edges import Knots
 
-_EDGES = 16  # of a program
+_EDGES = 16  # per program
 
 
 @triton.jit
@@ -42,6 +39,10 @@ def _radial_factors_fwd_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
+    """Write factors out [n_edges, 3, F] from the positions [n_edges] in a table [K + 1, 3, 3, F].
+
+    Grid: (blocks of edges, blocks of channels).
+    """
     edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     mask = edge < n_edges
@@ -70,6 +71,10 @@ def _radial_factors_bwd_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
+    """Write gradients of distances [n_edges] from those of the factors [n_edges, 3, F].
+
+    Positions and table are as in the forward kernel. Grid: (blocks of edges,).
+    """
     edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     mask = edge < n_edges
     interval = tl.load(interval_ptr + edge, mask, other=0)
@@ -90,18 +95,12 @@ def _radial_factors_bwd_kernel(
 
 
 def _block_of(channels: int) -> int:
-    """Largest power of two that divides the channels, so that blocks end where rows do."""
+    """Return the largest power of two up to 128 that divides the number of channels."""
     return min(channels & -channels, 128)
 
 
-def locate(distance: Tensor, knots: Knots) -> tuple[Tensor, Tensor, Tensor]:
-    """Interval, fraction of it and its width as kernels read them, [E] each."""
-    interval, fraction, width = knots.locate(distance.double())
-    return interval.int(), fraction.to(distance.dtype), width.to(distance.dtype)
-
-
 def launch_radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
-    """Distances [E] -> factors [E, 3, F]."""
+    """Launch the forward kernel; return factors [E, 3, F] for distances [E]."""
     out = _empty_factors(distance, table)
     n_edges, _, channels = out.shape
     if out.numel():
@@ -122,7 +121,7 @@ def launch_radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tens
 def launch_radial_factors_backward(
     grad: Tensor, distance: Tensor, table: Tensor, knots: Knots
 ) -> Tensor:
-    """Gradients of the factors -> those of the distances [E]."""
+    """Return the gradients of the distances [E] from those of the factors."""
     out = distance.new_empty(distance.shape)
     channels = table.shape[3]
     if not grad.numel():
@@ -177,42 +176,36 @@ _radial_factors.register_autograd(
 
 
 def _reference_factors(distance: Tensor, table: Tensor, *knots: Tensor) -> Tensor:
-    return reference.radial_factors(distance, table.detach(), constant_knots(knots))
-
-
-def constant_knots(knots: tuple[Tensor, ...]) -> Knots:
-    """Knots that get no gradient, of their positions and intervals."""
-    positions, intervals = knots
-    return Knots(positions.detach(), intervals)
+    return reference.radial_factors(distance, table.detach(), constant_knots(*knots))
 
 
 differentiate_by_reference(_radial_factors_backward, _reference_factors, wrt=(0,))
 
 
 def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
-    """Look up radial functions: the factors that `message_passing` and `edge_tensors` take.
+    """Look up radial functions, as factors for `message_passing` and `edge_tensors`.
 
     Parameters
     ----------
     distance : [E]
-        Å, between the first knot and the last; float32 or float64.
+        Distances in Å, between the first knot and the last; float32 or float64.
     table : [K + 1, 3, 3, F]
-        Value, slope and secant of 3 F functions at each knot, see `engine.radial_tables`; of the
-        dtype of the distances. It gets no gradient.
+        Value, slope and secant of 3 F functions at each knot, from
+        `mlff_triton.engine.radial_tables`; of the dtype of the distances. It gets no gradient.
     knots : Knots
         Knots of the table, in float64.
 
     Returns
     -------
     [E, 3, F]
-        Continuous, with a continuous first derivative.
+        Factors; continuous functions of the distance with a continuous first derivative.
 
     Raises
     ------
     InputError
         If shapes, dtypes or devices do not fit together, or the table requires a gradient.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------
@@ -227,25 +220,3 @@ def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
     check_floats(distance=distance, table=table)
     factors: Tensor = _radial_factors(distance, table, *knots)
     return factors
-
-
-def check_constants(knots: Knots, **constants: Tensor) -> None:
-    """Raise unless a table fits its knots, and nothing asks for a gradient.
-
-    Raises
-    ------
-    InputError
-        If shapes, dtypes or devices do not fit together, or a constant requires a gradient.
-    BackendError
-        If the tensors do not lie on a GPU.
-    """
-    check_shape("knots.positions", knots.positions, ("K + 1",))
-    check_shape("table", constants["table"], (len(knots.positions), 3, 3, "F"))
-    check_device(*constants.values(), *knots)
-    if knots.positions.dtype != torch.float64:
-        raise InputError(f"knots.positions is {knots.positions.dtype}: use float64")
-    for name, constant in constants.items():
-        if constant.requires_grad:
-            raise InputError(
-                f"{name} gets no gradient: detach it, or make the factors with linear to train them"
-            )

@@ -115,6 +115,7 @@ def _wide_linear_fwd_kernel(
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
+        tile = tl.cast(tile, tl.int32)  # noqa: PLW2901 - a Python integer under the interpreter
         tile_m, tile_n = tile_in_group(tile, tiles_m, tiles_n)
         row, column = tile_m * M, tile_n * N
         acc = _product(x, weight, row, column, n_in, M, N, K)

@@ -90,7 +90,10 @@ def test_registered_completely(device):
     [
         ({"directions": torch.ones(2, 4)}, r"directions has the shape \[2, 4\]"),
         ({"factors": torch.ones(3, 3, 4)}, r"factors has the shape \[3, 3, 4\] instead of \[2, 3"),
-        ({"factors": torch.ones(2, 3, 4).double()}, "use the same dtype for all, float32 or float64"),
+        (
+            {"factors": torch.ones(2, 3, 4).double()},
+            "use the same dtype for all",
+        ),
         ({"row_ptr": torch.tensor([0.0, 2.0])}, "row_ptr must be int64 or int32"),
     ],
 )

@@ -306,7 +306,7 @@ def test_there_and_back(device, dtype):
         ({"position_table": torch.ones(9, 7)}, r"position_table .* instead of \[\*, 8\]"),
         (
             {"position_table": torch.ones(9, 8).half()},
-            "position_table is torch.float16: use the same dtype",
+            "position_table is torch.float16: use",
         ),
         ({"position_table": None}, "positions are given without their table"),
         ({"positions": None, "position_table": torch.ones(3, 8)}, "has 3 rows instead of 4"),
