@@ -49,8 +49,8 @@ class Bins(NamedTuple):
 
     Attributes
     ----------
-    count, span : int32 [B, 3]
-        Number ``n`` of bins and largest distance ``m`` in bins of each direction.
+    shape, span : int32 [B, 3]
+        Number ``n`` of bins in each direction, and largest distance ``m`` of a pair in bins.
     starts : int32 [bins + 1]
         First sorted atom of each bin, numbered through all systems.
     bin_of_atom : int32 [N]
@@ -63,7 +63,7 @@ class Bins(NamedTuple):
         Image ``w`` of each sorted atom; 0 in open directions.
     """
 
-    count: Tensor
+    shape: Tensor
     span: Tensor
     starts: Tensor
     bin_of_atom: Tensor
@@ -97,12 +97,12 @@ def _plane(cell_ptr, DIRECTION: tl.constexpr):
 
 @triton.jit
 def _bins_kernel(
-    cell_ptr, pbc_ptr, first_atoms_ptr, planes_ptr, count_ptr, span_ptr, radius: tl.float64
+    cell_ptr, pbc_ptr, first_atoms_ptr, planes_ptr, shape_ptr, span_ptr, radius: tl.float64
 ):
     """Choose the bins of each system. Grid: one program per system.
 
     Reads ``cell[B, 3, 3]``, ``pbc[B, 3]`` and ``first_atoms[B + 1]``. Writes the number of bins
-    ``count[B, 3]``, ``span[B, 3]``, and ``planes[B, 3, 3]``, with ``g = floor(pos . plane)``.
+    ``shape[B, 3]``, ``span[B, 3]``, and ``planes[B, 3, 3]``, with ``g = floor(pos . plane)``.
     """
     system = tl.program_id(0).to(tl.int64)
     n_atoms = tl.load(first_atoms_ptr + system + 1) - tl.load(first_atoms_ptr + system)
@@ -115,7 +115,7 @@ def _bins_kernel(
         if tl.load(pbc_ptr + 3 * system + d) != 0:
             scale = tl.minimum(tl.maximum(tl.floor(scale), 1.0), limit)
             limit = tl.floor(limit / scale)
-            tl.store(count_ptr + 3 * system + d, scale.to(tl.int32))
+            tl.store(shape_ptr + 3 * system + d, scale.to(tl.int32))
             tl.store(span_ptr + 3 * system + d, tl.ceil(least * scale / height).to(tl.int32))
         else:
             n_open += 1
@@ -126,7 +126,7 @@ def _bins_kernel(
     share = tl.floor(tl.exp(tl.log(limit) / tl.maximum(n_open, 1)) + 1e-9)
     for d in tl.static_range(3):
         if tl.load(pbc_ptr + 3 * system + d) == 0:
-            tl.store(count_ptr + 3 * system + d, tl.where(share < 3, 1, share).to(tl.int32))
+            tl.store(shape_ptr + 3 * system + d, tl.where(share < 3, 1, share).to(tl.int32))
             tl.store(span_ptr + 3 * system + d, tl.where(share < 3, 0, 1))
 
 
@@ -137,7 +137,7 @@ def _assign_kernel(
     batch_ptr,
     first_atoms_ptr,
     planes_ptr,
-    count_ptr,
+    shape_ptr,
     bin_of_atom_ptr,
     images_ptr,
     n_atoms,
@@ -146,7 +146,7 @@ def _assign_kernel(
     """Find the bin and the image of each atom. Grid: one program per ``BLOCK`` atoms.
 
     Reads ``positions[N, 3]``, ``pbc[B, 3]``, ``batch[N]``, ``first_atoms[B + 1]``,
-    ``planes[B, 3, 3]`` and the number of bins ``count[B, 3]``. Writes ``bin_of_atom[N]``, numbered
+    ``planes[B, 3, 3]`` and the number of bins ``shape[B, 3]``. Writes ``bin_of_atom[N]``, numbered
     through all systems, and ``images[N, 3]``.
     """
     atom = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -163,7 +163,7 @@ def _assign_kernel(
         g += tl.load(plane + 2, mask, other=0.0) * z
         somewhere = tl.abs(g) < NOWHERE
         g = tl.floor(tl.where(somewhere, g, 0.0))
-        n = tl.load(count_ptr + 3 * system + d, mask, other=1)
+        n = tl.load(shape_ptr + 3 * system + d, mask, other=1)
         w = tl.floor(g / n.to(tl.float64))
         index = index * n + (g - w * n).to(tl.int64)
         periodic = tl.load(pbc_ptr + 3 * system + d, mask, other=0) != 0
@@ -219,8 +219,8 @@ def bin_atoms(positions: Tensor, batch: Tensor, boxes: Boxes, radius: float) -> 
     """
     n_atoms, n_systems, device = len(positions), len(boxes.cell), positions.device
     planes = torch.empty_like(boxes.cell)
-    count, span = (batch.new_empty((n_systems, 3), dtype=torch.int32) for _ in range(2))
-    _bins_kernel[(n_systems,)](*boxes, planes, count, span, radius, num_warps=1)
+    shape, span = (batch.new_empty((n_systems, 3), dtype=torch.int32) for _ in range(2))
+    _bins_kernel[(n_systems,)](*boxes, planes, shape, span, radius, num_warps=1)
     bin_of_atom = batch.new_empty(n_atoms, dtype=torch.int32)
     images = batch.new_empty((n_atoms, 3), dtype=torch.int32)
     grid = (triton.cdiv(n_atoms, 256),)
@@ -230,7 +230,7 @@ def bin_atoms(positions: Tensor, batch: Tensor, boxes: Boxes, radius: float) -> 
         batch,
         boxes.first_atoms,
         planes,
-        count,
+        shape,
         bin_of_atom,
         images,
         n_atoms,
@@ -255,4 +255,4 @@ def bin_atoms(positions: Tensor, batch: Tensor, boxes: Boxes, radius: float) -> 
         n_atoms,
         BLOCK=256,
     )
-    return Bins(count, span, starts, bin_of_atom, order, rank, sorted_positions, sorted_images)
+    return Bins(shape, span, starts, bin_of_atom, order, rank, sorted_positions, sorted_images)

@@ -183,7 +183,7 @@ def find_edges(
         bins.bin_of_atom,
         bins.starts,
         *boxes,
-        bins.count,
+        bins.shape,
         bins.span,
         count,
         tallies,

@@ -1,4 +1,4 @@
-"""Edges of neighbor rows against the edges of the CPU's neighbor list, edge for edge."""
+"""Edges from neighbor matrices against neighbor lists on the CPU, edge by edge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOTS = Knots(
 
 
 def rows_of(structures, radius: float = CUTOFF + SKIN) -> tuple[NeighborMatrix, Tensor, Tensor]:
-    """Rows in an order of their own, cells, and the system of each atom."""
+    """Return a neighbor matrix of shuffled atoms, the cells, and the system of each atom."""
     positions, cell, pbc, batch = tensors(structures, "cpu")
     order = torch.randperm(len(positions))
     order = order[torch.argsort(batch[order], stable=True)].int()
@@ -48,8 +48,9 @@ def run(
     built: Tensor | None = None,
     strain: Tensor | None = None,
     limits: tuple[float, ...] = (0.25,),
+    cutoff: float = CUTOFF,
 ) -> tuple[Edges, Tensor]:
-    """The operator, on the device and back."""
+    """Run the operator on the device, and return its results on the CPU."""
     if strain is None:
         strain = torch.eye(3).double().repeat(len(cell), 1, 1)
     limit = torch.tensor(limits).double().expand(len(cell)).contiguous()
@@ -57,14 +58,14 @@ def run(
     given = (t.to(device) for t in (positions, built, cell, strain, limit, batch.int()))
     on_device = NeighborMatrix(**{name: t.to(device) for name, t in vars(rows).items()})
     knots = Knots(*(t.to(device) for t in knots))
-    found, status = edges(*given, on_device, knots, CUTOFF, dtype)
+    found, status = edges(*given, on_device, knots, cutoff, dtype)
     return Edges(*(t.cpu() for t in found)), status.cpu()
 
 
 def assert_same_edges(
     found: Edges, rows: NeighborMatrix, graph: Graph, vectors: Tensor, dtype: torch.dtype
 ) -> None:
-    """Compare what was found in the order of rows with a graph in the user's."""
+    """Assert that edges in the order of the matrix are those of a graph in the user's order."""
     expected = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, KNOTS)
     rank, capacity = rows.rank.long(), rows.senders.shape[1]
     begin = found.slot_begin.long()[rank]
@@ -99,7 +100,7 @@ def test_finds_the_edges_of_a_batch(device, dtype):
 
 
 def check(structures, device, dtype):
-    """Atoms move after the rows were built; the list of where they are now is the truth."""
+    """Move atoms after the matrix was built, and compare with a list of their new positions."""
     rows, cell, batch = rows_of(structures)
     moved = [
         (p + np.random.default_rng(1).normal(0, 0.05, p.shape), *box) for p, *box in structures
@@ -115,12 +116,11 @@ def check(structures, device, dtype):
 
 @pytest.mark.parametrize("cutoff", [2.3, 2.4])
 @pytest.mark.parametrize(("beyond", "n_edges"), [(-1e-9, 1), (1e-9, 0)])
-def test_the_cutoff_is_kept_to_the_last_digits(cutoff, beyond, n_edges, device, monkeypatch):
-    """As float32 numbers, 2.3 is too small by 5e-8 and 2.4 too large by 1e-7."""
-    monkeypatch.setitem(globals(), "CUTOFF", cutoff)
+def test_the_cutoff_is_kept_to_the_last_digits(cutoff, beyond, n_edges, device):
+    """In float32, 2.3 would be too small by 5e-8, and 2.4 too large by 1e-7."""
     pair = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, cutoff + beyond]])
     rows, cell, batch = rows_of([(pair, None, False)], 3.0)
-    found, _ = run(torch.tensor(pair), rows, cell, batch, device)
+    found, _ = run(torch.tensor(pair), rows, cell, batch, device, cutoff=cutoff)
     assert (found.slot_end - found.slot_begin).tolist() == [n_edges, n_edges]
 
 

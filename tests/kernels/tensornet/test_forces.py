@@ -13,7 +13,7 @@ SIZES = [1, 5, 37, pytest.param(3000, marks=pytest.mark.gpu)]
 
 
 def inputs(n_atoms: int, layout: str, dense: bool = False) -> tuple[object, ...]:
-    """Edge gradients, edges, energies, what is added to them, and order."""
+    """Return edge gradients, edges, energies, constant energies and order."""
     edges = random_edges(n_atoms, layout, neighbors=4 * n_atoms if dense else 5)
     slots, _ = edges.live()
     grad = torch.full_like(edges.direction, torch.nan)
@@ -23,7 +23,7 @@ def inputs(n_atoms: int, layout: str, dense: bool = False) -> tuple[object, ...]
 
 
 def sums(module, dtype, device):
-    """The operator at a dtype: only offsets are always in float64."""
+    """Return the operator at a dtype; only constant energies are always in float64."""
 
     def forces(*arguments):
         grad, edges, energies, offsets, order = moved(arguments, device, dtype)

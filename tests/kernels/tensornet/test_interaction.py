@@ -38,7 +38,7 @@ def normalized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def embed_inputs(n_atoms, channels, activation="silu"):
     x, weight = mapped_inputs(n_atoms, channels)
-    return x / 4, weight, numbers(n_atoms, 3, channels), activation  # large ones lose digits
+    return x / 4, weight, numbers(n_atoms, 3, channels), activation  # large tensors lose precision
 
 
 def update_inputs(n_atoms, channels, normalize=True):
@@ -144,7 +144,7 @@ def test_reference_activations_and_their_derivatives(name):
 
 
 def pull_back(outputs: list[tuple[Tensor, Tensor]], inputs: tuple[Tensor, ...]):
-    """Gradients of the inputs from those of the outputs, given in pairs."""
+    """Return the gradients of the inputs, given pairs of outputs and their gradients."""
     return torch.autograd.grad(sum((x * grad).sum() for x, grad in outputs), inputs)
 
 

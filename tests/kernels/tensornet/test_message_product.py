@@ -21,7 +21,7 @@ from tests.support.random_inputs import (
 )
 
 CASES = [
-    # atoms, channels, layout, group, and whether slopes are added to earlier ones
+    # atoms, channels, layout, group, accumulate
     (1, 16, "csr", "O(3)", False),
     (5, 16, "rows", "none", True),
     (5, 128, "csr", "SO(3)", False),
@@ -29,7 +29,7 @@ CASES = [
     pytest.param(3000, 128, "rows", "O(3)", True, marks=pytest.mark.gpu),
 ]
 BLOCKS = [
-    # atoms, lanes, channels, neighbors in flight
+    # atoms, lanes, channels, unroll, warps
     MessageBlocks(1, 8, 16, 1, 4),
     MessageBlocks(2, 2, 32, 2, 4),
     MessageBlocks(4, 1, 16, 4, 4),
@@ -50,7 +50,7 @@ def backward_inputs(n_atoms: int, channels: int, layout: str, add: bool) -> tupl
 
 
 def gradients(module):
-    """The backward pass, which writes the slopes into an argument, as a function."""
+    """Return the backward pass as a function without side effects, which returns the slopes."""
 
     def message_backward(*inputs):
         *others, edges, slope, add = inputs

@@ -51,7 +51,7 @@ CASES = {
     "readout": (readout_inputs, 0),
     "readout_backward": (backward_inputs, 1),
     "scalar_head": (head_inputs, 1),
-}  # inputs, and derivative order of what is computed
+}  # inputs, and derivative order of the outputs
 
 
 @pytest.mark.parametrize(("n_atoms", "channels"), SIZES)

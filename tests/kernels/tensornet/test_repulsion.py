@@ -13,7 +13,7 @@ from mlff_triton.testing import assert_close
 from tests.support.random_inputs import LARGE, moved, numbers, random_edges
 
 CHARGES = 0.0, 1.0, 7.5, 79.0
-ZBL = ZBLConfig(cutoff=1.6, prefactor=14.4, length_scale=1.1, charges=CHARGES)  # of 1 to 2 Å
+ZBL = ZBLConfig(cutoff=1.6, prefactor=14.4, length_scale=1.1, charges=CHARGES)
 CONFIG = TensorNetConfig(elements=(0, 1, 6, 79), zbl=ZBL)
 SIZES = [1, 5, 37, pytest.param(3000, marks=pytest.mark.gpu)]
 
@@ -21,7 +21,7 @@ Inputs = tuple[Tensor, Tensor, Edges]
 
 
 def inputs(n_atoms: int, layout: str, neighbors: int = 5) -> Inputs:
-    """What the network gives the edges, species and edges."""
+    """Return the gradients of the network at the edges, species, and edges of 1 to 2 Å."""
     edges = random_edges(n_atoms, layout, neighbors)
     slots, _ = edges.live()
     grad = torch.full_like(edges.direction, torch.nan)
@@ -30,7 +30,7 @@ def inputs(n_atoms: int, layout: str, neighbors: int = 5) -> Inputs:
 
 
 def outputs(module, given: Inputs, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Energies, and all gradients, of which the operator has overwritten those it was given."""
+    """Return the energies, and the gradients that the operator has updated."""
     grad, species, edges = moved(given, device, dtype)
     grad = grad.clone()
     nuclei = nuclei_of(CONFIG, torch.device(device))
@@ -42,7 +42,7 @@ def check(given: Inputs, device: str, dtype: torch.dtype) -> None:
     expected_energies, expected_grad = outputs(reference, given, "cpu", torch.float64)
     assert energies.dtype == torch.float64
     assert grad.dtype == dtype
-    assert_close(energies, expected_energies, 0)  # either dtype has the same distances
+    assert_close(energies, expected_energies, 0)  # distances are the same in both dtypes
     poisoned = given[0].isnan()
     assert torch.equal(grad.isnan().cpu(), poisoned)
     assert_close(grad[~poisoned.to(device)], expected_grad[~poisoned], 1, dtype)
@@ -84,7 +84,7 @@ def test_only_edges_within_the_cutoff_change(module, device):
 
 @pytest.mark.parametrize("cutoff", [1.2, 1.6, 3.2])
 def test_reference_is_what_the_exact_module_has(cutoff):
-    """Its energies, and their derivatives by the edge vectors."""
+    """Compare the energies, and their derivatives with respect to the edge vectors."""
     _, species, edges = inputs(37, "csr")
     zbl = ZBLConfig(cutoff, 14.4, 1.1, CHARGES)
     vectors = (edges.direction * edges.distance).requires_grad_()

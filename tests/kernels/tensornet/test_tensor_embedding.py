@@ -24,7 +24,7 @@ from tests.support.random_inputs import (
 
 SPECIES = 3
 CASES = [
-    # atoms, channels, layout, and whether the distances have gradients from what came after
+    # atoms, channels, layout, gradients of distances in later layers
     (1, 16, "csr", False),
     (5, 16, "rows", True),
     (5, 128, "csr", False),
@@ -32,7 +32,7 @@ CASES = [
     pytest.param(3000, 128, "rows", True, marks=pytest.mark.gpu),
 ]
 BLOCKS = [
-    # atoms, lanes, channels
+    # atoms, lanes, channels, unroll, warps
     MessageBlocks(1, 8, 16, 1, 4),
     MessageBlocks(2, 2, 32, 1, 4),
     MessageBlocks(8, 1, 16, 1, 4),
@@ -40,7 +40,7 @@ BLOCKS = [
 
 
 def elements(n_atoms: int, channels: int) -> tuple[Tensor, ...]:
-    """Species, both tables of the elements, and the radial table."""
+    """Return species, both tables of the elements, and the radial table."""
     species = torch.randint(SPECIES, (n_atoms,)).int()
     return species, *numbers(2, SPECIES, channels), numbers(KNOTS + 1, 3, 3, channels)
 

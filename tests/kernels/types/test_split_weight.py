@@ -1,4 +1,4 @@
-"""Weights in halves, and what tensor cores make of them."""
+"""Weights split into halves, and products with them on tensor cores."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def test_products_on_tensor_cores_are_as_exact_as_in_float32(n_atoms):
     errors = [float((y - expected).norm() / expected.norm()) for y in (found, float32)]
     assert errors[0] <= errors[1]
     shrunk = 1 - float((found * expected).sum() / (expected * expected).sum())
-    assert abs(shrunk) < 3e-8  # 9e-8 if what is rounded towards zero were not given back
+    assert abs(shrunk) < 3e-8  # 9e-8 without the compensation for rounding toward zero
