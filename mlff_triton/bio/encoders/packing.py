@@ -26,11 +26,13 @@ def find_rows(kept: Tensor) -> PackedRows:
     """
     batch, length = kept.shape
     row_ptr = torch.zeros(batch + 1, dtype=torch.int32, device=kept.device)
-    torch.cumsum(kept.sum(1), 0, dtype=torch.int32, out=row_ptr[1:])
     count = kept.flatten().cumsum(0, dtype=torch.int32)  # tokens up to and including each
+    if length:
+        row_ptr[1:] = count[length - 1 :: length]
     n_rows = int(row_ptr[-1]) if kept.device.type == "cpu" else kept.numel()
     numbers = torch.arange(1, n_rows + 1, dtype=torch.int32, device=kept.device)
-    token = torch.searchsorted(count, numbers, out_int32=True).clamp_(max=kept.numel() - 1)
+    # Without its last element, the search ends at the last token for rows that are not in use.
+    token = torch.searchsorted(count[:-1], numbers, out_int32=True)
     row_of = torch.where(kept.flatten(), count - 1, -1)
     return PackedRows(token, token % max(1, length), row_ptr, row_of)
 
@@ -45,6 +47,6 @@ def unpack(rows: Tensor, packed: PackedRows, shape: tuple[int, int]) -> Tensor:
     if not len(rows):
         return rows.new_zeros(*shape, *rows.shape[1:])
     row_of = packed.row_of
-    found = rows.index_select(0, row_of.clamp(min=0))
-    kept = (row_of >= 0).view(-1, *(1,) * (rows.dim() - 1))
-    return torch.where(kept, found, 0).view(*shape, *rows.shape[1:])
+    padding = (row_of < 0).view(-1, *(1,) * (rows.dim() - 1))
+    found = rows.index_select(0, row_of.clamp(min=0)).masked_fill_(padding, 0)
+    return found.view(*shape, *rows.shape[1:])
