@@ -1,4 +1,4 @@
-"""The function `align`: from whatever holds sequences to alignments."""
+"""Public function `align`."""
 
 from __future__ import annotations
 
@@ -42,64 +42,74 @@ def align(
     device: str | torch.device = "auto",
     backend: str = "auto",
 ) -> Alignments:
-    """Align pairs of sequences exactly, with affine gaps.
+    """Align pairs of DNA or protein sequences exactly, with affine gap penalties.
 
-    Scores and costs are as in parasail and EMBOSS: a gap of k letters costs ``gap_open + (k - 1)
-    gap_extend``. (Biopython's ``PairwiseAligner`` has the same two numbers with a minus sign; what
-    BLAST calls 11 and 1 is 12 and 1 here, as it adds both for the first letter.) Upper and lower
-    case are the same.
+    Scores follow parasail and EMBOSS: a gap of length k costs ``gap_open + (k - 1) gap_extend``.
+    Biopython's ``PairwiseAligner`` takes the same two numbers with a minus sign. The penalties that
+    BLAST calls 11 and 1 are 12 and 1 here, because BLAST adds both for the first position of a gap.
+    Upper and lower case are equivalent.
 
     Parameters
     ----------
     queries, targets : path, iterable of sequences, or (tensor, lengths)
-        A FASTA file, packed by gzip or not; str, bytes or Biopython's records or Seq; a dict of
-        these by name; or codes, integers [n, L] by the order of the matrix (ACGTN without one) with
-        lengths [n].
+        Sequences in one of these forms:
+
+        - the path of a FASTA file, gzipped or not;
+        - an iterable of str, bytes, or Biopython's Seq or SeqRecord;
+        - a dict from names to sequences;
+        - codes, an integer tensor [n, L], with lengths [n]. A code is a row of the matrix, or an
+          index into ACGTN without one.
     mode : {"global", "local", "semiglobal"} or collection of str
-        "global" takes all of both sequences (parasail's ``nw``), "local" the parts that score best
-        (``sw``), "semiglobal" leaves out letters at all ends of either for nothing (``sg``). To
-        have this at some ends alone, name them: "query_begin", "query_end", "target_begin" and
-        "target_end", as in ``mode=("target_begin", "target_end")`` to find all of a query within
-        its target.
+        "global" aligns both sequences from end to end (parasail's ``nw``), "local" finds the
+        best-scoring parts (``sw``), and "semiglobal" leaves all ends of both sequences free of gap
+        penalties (``sg``). To free some ends only, name them: "query_begin", "query_end",
+        "target_begin", "target_end". For example, ``mode=("target_begin", "target_end")`` finds the
+        whole query within its target.
     matrix : str or [A, A] array, optional
-        Symmetric scores, integers: a name that Biopython knows, such as "BLOSUM62" or "NUC.4.4";
-        its Array; a DataFrame with letters as columns; or an array for ACGT, ACGTN, the 20 amino
-        acids ARNDCQEGHILKMFPSTWYV or these and BZX*.
+        Symmetric substitution matrix of integers: a name known to Biopython, such as "BLOSUM62" or
+        "NUC.4.4"; one of Biopython's arrays; a DataFrame with residues or bases as columns; or an
+        array for ACGT, for ACGTN, for the 20 amino acids ARNDCQEGHILKMFPSTWYV, or for these and
+        BZX*.
     match, mismatch : int
-        Scores of bases without a matrix. N matches nothing, not even N.
+        Scores of equal and different bases, used without a matrix. N matches nothing, not even N.
     gap_open, gap_extend : int
-        Costs, ``0 <= gap_extend <= gap_open``; equal ones make linear gaps.
+        Gap penalties, with ``0 <= gap_extend <= gap_open``. Equal penalties make gaps linear.
     pairs : {"zip", "all"}
-        The k-th query with the k-th target, or every query with every target; then pair
-        ``k * len(targets) + l`` is query k with target l.
+        "zip" pairs the k-th query with the k-th target. "all" pairs every query with every target,
+        such that pair ``k * len(targets) + l`` is query k with target l.
     traceback : bool
-        Whether to find the alignments, and not only their scores. Of equally good ones it is always
-        the same: `mlff_triton.kernels.alignment.reference.alignment.alignment` says which.
+        If True, compute alignments as well as scores. Ties between equally good alignments are
+        broken in a fixed order, described in
+        `mlff_triton.kernels.alignment.reference.alignment.alignment`.
     band : int, optional
-        Use only alignments in which, at every place, the numbers of letters passed of query and of
-        target differ by no more.
+        Use only alignments in which the positions in query and target never differ by more than
+        this.
     unknown : str, optional
-        The letter to take others for, such as "N" or "X"; by default others are refused.
+        Residue or base that replaces symbols missing from the matrix, such as "X" or "N". By
+        default, such symbols raise an error.
     device : str or torch.device
-        "auto", "cpu", "cuda", "cuda:1"...; "all" spreads the pairs over all GPUs, and brings
-        results to the first.
+        "auto", "cpu", "cuda", "cuda:1" and so on. "all" distributes the pairs over all GPUs and
+        collects the results on the first.
     backend : {"auto", "triton", "parasail", "torch"}
-        Kernels on a GPU; parasail's scores on the CPU, with what it has no functions for
-        (tracebacks, bands, three free ends, empty sequences) from the next; or a reference in
-        PyTorch. All give the same. "auto" takes the first that can serve.
+        "triton" runs fused kernels on a GPU. "parasail" computes scores on the CPU, and leaves to
+        "torch" what it does not support: tracebacks, bands, three free ends, empty sequences.
+        "torch" is the reference, on any device. All of them return the same results. "auto" takes
+        the first one that is available.
 
     Returns
     -------
     Alignments
-        Of n pairs: ``.score`` int32 [n], and more with a traceback.
+        Results of all pairs: ``.score`` is int32 [n]; with a traceback, also CIGAR strings,
+        coordinates, identities and SAM.
 
     Raises
     ------
     InputError
-        If a sequence cannot be read or has letters that the matrix does not have, if there are no
-        sequences, if lists to zip are of different lengths, or if an option makes no sense.
+        If a sequence cannot be read or has a symbol missing from the matrix, if there are no
+        sequences, if "zip" gets unequal numbers of queries and targets, if scores may overflow
+        int32, or if an option is invalid.
     BackendError
-        If the backend or device cannot serve.
+        If the backend or device is unavailable.
 
     References
     ----------
@@ -113,6 +123,12 @@ def align(
     >>> found = align(["ACGTTA"], ["ACTTA"], traceback=True, device="cpu")
     >>> found.score.tolist(), found.cigar
     ([5], ['2=1I3='])
+    >>> print(found)
+    0 / 0: score 5, identity 5/6
+    <BLANKLINE>
+    0 1 ACGTTA 6
+        ||-|||
+    0 1 AC-TTA 5
     """
     free = _free(mode)
     if pairs not in ("zip", "all"):
@@ -120,57 +136,59 @@ def align(
     scoring = Scoring.of(matrix, match, mismatch, gap_open, gap_extend)
     devices = find_devices(device, backend)
     backend = choose_backend(backend, devices[0])
-    translator = devices[0] if devices[0].type == "cuda" else None
-    alphabet = Alphabet(scoring.letters, unknown, device=translator)
-    read = alphabet.read(queries, "query")
-    others = read if targets is queries else alphabet.read(targets, "target")
+    encoder = devices[0] if devices[0].type == "cuda" else None
+    alphabet = Alphabet(scoring.letters, unknown, device=encoder)
+    read_queries = alphabet.read(queries, "query")
+    read_targets = read_queries if targets is queries else alphabet.read(targets, "target")
     if pairs == "zip":
-        _check_partners(read, others)
-    _check_band(read, others, pairs, band, free)
-    _check_range(read, others, scoring)
+        _check_partners(read_queries, read_targets)
+    _check_band(read_queries, read_targets, pairs, band, free)
+    _check_range(read_queries, read_targets, scoring)
     task = Task(scoring.matrix, scoring.gaps, free, band, traceback)
-    shares = _shares(read, others, pairs, len(devices))
+    shares = _shares(read_queries, read_targets, pairs, len(devices))
 
-    def work(share: tuple[int, int], place: torch.device) -> Aligned:
-        return compute(backend, _pair_up(read, others, pairs, *share, place), task)
+    def work(share: tuple[int, int], device: torch.device) -> Aligned:
+        return compute(backend, _pair_up(read_queries, read_targets, pairs, *share, device), task)
 
     if len(shares) == 1:
         parts = [work(shares[0], devices[0])]
     else:
-        with ThreadPoolExecutor(len(shares)) as pool:  # a thread waits for each device
+        with ThreadPoolExecutor(len(shares)) as pool:  # one thread waits for each device
             parts = list(pool.map(work, shares, devices))
-    return Alignments(_gathered(parts), read, others, pairs, alphabet)
+    return Alignments(_gathered(parts), read_queries, read_targets, pairs, alphabet)
 
 
 def _free(mode: str | Collection[str]) -> Free:
+    """Return the free ends of a mode."""
     if isinstance(mode, str) and mode in MODES:
         return MODES[mode]
     ends = set(mode) if isinstance(mode, Collection) and not isinstance(mode, str) else {mode}
     if not ends <= set(SIDES):
         raise InputError(
-            f"mode={mode!r} is unknown: use one of {', '.join(MODES)}, or a collection of the ends "
-            f"that are free: {', '.join(SIDES)}"
+            f"mode={mode!r} is unknown: use one of {', '.join(MODES)}, or a collection of free "
+            f"ends: {', '.join(SIDES)}"
         )
     return Free(**dict.fromkeys(ends, True))
 
 
 def _check_partners(queries: Sequences, targets: Sequences) -> None:
+    """Raise unless every query has a target."""
     n, others = len(queries.names), len(targets.names)
     if n != others:
         kind, rest = ("query", queries) if n > others else ("target", targets)
         name = rest.names[min(n, others)]
         raise InputError(
-            f"{n} queries and {others} targets make no pairs, from {kind} {name} on: use "
-            "pairs='all' to align each with each"
+            f"{n} queries and {others} targets cannot be paired one to one: {kind} {name} has no "
+            "partner. Use pairs='all' to align every query with every target"
         )
 
 
 def _check_band(queries: Sequences, targets: Sequences, pairs: str, band: Any, free: Free) -> None:
-    """Refuse pairs whose ends lie outside, as their lengths differ too much."""
+    """Raise if the lengths of a pair differ by more than the band."""
     if band is None:
         return
     if not isinstance(band, Integral) or band < 0:
-        raise InputError(f"band={band!r} is no number of letters")
+        raise InputError(f"band={band!r} is not valid: use an integer of at least 0")
     sides = (
         (queries, targets, "query", free.query_end or free.anywhere),
         (targets, queries, "target", free.target_end or free.anywhere),
@@ -182,25 +200,32 @@ def _check_band(queries: Sequences, targets: Sequences, pairs: str, band: Any, f
         excess = int(long.length[longest] - short.length[partner])
         if excess > band and not is_free:
             raise InputError(
-                f"{kind} {long.names[longest]} has {excess} letters more than its partner "
-                f"{short.names[partner]}, which band={band} cannot bridge"
+                f"{kind} {long.names[longest]} is {excess} residues or bases longer than its "
+                f"partner {short.names[partner]}, more than band={band} allows: use a wider band"
             )
 
 
 def _check_range(queries: Sequences, targets: Sequences, scoring: Scoring) -> None:
-    """Refuse what int32 might not hold."""
+    """Raise if scores may overflow int32."""
     most = int(queries.length.max() + targets.length.max())
     largest = max(int(scoring.matrix.abs().max()), scoring.gaps.open)
     if most * largest >= 2**30:
         raise InputError(
-            f"scores of up to {largest} over {most} letters do not fit in int32: scale them down"
+            f"scores of up to {largest} over {most} residues or bases do not fit in int32: use "
+            "smaller scores and gap penalties"
         )
 
 
 def _shares(
     queries: Sequences, targets: Sequences, pairs: str, count: int
 ) -> list[tuple[int, int]]:
-    """First and last pairs of up to so many contiguous shares of about as many cells each."""
+    """Divide the pairs into at most `count` ranges with about the same number of cells each.
+
+    Returns
+    -------
+    list of (int, int)
+        First pair of each range, and the one after its last.
+    """
     n = len(queries.names) * (len(targets.names) if pairs == "all" else 1)
     if count == 1:
         return [(0, n)]
@@ -220,7 +245,7 @@ def _pair_up(
     last: int,
     device: torch.device,
 ) -> Pairs:
-    """Pairs ``first : last`` on a device; letters that queries and targets share go there once."""
+    """Move the pairs ``first : last`` to a device. Sequences that both sides share move once."""
     n = torch.arange(first, last, device=device)
     query, target = n // len(targets.names), n % len(targets.names)
     if pairs == "zip":
@@ -243,7 +268,7 @@ def _pair_up(
 
 
 def _gathered(parts: list[Aligned]) -> Aligned:
-    """Alignments of all shares, where those of the first are."""
+    """Concatenate the alignments of all shares, on the device of the first."""
     if len(parts) == 1:
         return parts[0]
     parts = [moved(part, parts[0].score.device) for part in parts]

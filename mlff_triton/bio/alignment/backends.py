@@ -1,4 +1,4 @@
-"""Who aligns: kernels on GPUs, parasail on the CPU, or the reference in PyTorch anywhere."""
+"""Backends: kernels on GPUs, parasail on the CPU, and the reference in PyTorch anywhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mlff_triton.kernels.alignment.reference import alignment as reference
 from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps, Pairs
 
 BACKENDS = ("auto", "triton", "parasail", "torch")
-FIRST_LETTER = ord("A")  # of those that stand for codes in parasail
-MAX_LETTERS = 26  # that parasail tells from one another
-AT_A_TIME = 64  # pairs that a thread takes: it is not stopped before their end
+FIRST_LETTER = ord("A")  # stands for code 0 in parasail
+MAX_LETTERS = 26  # that parasail distinguishes
+PAIRS_PER_CALL = 64  # an interrupt waits until threads have finished as many
 
 
 class Task(NamedTuple):
-    """What to do with pairs, as `mlff_triton.kernels.alignment.alignment` has it."""
+    """Options of an alignment: see `mlff_triton.kernels.alignment.alignment.alignment`."""
 
     matrix: Tensor
     gaps: Gaps
@@ -33,16 +33,18 @@ class Task(NamedTuple):
 
 
 def find_devices(device: str | torch.device, backend: str) -> list[torch.device]:
-    """One device, or with "all" every GPU that is visible.
+    """Return one device, or every visible GPU for "all".
 
     Raises
     ------
-    InputError, BackendError
-        If there is none such.
+    InputError
+        If the device is unknown.
+    BackendError
+        If the device is unavailable.
     """
     if device == "all":
         if not torch.cuda.is_available():
-            raise BackendError("device='all' means all GPUs, and there is none: use 'auto'")
+            raise BackendError("device='all' needs a GPU, and PyTorch finds none: use 'auto'")
         return [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
     if device == "auto" and backend == "parasail":
         device = "cpu"
@@ -50,14 +52,14 @@ def find_devices(device: str | torch.device, backend: str) -> list[torch.device]
 
 
 def choose_backend(backend: str, device: torch.device) -> str:
-    """Take the fastest, or check that the one asked for can serve.
+    """Return the fastest available backend, or check the requested one.
 
     Raises
     ------
     InputError
-        If there is none of this name.
+        If the backend is unknown.
     BackendError
-        If it cannot serve.
+        If the backend is unavailable.
     """
     on_gpu = device.type == "cuda"
     if backend == "auto":
@@ -71,27 +73,27 @@ def choose_backend(backend: str, device: torch.device) -> str:
     if backend == "parasail" and on_gpu:
         raise BackendError("backend='parasail' runs on the CPU: use device='cpu'")
     if backend == "parasail" and find_spec("parasail") is None:
-        raise BackendError("parasail is not installed: pip install parasail, or use 'auto'")
+        raise BackendError("parasail is not installed: pip install parasail, or use backend='auto'")
     return backend
 
 
 def compute(backend: str, pairs: Pairs, task: Task) -> Aligned:
-    """Align pairs by a backend; what parasail has no function for is done by the reference."""
+    """Align pairs by a backend. The reference does what parasail does not support."""
     if backend == "triton":
-        return _by_kernels(pairs, task)
+        return _align_with_kernels(pairs, task)
     function = _name_in_parasail(task) if backend == "parasail" else None
     if function is not None:
-        return Aligned(_by_parasail(function, pairs, task), None, None, None)
-    return _by_reference(pairs, task)
+        return Aligned(_align_with_parasail(function, pairs, task), None, None, None)
+    return _align_with_reference(pairs, task)
 
 
-def _by_reference(pairs: Pairs, task: Task) -> Aligned:
+def _align_with_reference(pairs: Pairs, task: Task) -> Aligned:
     matrix, gaps, free, band, traceback = task
     return reference.alignment(pairs, matrix, gaps, free, band=band, traceback=traceback)
 
 
-def _by_kernels(pairs: Pairs, task: Task) -> Aligned:
-    n_letters = _letters_of_distance(task)
+def _align_with_kernels(pairs: Pairs, task: Task) -> Aligned:
+    n_letters = _edit_distance_letters(task)
     if n_letters and int(pairs.letters.max()) < n_letters:
         from mlff_triton.kernels.alignment.edit_distance import edit_distance
 
@@ -102,10 +104,10 @@ def _by_kernels(pairs: Pairs, task: Task) -> Aligned:
     return alignment(pairs, matrix, gaps, free, band=band, traceback=traceback)
 
 
-def _letters_of_distance(task: Task) -> int:
-    """Of how many letters, from the first, scores are minus the edit distance.
+def _edit_distance_letters(task: Task) -> int:
+    """Count the leading symbols of the alphabet whose scores are minus the edit distance.
 
-    N is none of them, as it does not even match itself.
+    N is never one of them, because it does not match itself.
     """
     n = len(task.matrix) if task[1:] == (Gaps(1, 1), GLOBAL, None, False) else 0
     unit = torch.eye(n, dtype=torch.int64) - 1
@@ -115,7 +117,7 @@ def _letters_of_distance(task: Task) -> int:
 
 
 def _name_in_parasail(task: Task) -> str | None:
-    """What parasail calls such alignments, if it gives the same results."""
+    """Return the name of parasail's function, or None if it has none with the same results."""
     import parasail
 
     free = task.free
@@ -125,13 +127,13 @@ def _name_in_parasail(task: Task) -> str | None:
     query = ends[free.query_begin, free.query_end].format("_q")
     target = ends[free.target_begin, free.target_end].format("_d")
     name = {"": "nw", "_qx_dx": "sg"}.get(query + target, f"sg{query}{target}")
-    # Its striped functions are wrong if opening a gap costs no more than extending it.
+    # Parasail's striped functions are wrong if opening a gap costs no more than extending it.
     name = f"{'sw' if free.anywhere else name}_scan_sat"
     return name if hasattr(parasail, name) else None
 
 
-def _by_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
-    """Scores int32 [n], from as many threads as PyTorch may use."""
+def _align_with_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
+    """Return scores int32 [n], using as many threads as PyTorch may use."""
     import parasail
 
     function = getattr(parasail, name)
@@ -142,20 +144,20 @@ def _by_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
         for b, score in enumerate(row):
             matrix[a, b] = score
     text = (pairs.letters + FIRST_LETTER).numpy().tobytes().decode("latin-1")
-    places = torch.stack(pairs[1:], 1)
+    ranges = torch.stack(pairs[1:], 1)
     is_empty = (pairs.query_length == 0) | (pairs.target_length == 0)
-    others = places[~is_empty]
+    others = ranges[~is_empty]
 
-    def work(some: Tensor) -> list[int]:
+    def work(part: Tensor) -> list[int]:
         return [
             function(text[a : a + m], text[b : b + n], *task.gaps, matrix).score
-            for a, m, b, n in some.tolist()
+            for a, m, b, n in part.tolist()
         ]
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        found = [*chain.from_iterable(pool.map(work, others.split(AT_A_TIME)))]
-    scores = torch.empty(len(places), dtype=torch.int32)
+        found = [*chain.from_iterable(pool.map(work, others.split(PAIRS_PER_CALL)))]
+    scores = torch.empty(len(ranges), dtype=torch.int32)
     scores[~is_empty] = torch.tensor(found, dtype=torch.int32)
-    empty = Pairs(pairs.letters, *places[is_empty].unbind(1))  # which parasail refuses
-    scores[is_empty] = _by_reference(empty, task).score
+    empty = Pairs(pairs.letters, *ranges[is_empty].unbind(1))  # refused by parasail
+    scores[is_empty] = _align_with_reference(empty, task).score
     return scores

@@ -1,4 +1,4 @@
-"""Two FASTA files to SAM or a table, in batches: the body of ``mlff-triton align``."""
+"""Alignment of two FASTA files to SAM or a table: the body of ``mlff-triton align``."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from mlff_triton.bio.alignment.sequences import Record, read_fasta
 from mlff_triton.errors import InputError, OutputError
 
 FORMATS = (".sam", ".tsv")
-LETTERS = 2**26  # that a batch reads, or that its pairs have of queries: they bound its memory
 
 Row = TypeVar("Row", bound=tuple[Record, ...])
 Align = Callable[[list[Record], list[Record]], Alignments]
 
 
 class Request(NamedTuple):
-    """What the user asks for.
+    """Arguments of the command.
 
     Attributes
     ----------
     queries, targets : Path
         FASTA files.
     out : Path
-        SAM or TSV, by its suffix; an existing file is replaced only with `overwrite`.
+        Output file; its suffix selects SAM or TSV.
     pairs : {"zip", "all"}
-        Which queries and targets make a pair.
+        Pairing of queries and targets.
     batch : int
-        Pairs at a time, at most: long sequences come in smaller batches.
+        Most pairs per batch. Long sequences have smaller batches.
     overwrite : bool
-        Whether an existing file may be replaced.
+        If True, replace an existing output file.
+    batch_letters : int
+        Most residues or bases that a batch reads, or that the queries of its pairs have. They
+        limit the memory of a batch, which has at least one pair.
     """
 
     queries: Path
@@ -49,10 +51,21 @@ class Request(NamedTuple):
     pairs: str
     batch: int
     overwrite: bool = False
+    batch_letters: int = 2**26
 
 
 class Counts(NamedTuple):
-    """How much was done."""
+    """Amount of work done.
+
+    Attributes
+    ----------
+    pairs, total : int
+        Pairs written, and pairs in all.
+    cells : int
+        Cells of the alignment tables of the pairs written.
+    seconds : float
+        Elapsed time, in seconds.
+    """
 
     pairs: int
     total: int
@@ -61,25 +74,27 @@ class Counts(NamedTuple):
 
     @property
     def gcups(self) -> float:
-        """Billions of cells a second, reading and writing included."""
+        """Billions of cells per second, including the time for reading and writing."""
         return self.cells / max(self.seconds, 1e-9) / 1e9
 
 
 def run(request: Request, align: Align, console: Console, stop: Callable[[], bool]) -> Counts:
-    """Align two files; the result appears when it is whole.
+    """Align two files. The output file appears when it is complete.
 
-    Files are read once before, so that what is cut off or has no partner is refused at once.
+    The input files are read once in advance, so that a truncated file or a missing partner is
+    reported immediately.
 
     Parameters
     ----------
     request : Request
-        What to do.
+        Arguments of the command.
     align : callable
-        From lists of queries and targets to their alignments, with a traceback for SAM.
+        Function from lists of queries and targets to their alignments, with a traceback for SAM.
     console : Console
-        For progress.
+        Console for progress.
     stop : callable
-        Whether to stop after this batch: then the file has whole records of the pairs before.
+        Function that returns True to stop after the current batch. The file then has complete
+        records of all pairs up to there.
 
     Returns
     -------
@@ -90,7 +105,7 @@ def run(request: Request, align: Align, console: Console, stop: Callable[[], boo
     InputError
         If a file cannot be read or aligned.
     OutputError
-        If the result cannot be written.
+        If the output file cannot be written.
     """
     check(request)
     n_queries = sum(1 for _ in read_fasta(request.queries))
@@ -99,7 +114,7 @@ def run(request: Request, align: Align, console: Console, stop: Callable[[], boo
     if request.pairs == "zip" and n_queries != len(sizes):
         raise InputError(
             f"{request.queries} has {n_queries} records and {request.targets} {len(sizes)}: use "
-            "--pairs all to align each with each"
+            "--pairs all to align every query with every target"
         )
     is_sam = request.out.suffix.lower() == ".sam"
     head = sam.header(sizes) if is_sam else None
@@ -120,26 +135,26 @@ def run(request: Request, align: Align, console: Console, stop: Callable[[], boo
 
 
 def check(request: Request) -> None:
-    """Refuse at once what cannot be done."""
+    """Raise if an argument is invalid or the output file exists."""
     if request.pairs not in ("zip", "all"):
         raise InputError(f"--pairs {request.pairs} is unknown: use zip or all")
     if request.batch < 1:
-        raise InputError(f"--batch {request.batch} is no number of pairs")
+        raise InputError(f"--batch {request.batch} is not valid: use at least 1 pair")
     if request.out.suffix.lower() not in FORMATS:
-        raise InputError(f"{request.out} is neither {' nor '.join(FORMATS)}")
+        raise InputError(f"the suffix of {request.out} is unknown: use {' or '.join(FORMATS)}")
     if request.out.exists() and not request.overwrite:
-        raise OutputError(f"{request.out} exists: give another name, or --overwrite")
+        raise OutputError(f"{request.out} exists: choose another name or use --overwrite")
 
 
 class _Batch(NamedTuple):
-    """Records to align at once; `is_first` of those that have these queries."""
+    """Records to align at once. `is_first` is True for the first batch with these queries."""
 
     queries: list[Record]
     targets: list[Record]
     is_first: bool
 
     def cells(self, pairs: str) -> int:
-        """Letters of queries times letters of targets, of all pairs."""
+        """Return the number of cells in the alignment tables of all pairs."""
         lengths = [[len(record.seq) for record in records] for records in self[:2]]
         if pairs == "all":
             return prod(map(sum, lengths))
@@ -147,26 +162,28 @@ class _Batch(NamedTuple):
 
 
 def _batches(request: Request) -> Iterator[_Batch]:
+    """Yield batches that together hold every pair once."""
+    most = request.batch_letters
     queries, targets = (partial(read_fasta, path) for path in (request.queries, request.targets))
     if request.pairs == "zip":
-        for pairs in _chunks(zip(queries(), targets(), strict=True), request.batch):
+        for pairs in _chunks(zip(queries(), targets(), strict=True), request.batch, most):
             some, others = (list(column) for column in zip(*pairs, strict=True))
             yield _Batch(some, others, True)
         return
-    for rows in _chunks(((query,) for query in queries()), isqrt(request.batch)):
+    for rows in _chunks(((query,) for query in queries()), isqrt(request.batch), most):
         some = [query for (query,) in rows]
-        size = min(request.batch // len(some), LETTERS // _letters(some))
-        for place, columns in enumerate(_chunks(((target,) for target in targets()), size)):
-            yield _Batch(some, [target for (target,) in columns], place == 0)
+        size = min(request.batch // len(some), most // _letters(some))
+        for index, columns in enumerate(_chunks(((target,) for target in targets()), size, most)):
+            yield _Batch(some, [target for (target,) in columns], index == 0)
 
 
-def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Up to so many rows with no more than `LETTERS`, or one row."""
+def _chunks(rows: Iterable[Row], size: int, most: int) -> Iterator[list[Row]]:
+    """Yield chunks of up to `size` rows and `most` residues or bases, but at least one row."""
     chunk: list[Row] = []
     total = 0
     for row in rows:
         letters = _letters(row)
-        if chunk and (len(chunk) >= size or total + letters > LETTERS):
+        if chunk and (len(chunk) >= size or total + letters > most):
             yield chunk
             chunk, total = [], 0
         chunk.append(row)
@@ -176,11 +193,12 @@ def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 
 
 def _letters(records: Iterable[Record]) -> int:
+    """Count the residues or bases of records."""
     return sum(len(record.seq) for record in records)
 
 
 def _table(alignments: Alignments, *, with_head: bool) -> Iterator[str]:
-    """Lines of a TSV with the fields of `Alignment`; those of a traceback if there is one."""
+    """Yield the lines of a TSV with the fields of `Alignment` that were computed."""
     rows: Iterable[tuple[object, ...]] = alignments
     n = None if alignments.has_traceback else 3
     if with_head:
@@ -189,11 +207,12 @@ def _table(alignments: Alignments, *, with_head: bool) -> Iterator[str]:
 
 
 def _cell(value: object) -> str:
+    """Format one field."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 class _Progress(ProgressBar):
-    """Pairs and GCUPS."""
+    """Progress bar that shows pairs and billions of cell updates per second (GCUPS)."""
 
     def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, "aligning", total)
@@ -201,7 +220,7 @@ class _Progress(ProgressBar):
         self.counts = Counts(0, total, 0, 0.0)
 
     def advance(self, pairs: int, cells: int) -> None:
-        """So many pairs more are written."""
+        """Count pairs that were written, and their cells."""
         done, seconds = self.counts, time.monotonic() - self._began
         self.counts = Counts(done.pairs + pairs, done.total, done.cells + cells, seconds)
         speed = f"{self.counts.gcups:.3g} GCUPS"

@@ -1,4 +1,4 @@
-"""Alignments of many pairs: scores, CIGAR strings, rows of letters, SAM and tables."""
+"""Alignments of many pairs: scores, coordinates, CIGAR strings, text, SAM and tables."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from mlff_triton.kernels.types.sequence_pairs import MATCH, Aligned, Runs
 
 Part = TypeVar("Part")
 
-SHOWN = 10  # alignments in the text of all
+SHOWN = 10  # alignments that str() shows
 
 
 class Alignment(NamedTuple):
-    """One alignment; what only a traceback finds is None without one.
+    """One alignment. Without a traceback, all fields after the score are None.
 
     Attributes
     ----------
     query, target : str
-        Names.
+        Names of the sequences.
     score : int
-        Of the alignment.
+        Alignment score.
     query_begin, query_end, target_begin, target_end : int or None
-        Letters that are aligned, as in slices.
+        Aligned range of each sequence, counted from 0, as in slices: the query's aligned part is
+        ``query[query_begin:query_end]``.
     identity : float or None
-        Equal letters over columns.
+        Matches divided by alignment columns, gaps included; NaN if nothing is aligned.
     cigar : str or None
-        Operations ``=XID``.
+        CIGAR string with the operations ``=XID``.
     """
 
     query: str
@@ -52,21 +53,30 @@ class Alignment(NamedTuple):
 
 
 class Alignments:
-    """n alignments, as `align` returns them; an index, or iterating, gives an `Alignment`.
+    """Alignments of n pairs, as returned by `mlff_triton.bio.align`.
 
-    With ``pairs="all"`` the pairs of a query follow one another. What needs a traceback raises an
-    `InputError` without one.
+    Indexing and iterating give `Alignment` objects, and ``len`` gives n. With ``pairs="all"``, the
+    pairs of one query follow one another. Properties and methods that need a traceback raise an
+    `InputError` if the alignments were computed without one.
 
     Parameters
     ----------
     aligned : Aligned
-        Scores, and operations if there is a traceback.
+        Scores, and CIGAR operations if there is a traceback.
     queries, targets : Sequences
-        What was aligned.
+        Aligned sequences.
     pairs : {"zip", "all"}
-        Which of them make a pair.
+        Pairing of queries and targets.
     alphabet : Alphabet
-        Letters of their codes.
+        Alphabet of the sequences' codes.
+
+    Examples
+    --------
+    >>> found = align(["ACGTTA", "GG"], ["ACTTA", "GGC"], traceback=True, device="cpu")
+    >>> found.score.tolist(), found.cigar, found.cigar_m
+    ([5, -1], ['2=1I3=', '2=1D'], ['2M1I3M', '2M1D'])
+    >>> found[1].target_begin, found[1].target_end
+    (0, 3)
     """
 
     def __init__(
@@ -82,75 +92,78 @@ class Alignments:
 
     @property
     def score(self) -> Tensor:
-        """Scores int32 [n], on the device that they were computed on."""
+        """Alignment scores, int32 [n], on the device that computed them."""
         return self._aligned.score
 
     @property
     def begin(self) -> Tensor:
-        """How many letters of query and target precede the alignment, int32 [n, 2]."""
+        """First aligned positions of query and target, counted from 0, int32 [n, 2]."""
         return _traced(self._aligned.begin)
 
     @property
     def end(self) -> Tensor:
-        """How many letters of query and target precede its end, int32 [n, 2]."""
+        """Positions of query and target after the last aligned ones, int32 [n, 2]."""
         return _traced(self._aligned.end)
 
     @property
     def runs(self) -> Runs:
-        """Operations of all alignments, and how often each is repeated."""
+        """CIGAR operations of all alignments as tensors, in run-length encoding."""
         return _traced(self._aligned.runs)
 
     @property
     def has_traceback(self) -> bool:
-        """Whether there is more than scores."""
+        """True if alignments were computed, False if there are only scores."""
         return self._aligned.runs is not None
 
     @cached_property
     def cigar(self) -> list[str]:
-        """CIGAR strings of ``=XID``; empty if nothing is aligned."""
+        """CIGAR strings with the operations ``=XID``; empty where nothing is aligned."""
         return cigar.cigars(self.runs)
 
     @cached_property
     def cigar_m(self) -> list[str]:
-        """CIGAR strings of ``MID``, which do not tell equal letters from others."""
+        """CIGAR strings with the operations ``MID``, where M is a match or a mismatch."""
         return cigar.cigars(cigar.without_mismatches(self.runs), "MMID")
 
     @property
     def identity(self) -> Tensor:
-        """Equal letters over columns, gaps included, float64 [n]; NaN if nothing is aligned."""
+        """Fraction of alignment columns, gaps included, that are matches, float64 [n].
+
+        NaN where nothing is aligned.
+        """
         return cigar.columns(self.runs, (MATCH,)).double() / cigar.columns(self.runs)
 
     @property
     def query_names(self) -> list[str]:
-        """Name of each pair's query; its place in the list if it has none."""
+        """Name of each pair's query, or its index if it has no name."""
         repeats = len(self.targets.names) if self._pairs == "all" else 1
         return [str(name) for name in self.queries.names for _ in range(repeats)]
 
     @property
     def target_names(self) -> list[str]:
-        """Name of each pair's target; its place in the list if it has none."""
+        """Name of each pair's target, or its index if it has no name."""
         repeats = len(self.queries.names) if self._pairs == "all" else 1
         return [str(name) for name in self.targets.names] * repeats
 
     def places(self, i: int) -> tuple[int, int]:
-        """Which query and which target pair i is of."""
+        """Return the indices of pair i's query and target."""
         i = range(len(self))[i]
         return divmod(i, len(self.targets.names)) if self._pairs == "all" else (i, i)
 
     def is_first(self, i: int) -> bool:
-        """Whether no pair before has this query."""
+        """Return True if pair i is the first one of its query."""
         return self._pairs == "zip" or self.places(i)[1] == 0
 
     def query_letters(self, i: int) -> str:
-        """Letters of a pair's query, as the matrix has them."""
+        """Return the query of pair i as text, in the symbols of the matrix."""
         return self._letters[0][self.places(i)[0]]
 
     def target_letters(self, i: int) -> str:
-        """Letters of a pair's target, as the matrix has them."""
+        """Return the target of pair i as text, in the symbols of the matrix."""
         return self._letters[1][self.places(i)[1]]
 
     def aligned(self, i: int) -> Rows:
-        """Rows of letters of pair i, with gaps."""
+        """Return the aligned sequences of pair i as rows of text with gaps."""
         i = range(len(self))[i]
         host = self._host
         begin, end, runs = _traced(host.begin), _traced(host.end), _traced(host.runs)
@@ -160,14 +173,14 @@ class Alignments:
         return Rows.of(self.query_letters(i)[a:a_end], self.target_letters(i)[b:b_end], operation)
 
     def pretty(self, i: int, width: int = 60) -> str:
-        """Pair i as text: names, score and, with a traceback, rows of letters.
+        """Format pair i as text: names, score and, with a traceback, the aligned sequences.
 
         Parameters
         ----------
         i : int
-            Which pair.
+            Index of the pair.
         width : int
-            Columns of a line.
+            Alignment columns per line.
         """
         query, target = self.places(i)
         names = str(self.queries.names[query]), str(self.targets.names[target])
@@ -180,24 +193,25 @@ class Alignments:
         return "\n".join([title, *rows.lines(names, (a, b), width)])
 
     def to_sam(self, target: str | Path | TextIO, *, hard_clip: bool = False) -> None:
-        """Write SAM, with CIGAR strings of ``=XID`` and tags AS (score) and NM (distance).
+        """Write SAM, with queries as reads and targets as references.
 
-        Of several alignments of a query the first is the primary one. A query of which no letter
-        faces one of its target is unmapped.
+        CIGAR strings have the operations ``=XID``, and the tags are AS (score) and NM (edit
+        distance). The first alignment of a query is its primary one. A query without matches and
+        mismatches is unmapped.
 
         Parameters
         ----------
         target : path or text file
-            A path gets the whole file, or nothing if it fails.
+            Destination. A file at a path appears only when it is complete.
         hard_clip : bool
-            Whether letters that are not aligned are left out, instead of marked as such.
+            If True, omit unaligned residues or bases instead of soft-clipping them.
 
         Raises
         ------
         InputError
-            If SAM cannot have these names.
+            If there is no traceback, or if SAM does not allow the name of a sequence.
         OutputError
-            If it cannot be written.
+            If the file cannot be written.
         """
         lengths = self.targets.length.tolist()
         head = sam.header(zip(map(str, self.targets.names), lengths, strict=True))
@@ -209,7 +223,7 @@ class Alignments:
             target.write(text)
 
     def to_pandas(self) -> Any:
-        """A DataFrame with the fields of `Alignment` as columns, and a row a pair.
+        """Return a DataFrame with one row per pair and the fields of `Alignment` as columns.
 
         Raises
         ------
@@ -242,27 +256,27 @@ class Alignments:
 
     @cached_property
     def _columns(self) -> list[list[Any]]:
-        """Values of the fields of `Alignment`, as many as there are."""
+        """Values of the fields of `Alignment`: three without a traceback, else all."""
         found = [self.query_names, self.target_names, self._host.score.tolist()]
         if self.has_traceback:
             begin, end = _traced(self._host.begin), _traced(self._host.end)
-            places = [begin[:, 0], end[:, 0], begin[:, 1], end[:, 1], self.identity]
-            found += [*(place.tolist() for place in places), self.cigar]
+            tensors = [begin[:, 0], end[:, 0], begin[:, 1], end[:, 1], self.identity]
+            found += [*(tensor.tolist() for tensor in tensors), self.cigar]
         return found
 
     @cached_property
     def _host(self) -> Aligned:
-        """All numbers on the CPU, for those who ask for one pair after the other."""
+        """Results on the CPU, for access to one pair after another."""
         return moved(self._aligned, torch.device("cpu"))
 
     @cached_property
     def _letters(self) -> list[list[str]]:
-        """Letters of queries and of targets."""
-        return [self._alphabet.decode(of) for of in (self.queries, self.targets)]
+        """Queries and targets as text."""
+        return [self._alphabet.decode(side) for side in (self.queries, self.targets)]
 
 
 def moved(aligned: Aligned, device: torch.device) -> Aligned:
-    """The same on a device."""
+    """Move results to a device."""
     score, begin, end, runs = aligned
     if begin is None or end is None or runs is None:
         return Aligned(score.to(device), None, None, None)
@@ -271,6 +285,7 @@ def moved(aligned: Aligned, device: torch.device) -> Aligned:
 
 
 def _traced(part: Part | None) -> Part:
+    """Return a part of the results, or raise if it was not computed."""
     if part is None:
-        raise InputError("there are only scores: align with traceback=True")
+        raise InputError("only scores were computed: align with traceback=True")
     return part

@@ -1,4 +1,4 @@
-"""One alignment as rows of letters."""
+"""One alignment as rows of text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION
 
-MIDDLE = "|.--"  # between rows at match, mismatch, insertion and deletion, as Biopython prints them
+MIDDLE = "|.--"  # at match, mismatch, insertion and deletion, as Biopython prints them
 
 
 class Rows(NamedTuple):
-    """Letters of query and target with ``-`` for gaps; between them is said what they are.
+    """Aligned query and target, with ``-`` for gaps, and a row of symbols between them.
 
-    The middle has ``|`` for equal letters, ``.`` for others and ``-`` for gaps.
+    The middle row has ``|`` for matches, ``.`` for mismatches and ``-`` for gaps.
     """
 
     query: str
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, query: str, target: str, operation: Tensor) -> Rows:
-        """Rows from the aligned letters of both, and an operation uint8 [L] a column."""
+        """Build rows from the aligned parts of both sequences and one operation per column."""
         operations = operation.tolist()
         a, b = iter(query), iter(target)
         return cls(
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
         )
 
     def lines(self, names: tuple[str, str], begin: tuple[int, int], width: int) -> list[str]:
-        """Blocks of three lines to print, with the places of letters from 1."""
+        """Return blocks of three lines to print, with positions counted from 1."""
         before = list(begin)
         margin = max(map(len, names))
         digits = len(str(max(begin) + len(self.middle)))

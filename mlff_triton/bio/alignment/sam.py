@@ -1,4 +1,4 @@
-"""Alignments as SAM (https://samtools.github.io/hts-specs/SAMv1.pdf): queries are its reads."""
+"""Alignments as SAM (https://samtools.github.io/hts-specs/SAMv1.pdf), with queries as reads."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from mlff_triton.bio.alignment.result import Alignments
 
 UNMAPPED, SECONDARY = 4, 256
-QUALITY = 255  # of the mapping: unknown
+QUALITY = 255  # unknown mapping quality
 READ = re.compile(r"[!-?A-~]{1,254}")
 REFERENCE = re.compile(r"[0-9A-Za-z!#$%&+./:;?@^_|~-][0-9A-Za-z!#$%&*+./:;=?@^_|~-]*")
 
 
 def header(targets: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Lines that come first.
+    """Yield the lines of the header.
 
     Parameters
     ----------
     targets : iterable of (str, int)
-        Names and lengths; a target may come again.
+        Names and lengths. A target may be repeated.
 
     Raises
     ------
     InputError
-        If two targets share a name, or SAM has no such names.
+        If two different targets share a name, or if SAM does not allow a name.
     """
     yield "@HD\tVN:1.6\tSO:unsorted\n"
     lengths: dict[str, int] = {}
     for name, length in targets:
         if not REFERENCE.fullmatch(name):
-            raise InputError(f"SAM has no target of the name {name!r}: rename it")
+            raise InputError(f"SAM does not allow the target name {name!r}: rename it")
         if lengths.setdefault(name, length) != length:
-            raise InputError(f"two targets are called {name}, which SAM cannot tell: rename one")
+            raise InputError(f"two targets are called {name}, which SAM does not allow: rename one")
     for name, length in lengths.items():
         if length:
             yield f"@SQ\tSN:{name}\tLN:{length}\n"
@@ -51,40 +51,40 @@ def header(targets: Iterable[tuple[str, int]]) -> Iterator[str]:
 def records(
     alignments: Alignments, *, hard_clip: bool = False, has_primary: bool = False
 ) -> Iterator[str]:
-    """A line an alignment.
+    """Yield one line per alignment.
 
     Parameters
     ----------
     alignments : Alignments
-        With traceback.
+        Alignments with a traceback.
     hard_clip : bool
-        Whether letters that are not aligned are left out, instead of marked as such.
+        If True, omit unaligned residues or bases instead of soft-clipping them.
     has_primary : bool
-        Whether these queries have alignments already: of several of a query the first is the
-        primary one.
+        If True, these queries already have a primary alignment. By default, the first alignment of
+        each query is the primary one.
 
     Raises
     ------
     InputError
-        If SAM has no queries of such names.
+        If SAM does not allow the name of a query.
     """
     runs, clip = alignments.runs, "H" if hard_clip else "S"
-    places = torch.cat([alignments.begin, alignments.end], 1).tolist()
+    bounds = torch.cat([alignments.begin, alignments.end], 1).tolist()
     is_mapped = (cigar.columns(runs, (MATCH, MISMATCH)) > 0).tolist()
     distances = cigar.columns(runs, (MISMATCH, INSERTION, DELETION)).tolist()
     for k, alignment in enumerate(alignments):
         name, target, score = alignment[:3]
-        begin, target_begin, end, _ = places[k]
+        begin, target_begin, end, _ = bounds[k]
         if not READ.fullmatch(name):
-            raise InputError(f"SAM has no query of the name {name!r}: rename it")
+            raise InputError(f"SAM does not allow the query name {name!r}: rename it")
         letters = alignments.query_letters(k)
         if is_mapped[k]:
             before, after = (f"{n}{clip}" if n else "" for n in (begin, len(letters) - end))
             letters = letters[begin:end] if hard_clip else letters
             flag = 0 if alignments.is_first(k) and not has_primary else SECONDARY
-            place = f"{target}\t{target_begin + 1}\t{QUALITY}"
-            where = f"{flag}\t{place}\t{before}{alignment.cigar}{after}"
+            cigar_string = f"{before}{alignment.cigar}{after}"
+            mapping = f"{flag}\t{target}\t{target_begin + 1}\t{QUALITY}\t{cigar_string}"
             tags = f"AS:i:{score}\tNM:i:{distances[k]}"
         else:
-            where, tags = f"{UNMAPPED}\t*\t0\t0\t*", f"AS:i:{score}"
-        yield f"{name}\t{where}\t*\t0\t0\t{letters or '*'}\t*\t{tags}\n"
+            mapping, tags = f"{UNMAPPED}\t*\t0\t0\t*", f"AS:i:{score}"
+        yield f"{name}\t{mapping}\t*\t0\t0\t{letters or '*'}\t*\t{tags}\n"

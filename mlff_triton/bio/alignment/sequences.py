@@ -1,4 +1,4 @@
-"""Sequences of letters: from strings, records, files and tensors to codes."""
+"""Sequences as codes, read from strings, records, files and tensors."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from mlff_triton.errors import InputError
 
 GZIP = b"\x1f\x8b"
 BLANKS = b" \t\r\n"
-AT_A_TIME = 256  # sequences that are joined: they stay in the cache
-UPLOADED = 2**11  # sequences that go to a GPU at once, while the host joins the next
-TRANSLATED = 2**24  # letters that a GPU translates at once: each takes four bytes more
-UNKNOWN = 255  # code of a letter that the matrix does not have
+JOINED_AT_A_TIME = 256  # sequences, few enough to stay in the cache
+UPLOAD_BATCH = 2**11  # sequences copied to a GPU while the host joins the next ones
+ENCODING_BATCH = 2**24  # symbols that a GPU encodes at once, with four more bytes for each
+UNKNOWN = 255  # code of a symbol missing from the matrix
 
 
 class Record(NamedTuple):
-    """A record of a FASTA file; Biopython's have these attributes too."""
+    """A record of a FASTA file, with attributes named as in Biopython."""
 
     id: str
     seq: bytes
 
 
 class Sequences(NamedTuple):
-    """Sequences as codes; they may be apart, and come in their order.
+    """Sequences as codes, in ascending order in memory, with or without gaps between them.
 
     Attributes
     ----------
     names : sequence of str, or range
-        Of records; the places in a list of those that have no names.
+        Names of records, or indices of sequences without names.
     letters : uint8 [S]
-        Codes of all letters, on any device.
+        Codes of all residues or bases, on any device.
     start, length : int64 [n]
-        On the CPU: a sequence is ``letters[start : start + length]``.
+        A sequence is ``letters[start : start + length]``. On the CPU.
     """
 
     names: Sequence[str] | range
@@ -51,7 +51,7 @@ class Sequences(NamedTuple):
     length: Tensor
 
     def part(self, first: int, last: int) -> Sequences:
-        """Sequences ``first : last``, and no letters but theirs."""
+        """Return the sequences ``first : last``, with only their own codes."""
         if last - first == len(self.names):
             return self
         begin = int(self.start[first])
@@ -65,30 +65,41 @@ class Sequences(NamedTuple):
 
 
 class Alphabet:
-    """Letters and their codes, which are their places in a substitution matrix.
+    """Residues or bases and their codes, which are their rows in a substitution matrix.
 
-    Upper and lower case are the same.
+    Upper and lower case are equivalent.
 
     Parameters
     ----------
     letters : str
-        Of the matrix, in upper case.
+        Residues or bases in the order of the matrix, in upper case.
     unknown : str, optional
-        The letter that others are taken for; by default they are refused.
+        One of `letters` that replaces all other symbols. By default, other symbols raise an error.
     device : torch.device, optional
-        The one that translates text, and keeps the codes; by default the host does.
+        Device that encodes text and keeps the codes. By default, the host does.
+    upload_batch : int
+        Sequences copied to the device at a time.
+    encoding_batch : int
+        Symbols that the device encodes at a time.
     """
 
     def __init__(
-        self, letters: str, unknown: str | None = None, *, device: torch.device | None = None
+        self,
+        letters: str,
+        unknown: str | None = None,
+        *,
+        device: torch.device | None = None,
+        upload_batch: int = UPLOAD_BATCH,
+        encoding_batch: int = ENCODING_BATCH,
     ) -> None:
         if not letters.isascii():
-            raise InputError(f"a matrix has letters of ASCII, which {letters} are not")
+            raise InputError(f"the row names {letters} of the matrix are not ASCII: rename them")
         self.letters, self._device = letters, device
+        self._upload_batch, self._encoding_batch = upload_batch, encoding_batch
         codes = bytearray([UNKNOWN]) * 256
         if unknown is not None:
             if not isinstance(unknown, str) or len(unknown) != 1 or unknown.upper() not in letters:
-                raise InputError(f"unknown={unknown!r} is none of the letters {letters}")
+                raise InputError(f"unknown={unknown!r} is not one of {letters}: choose one of them")
             codes = bytearray([letters.index(unknown.upper())]) * 256
         for code, letter in enumerate(letters):
             codes[ord(letter)] = codes[ord(letter.lower())] = code
@@ -96,19 +107,19 @@ class Alphabet:
         self._letters = letters.encode().ljust(256, b"?")
 
     def read(self, source: Any, kind: str) -> Sequences:
-        """Encode whatever holds sequences.
+        """Encode sequences in any of the forms that `align` accepts.
 
         Parameters
         ----------
         source : path, iterable of str, bytes or records, or (tensor, lengths)
-            As `align` takes it.
+            Sequences.
         kind : str
-            What to call one of them in messages.
+            "query" or "target", for messages.
 
         Raises
         ------
         InputError
-            If there are none, or one of them cannot be read; the message has its name.
+            If there are no sequences, or one of them cannot be read. The message names it.
         """
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
             found = self._of_tensors(*source, kind)
@@ -119,17 +130,17 @@ class Alphabet:
         else:
             found = self._of_items(source, kind)
         if len(found.names) == 0:
-            raise InputError(f"there is no {kind}: give one at least")
+            raise InputError(f"there is no {kind}: give at least one")
         return found
 
     def decode(self, sequences: Sequences) -> list[str]:
-        """Letters of sequences."""
+        """Return sequences as text."""
         text = sequences.letters.cpu().numpy().tobytes().translate(self._letters).decode("ascii")
-        places = zip(sequences.start.tolist(), sequences.length.tolist(), strict=True)
-        return [text[first : first + length] for first, length in places]
+        ranges = zip(sequences.start.tolist(), sequences.length.tolist(), strict=True)
+        return [text[first : first + length] for first, length in ranges]
 
     def _of_items(self, source: Iterable[Any], kind: str) -> Sequences:
-        """Encode what a program has; that all of many are str is seen when they are joined."""
+        """Encode an iterable. A list that starts with a str is first assumed to hold only str."""
         if isinstance(source, list) and source and isinstance(source[0], str):
             with suppress(TypeError):
                 return self._of_texts(range(len(source)), source, kind)
@@ -138,10 +149,11 @@ class Alphabet:
     def _of_texts(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> Sequences:
-        """Encode all; which record is wrong is asked if one is."""
-        places = range(0, max(1, len(texts)), UPLOADED)
+        """Encode texts. Only if one has an unknown symbol, search for it."""
+        size = self._upload_batch
         is_text = isinstance(next(iter(texts), ""), str)
-        encoded = [self._encode(texts[k : k + UPLOADED], is_text) for k in places]
+        batches = range(0, max(1, len(texts)), size)
+        encoded = [self._encode(texts[k : k + size], is_text) for k in batches]
         length, letters = map(torch.cat, zip(*encoded, strict=True))
         if self._device is not None:
             self._translate(letters)
@@ -150,7 +162,7 @@ class Alphabet:
         return Sequences(names, letters, length.cumsum(0) - length, length)
 
     def _encode(self, texts: list[str] | list[bytes], is_text: bool) -> tuple[Tensor, Tensor]:
-        """Lengths of texts, and their codes; on a device, which is to translate them, letters."""
+        """Return the lengths of texts and their codes, or their bytes if a device encodes them."""
         length = torch.from_numpy(np.fromiter(map(len, texts), np.int64, len(texts)))
         is_pinned = self._device is not None and self._device.type == "cuda"
         letters = torch.empty(int(length.sum()), dtype=torch.uint8, pin_memory=is_pinned)
@@ -161,73 +173,74 @@ class Alphabet:
         return length, letters.to(self._device, non_blocking=True)
 
     def _translate(self, letters: Tensor) -> None:
-        """Letters to codes, where they are."""
+        """Replace bytes by codes in place, on their own device."""
         table = torch.tensor(list(self._codes), dtype=torch.uint8, device=letters.device)
-        for some in letters.split(TRANSLATED):
-            torch.index_select(table, 0, some.int(), out=some)
+        for part in letters.split(self._encoding_batch):
+            torch.index_select(table, 0, part.int(), out=part)
 
     def _refusal(
         self, names: Sequence[str] | range, texts: list[str] | list[bytes], kind: str
     ) -> InputError:
-        """Name the first record with a letter that is unknown."""
-        joined = _joined(texts, isinstance(texts[0], str), at_a_time=1)
+        """Return the error that names the first sequence with an unknown symbol."""
+        joined = _joined(texts, isinstance(texts[0], str), size=1)
         codes = (raw.translate(self._codes) for raw in joined)
-        places = (code.find(UNKNOWN) for code in codes)
-        record, place = next((k, place) for k, place in enumerate(places) if place >= 0)
-        letter = texts[record][place : place + 1]
-        shown = letter if isinstance(letter, str) else letter.decode("latin-1")
+        positions = (code.find(UNKNOWN) for code in codes)
+        record, position = next((k, found) for k, found in enumerate(positions) if found >= 0)
+        symbol = texts[record][position : position + 1]
+        shown = symbol if isinstance(symbol, str) else symbol.decode("latin-1")
         is_protein = "Q" in self.letters  # where N is asparagine
         stand_in = "X" if is_protein else "N"
         remedy = f"unknown='{stand_in}' to read it as that, or " * (stand_in in self.letters)
         return InputError(
-            f"{kind} {names[record]} has {shown!r} at {place + 1}, which is none of "
-            f"{self.letters}: give {remedy}a matrix that has it"
+            f"{kind} {names[record]} has {shown!r} at position {position + 1}, which is not one of "
+            f"{self.letters}: give {remedy}a matrix that includes it"
         )
 
     def _of_tensors(self, codes: Tensor, lengths: Any, kind: str) -> Sequences:
-        """Codes [n, L] with lengths [n]."""
+        """Check codes [n, L] with lengths [n]."""
         lengths = torch.as_tensor(lengths)
         is_integer = not any(x.is_floating_point() or x.is_complex() for x in (codes, lengths))
         if codes.ndim != 2 or lengths.shape != codes.shape[:1] or not is_integer:
             raise InputError(
-                f"encoded {kind} letters are integers [n, L] with lengths [n], not "
-                f"{list(codes.shape)} and {list(lengths.shape)}"
+                f"encoded {kind} sequences must be integers [n, L] with lengths [n], not "
+                f"{codes.dtype} {list(codes.shape)} and {lengths.dtype} {list(lengths.shape)}"
             )
         n, width = codes.shape
         length = lengths.long().cpu()
         if ((length < 0) | (length > width)).any():
-            raise InputError(f"a length of a {kind} is not within 0 to {width}")
+            raise InputError(f"lengths of encoded {kind} sequences must be from 0 to {width}")
         wrong = (codes < 0) | (codes >= len(self.letters))
         wrong &= torch.arange(width, device=codes.device) < lengths.to(codes.device)[:, None]
         if wrong.any():
-            record, place = wrong.nonzero()[0].tolist()
+            record, position = wrong.nonzero()[0].tolist()
             raise InputError(
-                f"{kind} {record} has code {int(codes[record, place])} at {place + 1}, but codes "
-                f"of {self.letters} are below {len(self.letters)}"
+                f"{kind} {record} has code {int(codes[record, position])} at position "
+                f"{position + 1}, but codes of {self.letters} must be from 0 to "
+                f"{len(self.letters) - 1}"
             )
         letters = codes.to(torch.uint8).reshape(-1)
         return Sequences(range(n), letters, torch.arange(n) * width, length)
 
 
-def _joined(texts: list[Any], is_text: bool, at_a_time: int = AT_A_TIME) -> Iterator[bytes]:
-    """Portions of texts that are all str or all bytes, a byte for each letter."""
-    for first in range(0, len(texts), at_a_time):
-        some = texts[first : first + at_a_time]
-        yield "".join(some).encode("ascii", "replace") if is_text else b"".join(some)
+def _joined(texts: list[Any], is_text: bool, size: int = JOINED_AT_A_TIME) -> Iterator[bytes]:
+    """Yield batches of texts joined to bytes. The texts are all str or all bytes."""
+    for first in range(0, len(texts), size):
+        batch = texts[first : first + size]
+        yield "".join(batch).encode("ascii", "replace") if is_text else b"".join(batch)
 
 
 def _write(portions: Iterable[bytes], letters: Tensor) -> None:
-    """Put them into a tensor on the CPU, one after the other."""
-    room, done = letters.numpy().data, 0
+    """Copy portions into a tensor on the CPU, one after another."""
+    buffer, done = letters.numpy().data, 0
     for portion in portions:
-        room[done : done + len(portion)] = portion
+        buffer[done : done + len(portion)] = portion
         done += len(portion)
 
 
 def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, list[Any]]:
-    """Names and texts, the latter all str or all bytes."""
+    """Return names and texts. The texts are either all str or all bytes."""
     if hasattr(source, "seq") or hasattr(source, "__bytes__") or isinstance(source, bytes):
-        raise InputError(f"a single {kind} is given as a list of one")
+        raise InputError(f"the {kind} sequences must be a list: put a single {kind} into a list")
     if isinstance(source, Mapping):
         names = list(map(str, source))
         pairs = zip(names, source.values(), strict=True)
@@ -236,35 +249,36 @@ def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, lis
         items = list(source)
     except TypeError:
         raise InputError(
-            f"{type(source).__name__} is nothing to read sequences from: give a list of them, the "
-            "path of a FASTA file, or codes with lengths"
+            f"cannot read sequences from an object of type {type(source).__name__}: give a list of "
+            "sequences, the path of a FASTA file, or codes with lengths"
         ) from None
     if len(set(map(type, items))) <= 1 and isinstance(next(iter(items), ""), str | bytes):
         return range(len(items)), items
-    names = [str(getattr(item, "id", place)) for place, item in enumerate(items)]
+    names = [str(getattr(item, "id", index)) for index, item in enumerate(items)]
     sequences = [getattr(item, "seq", item) for item in items]
     texts = [_bytes(item, name, kind) for item, name in zip(sequences, names, strict=True)]
     return names, texts
 
 
 def _bytes(sequence: Any, name: str, kind: str) -> bytes:
+    """Convert a sequence to bytes, or raise an error that names it."""
     if isinstance(sequence, str):
-        return sequence.encode("ascii", "replace")  # what is no letter of ASCII is none of a matrix
+        return sequence.encode("ascii", "replace")  # matrices have no symbols beyond ASCII
     if isinstance(sequence, bytes | bytearray) or hasattr(sequence, "__bytes__"):
         return bytes(sequence)
     raise InputError(
-        f"{kind} {name} is no sequence, but of type {type(sequence).__name__}: give str, bytes or "
-        "records, or codes as (tensor, lengths)"
+        f"{kind} {name} is not a sequence but of type {type(sequence).__name__}: give str, bytes "
+        "or records, or codes as (tensor, lengths)"
     )
 
 
 def read_fasta(path: Path) -> Iterator[Record]:
-    """Records of a file, packed by gzip or not, one by one.
+    """Yield the records of a FASTA file, gzipped or not.
 
     Raises
     ------
     InputError
-        If the file cannot be read, is cut off, or holds something else.
+        If the file cannot be read, is truncated, or is not FASTA.
     """
     name: str | None = None
     parts: list[bytes] = []
@@ -278,41 +292,45 @@ def read_fasta(path: Path) -> Iterator[Record]:
                 elif name is not None:
                     parts.append(line)
                 elif line.strip(BLANKS):
-                    raise InputError(f"{path} is no FASTA file: it does not begin with >")
+                    raise InputError(f"{path} is not a FASTA file: it must begin with >")
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
         last = "before its first record" if name is None else f"in record {name}"
-        raise InputError(f"{path} is damaged or cut off {last}: {problem}") from problem
+        raise InputError(
+            f"{path} is damaged or truncated {last}: restore the file ({problem})"
+        ) from problem
     except OSError as problem:
-        hint = " (give a single sequence as a list of one)" if str(path).isalpha() else ""
+        hint = " (put a single sequence into a list)" if str(path).isalpha() else ""
         reason = problem.strerror or problem
         raise InputError(f"{path} cannot be read: {reason}{hint}") from problem
     if name is None:
-        raise InputError(f"{path} holds no records")
+        raise InputError(f"{path} contains no records: is it the right file?")
     yield _record(path, name, parts)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterable[bytes]]:
-    """A file at its first letter, unpacked if it is packed."""
+    """Open a file after any byte order mark, decompressed if it is gzipped."""
     if path.is_fifo():
-        raise InputError(f"{path} is a pipe, which is read only once: save it as a file")
+        raise InputError(f"{path} is a pipe, which can be read only once: save it as a file")
     with path.open("rb") as plain:
-        is_packed = plain.read(2) == GZIP
-    with gzip.open(path, "rb") if is_packed else path.open("rb") as file:
+        is_gzipped = plain.read(2) == GZIP
+    with gzip.open(path, "rb") if is_gzipped else path.open("rb") as file:
         if file.read(3) != BOM_UTF8:
             file.seek(0)
         yield file
 
 
 def _name(path: Path, line: bytes) -> str:
+    """Return the first word of a header line."""
     words = line[1:].split(maxsplit=1)
     if not words:
-        raise InputError(f"{path} has a record without a name")
+        raise InputError(f"{path} has a record without a name: add one after >")
     return words[0].decode("utf-8", "replace")
 
 
 def _record(path: Path, name: str, lines: list[bytes]) -> Record:
+    """Join the lines of a record."""
     sequence = b"".join(lines).translate(None, BLANKS)
     if not sequence:
-        raise InputError(f"record {name} of {path} has no letters: is the file cut off?")
+        raise InputError(f"record {name} of {path} is empty: is the file truncated?")
     return Record(name, sequence)

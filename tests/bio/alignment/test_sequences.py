@@ -1,0 +1,156 @@
+"""Sequences in all forms that `bio.align` reads, and files that it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import os
+
+import numpy as np
+import pytest
+import torch
+from Bio.Seq import Seq
+
+from mlff_triton.bio.alignment.sequences import Alphabet
+from mlff_triton.errors import InputError
+from tests.support.alignments import QUERIES, SCORES, TARGETS, align, as_records
+
+GZIPPED = gzip.compress(b">a\nACGT\n", mtime=0)  # without the time, which would be in test names
+
+
+def as_tensors(texts):
+    letters = "ACGTN"
+    codes = torch.full((len(texts), 20), 99)
+    for row, text in zip(codes, texts, strict=True):
+        row[: len(text)] = torch.tensor([letters.index(x) for x in text.upper()])
+    return codes, torch.tensor([len(text) for text in texts])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        tuple,
+        iter,
+        lambda texts: [text.encode() for text in texts],
+        lambda texts: [texts[0], texts[1].encode(), Seq(texts[2]), *texts[3:]],
+        as_records,
+        as_tensors,
+        lambda texts: np.array(texts, dtype=object),
+        lambda texts: {f"s{k}": text for k, text in enumerate(texts)},
+        lambda texts: {record.id: record for record in as_records(texts)},
+        lambda texts: (as_tensors(texts)[0], list(map(len, texts))),
+    ],
+)
+def test_forms_of_sequences(form):
+    assert align(form(QUERIES), form(TARGETS)).score.tolist() == SCORES
+
+
+def test_many_strings_with_others_among_them():
+    texts = [*QUERIES * 200, Seq("ACGT"), b"ACGT", *QUERIES * 200, b"ACGT"]
+    letters = [text if isinstance(text, str) else bytes(text).decode() for text in texts]
+    found, expected = (Alphabet("ACGTN").read(some, "query") for some in (texts, letters))
+    assert torch.equal(found.letters, expected.letters)
+    assert torch.equal(found.length, expected.length)
+    with pytest.raises(InputError, match="query 1000 is not a sequence but of type int"):
+        align([*QUERIES * 200, 3], ["A"])
+
+
+def test_names_are_those_of_records():
+    found = align(as_records(["AC"]), ["AC"])
+    assert (found.query_names, found.target_names) == (["r0"], ["0"])
+    assert align({"some": "AC"}, {5: "AC"})[0][:2] == ("some", "5")
+
+
+def test_whole_numbers_may_be_floats():
+    assert align(["ACGT"], ["AT"], gap_open=6.0, gap_extend=np.int64(1)).score.tolist() == [-3]
+
+
+@pytest.mark.parametrize("pack", [lambda text: text, gzip.compress])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_fasta(tmp_path, pack, end, mark):
+    lines = [b"", b">one two", b"AC gt", b"", b"TT", b">three", b"N"]
+    path = tmp_path / "some.fa"
+    path.write_bytes(pack(mark + end.join(lines)))
+    found = align(path, str(path), traceback=True)
+    assert found.query_names == ["one", "three"]
+    assert [found.query_letters(k) for k in range(2)] == ["ACGTTT", "N"]
+    assert found.cigar == ["6=", "1="]
+
+
+def test_many_sequences_keep_their_order():
+    draw = np.random.default_rng(0)
+    texts = ["".join(draw.choice(list("ACGT"), size)) for size in draw.integers(0, 9, 1000)]
+    assert Alphabet("ACGTN").decode(Alphabet("ACGTN").read(texts, "query")) == texts
+
+
+@pytest.mark.parametrize("unknown", [None, "N"])
+@pytest.mark.parametrize("form", [str, str.encode])
+@pytest.mark.parametrize("longest", [0, 9])
+def test_a_device_encodes_as_the_host_does(unknown, form, longest):
+    draw = np.random.default_rng(0)
+    letters = list("ACGTNacgtn" + "-é" * (unknown is not None))
+    sizes = draw.integers(0, longest + 1, 1000)
+    texts = [form("".join(draw.choice(letters, size))) for size in sizes]
+    host, device = (
+        Alphabet("ACGTN", unknown, device=device, upload_batch=300, encoding_batch=100).read(
+            texts, "query"
+        )
+        for device in (None, torch.device("cpu"))
+    )
+    assert host.names == device.names
+    assert all(map(torch.equal, host[1:], device[1:]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["ACGT", "", "ACXT"], "query 2 has 'X' at position 3, which is not one of ACGTN"),
+        (["A", "Aé"], "query 1 has 'é' at position 2"),
+        ([b"A", b"\xffC"], "query 1 has 'ÿ' at position 1"),
+        ([], "there is no query"),
+    ],
+)
+def test_a_device_refuses_as_the_host_does(texts, message):
+    for device in (None, torch.device("cpu")):
+        with pytest.raises(InputError, match=message):
+            Alphabet("ACGTN", device=device).read(texts, "query")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "contains no records"),
+        (b"ACGT\n", "is not a FASTA file"),
+        (b">a\nACGT\n>b", "record b of .* is empty: is the file truncated"),
+        (b">\nACGT\n", "a record without a name"),
+        (GZIPPED[:-9], "is damaged or truncated"),
+        (GZIPPED[:5], "is damaged or truncated before its first record"),
+        (GZIPPED[:-8] + bytes(8), "is damaged or truncated in record a"),
+        (GZIPPED + b"more", "is damaged or truncated in record a"),
+        (b"@a\nACGT\n+\nIIII\n", "is not a FASTA file"),
+        (b">a\nAC-GT\n", "query a has '-' at position 3"),
+    ],
+)
+def test_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "some.fa"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as refused:
+        align(path, ["A"])
+    assert str(path) in str(refused.value) or "query a" in message
+
+
+def test_pipes_are_refused(tmp_path):
+    """A pipe would be empty when it is opened again."""
+    os.mkfifo(tmp_path / "some.fa")
+    with pytest.raises(InputError, match=r"some\.fa is a pipe, which can be read only once"):
+        align(tmp_path / "some.fa", ["A"])
+
+
+def test_a_truncated_file_is_refused_with_the_record(tmp_path):
+    draw = np.random.default_rng(0)
+    records = [f">r{k}\n{''.join(draw.choice(list('ACGT'), 900))}\n" for k in range(100)]
+    packed = gzip.compress("".join(records).encode())
+    path = tmp_path / "some.fa.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(InputError, match=r"is damaged or truncated in record r(4|5)\d"):
+        align(path, ["A"])
