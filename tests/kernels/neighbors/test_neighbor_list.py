@@ -154,11 +154,11 @@ def test_shifts_that_fit_no_byte_are_reported(device):
         assert (rows.reach <= MAX_REACH) == fits
 
 
-@pytest.mark.parametrize("place", [np.nan, 1e12])
+@pytest.mark.parametrize("coordinate", [np.nan, 1e12])
 @pytest.mark.parametrize("kind", ["cubic", "cluster"])
-def test_atoms_that_are_nowhere_are_reported(place, kind, device):
+def test_atoms_that_are_nowhere_are_reported(coordinate, kind, device):
     positions, cell, pbc = structure(kind, 5)
-    positions[3, 1] = place
+    positions[3, 1] = coordinate
     assert build_rows(*tensors([(positions, cell, pbc)], device), RADIUS, 40).reach > MAX_REACH
 
 
