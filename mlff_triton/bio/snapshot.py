@@ -1,4 +1,4 @@
-"""Snapshots of modules, which tell whether weights read from a module are still current."""
+"""Snapshots of modules, to detect changes after weights were read from them."""
 
 from __future__ import annotations
 

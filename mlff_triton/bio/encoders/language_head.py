@@ -56,7 +56,7 @@ class LanguageHead:
             )
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return the logits [..., V] of hidden states [..., C], in the dtype of the latter.
+        """Return the logits [..., V] of hidden states [..., C], in the dtype of the hidden states.
 
         Kernels compute logits in full precision and round them only to that dtype, because logits
         in half precision are often equal.
