@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.lab import figures
+from benchmarks.lab.schema import read_rows
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+
+
+def errors_table(folder: Path, bench: str) -> str:
+    """Return every error of a benchmark, by case and implementation; empty without data."""
+    lines = [
+        f"| {row.case} | {row.impl} | {row.atoms:,} | {row.error:.1e} | {row.gate} |"
+        for row in sorted(read_rows(folder / f"{bench}.csv"), key=lambda row: row.case)
+        if row.error is not None
+    ]
+    head = ["| case | implementation | atoms or tokens | error | gate |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "step": partial(figures.step_table, bench="step"),
     "shipped": partial(figures.step_table, bench="shipped"),
@@ -29,7 +43,9 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "operators": figures.operators_table,
     "ase": figures.overhead_table,
     "openmm": figures.openmm_table,
+    "fidelity": partial(errors_table, bench="fidelity"),
     "bio": figures.bio_table,
+    "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": figures.alignment_table,
     "alignment-batches": figures.cells_table,
 }
