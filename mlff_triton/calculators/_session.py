@@ -1,30 +1,54 @@
-"""One engine, evaluated again and again: what every front end shares."""
+"""An engine that evaluates one system again and again: the common part of all front ends."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.engine.batch import Batch, check_charge, same
+from mlff_triton.engine.batch import Batch, check_charge
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.box import Box
-from mlff_triton.neighbors.neighbor_list import check_positions
 
-System = tuple[ArrayLike, ArrayLike, ArrayLike | None, ArrayLike, float]
-"""Atomic numbers, positions, cell, periodicity and charge of one system."""
+
+class System(NamedTuple):
+    """One system, as a user gives it.
+
+    Attributes
+    ----------
+    numbers : int [N]
+        Atomic numbers.
+    positions : float [N, 3]
+        Positions in Å.
+    cell : float [3, 3] or None
+        Lattice vectors (rows) in Å.
+    pbc : bool or bool [3]
+        Periodic directions.
+    charge : int
+        Total charge in elementary charges.
+    """
+
+    numbers: ArrayLike
+    positions: ArrayLike
+    cell: ArrayLike | None
+    pbc: ArrayLike
+    charge: float = 0
+
+    def check(self) -> Batch:
+        """Return a batch of this system; errors are those of `Batch.of`."""
+        numbers, positions, cell, pbc, charge = self
+        return Batch.of(numbers, positions, cell, pbc, charge=check_charge(charge))
 
 
 class Session:
-    """An engine, and the last system's cell and atoms, which are not checked anew if they stay.
+    """An engine and its last system, of which only the changed parts are checked again.
 
     Parameters
     ----------
     model, device, dtype, backend, skin
-        As for `mlff_triton.engine.engine.Engine`.
+        Same as for `mlff_triton.engine.engine.Engine`.
     """
 
     def __init__(
@@ -36,30 +60,28 @@ class Session:
         skin: float = 0.5,
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
-        self._last: tuple[np.ndarray, np.ndarray, Batch] | None = None
+        self._batch: Batch | None = None
 
-    def evaluate(
-        self,
-        numbers: ArrayLike,
-        positions: ArrayLike,
-        cell: ArrayLike | None,
-        pbc: ArrayLike,
-        charge: float = 0,
-    ) -> Prediction:
-        """Energy, forces and virial of one system; what has not changed is reused.
+    def changes(self, system: System) -> list[str]:
+        """Return which fields of a system differ from the last one: its box counts as the cell."""
+        batch = self._batch
+        if batch is None:
+            return list(System._fields)
+        same = {
+            "positions": batch.same_positions(system.positions),
+            "numbers": batch.same_numbers(system.numbers),
+            "cell": batch.same_box(system.cell, system.pbc),
+            "charge": batch.same_charge(system.charge),
+        }
+        return [name for name, is_same in same.items() if not is_same]
+
+    def evaluate(self, system: System) -> Prediction:
+        """Compute energy, forces and virial of one system.
 
         Parameters
         ----------
-        numbers : int [N]
-            Atomic numbers.
-        positions : float [N, 3]
-            Positions in Å.
-        cell : float [3, 3] or None
-            Lattice vectors (rows) in Å.
-        pbc : bool or bool [3]
-            Periodic directions.
-        charge : int
-            Total charge in elementary charges.
+        system : System
+            Positions in float64 are kept, not copied, until the next call.
 
         Returns
         -------
@@ -69,48 +91,17 @@ class Session:
         Raises
         ------
         InputError
-            If a number is not finite, shapes disagree, the charge is not an integer, an element is
+            If a value is not finite, shapes disagree, the charge is not an integer, an element is
             unknown or two atoms coincide.
         """
-        batch = self._update(numbers, positions, cell, pbc, charge)
+        batch = self._batch
+        if batch and batch.same_numbers(system.numbers) and batch.same_charge(system.charge):
+            batch = batch.with_box(system.cell, system.pbc).with_positions(system.positions)
+        else:
+            batch = system.check()
+        self._batch = batch
         return self.engine.evaluate(batch)
 
     def evaluate_many(self, systems: list[System]) -> Prediction:
-        """Several systems, each as the arguments of `evaluate`, in one batch."""
-        batches = [Batch.of(z, x, c, pbc, charge=check_charge(q)) for z, x, c, pbc, q in systems]
-        counts = [len(batch.numbers) for batch in batches]
-        return self.engine.evaluate(
-            Batch(
-                numbers=np.concatenate([batch.numbers for batch in batches]),
-                positions=np.concatenate([batch.positions for batch in batches]),
-                boxes=tuple(batch.boxes[0] for batch in batches),
-                system=np.repeat(np.arange(len(systems)), counts),
-                charge=np.concatenate([batch.charge for batch in batches]),
-            )
-        )
-
-    def _update(
-        self,
-        numbers: ArrayLike,
-        positions: ArrayLike,
-        cell: ArrayLike | None,
-        pbc: ArrayLike,
-        charge: float,
-    ) -> Batch:
-        """The batch of a system; arrays equal to the last one's are the last one's."""
-        rows = np.zeros(0) if cell is None else np.asarray(cell)
-        periodic = np.atleast_1d(pbc)
-        if self._last is not None:
-            last_rows, last_periodic, batch = self._last
-            same_box = same(rows, last_rows) and same(periodic, last_periodic)
-            same_atoms = same(np.asarray(numbers), batch.numbers)
-            if same_atoms and charge == batch.charge[0]:
-                points = check_positions(positions)
-                boxes = batch.boxes if same_box else (Box.of(cell, pbc),)
-                if len(points) == len(batch.numbers):
-                    batch = Batch(batch.numbers, points, boxes, batch.system, batch.charge)
-                    self._last = rows.copy(), periodic.copy(), batch
-                    return batch
-        batch = Batch.of(numbers, positions, cell, pbc, charge=check_charge(charge))
-        self._last = rows.copy(), periodic.copy(), batch
-        return batch
+        """Compute several systems in one batch; errors are those of `evaluate`."""
+        return self.engine.evaluate(Batch.concatenate([system.check() for system in systems]))

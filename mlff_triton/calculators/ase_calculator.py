@@ -11,21 +11,20 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from numpy.typing import NDArray
 
-from mlff_triton.calculators._session import Session
+from mlff_triton.calculators._session import Session, System
 from mlff_triton.engine.batch import same
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
 
-MAX_BATCH_ATOMS = 8192
-VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy of nine numbers row by row
+VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy in a 3x3 matrix row by row
 
 
 class TensorNetCalculator(Calculator):
     """Energies, forces and stresses of a TensorNet for any ASE workflow.
 
     The total charge is read from ``atoms.info["charge"]`` (0 if absent). The neighbor list is
-    reused while the atoms stay within half a skin. Results are reproducible bit for bit.
+    reused until an atom has moved by half the skin. Results are reproducible bit for bit.
 
     Parameters
     ----------
@@ -33,13 +32,14 @@ class TensorNetCalculator(Calculator):
         ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
         TorchMD-NET or MatGL, or a loaded model, which is copied.
     device : str
-        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``...
+        ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``...
     dtype : {"float32", "float64"}
-        Precision of the network; energies add up in float64 either way.
+        Precision of the network. Energies are summed in float64 either way.
     backend : str
-        ``"auto"``, or what computes: see `mlff_triton.engine.engine.Engine`.
+        ``"auto"``, or one of the backends of `mlff_triton.engine.engine.Engine`.
     skin : float
-        Verlet skin in Å; larger means rarer, longer lists.
+        Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
+        rebuilt less often.
 
     Notes
     -----
@@ -48,7 +48,7 @@ class TensorNetCalculator(Calculator):
     Raises
     ------
     MlffTritonError
-        A subclass that says what is wrong with the model, the device or the atoms.
+        If the model, the device or the atoms are invalid. There is a subclass for each reason.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class TensorNetCalculator(Calculator):
     (9, 3)
     """
 
-    implemented_properties = [  # noqa: RUF012 (ASE declares it of the instance)
+    implemented_properties = [  # noqa: RUF012 (declared by ASE)
         "energy",
         "free_energy",
         "forces",
@@ -81,19 +81,16 @@ class TensorNetCalculator(Calculator):
         self._last: Atoms | None = None
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:  # noqa: ARG002 (ASE's)
-        """What changed since the last calculation; a new total charge counts as a change."""
-        last = self.atoms
-        if last is None or len(last) != len(atoms):
+        """Return what has changed since the last calculation.
+
+        The total charge counts as initial charges, and periodic directions as the cell. A cell
+        without periodic directions does not count. ASE's own comparison takes ten times as long, as
+        it compares every array that atoms may have.
+        """
+        if self.atoms is None:
             return list(all_changes)
-        # ASE's own comparison goes through every array that atoms may have: ten times slower.
-        unchanged = {
-            "positions": same(last.positions, atoms.positions),
-            "numbers": same(last.numbers, atoms.numbers),
-            "cell": same(last.cell.array, atoms.cell.array),
-            "pbc": same(last.pbc, atoms.pbc),
-            "initial_charges": _charge(last) == _charge(atoms),
-        }
-        return [name for name, is_same in unchanged.items() if not is_same]
+        changes = self.session.changes(_system_of(atoms))
+        return ["initial_charges" if name == "charge" else name for name in changes]
 
     def calculate(
         self,
@@ -101,37 +98,42 @@ class TensorNetCalculator(Calculator):
         properties: Sequence[str] = ("energy",),  # noqa: ARG002 (ASE's)
         system_changes: Sequence[str] = tuple(all_changes),  # noqa: ARG002 (ASE's)
     ) -> None:
-        """Fill ``self.results``; called by ASE when something changed."""
+        """Fill ``self.results``; ASE calls this when something has changed."""
         current = self.atoms if atoms is None else atoms
         if current is None:
-            raise InputError("there are no atoms yet: ask through atoms, or give them")
+            raise InputError("there are no atoms yet: pass atoms, or call a method of theirs")
         self.results = {}
-        self.atoms = self._last = _copied(current, self._last)
-        self.results = _results([current], self.session.evaluate(*_arguments(current)))[0]
+        own = self.atoms = self._last = _copied(current, self._last)
+        # The session keeps the positions of this copy, and compares the next ones with them.
+        self.results = _results([own], self.session.evaluate(_system_of(own)))[0]
 
-    def calculate_many(self, images: Sequence[Atoms]) -> list[dict[str, Any]]:
-        """Results of many systems, computed in batches.
+    def calculate_many(
+        self, images: Sequence[Atoms], max_batch_atoms: int = 8192
+    ) -> list[dict[str, Any]]:
+        """Compute many systems in batches.
 
         Parameters
         ----------
         images : sequence of Atoms
             Systems of any size and periodicity.
+        max_batch_atoms : int
+            Largest number of atoms per batch. A larger system is a batch of its own.
 
         Returns
         -------
         list of dict
-            One of ASE's results dictionaries for each system, in order. The calculator's own cache
-            stays as it is.
+            A results dictionary as in ASE for each system, in order. The calculator's cached
+            results do not change.
         """
         results: list[dict[str, Any]] = []
-        for chunk in _chunks(list(images)):
-            prediction = self.session.evaluate_many([_arguments(atoms) for atoms in chunk])
+        for chunk in _chunks(list(images), max_batch_atoms):
+            prediction = self.session.evaluate_many([_system_of(atoms) for atoms in chunk])
             results += _results(chunk, prediction)
         return results
 
 
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
-    """A copy of the atoms; the one before takes over what has moved, as copying costs more."""
+    """Return a copy of the atoms: the last copy, updated, if it fits, as this costs less."""
     if last is None or not same(last.numbers, atoms.numbers):
         copy: Atoms = atoms.copy()
         return copy
@@ -146,14 +148,14 @@ def _charge(atoms: Atoms) -> Any:
     return atoms.info.get("charge", 0)
 
 
-def _arguments(atoms: Atoms) -> tuple[Any, Any, Any, Any, Any]:
+def _system_of(atoms: Atoms) -> System:
     if len(atoms) == 0:
         raise InputError("there are no atoms: give at least one")
-    return atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, _charge(atoms)
+    return System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, _charge(atoms))
 
 
 def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]]:
-    """Split a prediction into ASE's dictionaries, as float64 arrays of their own."""
+    """Split a prediction into results dictionaries as in ASE, with separate float64 arrays."""
     energy = prediction.energy.numpy()
     virial = prediction.virial.double().numpy()
     forces = prediction.forces.double().numpy()
@@ -179,19 +181,19 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
 
 
 def _volume(cell: NDArray[np.float64]) -> float:
-    """Å^3; for nine numbers NumPy takes several times as long."""
+    """Return the volume in Å^3. NumPy takes several times as long for a 3x3 matrix."""
     a, b, c = cell.tolist()
     x, y, z = (a[i - 2] * b[i - 1] - a[i - 1] * b[i - 2] for i in range(3))
     return float(abs(c[0] * x + c[1] * y + c[2] * z))
 
 
-def _chunks(images: list[Atoms]) -> list[list[Atoms]]:
-    """Consecutive groups of at most `MAX_BATCH_ATOMS` atoms (or one larger system)."""
+def _chunks(images: list[Atoms], max_atoms: int) -> list[list[Atoms]]:
+    """Return consecutive groups of at most so many atoms (or one larger system)."""
     groups: list[list[Atoms]] = []
-    size = MAX_BATCH_ATOMS + 1
+    size = max_atoms + 1
     for atoms in images:
         size += len(atoms)
-        if size > MAX_BATCH_ATOMS:
+        if size > max_atoms:
             groups.append([])
             size = len(atoms)
         groups[-1].append(atoms)

@@ -1,8 +1,10 @@
-"""Systems as users give them, checked and in one form."""
+"""Batches of systems: the user's arrays, checked and converted to one form."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,13 +15,18 @@ from mlff_triton.errors import InputError
 from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
 
-HEAD = 64  # rows that are looked at first
+HEAD = 64  # rows compared first
+SMALL = 1 << 15  # bytes that are compared faster than NumPy compares elements
+OPEN, NO_CELL = bytes(3), bytes(72)  # pbc and cell of ASE's atoms in vacuum
 IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One or several systems.
+    """One or several systems, checked.
+
+    `of` checks everything. Methods that start with ``with_`` check and replace one part, and share
+    all others, so that consumers see by identity or by `same_atoms` what has changed.
 
     Attributes
     ----------
@@ -28,7 +35,7 @@ class Batch:
     positions : float64 [N, 3]
         Å.
     boxes : tuple of Box
-        Cell of each of the B systems; equal ones may be one object.
+        Cell of each of the B systems; equal cells may be one object.
     system : int64 [N]
         System of each atom, ascending.
     charge : float64 [B]
@@ -43,12 +50,12 @@ class Batch:
 
     @property
     def counts(self) -> IntArray:
-        """Number of atoms of each system, int64 [B]."""
+        """Number of atoms in each system, int64 [B]."""
         return np.bincount(self.system, minlength=len(self.boxes))
 
     @property
     def system_ptr(self) -> NDArray[np.int32]:
-        """First atom of each system, and the number of all atoms, int32 [B + 1]."""
+        """First atom of each system, followed by the number of all atoms, int32 [B + 1]."""
         return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)
 
     @classmethod
@@ -61,7 +68,10 @@ class Batch:
         batch: ArrayLike | None = None,
         charge: ArrayLike | None = None,
     ) -> Batch:
-        """Check systems; arguments and errors as for `mlff_triton.engine.engine.Engine.compute`."""
+        """Check and convert systems.
+
+        Arguments and errors are those of `mlff_triton.engine.engine.Engine.compute`.
+        """
         points = check_positions(as_array(positions))
         z = as_array(numbers)
         if z.shape != (len(points),) or z.dtype.kind not in "iu":
@@ -79,15 +89,111 @@ class Batch:
             charge=check_charge(0 if charge is None else charge, n_systems),
         )
 
+    @classmethod
+    def concatenate(cls, batches: Sequence[Batch]) -> Batch:
+        """Return one batch of all systems of several batches, in order."""
+        starts = np.cumsum([0, *(len(batch.boxes) for batch in batches)])
+        return cls(
+            numbers=np.concatenate([batch.numbers for batch in batches]),
+            positions=np.concatenate([batch.positions for batch in batches]),
+            boxes=tuple(box for batch in batches for box in batch.boxes),
+            system=np.concatenate([b.system + k for b, k in zip(batches, starts, strict=False)]),
+            charge=np.concatenate([batch.charge for batch in batches]),
+        )
+
+    def same_atoms(self, other: Batch) -> bool:
+        """Return True if both batches hold the same atoms, systems and charges."""
+        return (
+            same(self.numbers, other.numbers)
+            and same(self.system, other.system)
+            and same(self.charge, other.charge)
+        )
+
+    def same_numbers(self, numbers: ArrayLike) -> bool:
+        """Return True if atomic numbers, as a user gives them, are those of this batch."""
+        return same(as_array(numbers), self.numbers)
+
+    def same_charge(self, charge: object) -> bool:
+        """Return True if a total charge is that of this batch, which holds one system."""
+        return isinstance(charge, (int, float, np.number)) and bool(charge == self.charge[0])
+
+    def same_positions(self, positions: ArrayLike) -> bool:
+        """Return True if positions, as a user gives them, are those of this batch."""
+        return same(as_array(positions), self.positions)
+
+    def same_box(self, cell: ArrayLike | None, pbc: ArrayLike | None = None) -> bool:
+        """Return True if a cell stands for the box of this batch, which holds one system.
+
+        Parameters
+        ----------
+        cell : float [3, 3] or None
+            Lattice vectors (rows) in Å. Those of directions without periodicity do not matter.
+        pbc : bool or bool [3], optional
+            Periodic directions; those of this batch by default.
+        """
+        box = self.boxes[0]
+        if pbc is not None and not _same_pbc(as_array(pbc), box):
+            return False
+        if cell is None:
+            return not box.pbc.any()
+        try:
+            rows = np.asarray(cell, dtype=np.float64)
+        except (TypeError, ValueError):
+            return False
+        if rows.shape != (3, 3):
+            return False
+        given = rows.tobytes()
+        if given == (NO_CELL if box.pbc.tobytes() == OPEN else box.cell.tobytes()):
+            return True
+        # A cell that is not finite is refused, even if only non-periodic rows are not.
+        return math.isfinite(rows.sum()) and bool((rows[box.pbc] == box.cell[box.pbc]).all())
+
+    def with_positions(self, positions: ArrayLike) -> Batch:
+        """Return this batch with other positions, float [N, 3] in Å.
+
+        Raises
+        ------
+        InputError
+            If the shape is wrong or a coordinate is not finite.
+        """
+        points = check_positions(positions)
+        if len(points) != len(self.numbers):
+            raise InputError(
+                f"{len(self.numbers)} atoms need positions [{len(self.numbers)}, 3], not "
+                f"{list(points.shape)}"
+            )
+        return Batch(self.numbers, points, self.boxes, self.system, self.charge)
+
+    def with_box(self, cell: ArrayLike | None, pbc: ArrayLike | None = None) -> Batch:
+        """Return this batch in another box, or itself if `same_box` is True.
+
+        Raises
+        ------
+        InputError
+            If the cell is not one; see `mlff_triton.neighbors.box.Box.of`.
+        """
+        if self.same_box(cell, pbc):
+            return self
+        return replace(self, boxes=(Box.of(cell, self.boxes[0].pbc if pbc is None else pbc),))
+
+
+def _same_pbc(pbc: NDArray[np.generic], box: Box) -> bool:
+    """Return True if periodic directions, bool or bool [3], are those of a box."""
+    if pbc.dtype == np.bool_ and pbc.shape == (3,):
+        return pbc.tobytes() == box.pbc.tobytes()  # much quicker than a comparison by NumPy
+    return pbc.shape in ((), (3,)) and bool((pbc == box.pbc).all())
+
 
 def as_array(values: ArrayLike | Tensor) -> NDArray[np.generic]:
-    """An array of what may be a tensor on any device."""
+    """Convert an array or a tensor on any device to a NumPy array."""
+    if isinstance(values, np.ndarray):
+        return values
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise InputError(f"rows of unequal length are no array: {error}") from error
+        raise InputError(f"rows of unequal length do not form an array: {error}") from error
 
 
 def _check_system(batch: ArrayLike | Tensor | None, n_atoms: int) -> IntArray:
@@ -126,19 +232,22 @@ def _check_boxes(
 
 
 def same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
-    """Whether two arrays, of one dimension at least, are equal; quick if they differ at the start.
+    """Return True if two arrays of at least one dimension are equal.
 
-    Comparing the bytes of a few rows takes a tenth of the time that NumPy takes to compare them.
+    Bytes are compared where that is faster than a comparison by NumPy, and those of the first rows
+    before all others, as they usually suffice to tell arrays apart.
     """
     if a is b:
         return True
     if a.shape != b.shape or a[:HEAD].tobytes() != b[:HEAD].tobytes():
         return False
-    return len(a) <= HEAD or np.array_equal(a, b)
+    if len(a) <= HEAD:
+        return True
+    return (a.nbytes <= SMALL and a.tobytes() == b.tobytes()) or np.array_equal(a, b)
 
 
 def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
-    """Total charge of each system, or an `InputError` unless all are integers."""
+    """Return the total charge of each system, or raise `InputError` unless all are integers."""
     try:
         values = np.broadcast_to(np.asarray(as_array(charge), dtype=np.float64), n_systems)
     except (TypeError, ValueError):
@@ -151,5 +260,5 @@ def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
 
 
 def to_tensor(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A tensor of its own, on a device."""
+    """Copy an array to a tensor on a device."""
     return torch.tensor(array, device=device)

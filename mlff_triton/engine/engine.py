@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,15 +16,13 @@ from torch import Tensor
 from mlff_triton._common.devices import find_device, find_dtype
 from mlff_triton.checkpoints import load_model
 from mlff_triton.engine import dispatch
-from mlff_triton.engine.batch import Batch, as_array, to_tensor
-from mlff_triton.engine.host_steps import ExactSteps, HostSteps, ResidentStep, TorchSteps, Units
+from mlff_triton.engine.batch import Batch, as_array
+from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
 from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral
 from mlff_triton.model.tensornet import TensorNet
-
-if TYPE_CHECKING:
-    from mlff_triton.engine.device_steps import DeviceSteps
 
 PRECISIONS = ("exact", "tf32")
 ANGSTROM_EV = Units()
@@ -37,33 +34,33 @@ class Engine:
     Parameters
     ----------
     model : TensorNet, Ensemble, path or str
-        A loaded model (a private copy is made), a checkpoint, or a shipped name.
+        A loaded model, which is copied, a checkpoint, or the name of a shipped model.
     device : str or torch.device
-        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``...
+        ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``...
     dtype : {"float32", "float64"}
-        Precision of the network; energies, forces and virials add up in float64 either way.
+        Precision of the network. Energies, forces and virials are summed in float64 either way.
     backend : str
-        ``"auto"``, or one of `dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in
-        a CUDA graph), ``"triton"`` (without the graph), ``"torch"`` (the same sequence over plain
-        PyTorch) and ``"exact"`` (the module itself, without tables, by autograd).
+        ``"auto"``, or one of `dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in a CUDA
+        graph), ``"triton"`` (without the graph), ``"torch"`` (the same sequence in plain PyTorch)
+        and ``"exact"`` (the module itself, without tables, differentiated by autograd).
     precision : {"exact", "tf32"}
-        With "tf32", products of float32 matrices keep eleven bits: faster, and good to three
-        digits only.
+        With "tf32", factors of float32 matrix products are rounded to eleven bits. This is faster,
+        and accurate to three digits only.
     skin : float
-        Extra radius of the neighbor list in Å; larger means rarer, longer lists.
+        Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
+        rebuilt less often.
 
     Notes
     -----
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
-    sums by atomics. Any thread may call; calls wait for one another.
+    uses atomic additions. Any thread may call; calls wait for one another.
 
     Raises
     ------
     InputError
         If an option is unknown.
     BackendError
-        If the device or the backend asked for cannot serve the model: the message names one that
-        can.
+        If the requested device or backend cannot serve the model. The message names one that can.
 
     Examples
     --------
@@ -91,12 +88,10 @@ class Engine:
         self.uses_charge = loaded.uses_charge
         self.cutoff = loaded.cutoff
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
-        self._steps = [self._prepare(member, precision, skin) for member in members]
+        self._steps = [self._make_steps(member, precision, skin) for member in members]
         self._lock = threading.RLock()
 
-    def _prepare(
-        self, model: torch.nn.Module, precision: str, skin: float
-    ) -> ExactSteps | TorchSteps | DeviceSteps:
+    def _make_steps(self, model: torch.nn.Module, precision: str, skin: float) -> Steps:
         assert isinstance(model, TensorNet)
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, skin)
@@ -104,15 +99,14 @@ class Engine:
         common = (parameters, model.cutoff, self.device, self.dtype, skin)
         if self.backend == "torch":
             return TorchSteps(*common)
-        from mlff_triton.engine.device_steps import (
-            DeviceSteps,  # and so Triton, which need not be there
-        )
+        # This imports Triton, which need not be installed.
+        from mlff_triton.engine.device_steps import DeviceSteps
 
         return DeviceSteps(*common, graphs=self.backend == "triton-graph")
 
     @property
     def n_builds(self) -> int:
-        """How often neighbor lists have been built."""
+        """Number of neighbor lists built so far."""
         return sum(steps.n_builds for steps in self._steps)
 
     def compute(
@@ -124,7 +118,7 @@ class Engine:
         batch: ArrayLike | None = None,
         charge: ArrayLike | None = None,
     ) -> Prediction:
-        """Energies, forces and virials of one or several systems.
+        """Compute energies, forces and virials of one or several systems.
 
         Parameters
         ----------
@@ -135,7 +129,7 @@ class Engine:
         cell : float [3, 3] or [B, 3, 3], optional
             Lattice vectors (rows) in Å, of all systems or of each.
         pbc : bool, bool [3] or bool [B, 3]
-            Periodic directions, likewise.
+            Periodic directions, of all systems or of each.
         batch : int [N], optional
             System of each atom, ascending from 0 without gaps; one system by default.
         charge : int or int [B], optional
@@ -149,20 +143,20 @@ class Engine:
         Raises
         ------
         InputError
-            If a number is not finite, shapes disagree, a charge is not whole or the model was made
-            for neutral systems, or a cell is absurdly small.
+            If a value is not finite, shapes disagree, a cell is far too small, or a charge is not
+            an integer or the model was made for neutral systems.
         UnknownElementError
             If the model was not made for an element.
         OverlappingAtomsError
             If two atoms coincide.
         BackendError
-            If the GPU's memory is too small; the message says what is needed.
+            If the GPU has too little memory. The message says how much is needed.
         """
         prediction = self.evaluate(Batch.of(numbers, positions, cell, pbc, batch, charge))
         return prediction.map(lambda tensor: tensor.to(self.device))
 
     def evaluate(self, batch: Batch) -> Prediction:
-        """As `compute`, of systems that have been checked; results are on the CPU."""
+        """Compute a checked batch as `compute` does, and return the results on the CPU."""
         check_neutral(self.uses_charge, batch.charge)
         with self._lock:
             predictions = [steps.evaluate(batch) for steps in self._steps]
@@ -180,29 +174,28 @@ class Engine:
         batch: ArrayLike | None = None,
         charge: ArrayLike | None = None,
     ) -> Callable[[], Prediction]:
-        """Make a step of fixed systems ready to be run again and again, for measurements.
+        """Prepare a step of fixed systems to be run repeatedly, for measurements.
 
         Parameters
         ----------
         numbers, positions, cell, pbc, batch, charge
-            As for `compute`.
+            Same as for `compute`.
 
         Returns
         -------
         callable
-            Queues one whole step on the current stream, and returns a `Prediction` that holds once
-            the GPU is done, until the next step.
+            Queues one whole step on the current stream, and returns a `Prediction` that is valid
+            from when the GPU has finished until the next step.
 
         Raises
         ------
         BackendError
             If the engine does not run on a GPU, or has several members.
         """
-        steps = self._steps[0]
-        if len(self._steps) > 1 or isinstance(steps, HostSteps):
-            raise BackendError("only single models on a GPU can be prepared: use compute")
+        if len(self._steps) > 1:
+            raise BackendError(CANNOT_PREPARE)
         with self._lock:
-            return steps.prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
+            return self._steps[0].prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
 
     def resident(
         self,
@@ -212,25 +205,25 @@ class Engine:
         charge: int = 0,
         units: Units = ANGSTROM_EV,
     ) -> ResidentSystem:
-        """Make one system ready for programs that have its positions on the engine's device.
+        """Prepare one system for programs that have its positions on the engine's device.
 
         Parameters
         ----------
         numbers, cell, pbc, charge
-            As for `compute`; the cell may change at every step.
+            Same as for `compute`. The cell may change at every step.
         units : Units
-            Of what the steps take and give; Å and eV by default.
+            Units of the steps' arguments and results; Å and eV by default.
 
         Returns
         -------
         ResidentSystem
-            Its ``step`` takes and gives tensors on the engine's device. It has buffers, and on a
-            GPU a graph, of its own, for as long as it lives.
+            Its ``step`` takes and returns tensors on the engine's device. It owns its buffers and,
+            on a GPU, its CUDA graph.
 
         Raises
         ------
         InputError
-            If the system cannot be computed.
+            If the cell or the charge is invalid.
         UnknownElementError
             If the model was not made for an element.
         """
@@ -238,8 +231,7 @@ class Engine:
         batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
         check_neutral(self.uses_charge, batch.charge)
         for steps in self._steps:
-            model = steps.model if isinstance(steps, ExactSteps) else steps.parameters
-            model.species(to_tensor(batch.numbers, self.device))
+            steps.check_species(batch.numbers)
         with self._lock:
             members = [steps.resident(batch, units) for steps in self._steps]
         return ResidentSystem(len(batch.numbers), members, self._lock)
@@ -254,9 +246,9 @@ class ResidentSystem:
     n_atoms : int
         Number of atoms N.
     members : list of ResidentStep
-        A step of each model.
+        Step of each model.
     lock : RLock
-        The engine's.
+        Lock of the engine.
 
     Examples
     --------
@@ -272,31 +264,32 @@ class ResidentSystem:
     lock: threading.RLock
 
     def step(self, positions: Tensor, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Energy and forces where the atoms are now, from any thread, in the system's units.
+        """Compute energy and forces for the current positions, in the system's units.
+
+        Any thread may call.
 
         Parameters
         ----------
         positions : [N, 3]
-            Of any floating-point dtype. Tensors of another device than the engine's do, too, but
-            have to be copied.
+            Of any floating-point dtype. They are copied if they are not on the engine's device.
         cell : [3, 3], optional
-            Lattice vectors (rows), likewise; those of the step before by default.
+            Lattice vectors (rows), in the same way; those of the last step by default.
 
         Returns
         -------
         energy : float64 []
-            On the CPU, where it is known as soon as the step is over.
+            On the CPU; the step waits for it.
         forces : [N, 3]
             On the engine's device, of the positions' dtype; a new tensor.
 
         Raises
         ------
         InputError
-            If a shape is wrong, a number is not finite, or the cell is not one.
+            If a shape is wrong, a value is not finite, or the cell is singular or too small.
         OverlappingAtomsError
             If two atoms coincide.
         BackendError
-            If the GPU's memory is too small; the message says what is needed.
+            If the GPU has too little memory. The message says how much is needed.
         """
         if positions.shape != (self.n_atoms, 3):
             raise InputError(

@@ -2,80 +2,66 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.engine.batch import Batch, as_array, to_tensor
+from mlff_triton.engine.batch import Batch, IntArray, as_array, to_tensor
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.step import Systems, step
+from mlff_triton.engine.step import Systems, evaluate_step
+from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
+from mlff_triton.errors import BackendError
 from mlff_triton.kernels.tensornet.reference import operators as reference
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph, concatenate
-from mlff_triton.neighbors.neighbor_list import check_positions, neighbor_list
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.neighbors.verlet_list import VerletList
 
-ResidentStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""Positions [N, 3] and the cell [3, 3] of a system, or None if it has not changed -> its energy,
-float64 [] on the CPU, and forces [N, 3] on the device that computes, of the positions' dtype."""
 
+class HostSteps(Steps):
+    """Steps with neighbor lists from the CPU; the list of a single system is reused.
 
-class Units(NamedTuple):
-    """What the numbers of a program are in.
-
-    Attributes
+    Parameters
     ----------
-    length : float
-        Its unit of length in Å.
-    energy : float
-        Its unit of energy in eV.
+    cutoff, skin : float
+        Å.
+    device : torch.device
+        Device that computes the network.
     """
-
-    length: float = 1.0
-    energy: float = 1.0
-
-
-class HostSteps(ABC):
-    """What steps with lists from the CPU share: that of a single system is kept while it holds."""
 
     def __init__(self, cutoff: float, skin: float, device: torch.device) -> None:
         self.device = device
         self._list = VerletList(cutoff, skin)
 
-    @abstractmethod
-    def evaluate(self, batch: Batch) -> Prediction:
-        """Energies, forces and virials of a batch, on the CPU."""
+    @property
+    def n_builds(self) -> int:
+        """Number of reusable neighbor lists built so far."""
+        return self._list.n_builds
+
+    def prepare(self, batch: Batch) -> Callable[[], Prediction]:  # noqa: ARG002 (of all steps)
+        """Raise `BackendError`, as these steps wait for the CPU."""
+        raise BackendError(CANNOT_PREPARE)
 
     def resident(self, batch: Batch, units: Units) -> ResidentStep:
-        """A function for the steps of one system, wherever its atoms go; by way of the CPU."""
+        """Return the step of one system, whose positions and forces are copied through the CPU."""
 
         def step(positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
             nonlocal batch
             if cell is not None:
-                box = Box.of(np.multiply(as_array(cell), units.length), batch.boxes[0].pbc)
-                batch = replace(batch, boxes=(box,))
-            points = units.length * check_positions(as_array(positions))
-            prediction = self.evaluate(replace(batch, positions=points))
+                batch = batch.with_box(np.multiply(as_array(cell), units.length))
+            points = np.multiply(as_array(positions), units.length, dtype=np.float64)
+            prediction = self.evaluate(batch.with_positions(points))
             forces = prediction.forces.double() * (units.length / units.energy)
             return prediction.energy[0] / units.energy, forces.to(self.device, positions.dtype)
 
         return step
 
-    @property
-    def n_builds(self) -> int:
-        """How often a kept list was built."""
-        return self._list.n_builds
-
     def _graph(self, batch: Batch) -> Graph:
-        """The neighbor list of a batch, on the CPU."""
+        """Return the neighbor list of a batch, on the CPU."""
         if len(batch.boxes) == 1:
             box = batch.boxes[0]
             return self._list.update(batch.positions, box.cell, box.pbc)
@@ -89,7 +75,19 @@ class HostSteps(ABC):
 
 
 class ExactSteps(HostSteps):
-    """The exact module and autograd."""
+    """Steps of the exact module, differentiated by autograd.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model; it is moved to the device.
+    device : torch.device
+        Device that computes the network.
+    dtype : torch.dtype
+        Precision of the network.
+    skin : float
+        Å.
+    """
 
     def __init__(
         self, model: TensorNet, device: torch.device, dtype: torch.dtype, skin: float
@@ -97,8 +95,12 @@ class ExactSteps(HostSteps):
         super().__init__(model.cutoff, skin, device)
         self.model = model.eval().requires_grad_(False).to(device, dtype)
 
+    def check_species(self, numbers: IntArray) -> None:
+        """Raise `UnknownElementError` unless the model knows all atomic numbers, int64 [N]."""
+        self.model.species(to_tensor(numbers, self.device))
+
     def evaluate(self, batch: Batch) -> Prediction:
-        """Energies, forces and virials of a batch, on the CPU."""
+        """Compute energies, forces and virials of a batch; return them on the CPU."""
         graph = self._graph(batch).to(self.device)
         cells = np.stack([box.cell for box in batch.boxes])
         prediction = predict(
@@ -114,7 +116,21 @@ class ExactSteps(HostSteps):
 
 
 class TorchSteps(HostSteps):
-    """The engine's own sequence over plain PyTorch operators, on any device."""
+    """Steps of the engine over plain PyTorch operators, on any device.
+
+    Parameters
+    ----------
+    parameters : Parameters
+        The model, on the device.
+    cutoff : float
+        Cutoff in Å.
+    device : torch.device
+        Device that computes the network.
+    dtype : torch.dtype
+        Precision of the network.
+    skin : float
+        Å.
+    """
 
     def __init__(
         self,
@@ -128,8 +144,12 @@ class TorchSteps(HostSteps):
         self.parameters = parameters
         self.dtype = dtype
 
+    def check_species(self, numbers: IntArray) -> None:
+        """Raise `UnknownElementError` unless the model knows all atomic numbers, int64 [N]."""
+        self.parameters.species(to_tensor(numbers, self.device))
+
     def evaluate(self, batch: Batch) -> Prediction:
-        """Energies, forces and virials of a batch, on the CPU."""
+        """Compute energies, forces and virials of a batch; return them on the CPU."""
         p, device = self.parameters, self.device
         graph = self._graph(batch).to(device)
         system = to_tensor(batch.system, device)
@@ -145,5 +165,5 @@ class TorchSteps(HostSteps):
             torch.arange(n_atoms, dtype=torch.int32, device=device),
         )
         status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
-        prediction = step(reference, p, systems, edges.to(self.dtype), status).prediction
-        return prediction.map(Tensor.cpu)
+        outputs = evaluate_step(reference, p, systems, edges.to(self.dtype), status)
+        return outputs.prediction.map(Tensor.cpu)

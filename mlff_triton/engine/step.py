@@ -1,69 +1,67 @@
 """One step of TensorNet, forward and backward, without autograd.
 
-A step is a fixed sequence of operators, forward and backward, over one of two op sets: fused
-Triton kernels (`kernels.step`) or plain PyTorch (`kernels.reference.step`). Radial networks are
-tables, sums run over sorted edges, so nothing is left to chance: two runs agree to the bit.
+A step is a fixed sequence of operators, `StepOperators`: fused Triton kernels
+(`mlff_triton.kernels.tensornet.operators`) or plain PyTorch
+(`mlff_triton.kernels.tensornet.reference.operators`). Radial networks are tables, and sums run over
+sorted edges, so two runs agree to the bit.
 
-The adjoints follow from https://arxiv.org/abs/2306.06482, eqs. 5-13; the truth that both op sets
-are held to is `tensornet.TensorNet` in float64.
+The adjoints follow from https://arxiv.org/abs/2306.06482, eqs. 5-13. Both sets of operators are
+tested against `mlff_triton.model.tensornet.TensorNet` in float64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters, ScalarHeadWeights
+from mlff_triton.engine.totals import Totals
+from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction
 
 
 class Outputs(NamedTuple):
-    """What a step computes, in the user's order of atoms.
+    """Results of a step, in the user's order of atoms.
 
     Attributes
     ----------
-    totals : float64 [B, 11]
-        Energy and virial (row by row) in eV, and the highest status of any atom.
+    totals : Totals
+        Energy, virial and highest status of each system.
     forces : float64 [N, 3]
         eV/Å.
     atom_energies : float64 [N]
         eV.
     """
 
-    totals: Tensor
+    totals: Totals
     forces: Tensor
     atom_energies: Tensor
 
     @property
-    def status(self) -> Tensor:
-        """Highest status of each system's atoms, see `kernels.edges`, float64 [B]."""
-        return self.totals[:, 10]
-
-    @property
     def prediction(self) -> Prediction:
-        """The same numbers as users know them; not copies."""
-        virial = self.totals[:, 1:10].unflatten(1, (3, 3))
-        return Prediction(self.totals[:, 0], self.forces, virial, self.atom_energies)
+        """The same results for users, without copies."""
+        totals = self.totals
+        return Prediction(totals.energy, self.forces, totals.virial, self.atom_energies)
 
 
 @dataclass(frozen=True)
 class Systems:
-    """The atoms of a batch, apart from where they are.
+    """The atoms of a batch, except for their positions and cells.
 
     Attributes
     ----------
     species : int32 [N]
-        Element of each atom, in the order that the edges are for.
+        Element of each atom, in the order in which the edges number atoms.
     order : int32 [N]
-        The user's index of each atom.
+        The user's index of each atom, in the same order.
     charge_factor : [N]
-        ``1 + 0.1 q`` of each atom's system, likewise.
+        ``1 + 0.1 q`` for the total charge ``q`` of each atom's system, in the same order.
     offsets : float64 [N]
-        Energy of each atom apart from the network's, likewise, eV.
+        Energy of each atom that does not come from the network, in the same order, eV.
     system_ptr : int32 [B + 1]
         First atom of each system, in the user's order.
     """
@@ -78,7 +76,7 @@ class Systems:
     def of(
         cls, p: Parameters, numbers: Tensor, charge: Tensor, system_ptr: Tensor, order: Tensor
     ) -> Systems:
-        """Look up what a model has for atoms.
+        """Look up the species, charge factors and energy offsets of atoms.
 
         Parameters
         ----------
@@ -87,9 +85,9 @@ class Systems:
         numbers : int64 [N]
             Atomic numbers, in the user's order.
         charge : float64 [B]
-            Total charge of each system.
+            Total charge of each system in elementary charges.
         system_ptr, order
-            As above.
+            Same as the attributes.
 
         Raises
         ------
@@ -98,19 +96,19 @@ class Systems:
         """
         counts, sorted_atoms = system_ptr.diff().long(), order.long()
         per_system = torch.stack([1 + 0.1 * charge, p.mean / counts])
-        factor, share = per_system.repeat_interleave(counts, 1, output_size=len(numbers))
+        charge_factor, share = per_system.repeat_interleave(counts, 1, output_size=len(numbers))
         species = p.species(numbers)
         return cls(
             species=species[sorted_atoms],
             order=order,
-            charge_factor=factor[sorted_atoms].to(p.receiver.dtype),
+            charge_factor=charge_factor[sorted_atoms].to(p.receiver.dtype),
             offsets=(p.references[species.long()] + share)[sorted_atoms],
             system_ptr=system_ptr,
         )
 
 
 class Kept(NamedTuple):
-    """What a layer keeps for its backward pass."""
+    """Tensors that a layer keeps for its backward pass."""
 
     x: Tensor
     inverse: Tensor
@@ -119,37 +117,43 @@ class Kept(NamedTuple):
     delta: Tensor
 
 
-def step(ops: Any, p: Parameters, systems: Systems, edges: Edges, status: Tensor) -> Outputs:
-    """Energies, forces and virials.
+def evaluate_step(
+    ops: StepOperators, p: Parameters, systems: Systems, edges: Edges, status: Tensor
+) -> Outputs:
+    """Compute energies, forces and virials.
 
     Parameters
     ----------
-    ops : module
-        `kernels.step` or `kernels.reference.step`.
+    ops : StepOperators
+        Fused kernels or plain PyTorch.
     p : Parameters
         The model.
-    systems, edges, status
-        The atoms, their edges within the cutoff, and what is wrong with them.
+    systems : Systems
+        The atoms.
+    edges : Edges
+        Their edges within the cutoff.
+    status : int32 [N]
+        Status bits of each atom, in the user's order.
     """
     energies, edge_grad = energies_and_edge_gradients(ops, p, systems, edges)
     offsets = systems.offsets
     if p.nuclei is not None:
-        # adds to edge_grad, too
+        # also adds to edge_grad
         offsets = offsets + ops.repulsion(edge_grad, systems.species, p.nuclei, edges)
     forces, atoms = ops.forces(edge_grad, edges, energies, offsets, systems.order)
     totals = ops.totals(atoms, status, systems.system_ptr)
-    return Outputs(totals, forces, atoms[0])
+    return Outputs(Totals(totals), forces, atoms[0])
 
 
 def energies_and_edge_gradients(
-    ops: Any, p: Parameters, systems: Systems, edges: Edges
+    ops: StepOperators, p: Parameters, systems: Systems, edges: Edges
 ) -> tuple[Tensor, Tensor]:
-    """Energies [N] that the network gives the atoms, and their gradients [3, slots] by edge.
+    """Compute the network's energies per atom [N] and their gradients per edge [3, slots].
 
-    Tensors are let go as soon as the backward pass is through with them: at the peak about thirteen
-    of [9, N, F] are alive with two layers.
+    Tensors are deleted as soon as the backward pass no longer needs them. With two layers, at most
+    about thirteen tensors [9, N, F] are alive at once.
     """
-    config, tables, charge = p.config, p.tables, systems.charge_factor
+    config, tables, charge_factor = p.config, p.tables, systems.charge_factor
     activation, group = config.activation, config.group
     pairs = systems.species, p.receiver, p.sender, tables.embedding
 
@@ -164,16 +168,16 @@ def energies_and_edge_gradients(
     radial = list(zip(tables.layers, tables.layer_self, strict=True))
     for k, ((map_in, map_out), factors) in enumerate(zip(p.layers, radial, strict=True)):
         y = ops.linear(x, map_in.forward)
-        message, product = ops.message_product(y, *factors, edges, charge, group)
+        message, product = ops.message_product(y, *factors, edges, charge_factor, group)
         is_last = k + 1 == len(p.layers)
-        delta, updated, scale = ops.update(product, map_out.forward, x, charge, not is_last)
+        delta, updated, scale = ops.update(product, map_out.forward, x, charge_factor, not is_last)
         kept.append(Kept(x, inverse, y, message, delta))
         x, inverse = updated, scale
         del product, y, message, delta, updated, scale
 
     energies, grad = _read_out(ops, p, x)
     grad_x, grad_delta = ops.readout_backward(
-        grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, charge
+        grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, charge_factor
     )
     del x
 
@@ -182,7 +186,7 @@ def energies_and_edge_gradients(
         map_in, map_out = p.layers[k]
         layer = kept.pop()
         grad_y, grad_message = ops.product_backward(
-            grad_delta, map_out.backward, layer.y, layer.message, charge, group
+            grad_delta, map_out.backward, layer.y, layer.message, charge_factor, group
         )
         del grad_delta
         grad_y = ops.message_backward(
@@ -191,7 +195,7 @@ def energies_and_edge_gradients(
         del grad_message
         given = grad_y, map_in.backward, grad_x, layer.x, layer.inverse
         if kept:
-            grad_x, grad_delta = ops.update_backward(*given, kept[-1].delta, charge)  # noqa: RUF059 (of the next round)
+            grad_x, grad_delta = ops.update_backward(*given, kept[-1].delta, charge_factor)  # noqa: RUF059 (used in the next iteration)
         else:
             grad_mapped, grad_scales = ops.embed_backward(*given, mapped, scales, activation)
         del layer, grad_y, given
@@ -204,8 +208,8 @@ def energies_and_edge_gradients(
     return energies, ops.tensor_embedding_backward(grad_x0, *pairs, edges, slope)
 
 
-def _read_out(ops: Any, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Energies [N] of the last tensors, and their derivatives [N, F] by the hidden values."""
+def _read_out(ops: StepOperators, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute energies [N] from the last tensors, and their gradients [N, F] by hidden values."""
     r, head = p.readout, p.head
     hidden = ops.readout(x, r.gain, r.shift, r.weight, r.bias)
     first = p.config.activation if p.config.readout_activation else "none"

@@ -240,17 +240,16 @@ def test_many_at_once_are_as_one_by_one(model, dtype):
 
 
 def test_many_are_split_into_batches(monkeypatch):
-    monkeypatch.setattr("mlff_triton.calculators.ase_calculator.MAX_BATCH_ATOMS", 7)
     images = [random_cluster(n, seed=n) for n in (3, 4, 1, 9, 2, 5, 7)]
     calc, sizes = calculator(MODELS["O(3)"]), []
     evaluate = calc.session.evaluate_many
 
     def counted(systems):
-        sizes.append([len(numbers) for numbers, *_ in systems])
+        sizes.append([len(system.numbers) for system in systems])
         return evaluate(systems)
 
     monkeypatch.setattr(calc.session, "evaluate_many", counted)
-    results = calc.calculate_many(images)
+    results = calc.calculate_many(images, max_batch_atoms=7)
     assert sizes == [[3, 4], [1], [9], [2, 5], [7]]
     for atoms, result in zip(images, results, strict=True):
         assert_close(result["energy"], calc.get_potential_energy(atoms), 0)

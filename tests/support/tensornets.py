@@ -12,7 +12,7 @@ from ase import Atoms
 from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.step import Outputs, Systems, step
+from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.kernels.tensornet.reference import operators as plain_torch
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
@@ -96,7 +96,7 @@ class Batch:
             graph.row_ptr, graph.senders, graph.reverse, self.vectors, p.tables.knots
         )
         status = torch.zeros(len(self.numbers), dtype=torch.int32)
-        return step(plain_torch, p, self.systems(p), edges.to(dtype), status)
+        return evaluate_step(plain_torch, p, self.systems(p), edges.to(dtype), status)
 
 
 def model_of(**changes: object) -> TensorNet:
@@ -112,11 +112,21 @@ def model_of(**changes: object) -> TensorNet:
     return model
 
 
+def tensors_of(outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+    return outputs.totals.values, outputs.forces, outputs.atom_energies
+
+
+def assert_equal(outputs: Outputs, expected: Outputs) -> None:
+    """Compare results of two steps to the bit."""
+    pairs = zip(tensors_of(outputs), tensors_of(expected), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 def assert_same(outputs: Outputs, expected: Prediction, dtype: torch.dtype) -> None:
-    assert {t.dtype for t in outputs} == {torch.float64}
+    assert {t.dtype for t in tensors_of(outputs)} == {torch.float64}
     found = outputs.prediction
     assert_close(found.energy, expected.energy, 0, dtype)
     assert_close(found.atom_energies, expected.atom_energies, 0, dtype)
     assert_close(found.virial, expected.virial, 1, dtype)
     assert_close(found.forces, expected.forces, 1, dtype)
-    assert not outputs.status.any()
+    assert not outputs.totals.status.any()

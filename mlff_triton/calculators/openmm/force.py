@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +222,7 @@ class EngineForce:
     def __init__(self, recipe: Recipe, engine: Engine | None = None) -> None:
         self.recipe = recipe
         self._engine = engine
-        self._last: tuple[Any, Batch] | None = None
+        self._batch: Batch | None = None
 
     def __reduce__(self) -> tuple[type[EngineForce], tuple[Recipe]]:
         return EngineForce, (self.recipe,)
@@ -252,32 +250,28 @@ class EngineForce:
 
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """As calling it, but for what happens to errors."""
-        prediction = self.engine.evaluate(self._batch(state))
+        prediction = self.engine.evaluate(self._update(state))
         energy = (prediction.energy.item() - self.recipe.shift) * EV_TO_KJ_PER_MOL
         return energy, prediction.forces.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
 
-    def _batch(self, state: openmm.State) -> Batch:
-        """The atoms of a State; all but the positions is checked once, and anew in a new box."""
-        recipe, last = self.recipe, self._last
-        box = state.getPeriodicBoxVectors()._value if recipe.periodic else None
+    def _update(self, state: openmm.State) -> Batch:
+        """Return the atoms of a State, of which only changed parts are checked again."""
+        recipe = self.recipe
         positions = _positions(state)
         positions *= NM
-        sound = len(positions) == len(recipe.numbers) and math.isfinite(positions.sum())
-        if sound and last is not None and last[0] == box:
-            batch = last[1]
-            return Batch(batch.numbers, positions, batch.boxes, batch.system, batch.charge)
         if len(positions) != len(recipe.numbers):
             raise InputError(
                 f"the System has {len(positions)} particles, but the force was made for "
                 f"{len(recipe.numbers)} atoms: make it from the System's own topology, or name the "
                 "atoms by particles=[...]"
             )
-        cell = None if box is None else NM * np.array(box)
-        batch = Batch.of(recipe.numbers, positions, cell, recipe.periodic, charge=recipe.charge)
-        if last is not None:  # the same arrays, so that nobody need compare them
-            batch = replace(last[1], positions=batch.positions, boxes=batch.boxes)
-        self._last = box, batch
-        return batch
+        cell = NM * np.array(state.getPeriodicBoxVectors()._value) if recipe.periodic else None
+        if self._batch is None:
+            charge, pbc = recipe.charge, recipe.periodic
+            self._batch = Batch.of(recipe.numbers, positions, cell, pbc, charge=charge)
+        else:
+            self._batch = self._batch.with_box(cell).with_positions(positions)
+        return self._batch
 
 
 def import_openmm() -> Any:

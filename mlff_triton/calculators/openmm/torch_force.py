@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from mlff_triton.calculators.openmm.recipe import Recipe
 from mlff_triton.calculators.openmm.stub_library import load_stub
-from mlff_triton.engine.host_steps import Units
+from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 

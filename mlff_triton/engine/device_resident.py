@@ -1,0 +1,160 @@
+"""Steps of one system whose positions and forces stay on the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.batch import Batch, to_tensor
+from mlff_triton.engine.device_neighbors import DeviceModel
+from mlff_triton.engine.device_state import DeviceState, pinned
+from mlff_triton.engine.step_graph import StepGraph
+from mlff_triton.engine.steps import Units
+from mlff_triton.engine.totals import WIDTH, Totals
+
+
+@dataclass(frozen=True)
+class Report:
+    """A typed view of all that is downloaded per step.
+
+    Attributes
+    ----------
+    values : float64 [20]
+        Totals of the system, and its cell row by row.
+    """
+
+    values: Tensor
+
+    @classmethod
+    def of(cls, totals: Totals, cell: Tensor) -> Report:
+        """Pack the totals [1, 11] and the cell [1, 3, 3] of one system."""
+        return cls(torch.cat([totals.values[0], cell.flatten()]))
+
+    @property
+    def totals(self) -> Totals:
+        """Energy, virial and status, of one system."""
+        return Totals(self.values[None, :WIDTH])
+
+    @property
+    def cell(self) -> Tensor:
+        """Lattice vectors (rows) in Å, float64 [3, 3]."""
+        cell: Tensor = self.values[WIDTH:].unflatten(0, (3, 3))
+        return cell
+
+
+class ResidentOutputs(NamedTuple):
+    """Results of a step on the GPU: the report, and forces [N, 3] in the program's units."""
+
+    report: Report
+    forces: Tensor
+
+
+class DeviceResident:
+    """One system whose positions, cell and forces stay on the GPU, in the units of a program.
+
+    The host computes from the cell how far atoms may move before the neighbor matrix is rebuilt.
+    So that no step has to wait for the cell, its nine components are downloaded after the step,
+    together with energy and status. Usually the cell has not changed, and the step is complete. If
+    it has, energy and forces are right all the same, as edges are measured in the cell on the GPU.
+    Only the status belongs to the limits for the old cell. It is determined again, which costs one
+    kernel and a second wait.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        The model, on the GPU.
+    batch : Batch
+        One system; its positions do not matter.
+    units : Units
+        The program's units.
+    """
+
+    def __init__(self, model: DeviceModel, batch: Batch, units: Units) -> None:
+        self._state = DeviceState(model, len(batch.numbers), 1)
+        self._state.set_batch(batch)
+        self._graph: StepGraph[ResidentOutputs] = StepGraph(model.pool)
+        self._units = units
+        self._periodic = to_tensor(batch.boxes[0].pbc[:, None], model.device)
+        # The program's positions and cell, at fixed addresses
+        self._given = torch.zeros_like(self._state.atoms.positions)
+        self._given_cell = self._state.atoms.cell[0] / units.length
+        self._downloaded = Report(pinned(model.device, WIDTH + 9))
+        self._energy = self._downloaded.totals.energy.numpy()
+        self._status = self._downloaded.totals.status.numpy()
+        self._cell = self._downloaded.cell.numpy()
+
+    @torch.no_grad()
+    def step(self, positions: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Compute energy and forces for the current positions, in the program's units.
+
+        Parameters
+        ----------
+        positions : [N, 3]
+            Of any floating-point dtype. They are copied if they are not on the GPU.
+        cell : [3, 3], optional
+            Lattice vectors (rows), in the same way; those of the last step by default.
+
+        Returns
+        -------
+        energy : float64 []
+            On the CPU, where it was downloaded with the status.
+        forces : [N, 3]
+            On the GPU, of the positions' dtype; a new tensor.
+
+        Raises
+        ------
+        InputError
+            If a value is not finite, or the cell is singular or too small.
+        OverlappingAtomsError
+            If two atoms coincide.
+        """
+        if positions.dtype != self._given.dtype:
+            self._given = self._given.to(positions.dtype)
+            self._graph.discard()
+        self._given.copy_(positions)
+        if cell is not None:
+            self._given_cell.copy_(cell)
+        forces = torch.empty_like(self._given)
+        self._state.settle(lambda: self._run_and_wait(forces))
+        return torch.tensor(self._energy[0] / self._units.energy), forces
+
+    def _launch(self) -> ResidentOutputs:
+        """Launch a step, from the program's positions to its forces."""
+        self._convert_inputs()
+        outputs = self._state.launch()
+        forces = outputs.forces * (self._units.length / self._units.energy)
+        report = Report.of(outputs.totals, self._state.atoms.cell)
+        return ResidentOutputs(report, forces.to(self._given.dtype))
+
+    def _convert_inputs(self) -> None:
+        """Convert positions and periodic cell vectors to Å, in the buffers of the step."""
+        length, atoms = self._units.length, self._state.atoms
+        rows = atoms.cell[0]
+        torch.mul(self._given.double(), length, out=atoms.positions)
+        torch.where(self._periodic, self._given_cell * length, rows, out=rows)
+
+    def _run_and_wait(self, forces: Tensor) -> int:
+        """Run a step, copy its forces, and return the highest status for the current cell."""
+        state = self._state
+        if not state.neighbors.is_built:
+            self._convert_inputs()
+            self._cell[:] = state.atoms.cell[0].cpu()
+            self._update_box()
+            state.build()
+        outputs = self._graph.run(self._launch, state.neighbors.layout)
+        self._downloaded.values.copy_(outputs.report.values, non_blocking=True)
+        forces.copy_(outputs.forces)
+        state.wait()
+        if not self._update_box():
+            return int(self._status[0])
+        return int(state.neighbors.edges()[1].max())
+
+    def _update_box(self) -> bool:
+        """Set the box to the downloaded cell; return True if it has changed."""
+        batch = self._state.batch
+        current = batch.with_box(self._cell)
+        self._state.set_batch(current)
+        return current is not batch

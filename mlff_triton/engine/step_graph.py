@@ -1,0 +1,59 @@
+"""A sequence of launches that is captured once and replayed from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+from mlff_triton._common.cuda_graphs import record
+
+Result = TypeVar("Result")
+
+
+class StepGraph(Generic[Result]):
+    """The launches of a function as a CUDA graph, or one by one.
+
+    Parameters
+    ----------
+    pool : tuple of int or None
+        Memory pool of the graph; None to launch at every call.
+    """
+
+    def __init__(self, pool: tuple[int, int] | None) -> None:
+        self._pool = pool
+        self._layout = 0
+        self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
+
+    def run(self, launch: Callable[[], Result], layout: int) -> Result:
+        """Queue the launches of a function.
+
+        Parameters
+        ----------
+        launch : callable
+            Launches kernels on the current stream, and returns tensors. It must be the same
+            function at every call, and is not kept, so that its owner is freed in time.
+        layout : int
+            Identifies the addresses of the buffers that it uses. The graph is captured again when
+            it differs from that of the last call.
+
+        Returns
+        -------
+        Result
+            Tensors that the next call overwrites, if captured.
+        """
+        if self._pool is None:
+            return launch()
+        if layout != self._layout:
+            self.discard()  # before a new capture takes memory from the same pool
+        if self._captured is None:
+            self._captured = record(launch, self._pool)
+            self._layout = layout
+        graph, result = self._captured
+        graph.replay()
+        return result
+
+    def discard(self) -> None:
+        """Free the graph; the next call captures it again."""
+        self._captured = None
