@@ -45,7 +45,7 @@ def check_floats(**tensors: Tensor) -> None:
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
         found = ", ".join(f"{name} is {t.dtype}" for name, t in tensors.items())
-        raise InputError(f"{found}: use the same dtype for all, float32 or float64")
+        raise InputError(f"{found}: use float32 or float64, the same for all")
     check_device(*tensors.values())
 
 

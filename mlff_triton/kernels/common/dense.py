@@ -38,7 +38,5 @@ def check_dense(**tensors: Tensor | None) -> None:
     dtypes = {tensor.dtype for tensor in given.values()}
     if len(dtypes) > 1 or not dtypes.issubset(COMPUTE_DTYPES):
         found = ", ".join(f"{name} is {t.dtype}" for name, t in given.items())
-        raise InputError(
-            f"{found}: use the same dtype for all, float16, bfloat16, float32 or float64"
-        )
+        raise InputError(f"{found}: use float16, bfloat16, float32 or float64, the same for all")
     check_device(*given.values())

@@ -26,7 +26,7 @@ def test_tensors_lie_on_one_device(device):
 def test_one_dtype_for_all(device):
     ones = torch.ones(1, device=device)
     check_floats(a=ones, b=ones)
-    with pytest.raises(InputError, match=r"a is torch.float32, b is torch.float64: use the same"):
+    with pytest.raises(InputError, match=r"a is torch.float32, b is torch.float64: use float32 or"):
         check_floats(a=ones, b=ones.double())
 
 

@@ -145,7 +145,7 @@ def test_registered_completely(device):
         ({"q": torch.ones(4, 2)}, r"q has the shape \[4, 2\] instead of \[T, H, D\]"),
         ({"k": torch.ones(5, 2, 16)}, r"k has the shape .* instead of \[4, G, 16\]"),
         ({"v": torch.ones(4, 1, 16)}, r"v has the shape .* instead of \[4, 2, V\]"),
-        ({"v": torch.ones(4, 2, 16).double()}, "the same dtype for all"),
+        ({"v": torch.ones(4, 2, 16).double()}, "the same for all"),
         ({"row_ptr": torch.ones(2)}, "row_ptr must be int64 or int32"),
         ({"q": torch.ones(4, 3, 16)}, "3 heads cannot share the keys of 2"),
         ({"softcap": 0.0}, "softcap must be positive, not 0.0"),

@@ -146,7 +146,7 @@ def test_registered_completely(device):
         ({"x": torch.ones(2, 5)}, r"x has the shape \[2, 5\] instead of \[..., 4\]"),
         ({"weight": torch.ones(4)}, r"weight has the shape \[4\] instead of \[N, K\]"),
         ({"bias": torch.ones(4)}, r"bias has the shape \[4\] instead of \[3\]"),
-        ({"bias": torch.ones(3).double()}, "bias is torch.float64.* the same dtype for all"),
+        ({"bias": torch.ones(3).double()}, "bias is torch.float64.* the same for all"),
         ({"activation": "selu"}, "activation='selu' is unknown: use one of none, silu"),
         ({"precision": "fp8"}, "precision='fp8' is unknown: use one of ieee, tf32x3, tf32"),
         ({"scale": torch.ones(3, 3)}, r"scale has the shape \[3, 3\], which does not broadcast"),

@@ -127,7 +127,7 @@ def test_registered_completely(device):
     ("change", "message"),
     [
         ({"y": torch.ones(8, 2, 4)}, r"y has the shape \[8, 2, 4\] instead of \[9, N, F\]"),
-        ({"y": torch.ones(9, 2, 4).half()}, "use the same dtype for all, float32 or float64"),
+        ({"y": torch.ones(9, 2, 4).half()}, "use float32 or float64, the same for all"),
         ({"factors": torch.ones(2, 3, 5)}, r"factors has the shape .* instead of \[E, 3, 4\]"),
         ({"y": torch.ones(2, 3, 3, 4)}, r"factors has the shape .* instead of \[E, 3, 3, 4\]"),
         ({"row_ptr": torch.tensor([0, 2])}, r"row_ptr has the shape \[2\] instead of \[3\]"),

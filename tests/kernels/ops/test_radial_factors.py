@@ -35,7 +35,7 @@ def test_refuses_what_does_not_fit(device):
         radial_factors(distance, table.clone().requires_grad_(), knots)
     with pytest.raises(InputError, match=r"table has the shape .* instead of \[7, 3, 3, F\]"):
         radial_factors(distance, table[1:], knots)
-    with pytest.raises(InputError, match="use the same dtype for all, float32 or float64"):
+    with pytest.raises(InputError, match="use float32 or float64, the same for all"):
         radial_factors(distance.float(), table, knots)
     with pytest.raises(InputError, match=r"distance has the shape .* instead of \[E\]"):
         radial_factors(distance[:, None], table, knots)

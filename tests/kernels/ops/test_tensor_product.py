@@ -104,5 +104,7 @@ def test_wrong_inputs(device):
         tensor_product(y, y, ones, group="SO(3)")
     with pytest.raises(InputError, match="charge_factor gets no gradient"):
         tensor_product(y, y, ones.requires_grad_())
-    with pytest.raises(InputError, match=r"message is torch.float64: use float32 or float64, one"):
+    with pytest.raises(
+        InputError, match=r"message is torch.float64: use float32 or float64"
+    ):
         tensor_product(y, y.double())
