@@ -1,4 +1,4 @@
-"""A native checkpoint."""
+"""A native checkpoint file."""
 
 from __future__ import annotations
 

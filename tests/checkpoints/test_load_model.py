@@ -87,7 +87,7 @@ def test_content_decides_and_not_the_suffix(tmp_path, suffix):
 
 
 class Runs:
-    """A pickle of this runs a command when it is loaded."""
+    """An object whose pickle runs a command when it is loaded."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -120,9 +120,9 @@ def test_hostile_pickles_run_nothing(tmp_path, attack, place):
     marker = tmp_path / "marker"
     content = HIDING_PLACES[place](ATTACKS[attack](marker))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the file that `open` leaves open
+        warnings.simplefilter("ignore", ResourceWarning)  # `open` leaves its file open
         pickle.loads(pickle.dumps(content))
-    assert marker.exists(), "an attack that does nothing proves nothing"
+    assert marker.exists(), "the attack must work on an unsafe loader"
     marker.unlink()
 
     files = [save(content, tmp_path / name) for name in ("model.ckpt", "model.safetensors")]
@@ -141,7 +141,7 @@ def test_hostile_pickles_run_nothing(tmp_path, attack, place):
 
 
 def cuts(size: int) -> list[int]:
-    """Lengths to truncate a file to: all of the first and last few, and some between."""
+    """List lengths to truncate a file to: the shortest, the longest, and some between."""
     ends = [*range(20), *range(size - 20, size)]
     return sorted({n for n in (*ends, *range(0, size, max(1, size // 40))) if 0 <= n < size})
 

@@ -1,4 +1,4 @@
-"""MatGL checkpoints: a published model, and random ones against the equations written anew."""
+"""MatGL checkpoints: a published model, and random ones against an independent implementation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ UNITS = 6
 ELEMENTS = ["H", "C", "N", "O"]
 
 PUBLISHED = "matgl-tensornet-matpes-pbe"
-PUBLISHED_ENERGY = -247.286789  # eV, of acala3nhme.xyz, by the MatGL that wrote the model
+PUBLISHED_ENERGY = (
+    -247.286789
+)  # energy of acala3nhme.xyz in eV, from the version of MatGL that wrote the model
 
 BASES_OF_MATGL: dict[str, dict[str, Any]] = {
     "gauss": {"rbf_type": "Gaussian", "num_rbf": 5, "width": 0.7},
@@ -39,7 +41,7 @@ BASES_OF_MATGL: dict[str, dict[str, Any]] = {
 
 
 def description(version: int = 2, **init_args: Any) -> dict[str, Any]:
-    """What MatGL writes to ``model.json``."""
+    """Make the content of ``model.json``."""
     args = {
         "element_types": ELEMENTS,
         "units": UNITS,
@@ -66,7 +68,7 @@ def init_args(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_weights(args: dict[str, Any]) -> dict[str, Tensor]:
-    """What MatGL writes to ``state.pt``, with no number that is trivially 0 or 1."""
+    """Make the content of ``state.pt``, without any weight of 0 or 1."""
     f = args["units"]
     n_basis = args.get("num_rbf", 0)
     if args["rbf_type"] == "SphericalBessel":
@@ -121,13 +123,11 @@ def energy_of(model: TensorNet, atoms: Atoms) -> float:
     return TensorNetCalculator(model, device="cpu", dtype="float64").get_potential_energy(atoms)
 
 
-class Direct:
-    """MatGL's TensorNet in its own conventions, on tensors [N, N, F, 3, 3] of all pairs at once.
+class DirectTensorNet:
+    """MatGL's TensorNet in its own conventions, on tensors [N, N, F, 3, 3] of all pairs.
 
-    Parameters
-    ----------
-    version : int
-        1: from sender to receiver, the sender's embedding first; 2: the reverse of both.
+    In version 1, edge vectors point from sender to receiver, and the embedding of the sender comes
+    first. In version 2, both are reversed.
     """
 
     activations = {  # noqa: RUF012
@@ -148,7 +148,7 @@ class Direct:
         return torch.einsum("...k,fk->...f", x, self.weights[f"{name}.weight"]) + bias
 
     def scalar_network(self, block: str, x: Tensor, depth: int) -> Tensor:
-        """Three factors a channel, [..., F, 3]."""
+        """Compute three factors per channel, [..., F, 3]."""
         for m in range(depth):
             x = self.activation(self.linear(f"{block}.linears_scalar.{m}", x))
         return x.reshape(*x.shape[:-1], self.args["units"], 3)
@@ -169,7 +169,7 @@ class Direct:
     def energy(self, atoms: Atoms) -> float:
         species = torch.tensor([ELEMENTS.index(s) for s in atoms.symbols])
         positions = torch.from_numpy(atoms.positions)
-        arrow = positions[:, None] - positions[None, :]  # to receiver i from sender j
+        arrow = positions[:, None] - positions[None, :]  # from sender j to receiver i
         if self.version == 2:
             arrow = -arrow
         d = arrow.norm(dim=-1) + torch.eye(len(atoms))
@@ -236,7 +236,7 @@ class Direct:
 
 
 def irreps(x: Tensor) -> list[Tensor]:
-    """Trace, skew and symmetric traceless part of [..., 3, 3]."""
+    """Split [..., 3, 3] into its trace, skew and symmetric traceless parts."""
     trace = torch.einsum("...aa,bc->...bc", x, torch.eye(3, dtype=x.dtype)) / 3
     return [trace, (x - x.mT) / 2, (x + x.mT) / 2 - trace]
 
@@ -257,21 +257,21 @@ def test_energies_follow_the_equations(tmp_path, version, group, basis):
     content = description(version, equivariance_invariance_group=group, **BASES_OF_MATGL[basis])
     weights = random_weights(init_args(content))
     model = load_model(write(tmp_path, content, weights))
-    # The Bessel bases have tests of their own, against formulas written down independently.
+    # The Bessel bases are tested against independent formulas in tests/model/test_radial_basis.py.
     expansion = gaussians(content, weights) if basis == "gauss" else model.basis
     for seed in (0, 1):
         atoms = random_cluster(9, seed=seed)
-        expected = Direct(content, weights, expansion).energy(atoms)
+        expected = DirectTensorNet(content, weights, expansion).energy(atoms)
         assert_close(energy_of(model, atoms), expected, 0)
 
 
-@pytest.mark.parametrize("activation", Direct.activations)
+@pytest.mark.parametrize("activation", DirectTensorNet.activations)
 def test_activations_follow_the_equations(tmp_path, activation):
     content = description(activation_type=activation, nblocks=1)
     weights = random_weights(init_args(content))
     model = load_model(write(tmp_path, content, weights))
     atoms = random_cluster(9)
-    expected = Direct(content, weights, gaussians(content, weights)).energy(atoms)
+    expected = DirectTensorNet(content, weights, gaussians(content, weights)).energy(atoms)
     assert_close(energy_of(model, atoms), expected, 0)
 
 

@@ -1,4 +1,4 @@
-"""Native checkpoints: exact round trips, and refusal of files that were changed."""
+"""Native checkpoints: exact round trips, and refusal of inconsistent files."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def rewrite(
     metadata: Callable[[dict[str, str]], Any] = lambda _: None,
     tensors: Callable[[dict[str, Tensor]], Any] = lambda _: None,
 ) -> None:
-    """Change the metadata or the tensors of a native checkpoint in place."""
+    """Change the metadata or the tensors of a native checkpoint."""
     with safetensors.safe_open(path, framework="pt") as file:
         facts = file.metadata()
     state = safetensors.torch.load(path.read_bytes())

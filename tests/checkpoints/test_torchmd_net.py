@@ -1,10 +1,8 @@
-"""TorchMD-NET checkpoints: every layout loads as it loads there, and no other model does."""
+"""TorchMD-NET checkpoints: agreement with TorchMD-NET, and refusal of unsupported models."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,27 +33,22 @@ from tests.support.checkpoints import (
     save,
     zipped,
 )
+from tests.support.torchmd_net import import_torchmdnet, use_plain_operations
 
 
 @pytest.fixture
 def their_load(monkeypatch) -> Iterator[Callable[..., Any]]:
-    """TorchMD-NET's ``load_model``, with its models' energy and forces; all in float64.
+    """Function that loads a checkpoint with TorchMD-NET and computes energy and forces in float64.
 
-    Its Warp kernels hold 1/3 in float32, so it computes with PyTorch's operations instead; and
-    where these start from integers they work in PyTorch's default dtype.
+    It uses PyTorch operations, because the Warp kernels store 1/3 in float32. The default dtype is
+    float64, because PyTorch uses it for results computed from integers.
     """
-    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Warp and of its dependencies, at the first import
-        module = importlib.import_module("torchmdnet.models.model")
-    network = importlib.import_module("torchmdnet.models.tensornet")
-    monkeypatch.setattr(network, "OPT", False)
-    for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
-        monkeypatch.setattr(network, name, getattr(network, f"_{name}"))
+    torchmdnet = import_torchmdnet()
+    use_plain_operations(torchmdnet, monkeypatch)
     torch.set_default_dtype(torch.float64)
 
     def energy_and_forces(path: Path) -> tuple[float, Any]:
-        model = module.load_model(str(path))
+        model = torchmdnet.models.model.load_model(str(path))
         numbers, positions = torch.from_numpy(ATOMS.numbers), torch.tensor(ATOMS.positions)
         energy, forces = model(numbers, positions, torch.zeros_like(numbers))
         return energy.item(), forces.detach().numpy()
@@ -73,7 +66,7 @@ def assert_agree(path: Path, their_load: Callable[..., Any]) -> None:
 
 
 def without_priors(content: dict[str, Any]) -> None:
-    """Leave the checkpoint as it is."""
+    """Do not change the checkpoint."""
 
 
 def old_output_names(content: dict[str, Any]) -> None:
@@ -151,7 +144,7 @@ def test_ways_to_write_priors_are_one_model(tmp_path):
 
 
 def in_old_layout(content: dict[str, Any]) -> dict[str, Any]:
-    """The same model as it was written when tensors were stored as [N, F, 3, 3]."""
+    """Return the same model in the old layout, of tensors [N, F, 3, 3]."""
     old = copy.deepcopy(content)
     old["hyper_parameters"]["check_errors"] = True
     for name, value in old["state_dict"].items():

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run the command line where there is but one structure; returns exit code, stdout, stderr."""
+    """Run the command line in a folder with one structure; return exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     ase.io.write("ethanol.xyz", molecule("CH3CH2OH"), format="extxyz")
 

@@ -1,4 +1,4 @@
-"""``mlff-triton align``: files to files, whole or not at all."""
+"""``mlff-triton align``: complete output files, or none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from mlff_triton import bio
 from mlff_triton._common import progress
@@ -34,18 +36,18 @@ def texts():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys, texts):
-    """Run the command where there are a.fa and b.fa.gz; returns exit code, stdout, stderr."""
+    """Run the command next to a.fa and b.fa.gz. It returns the exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     write_fasta(tmp_path / "a.fa", [f"a{k}" for k in range(7)], texts[:7])
     write_fasta(tmp_path / "b.fa.gz", [f"b{k}" for k in range(7)], texts[7:])
 
-    def command(*arguments, files=("a.fa", "b.fa.gz")):
+    def run_command(*arguments, files=("a.fa", "b.fa.gz")):
         with pytest.raises(SystemExit) as exit_:
             cli.main(["align", *files, "--device", "cpu", *map(str, arguments)])
         shown = capsys.readouterr()
         return exit_.value.code, shown.out, shown.err
 
-    return command
+    return run_command
 
 
 def rows_of(path):
@@ -65,32 +67,42 @@ def test_scores_of_pairs(run, tmp_path, texts, batch):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("pairs", ["zip", "all"])
-def test_long_sequences_come_in_smaller_batches(run, tmp_path, texts, monkeypatch, pairs):
-    """Neither what is read nor queries times targets is more than so many letters."""
-    original, sizes = bio.align, []
+@pytest.fixture
+def run_batches(run, tmp_path):  # noqa: ARG001 - for its files
+    """Run the body of the command with batches of limited length."""
 
-    def align(queries, targets, **options):
+    def command_body(align, pairs, batch_letters):
+        files = Path("a.fa"), Path("b.fa.gz"), Path(f"{pairs}.tsv")
+        request = command.Request(*files, pairs, batch=16384, batch_letters=batch_letters)
+        command.run(request, align, Console(), lambda: False)
+        return rows_of(tmp_path / f"{pairs}.tsv")[1:]
+
+    return command_body
+
+
+@pytest.mark.parametrize("pairs", ["zip", "all"])
+def test_long_sequences_come_in_smaller_batches(run_batches, texts, pairs):
+    """A batch limits the bases that it reads, and the bases of its pairs' queries."""
+    sizes = []
+
+    def align(queries, targets):
         sizes.append([sum(len(record.seq) for record in some) for some in (queries, targets)])
         assert sizes[-1][0] * (len(targets) if pairs == "all" else 1) <= 60
         assert sum(sizes[-1]) <= (120 if pairs == "all" else 60)
-        return original(queries, targets, **options)
+        return bio.align(queries, targets, pairs=pairs, device="cpu")
 
-    monkeypatch.setattr(command, "LETTERS", 60)
-    monkeypatch.setattr(bio, "align", align, raising=False)
-    assert run("--out", "out.tsv", "--pairs", pairs)[0] == 0
+    rows = run_batches(align, pairs, 60)
     assert len(sizes) > 3
-    found = original(texts[:7], texts[7:], pairs=pairs, device="cpu")
+    found = bio.align(texts[:7], texts[7:], pairs=pairs, device="cpu")
     scores = sorted((f"a{row.query}", f"b{row.target}", str(row.score)) for row in found)
-    assert sorted(map(tuple, rows_of(tmp_path / "out.tsv")[1:])) == scores
+    assert sorted(map(tuple, rows)) == scores
     assert sum(queries for queries, _ in sizes) >= sum(map(len, texts[:7]))
 
 
-def test_a_sequence_beyond_all_limits_is_a_batch(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "LETTERS", 1)
-    for pairs, rows in (("zip", 7), ("all", 49)):
-        assert run("--out", f"{pairs}.tsv", "--pairs", pairs)[0] == 0
-        assert len(rows_of(tmp_path / f"{pairs}.tsv")) == 1 + rows
+@pytest.mark.parametrize(("pairs", "n"), [("zip", 7), ("all", 49)])
+def test_a_sequence_beyond_the_limit_is_a_batch(run_batches, pairs, n):
+    align = partial(bio.align, pairs=pairs, device="cpu")
+    assert len(run_batches(align, pairs, 1)) == n
 
 
 @pytest.mark.parametrize("batch", [1, 10, 1000])
@@ -142,17 +154,17 @@ def test_proteins(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--out", "out.txt"), "out.txt is neither .sam nor .tsv"),
-        (("--out", "a.fa"), "a.fa is neither"),
+        (("--out", "out.txt"), "the suffix of out.txt is unknown: use .sam or .tsv"),
+        (("--out", "a.fa"), "the suffix of a.fa is unknown"),
         (("--out", "out.tsv", "--pairs", "some"), "--pairs some is unknown"),
-        (("--out", "out.tsv", "--batch", 0), "--batch 0 is no number of pairs"),
+        (("--out", "out.tsv", "--batch", 0), "--batch 0 is not valid"),
         (("--out", "out.tsv", "--mode", "best"), "mode='best'"),
-        (("--out", "out.tsv", "--gap-open", -5), "gap_open=-5 is a cost"),
-        (("--out", "out.tsv", "--gap-extend", -1), "gap_extend=-1 is a cost"),
+        (("--out", "out.tsv", "--gap-open", -5), "gap_open=-5 is a penalty"),
+        (("--out", "out.tsv", "--gap-extend", -1), "gap_extend=-1 is a penalty"),
         (("--out", "out.tsv", "--gap-open", 5.5), "Invalid value for '--gap-open'"),
-        (("--out", "out.tsv", "--unknown", "NN"), "unknown='NN' is none of the letters"),
-        (("--out", "out.tsv", "--band", 0), "which band=0 cannot bridge"),
-        (("--out", "out.tsv", "--matrix", "BLOSUM1"), "there is no matrix BLOSUM1"),
+        (("--out", "out.tsv", "--unknown", "NN"), "unknown='NN' is not one of"),
+        (("--out", "out.tsv", "--band", 0), "more than band=0 allows"),
+        (("--out", "out.tsv", "--matrix", "BLOSUM1"), "matrix BLOSUM1 is unknown"),
         (("--out", "none/out.tsv"), "cannot write none/out.tsv"),
     ],
 )
@@ -178,17 +190,17 @@ def test_an_existing_file_is_kept(run, tmp_path):
     [
         (
             gzip.compress(b">b0\nACGT\n" * 7, mtime=0)[:-9],
-            "c.fa is damaged or cut off in record b0",
+            "c.fa is damaged or truncated in record b0",
         ),
-        (b">b0\nACGT\n>b1\n", "record b1 of c.fa has no letters"),
+        (b">b0\nACGT\n>b1\n", "record b1 of c.fa is empty"),
         (b">b0\nACGT\n", "a.fa has 7 records and c.fa 1: use --pairs all"),
-        (b">b0\nACGT\n" * 6 + b">b6\nAQGT\n", "target b6 has 'Q' at 2"),
-        (b"", "c.fa holds no records"),
+        (b">b0\nACGT\n" * 6 + b">b6\nAQGT\n", "target b6 has 'Q' at position 2"),
+        (b"", "c.fa contains no records"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["sam", "tsv"])
 def test_bad_input_leaves_nothing(run, tmp_path, content, message, suffix):
-    """Also if records before are sound and already aligned."""
+    """No output remains, even if earlier records are valid and already aligned."""
     (tmp_path / "c.fa").write_bytes(content)
     code, _, err = run("--out", f"out.{suffix}", "--batch", 1, files=("a.fa", "c.fa"))
     assert code == ERROR
@@ -204,7 +216,7 @@ def test_a_missing_file(run):
     )
 
 
-def test_an_interrupt_leaves_whole_records(run, tmp_path, monkeypatch):
+def test_an_interrupt_leaves_complete_records(run, tmp_path, monkeypatch):
     original, batches = bio.align, []
 
     def align(*arguments, **options):
@@ -231,7 +243,7 @@ def test_a_second_interrupt_leaves_nothing(run, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_in_a_terminal(tmp_path):
-    """A process of its own, that has so much to do that it is not done before."""
+    """A separate process with enough work to be interrupted before it is done."""
     arguments = ["a.fa", "b.fa.gz", "--out", "out.sam", "--device", "cpu", "--batch", "1"]
     code = (
         "import sys; from mlff_triton._common import progress; from mlff_triton.cli import main; "

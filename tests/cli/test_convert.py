@@ -1,4 +1,4 @@
-"""``mlff-triton convert``: the same model in the native format."""
+"""``mlff-triton convert``: exact copies in the native format."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""``mlff-triton info``: what it shows of a model."""
+"""``mlff-triton info``: descriptions of models and ensembles."""
 
 from __future__ import annotations
 
-from mlff_triton import Ensemble, load_model
+from pathlib import Path
+
+from tests.support.checkpoints import lightning, zipped
 
 
 def test_info_describes_a_model(run, model):
@@ -14,7 +16,8 @@ def test_info_describes_a_model(run, model):
     assert "Not for science" not in out
 
 
-def test_info_describes_an_ensemble(run, model, monkeypatch):
-    member = load_model(model)
-    monkeypatch.setattr("mlff_triton.checkpoints.load_model", lambda _: Ensemble([member, member]))
-    assert "2 members; the rows below describe the first" in run("info", model)[1]
+def test_info_describes_an_ensemble(run):
+    zipped(Path("two.zip"), a=lightning(0), b=lightning(1))
+    code, out, err = run("info", "two.zip")
+    assert (code, err) == (0, "")
+    assert "2 members; the rows below describe the first" in out

@@ -1,6 +1,9 @@
-"""The command line: help, version, and mistakes in one line."""
+"""The command line as a whole: help, version, and errors of one line."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +35,19 @@ def test_help_and_version(run):
     code, out, _ = run("md", "--help")
     assert code == 0
     assert "--restart" in out
+
+
+def test_help_does_not_load_a_framework():
+    code = """
+import sys
+from mlff_triton.cli.main import main
+try:
+    main(["--help"])
+except SystemExit as exit_:
+    assert exit_.code == 0
+print(*sorted({"torch", "triton", "ase", "numpy", "vesin"} & sys.modules.keys()), sep=",")
+"""
+    done = subprocess.run(  # noqa: S603 - the code is above
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""

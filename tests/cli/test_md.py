@@ -1,4 +1,4 @@
-"""``mlff-triton md``: runs, restarts, interrupts, mistakes."""
+"""``mlff-triton md``: runs, restarts, interrupts and errors."""
 
 from __future__ import annotations
 

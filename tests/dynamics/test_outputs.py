@@ -1,4 +1,4 @@
-"""Output files grow by complete records."""
+"""Output files, which grow by complete records."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def contents(directory):
 
 
 def assert_same_state(one, other):
-    """Two restart files agree bit for bit."""
+    """Assert that two restart files are bitwise equal."""
     with np.load(one) as a, np.load(other) as b:
         assert set(a) == set(b)
         for name in a:

@@ -1,4 +1,4 @@
-"""Structures from files, and shipped ones."""
+"""Structures read from files, and shipped ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchMD-NET as the oracle."""
+"""Fixtures with TorchMD-NET, the reference of these tests."""
 
 from tests.support.torchmd_net import dtype, plain, torchmdnet
 

@@ -1,4 +1,4 @@
-"""Radial bases and cutoffs against formulas written down independently, with NumPy and SciPy."""
+"""Radial bases and cutoffs against independent implementations with NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def at(x: float) -> torch.Tensor:
 
 
 def value_and_derivatives(function, x: float, order: int) -> list[torch.Tensor]:
-    """f, f', ... of a scalar or a vector that depends on a distance."""
+    """Compute f, f', ... of a scalar or vector function of a distance."""
     distance = at(x).requires_grad_()
     chains = []
     for value in function(distance).flatten():
@@ -101,7 +101,7 @@ def test_gaussians_follow_their_formula(lower, upper):
 
 
 def smooth_bessel(n_functions: int, cutoff: float):
-    """Kocer et al. 2019, eqs. (28)-(31), as printed: a list of functions of the distance."""
+    """Return the functions of Kocer et al. 2019, eqs. (28)-(31), as printed."""
 
     def f(n, r):
         scale = (-1) ** n * math.sqrt(2) * math.pi / cutoff**1.5
@@ -159,7 +159,7 @@ def test_bessel_follows_its_formula(orders):
 
 
 def scipy_roots(order: int, count: int) -> list[float]:
-    """Positive zeros of ``j_order``, bracketed on a fine grid."""
+    """Find the positive zeros of ``j_order``, bracketed on a fine grid."""
     grid = np.linspace(order + 1.0, order + 1.0 + 4 * (count + 1), 2000)
     values = spherical_jn(order, grid)
     brackets = np.flatnonzero(np.diff(np.sign(values)))[:count]

@@ -53,7 +53,7 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def make(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> TensorNet:
-    """A small model with no weight that is trivially 0 or 1."""
+    """Make a small model without any weight of 0 or 1."""
     torch.manual_seed(seed)
     options = {"hidden_channels": 6, "num_layers": 1, "num_rbf": 6, "cutoff_upper": CUTOFF}
     model = TensorNet(TensorNetConfig((1, 6, 7, 8), **{**options, **changes}))
@@ -91,7 +91,7 @@ def energy(model: TensorNet | Ensemble, atoms: Atoms) -> float:
 
 
 def moved(atoms: Atoms, matrix: np.ndarray) -> Atoms:
-    """Atoms and cell, every vector ``v`` mapped to ``v @ matrix``."""
+    """Copy atoms, and map every position and cell vector ``v`` to ``v @ matrix``."""
     result = atoms.copy()
     result.set_cell(atoms.cell.array @ matrix)
     result.positions = atoms.positions @ matrix
@@ -101,7 +101,7 @@ def moved(atoms: Atoms, matrix: np.ndarray) -> Atoms:
 def assert_same(
     actual: Prediction, expected: Prediction, dtype: torch.dtype = torch.float64
 ) -> None:
-    """Assert equality to the dtype's tolerance, relative to the network's scale or 1 eV/Å."""
+    """Assert equality to the dtype's tolerance, relative to the network's scale or to 1 eV/Å."""
     n_atoms = len(expected.forces)
     assert_close(actual.energy, expected.energy, 0, dtype, floor=SCALE * n_atoms)
     assert_close(actual.atom_energies, expected.atom_energies, 0, dtype, floor=SCALE)
@@ -110,7 +110,7 @@ def assert_same(
 
 
 def function_of_edges(model: TensorNet, atoms: Atoms) -> tuple[Any, Tensor]:
-    """Atom energies as a function of edge vectors and named weights, and the edge vectors."""
+    """Return atom energies as a function of edge vectors and weights, and the edge vectors."""
     graph = neighbor_list(atoms.positions, model.cutoff, atoms.cell.array, atoms.pbc)
     cell = torch.from_numpy(Box.of(atoms.cell.array, atoms.pbc).cell)[None]
     vectors = graph.vectors(torch.from_numpy(atoms.positions), cell, None)
@@ -408,7 +408,7 @@ def test_large_references_keep_the_digits_of_a_float32_model():
 
 
 def approach(model: TensorNet, distance: float, across: str = "C") -> tuple[float, float]:
-    """Energy, and force on the last atom, of a pair with a third atom at a distance from both."""
+    """Compute the energy of a pair and an atom equally far from both, and the force on it."""
     pair = Atoms("HO", [[0, 0.6, 0], [0, -0.6, 0]])
     third = Atoms(across, [[np.sqrt(distance**2 - 0.36), 0, 0]])
     prediction = evaluate(model, pair + third)

@@ -1,6 +1,6 @@
-"""TorchMD-NET 3.1 as the oracle: energies, forces and training gradients of random models.
+"""Energies, forces and training gradients of random models against TorchMD-NET 3.1.
 
-Every random model is TorchMD-NET's own, carried over by the reader of its checkpoints.
+The random models are TorchMD-NET's own, converted by the reader of its checkpoints.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def assert_same(
 ) -> None:
     energy, forces = their_prediction(theirs, images, dtype)
     prediction = our_prediction(ours, images, dtype)
-    assert forces.abs().max() > 0.1, "a model without forces tests nothing"
+    assert forces.abs().max() > 0.1, "the test needs a model with forces"
     assert_within(prediction.energy, energy[:, 0], relative[dtype])
     assert_within(prediction.forces, forces, relative[dtype])
 
@@ -77,7 +77,7 @@ def test_energies_and_forces_are_those_of_torchmd_net(torchmdnet, dtype, option,
     assert_same(theirs, ours, STRUCTURES[structure](dtype), dtype)
 
 
-# TorchMD-NET's Warp kernels hold 1/3 in float32, in a float64 model too.
+# TorchMD-NET's Warp kernels store 1/3 in float32, even in a float64 model.
 WARP_RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-5}
 
 
@@ -88,7 +88,7 @@ def test_energies_and_forces_are_those_of_its_warp_kernels(torchmdnet, dtype, st
 
 
 def test_its_warp_kernels_mirror_the_skew_parts_of_its_own_operations(torchmdnet, dtype):
-    """The two are one model for O(3) only; of SO(3) models ours are those of the operations."""
+    """Only for O(3) are both the same model. For SO(3), ours is that of the PyTorch operations."""
     args = arguments(dtype, equivariance_invariance_group="SO(3)")
     theirs, ours = make_models(torchmdnet, args)
     images = molecules(dtype)

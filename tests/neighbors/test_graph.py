@@ -1,4 +1,4 @@
-"""The graph: its invariants, whatever pairs it is made of."""
+"""Invariants of the neighbor graph, for arbitrary pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.graphs import assert_equal, assert_valid, edges_of
 
 
 def graph_of(pairs: list[tuple[int, ...]], n_atoms: int) -> Graph:
-    """A graph of the pairs (i, j, Sx, Sy, Sz) and their opposites, in the order given."""
+    """Make a graph of pairs (i, j, Sx, Sy, Sz) and their opposites, in the given order."""
     both = pairs + [(j, i, -a, -b, -c) for i, j, a, b, c in pairs]
     table = torch.tensor(both, dtype=torch.int64).reshape(-1, 5)
     return Graph.from_pairs(table[:, 0], table[:, 1], table[:, 2:], n_atoms)
@@ -24,7 +24,7 @@ def graph_of(pairs: list[tuple[int, ...]], n_atoms: int) -> Graph:
 
 @st.composite
 def pairs_of_atoms(draw):
-    """Some undirected pairs of some atoms, in any order, either end first."""
+    """Draw undirected pairs of atoms, in any order and either direction."""
     n_atoms = draw(st.integers(1, 6))
     atom, step = st.integers(0, n_atoms - 1), st.integers(-3, 3)
     pairs = draw(st.lists(st.tuples(atom, atom, step, step, step), max_size=20))
@@ -161,7 +161,7 @@ def test_graph_on_a_gpu_is_the_same():
 
 
 def test_shifts_too_wide_for_one_key_are_sorted_or_refused():
-    far = 40_000_000  # three such digits and two atoms do not fit in 64 bits
+    far = 40_000_000  # three such shifts and two atoms do not fit into 64 bits
     pairs = [(0, 1, far, 0, 0), (0, 1, 0, 0, 1), (0, 1, -far, far, -1), (1, 0, 1, far, 2)]
     try:
         graph = graph_of(pairs, 2)
@@ -178,8 +178,8 @@ def test_shifts_too_wide_for_one_key_are_sorted_or_refused():
         ([(0, 1, 0, 0, 0), (1, 0, 0, 0, 0), (1, 0, 0, 0, 0)], "not symmetric"),
         ([(0, 2, 0, 0, 0), (2, 0, 0, 0, 0)], "outside"),
         ([(0, -1, 0, 0, 0), (-1, 0, 0, 0, 0)], "outside"),
-        ([(0, 0, 0, 0, 0)], None),  # an atom and itself
-        ([(0, 1, 0, 0, 0), (1, 0, 0, 0, 0)] * 2, None),  # one pair twice
+        ([(0, 0, 0, 0, 0)], "paired with itself"),  # an atom paired with itself
+        ([(0, 1, 0, 0, 0), (1, 0, 0, 0, 0)] * 2, "occurs twice"),  # the same pair twice
     ],
 )
 def test_pairs_that_make_no_graph_are_refused(pairs, reason):

@@ -47,7 +47,7 @@ def test_finds_the_pairs_that_ase_finds(structure):
     graph = neighbor_list(positions, cutoff, cell, pbc)
     assert edges_of(graph) == [(i[e], j[e], *shifts[e]) for e in order]
     ours = vectors_of(graph, positions, cell, pbc).numpy()
-    assert ours == pytest.approx(-vectors[order], abs=1e-12)  # ASE's point from i to j
+    assert ours == pytest.approx(-vectors[order], abs=1e-12)  # ASE's vectors point from i to j
 
 
 @given(structures())
@@ -220,7 +220,7 @@ for distance in (1e2, 1e3, 1e4, 1e5, 1e6, 1e8, 1e10, 1e12, 1e15, 1e300):
     ("pbc", "n_edges"), [([False] * 3, 2), ([False, True, True], 2), ([True] * 3, 6)]
 )
 def test_atoms_that_flew_off_are_listed_or_refused(pbc, n_edges):
-    """In an interpreter of its own: a search that overflows may kill it, or never end."""
+    """Run in a separate process, which an overflow in the search might kill or hang."""
     code = FLOWN_OFF.format(pbc=pbc, n_edges=n_edges)
     done = subprocess.run(  # noqa: S603 - the code is above
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False

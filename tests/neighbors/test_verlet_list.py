@@ -32,7 +32,7 @@ def test_impossible_skins_are_refused(skin):
 
 
 def walk(kind: str, n_steps: int, strain: float, seed: int = 0):
-    """Positions, cell and periodicity along a random walk of atoms and cell."""
+    """Return positions, cell and periodicity along a random walk of the atoms and the cell."""
     rng = np.random.default_rng(seed)
     atoms = random_cluster(30) if kind == "vacuum" else random_crystal(30, kind)
     for _ in range(n_steps):
@@ -76,7 +76,7 @@ def test_verlet_list_is_exact_for_any_two_steps(structure, seed, skin, length, s
 
 
 def line(*x: float) -> np.ndarray:
-    """Atoms along x."""
+    """Place atoms along x."""
     return np.array([[value, 0.0, 0.0] for value in x])
 
 
@@ -113,7 +113,7 @@ def test_one_atom_of_many_moves_through_all_others():
 def test_a_shrinking_cell_brings_pairs_in_without_relative_motion():
     fractional = np.array([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0]])
     verlet = VerletList(2.0, skin=0.5)
-    for scale, n_edges in ((5.2, 0), (4.2, 0), (3.9, 4)):  # two images of the other atom each
+    for scale, n_edges in ((5.2, 0), (4.2, 0), (3.9, 4)):  # two images of the other atom for each
         cell = np.diag([scale, 9.0, 9.0])
         assert verlet.update(fractional @ cell, cell, True).n_edges == n_edges
 

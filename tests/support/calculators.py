@@ -1,4 +1,4 @@
-"""A calculator that passes every conformance check, and others that each fail one."""
+"""A calculator that passes every conformance check, and calculators that each fail one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CUTOFF = 4.0
 
 
 class Reference(Calculator):
-    """A sound potential of pairs: ``sqrt(Z_i Z_j) / 8 (1 - d^2 / c^2)^4 (1 + q / 10)`` eV."""
+    """A correct pair potential, ``sqrt(Z_i Z_j) / 8 (1 - d^2 / c^2)^4 (1 + q / 10)`` eV."""
 
     implemented_properties = ["energy", "free_energy", "energies", "forces", "stress"]  # noqa: RUF012
     precision = np.float64

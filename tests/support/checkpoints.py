@@ -43,7 +43,7 @@ def energy_of(path: Path, **options: Any) -> float:
 
 
 def assert_refused(path: Path, error: type[CheckpointError] = CheckpointError) -> str:
-    """Assert that loading raises one line that names the file; returns the line."""
+    """Assert that loading raises a one-line error that names the file; return the line."""
     with pytest.raises(error) as refusal:
         load_model(path)
     message = str(refusal.value)
@@ -53,7 +53,7 @@ def assert_refused(path: Path, error: type[CheckpointError] = CheckpointError) -
 
 
 def lightning(seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """A random checkpoint as TorchMD-NET's trainer writes it, with nothing trivially 0 or 1."""
+    """Make a random checkpoint as TorchMD-NET's trainer writes it, without any weight of 0 or 1."""
     args = {
         "model": "tensornet",
         "embedding_dimension": F,
@@ -139,7 +139,7 @@ def save(content: Any, path: Path) -> Path:
 
 
 def zipped(path: Path, **members: Any) -> Path:
-    """A zip of checkpoints, as ``name=content``."""
+    """Write a zip of checkpoints, given as ``name=content``."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             member = io.BytesIO()
@@ -163,6 +163,7 @@ def priors_by_dicts(content: dict[str, Any]) -> None:
 
 
 def native(**changes: Any) -> TensorNet:
+    """Make a random model with an energy scale that needs all digits of float64."""
     torch.manual_seed(1)
     options = {"hidden_channels": F, "num_layers": 1, "num_rbf": N_BASIS, "cutoff_upper": CUTOFF}
     model = TensorNet(TensorNetConfig((1, 6, 7, 8), **{**options, **changes}))

@@ -12,15 +12,15 @@ from mlff_triton.testing import random_rotation
 
 @st.composite
 def structures(draw):
-    """(positions, cutoff, cell, pbc) without a distance that rounding could put on either side."""
+    """Draw (positions, cutoff, cell, pbc) without a distance within rounding of the cutoff."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     lengths = draw(st.tuples(*[st.floats(1.0, 9.0)] * 3))
     skew = draw(st.sampled_from([0.0, 0.3, 1.5]))
     cell = np.diag(lengths) + np.tril(rng.uniform(-skew, skew, (3, 3)), -1) * min(lengths)
     if draw(st.booleans()):
-        cell = cell[::-1] @ random_rotation(rng)  # left-handed, in any direction
+        cell = cell[::-1] @ random_rotation(rng)  # left-handed, in a random orientation
     n_atoms = draw(st.integers(1, 5))
-    outside = draw(st.sampled_from([0, 1, 3]))  # whole cells
+    outside = draw(st.sampled_from([0, 1, 3]))  # cells
     positions = (
         rng.random((n_atoms, 3)) + rng.integers(-outside, outside + 1, (n_atoms, 3))
     ) @ cell
@@ -33,7 +33,7 @@ def structures(draw):
 
 
 def brute_force(positions, cutoff, cell, pbc) -> dict[tuple[int, ...], float]:
-    """Distance of every edge (i, j, Sx, Sy, Sz), by trying all translations that could matter."""
+    """Compute the distance of every edge (i, j, Sx, Sy, Sz) by trying all relevant translations."""
     heights = 1 / np.linalg.norm(np.linalg.inv(cell), axis=0)
     fractional = positions @ np.linalg.inv(cell)
     reach = (np.ceil(cutoff / heights + np.ptp(fractional, axis=0)) * pbc).astype(int)

@@ -7,7 +7,7 @@ from ase.calculators.calculator import Calculator, all_changes
 
 
 class Springs(Calculator):
-    """Every atom on a spring of its own: exactly solvable, and fast."""
+    """Independent harmonic springs that hold the atoms at their anchors."""
 
     implemented_properties = ("energy", "forces")
     stiffness = 10.0  # eV/Å^2
@@ -26,7 +26,7 @@ class Springs(Calculator):
 
 
 class FailsAfter(Springs):
-    """Gives another result, or raises, from a given evaluation on."""
+    """Springs that return a given energy, or raise a given error, after some evaluations."""
 
     def __init__(self, anchors, evaluations, energy):
         super().__init__(anchors)

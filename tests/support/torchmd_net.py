@@ -1,4 +1,4 @@
-"""Random models of TorchMD-NET, structures for them, and what they predict."""
+"""Random TorchMD-NET models, structures for them, and their predictions."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def torchmdnet() -> ModuleType:
-    """The package, with what Warp prints and warns at its first import kept out of the tests."""
+def import_torchmdnet() -> ModuleType:
+    """Import the package without the warnings of Warp, or skip the test."""
     pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -69,21 +68,30 @@ def torchmdnet() -> ModuleType:
     return torchmdnet
 
 
-@pytest.fixture
-def plain(torchmdnet, monkeypatch) -> None:
-    """Make TorchMD-NET compute with PyTorch's operations instead of its Warp kernels."""
+def use_plain_operations(torchmdnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace TorchMD-NET's Warp kernels by its PyTorch operations."""
     module = torchmdnet.models.tensornet
     monkeypatch.setattr(module, "OPT", False)
     for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
         monkeypatch.setattr(module, name, getattr(module, f"_{name}"))
 
 
+@pytest.fixture(scope="module")
+def torchmdnet() -> ModuleType:
+    return import_torchmdnet()
+
+
+@pytest.fixture
+def plain(torchmdnet, monkeypatch) -> None:
+    use_plain_operations(torchmdnet, monkeypatch)
+
+
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def dtype(request) -> Iterator[torch.dtype]:
-    """A precision, also made PyTorch's default.
+    """A floating-point type, which is also made PyTorch's default.
 
-    TorchMD-NET computes ``atomic_number ** 0.23`` and ``0.1 * charge`` from integers, which PyTorch
-    does in its default dtype: a float64 model is exact in a float64 world only.
+    TorchMD-NET computes ``atomic_number ** 0.23`` and ``0.1 * charge`` from integers, for which
+    PyTorch uses its default dtype. Float64 models are therefore exact only if that is float64.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(request.param)
@@ -92,7 +100,7 @@ def dtype(request) -> Iterator[torch.dtype]:
 
 
 def arguments(precision: torch.dtype, **changes: Any) -> dict[str, Any]:
-    """Hyper-parameters as TorchMD-NET's trainer writes them."""
+    """Make hyper-parameters as TorchMD-NET's trainer writes them."""
     return {
         "model": "tensornet",
         "embedding_dimension": 16,
@@ -118,7 +126,7 @@ def arguments(precision: torch.dtype, **changes: Any) -> dict[str, Any]:
 
 
 def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.Module, TensorNet]:
-    """A random model of theirs with no weight that is trivially 0 or 1, and ours of the same."""
+    """Make a random TorchMD-NET model without any weight of 0 or 1, and the equivalent of ours."""
     mean, std = torch.tensor(-3.7), torch.tensor(2.3)
     theirs = torchmdnet.models.model.create_model(args, mean=mean, std=std).eval()
     for name, parameter in theirs.named_parameters():
@@ -132,7 +140,7 @@ def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.
 
 
 def molecules(_dtype: torch.dtype) -> list[Atoms]:
-    """Molecules of different sizes, an atom on its own among them, with charges."""
+    """Make molecules of different sizes and charges, including a single atom."""
     images = [random_cluster(n, seed=n) for n in (9, 1, 14, 5)]
     for atoms, charge in zip(images, (1, 0, -2, 0), strict=True):
         atoms.info["charge"] = charge
@@ -140,10 +148,10 @@ def molecules(_dtype: torch.dtype) -> list[Atoms]:
 
 
 def crystal(kind: str, dtype: torch.dtype) -> list[Atoms]:
-    """A charged box as TorchMD-NET needs it: reduced, and twice its cutoff high.
+    """Make a charged crystal with a cell that TorchMD-NET supports, reduced and two cutoffs high.
 
-    In float64 the atoms are anywhere. In float32 they stay in the cell, as TorchMD-NET subtracts
-    lattice vectors in the dtype of the model, which costs it digits of every edge that we keep.
+    In float64, atoms also lie outside the cell. In float32 they do not, because TorchMD-NET
+    subtracts lattice vectors in the dtype of the model, with a loss of precision that we avoid.
     """
     atoms = random_crystal(64, kind, seed=2)
     assert Box.of(atoms.cell.array, atoms.pbc).heights.min() > 2 * CUTOFF
@@ -162,7 +170,7 @@ STRUCTURES = {
 
 
 def tensors_of(images: list[Atoms], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Numbers, positions, batch and charges as TorchMD-NET takes them."""
+    """Make the arguments of a TorchMD-NET model: numbers, positions, batch and charges."""
     positions = np.concatenate([atoms.positions for atoms in images])
     counts = torch.tensor([len(atoms) for atoms in images])
     return {
@@ -176,6 +184,7 @@ def tensors_of(images: list[Atoms], dtype: torch.dtype) -> dict[str, torch.Tenso
 def their_prediction(
     model: torch.nn.Module, images: list[Atoms], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute energies and forces with a TorchMD-NET model."""
     box = None
     if images[0].pbc.all():
         box = torch.tensor(images[0].cell.array, dtype=dtype)
@@ -183,6 +192,6 @@ def their_prediction(
 
 
 def loss(energy: torch.Tensor, forces: torch.Tensor) -> torch.Tensor:
-    """Squared errors against targets that no model hits."""
+    """Compute squared errors relative to arbitrary targets."""
     target = torch.linspace(-1, 1, forces.numel(), dtype=forces.dtype).view_as(forces)
     return ((forces - target) ** 2).sum() + ((energy - 1.0) ** 2).sum()

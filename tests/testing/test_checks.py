@@ -1,4 +1,4 @@
-"""Conformance checks: the reference passes them all, and each fails for a broken calculator."""
+"""Conformance checks: a correct calculator passes them all, and broken ones fail theirs."""
 
 from __future__ import annotations
 

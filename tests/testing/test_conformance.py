@@ -1,4 +1,4 @@
-"""Runs of all checks: their outcomes, and calculators of ASE."""
+"""Runs of all checks: their outcomes, and some of ASE's calculators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_all_failures_are_reported_by_name():
         "forces_match_energy",
         "forces_sum_to_zero",
         "free_energy_is_energy",
-        "rotation_turns_results",  # the net force does not turn
+        "rotation_turns_results",  # the net force does not rotate
         "nan_is_refused",
     }
     assert caught.value.failures.keys() == expected

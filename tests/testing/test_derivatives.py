@@ -19,7 +19,7 @@ def test_finite_differences_of_a_known_function():
     before = atoms.copy()
     positions = atoms.positions
 
-    def quartic(structure: Atoms) -> float:  # the stencil is exact for it
+    def quartic(structure: Atoms) -> float:  # the stencil is exact for quartics
         return float((structure.positions**4).sum())
 
     assert finite_difference_forces(quartic, atoms) == pytest.approx(-4 * positions**3, rel=1e-6)

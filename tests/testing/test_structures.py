@@ -1,4 +1,4 @@
-"""Random structures: reproducible, with the density and distances promised."""
+"""Random structures: reproducibility, density and distances."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_water_is_water(n_molecules):
     assert np.linalg.norm(bonds, axis=-1) == pytest.approx(0.9572)
     cosines = (bonds[:, 0] * bonds[:, 1]).sum(axis=-1) / 0.9572**2
     assert np.degrees(np.arccos(cosines)) == pytest.approx(104.52)
-    assert len(neighbor_list("i", atoms, 1.1)) == 4 * n_molecules  # bonds, and nothing else
+    assert len(neighbor_list("i", atoms, 1.1)) == 4 * n_molecules  # bonds only
 
 
 def test_water_has_its_density():

@@ -1,4 +1,4 @@
-"""Tolerances: values, and the comparisons that use them."""
+"""Tolerances, and the comparisons that use them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Accelerated models of TorchMD-NET against the same models as they come, in plain PyTorch.
+"""Accelerated TorchMD-NET models against the original ones, on PyTorch operators.
 
-The kernels are put to the same test in `kernels/test_patched_tensornet.py`.
+`tests/torchmd_net/fused/test_patched_tensornet.py` tests the kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SMALL = {"embedding_dimension": 8, "num_rbf": 4}
 
 @pytest.fixture
 def make_model(torchmdnet):
-    """A random model of TorchMD-NET with no weight that is trivially 0 or 1."""
+    """Function that makes random TorchMD-NET models without any weight of 0 or 1."""
 
     def make(**changes: Any) -> nn.Module:
         precision = torch.get_default_dtype()
@@ -52,7 +52,7 @@ def energy_and_forces(model: nn.Module) -> tuple[Tensor, Tensor]:
 def training_step(
     model: nn.Module, images: list[Any], precision: torch.dtype
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Energies, forces, and the gradients of a loss on both."""
+    """Compute energies, forces, and the gradients of a loss on both."""
     model.train().zero_grad()
     energy, forces = their_prediction(model, images, precision)
     loss(energy[:, 0], forces).backward()
@@ -66,7 +66,7 @@ def assert_same_training(
     expected = training_step(model, images, precision)
     with accelerated(model, backend):
         energy, forces, gradients = training_step(model, images, precision)
-    assert expected[1].abs().max() > 0.01, "a model without forces tests nothing"
+    assert expected[1].abs().max() > 0.01, "the test needs a model with forces"
     assert_within(energy, expected[0], RELATIVE[precision])
     assert_within(forces, expected[1], RELATIVE[precision])
     assert gradients.keys() == expected[2].keys()
@@ -109,7 +109,7 @@ def test_a_network_on_its_own_without_a_charge(torchmdnet):
 
 
 def test_results_do_not_depend_on_the_order_of_atomics(make_model):
-    """The original's do: its neighbor list comes in the order in which threads finish."""
+    """Unlike those of the original, whose neighbor list has the order in which threads finish."""
     model = accelerate(make_model(), "torch")
     first = energy_and_forces(model)
     assert all(torch.equal(*pair) for pair in zip(first, energy_and_forces(model), strict=True))
@@ -147,7 +147,7 @@ def test_restore_undoes_it_exactly(make_model):
     assert network.__dict__ == attributes
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     for pair in zip(energy_and_forces(model), expected, strict=True):
-        assert_close(*pair, 1, torch.float32)  # the original is not the same from call to call
+        assert_close(*pair, 1, torch.float32)  # the original varies from call to call
 
 
 def test_only_this_instance_is_touched(make_model, torchmdnet):
@@ -188,7 +188,7 @@ def test_copies_states_and_casts(make_model):
         next(twin.parameters()).zero_()
     for copied in (copy.deepcopy(model), twin):
         assert type(copied.representation_model) is type(model.representation_model)
-    assert torch.equal(energy_and_forces(model)[0], expected[0]), "the copy shares no weights"
+    assert torch.equal(energy_and_forces(model)[0], expected[0]), "the copy must not share weights"
 
     assert model.state_dict().keys() == plain_copy.state_dict().keys()
     plain_copy.load_state_dict(model.state_dict())

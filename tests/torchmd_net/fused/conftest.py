@@ -1,4 +1,4 @@
-"""Tests here run kernels: on the GPU if there is one, and otherwise under Triton's interpreter."""
+"""Fixtures to run kernels on a GPU if there is one, else under Triton's interpreter."""
 
 from tests.support.kernel_fixtures import device, dtype, loops, poisoned, unchecked_sums
 

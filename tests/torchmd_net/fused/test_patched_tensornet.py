@@ -1,8 +1,10 @@
-"""An accelerated TensorNet on the kernels, to second order: `test_patch` holds the rest."""
+"""An accelerated TensorNet on the kernels, up to second derivatives.
+
+`tests/torchmd_net/test_patch.py` tests the rest.
+"""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from mlff_triton.torchmd_net.patch import accelerate, accelerated
+from tests.support.torchmd_net import import_torchmdnet, use_plain_operations
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "O(3)": {"activation": "ssp"},
@@ -22,20 +25,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def make_network(monkeypatch, device):
-    """TensorNets that compute with PyTorch's operations instead of Warp kernels."""
-    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
-    with warnings.catch_warnings():  # Warp speaks and warns when it is first imported
-        warnings.simplefilter("ignore")
-        from torchmdnet.models import tensornet
-    monkeypatch.setattr(tensornet, "OPT", False)
-    for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
-        monkeypatch.setattr(tensornet, name, getattr(tensornet, f"_{name}"))
+    """Function that makes TensorNets on PyTorch operations instead of Warp kernels."""
+    torchmdnet = import_torchmdnet()
+    use_plain_operations(torchmdnet, monkeypatch)
 
     def make(**options: Any) -> nn.Module:
-        torch.set_default_dtype(torch.float64)  # that of the constant of its softplus
+        torch.set_default_dtype(torch.float64)  # the dtype of the constant in its softplus
         try:
             defaults = {"hidden_channels": 8, "num_rbf": 5, "static_shapes": False, "max_z": 20}
-            return tensornet.TensorNet(**(defaults | options)).double().to(device)
+            return torchmdnet.models.tensornet.TensorNet(**(defaults | options)).double().to(device)
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -43,7 +41,7 @@ def make_network(monkeypatch, device):
 
 
 def inputs(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Two charged molecules, one of them an atom."""
+    """Return two charged molecules, one of them a single atom."""
     images = [random_cluster(n, seed=n) for n in (5, 1)]
     numbers, positions = (
         torch.cat([torch.from_numpy(getattr(atoms, name)) for atoms in images])
@@ -55,7 +53,7 @@ def inputs(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def training_step(network: nn.Module, inputs: dict[str, Tensor]) -> tuple[tuple[Tensor, ...], ...]:
-    """Features, forces, and the gradients of a loss on the latter."""
+    """Compute features, forces, and the gradients of a loss on the forces."""
     positions = inputs["pos"].requires_grad_()
     features = network(**inputs)[0]
     (forces,) = torch.autograd.grad(features.square().sum(), positions, create_graph=True)
@@ -113,7 +111,7 @@ def test_static_shapes_are_captured_in_a_cuda_graph(make_network):
     stream.wait_stream(torch.cuda.current_stream())
     with accelerated(network, "triton"):
         with torch.cuda.stream(stream):
-            forces()  # compiles
+            forces()  # compile
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             captured = forces()
