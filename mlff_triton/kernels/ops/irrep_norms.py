@@ -2,8 +2,8 @@
 
     (3 I^2, 2 |a|^2, |S|_F^2)    of    X = I 1 + A(a) + S
 
-the invariants that TensorNet reads out: G. Simeon and G. De Fabritiis, NeurIPS 2023,
-https://arxiv.org/abs/2306.06482. With respect to X their gradients are 2 I 1, 2 A and 2 S.
+the invariants in the readout of TensorNet: G. Simeon and G. De Fabritiis, NeurIPS 2023,
+https://arxiv.org/abs/2306.06482. Their gradients with respect to X are 2 I 1, 2 A and 2 S.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from mlff_triton.kernels.ops.reference import irrep_norms as reference
 def _irrep_norms_fwd_kernel(
     x_ptr, out_ptr, n_elements, channels, FULL: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Write norms out [N, 3, F] of x, which is [N, 3, 3, F] if FULL and [9, N, F] if not.
+
+    Grid: (blocks of the N F elements,).
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
     out_ptr += index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
@@ -53,6 +57,10 @@ def _irrep_norms_fwd_kernel(
 def _irrep_norms_bwd_kernel(
     grad_ptr, x_ptr, grad_x_ptr, n_elements, channels, FULL: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Write gradients of x, in the layout of x, from those of the norms [N, 3, F].
+
+    Grid: (blocks of the N F elements,).
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
     grad_ptr += index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
@@ -70,7 +78,7 @@ def _irrep_norms_bwd_kernel(
 
 
 def launch_irrep_norms(x: Tensor) -> Tensor:
-    """[9, N, F] or [N, 3, 3, F] -> [N, 3 F]."""
+    """Launch the forward kernel; return the norms [N, 3 F]."""
     x = x.contiguous()
     out = _empty_norms(x)
     n_elements, block = x.numel() // 9, block_size(x)
@@ -82,7 +90,7 @@ def launch_irrep_norms(x: Tensor) -> Tensor:
 
 
 def launch_irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Gradients [N, 3 F] of the norms -> gradients of x, in the layout of x."""
+    """Return gradients of x, in the layout of x, from those of the norms, [N, 3 F]."""
     grad, x = grad.contiguous(), x.contiguous()
     grad_x = torch.empty_like(x)
     n_elements, block = x.numel() // 9, block_size(x)
@@ -117,7 +125,7 @@ differentiate_by_reference(_irrep_norms_backward, reference.irrep_norms)
 
 
 def irrep_norms(x: Tensor) -> Tensor:
-    """Squared Frobenius norms of the three parts of 3x3 tensors, in one pass.
+    """Compute squared Frobenius norms of the three parts of 3x3 tensors, in one pass.
 
     Parameters
     ----------
@@ -127,14 +135,14 @@ def irrep_norms(x: Tensor) -> Tensor:
     Returns
     -------
     [N, 3 F]
-        ``3 I^2``, ``2 |a|^2`` and ``|S|_F^2``, one after the other, in the unit of x squared.
+        ``3 I^2``, ``2 |a|^2`` and ``|S|_F^2``, concatenated, in the unit of x squared.
 
     Raises
     ------
     InputError
-        If the shape or the dtype is another.
+        If the shape or the dtype is not supported.
     BackendError
-        If the tensor does not lie on a GPU.
+        If the tensor is not on a GPU.
 
     Examples
     --------

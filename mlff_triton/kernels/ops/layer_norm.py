@@ -1,10 +1,10 @@
-"""Layer normalization over the last axis, after adding a residual if there is one.
+"""Layer normalization over the last axis, after an optional residual.
 
     t = x (+ residual)      y = (t - mean(t)) / sqrt(var(t) + eps) * weight + bias
 
 J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", https://arxiv.org/abs/1607.06450.
-A program keeps whole rows in registers, several if they are short. For the gradients of weight and
-bias every program adds up its own rows, and these sums are added in a second pass.
+Each program keeps whole rows in registers, several if they are short. For the gradients of weight
+and bias, each program sums over its own rows, and a second pass adds these sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.ops.reference import layer_norm as reference
 
 _MAX_CHANNELS = 16384
-_MAX_BACKWARD_PROGRAMS = 512  # each leaves one row of partial sums
+_MAX_BACKWARD_PROGRAMS = 512  # each writes one row of partial sums
 
 
 @triton.jit
@@ -42,6 +42,11 @@ def _layer_norm_fwd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
+    """Write y, the sum t of x and residual if there is one, and mean and 1 / deviation of rows.
+
+    x, residual, y and t are [n_rows, channels], weight and bias [channels], mean and 1 / deviation
+    [n_rows]. Grid: (row blocks,).
+    """
     dtype: tl.constexpr = mean_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     channel = tl.arange(0, BLOCK_CHANNELS)
@@ -83,6 +88,11 @@ def _layer_norm_bwd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
+    """Write gradients of x [n_rows, channels], and partial ones of weight and bias.
+
+    The partial gradients are [n_programs, channels]. Grid: (n_programs,), each of which takes every
+    n_programs-th row block.
+    """
     dtype: tl.constexpr = mean_ptr.dtype.element_ty
     program = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_CHANNELS)
@@ -121,14 +131,15 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(channels: int) -> _Blocks:
-    """About 1024 elements a program, or one row; at most 32 a thread."""
+    """Return blocks of about 1024 elements, or one row, with at most 32 elements per thread."""
     block = triton.next_power_of_2(channels)
     return _Blocks(max(1, 1024 // block), block, min(16, max(4, block // 512)))
 
 
-def _launch_forward(
+def launch_layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launch the forward kernel; return y, t, mean and 1 / deviation."""
     outputs = _empty_outputs(x, residual)
     n_rows, channels = x.shape
     if x.numel():
@@ -151,7 +162,7 @@ def _launch_forward(
 
 
 def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tensors y and t, which has no rows without a residual, and mean and 1 / deviation."""
+    """Return y, t, which has no rows without a residual, mean and 1 / deviation, uninitialized."""
     dtype = COMPUTE_DTYPES[x.dtype]
     return (
         x.new_empty(x.shape),
@@ -161,15 +172,21 @@ def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, 
     )
 
 
-def _launch_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
+def launch_layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    max_programs: int = _MAX_BACKWARD_PROGRAMS,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, weight and bias, computed by a limited number of programs."""
     n_rows, channels = x.shape
     if not x.numel():
         return x.new_empty(x.shape), weight.new_zeros(channels), weight.new_zeros(channels)
     grad_x = x.new_empty(x.shape)
     blocks = _blocks(channels)
-    n_programs = min(triton.cdiv(n_rows, blocks.rows), _MAX_BACKWARD_PROGRAMS)
+    n_programs = min(triton.cdiv(n_rows, blocks.rows), max_programs)
     partial = mean.new_empty(2, n_programs, channels)
     with torch.cuda.device_of(x):
         _layer_norm_bwd_kernel[(n_programs,)](
@@ -195,8 +212,8 @@ def _launch_backward(
 def _layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows [M, F] to y, t, mean and 1 / deviation."""
-    return _launch_forward(x, residual, weight, bias, eps)
+    """Return y, t, mean and 1 / deviation for rows [M, F]."""
+    return launch_layer_norm(x, residual, weight, bias, eps)
 
 
 @_layer_norm.register_fake
@@ -214,9 +231,9 @@ def _layer_norm_backward(
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias."""
-    del bias, eps  # for the derivative alone
-    return _launch_backward(grad, x, weight, mean, rstd)
+    """Return the gradients of x, weight and bias."""
+    del bias, eps  # needed by the derivative only
+    return launch_layer_norm_backward(grad, x, weight, mean, rstd)
 
 
 @_layer_norm_backward.register_fake
@@ -251,7 +268,7 @@ def _differentiate(
 def _of_statistics(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, mean: Tensor, rstd: Tensor
 ) -> Tensor:
-    """The reference, which finds mean and deviation itself."""
+    """Return the reference, which computes mean and deviation itself."""
     del mean, rstd
     return reference.layer_norm(x, weight, bias, eps)
 
@@ -261,7 +278,7 @@ differentiate_by_reference(_layer_norm_backward, _of_statistics, wrt=(0, 1, 2))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """Layer normalization over the last axis.
+    """Apply layer normalization over the last axis.
 
     Parameters
     ----------
@@ -269,21 +286,21 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
         Rows of at most 16384 channels; float16, bfloat16, float32 or float64. Half precisions are
         normalized in float32, and have no second derivatives.
     weight, bias : [F]
-        Of the dtype of ``x``; the bias may be left out.
+        Weight and bias, of the dtype of ``x``; the bias is optional.
     eps : float
         Added to the variance.
 
     Returns
     -------
     [..., F]
-        Of the dtype of ``x``.
+        Normalized rows, of the dtype of ``x``.
 
     Raises
     ------
     InputError
         If shapes, dtypes or devices do not fit together.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     References
     ----------
@@ -301,14 +318,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """Layer normalization of a sum, and the sum, in one pass.
+    """Add a residual and apply layer normalization, in one pass.
 
     Parameters
     ----------
     x, residual : [..., F]
-        Added before they are normalized.
+        Terms of the sum, of the same dtype.
     weight, bias, eps
-        As for `layer_norm`, whose notes and errors hold here too.
+        As for `layer_norm`, which raises the same errors.
 
     Returns
     -------
@@ -325,7 +342,9 @@ def _normalize(
 ) -> tuple[Tensor, Tensor]:
     check_dense(x=x, residual=residual, weight=weight, bias=bias)
     if not x.dim() or not 0 < x.shape[-1] <= _MAX_CHANNELS:
-        raise InputError(f"x has the shape {list(x.shape)}: rows hold 1 to {_MAX_CHANNELS} numbers")
+        raise InputError(
+            f"x has the shape {list(x.shape)}: use rows of 1 to {_MAX_CHANNELS} channels"
+        )
     channels = x.shape[-1]
     check_shape("weight", weight, (channels,))
     if bias is None:

@@ -1,12 +1,12 @@
-"""Linear layers with bias, activation, scale and residual in one pass.
+"""Linear layers with bias, activation, scale and residual in one kernel.
 
     z = x W^T + bias      y = activation(z) * scale + residual
 
-A program makes one tile of y, and programs that share rows or columns run close together, so that
-these stay in the cache. The gradients of x and W are products of the same kind, of any stride; if
-their inner axis is long and their tiles are few, it is split, and the parts are added in a second
-pass. They are differentiable to any order, as products are each other's derivatives; z is kept
-only if gradients will need it.
+Each program computes one tile of y. Programs that share rows or columns run at about the same time,
+so that these stay in the cache. The gradients of x and W are products of the same kind, with
+arbitrary strides. If such a product has a long inner axis and few tiles, the axis is split, and a
+second pass adds the parts. Products are each other's derivatives, and hence differentiable to any
+order. z is stored only if gradients will need it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ def _linear_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Write y [splits, n_rows, n_out], and z [n_rows, n_out] if wanted.
+
+    Reads x [n_rows, n_in], weight [n_out, n_in], bias [n_out], and scale and residual [n_rows,
+    n_out], all but the bias with the strides given. Grid: (tiles of y, splits of the inner axis).
+    """
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     tile, split = tl.program_id(0), tl.program_id(1)
     tile_m, tile_n = tile_in_group(tile, tiles_m, tiles_n)
@@ -111,6 +116,7 @@ def _linear_bwd_activation_kernel(
     COMPUTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Multiply gradients by the derivative of the activation at z. Grid: (blocks of elements,)."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n_elements
     grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(COMPUTE)
@@ -127,7 +133,7 @@ class _Tile(NamedTuple):
 
 
 def _tile(x: Tensor, n_out: int, precision: str) -> _Tile:
-    """Few rows need small tiles to fill the GPU; only matrix units keep up with large ones."""
+    """Return small tiles for few rows, to fill the GPU, and large ones for matrix units alone."""
     inner = 128 // x.element_size()
     columns = max(16, triton.next_power_of_2(n_out))
     if len(x) <= 32:
@@ -150,7 +156,7 @@ def _launch_linear(
     activation: str,
     precision: str,
 ) -> None:
-    """Fill y [S, M, N], whose S parts add up to the product, and z [M, N] if wanted."""
+    """Write y [S, M, N], whose S parts add up to the product, and z [M, N] if wanted."""
     bias, scale, residual = epilogue
     (n_rows, n_in), n_out, n_splits = x.shape, len(weight), len(outputs[0])
     tile = _tile(x, n_out, precision)
@@ -182,7 +188,7 @@ def _launch_linear(
 
 
 def _launch_product(a: Tensor, b: Tensor, precision: str) -> Tensor:
-    """[M, K] @ [K, N]."""
+    """Compute [M, K] @ [K, N]."""
     out = a.new_empty(len(a), b.shape[1])
     if not out.numel():
         return out
@@ -224,7 +230,7 @@ def _linear(
     precision: str,
     keep_z: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Rows [M, K] to y [M, N] and z, which has no rows unless it is to be kept."""
+    """Return y [M, N] for rows [M, K], and z, which has no rows unless it is kept."""
     y, z = _empty_outputs(x, weight, keep_z)
     if y.numel():
         outputs = y[None], z if keep_z else None
@@ -273,7 +279,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_z: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of y, and in second derivatives of z, to those of the inputs."""
+    """Return gradients of the inputs from those of y and, in second derivatives, of z."""
     x, weight, scale, z = ctx.saved_tensors
     grad_scale, slope = None, grad
     if grad is not None and scale is not None:
@@ -322,36 +328,36 @@ def linear(
     residual: Tensor | None = None,
     precision: str | None = None,
 ) -> Tensor:
-    """Linear layer with what follows it, in one pass; differentiable twice.
+    """Apply a linear layer, activation, scale and residual in one kernel; differentiable twice.
 
     Parameters
     ----------
     x : [..., K]
-        Rows; float16, bfloat16, float32 or float64. Half precisions are accumulated in float32;
-        activated, they have no second derivatives.
+        Rows; float16, bfloat16, float32 or float64. Half precisions are accumulated in float32, and
+        have no second derivatives if there is an activation.
     weight, bias : [N, K], [N]
-        As in `torch.nn.Linear`, of the dtype of ``x``; the bias may be left out.
+        As in `torch.nn.Linear`, of the dtype of ``x``; the bias is optional.
     activation : {"silu", "swish", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "tanh", "sigmoid",
         "ssp", "mish"}
-        Applied to the sum; "ssp" is the shifted softplus, "gelu" the exact one. None by default.
+        Activation function; "ssp" is the shifted softplus, "gelu" the exact GELU. None by default.
     scale, residual : broadcastable to [..., N]
-        Multiplied with the activation, then added to it; of the dtype of ``x``.
+        Factor of the activation, and term added to the product; of the dtype of ``x``.
     precision : {"tf32x3", "ieee", "tf32"}
-        How float32 numbers are multiplied: as exactly as float32 on matrix units that know TF32
-        alone, or on those that do not; or fast, to 10 bits. By default "tf32x3" on NVIDIA GPUs and
-        "ieee" on others.
+        Precision of float32 products: "tf32x3" is as exact as float32, in three products on TF32
+        matrix units; "ieee" is float32 arithmetic; "tf32" is fast, with mantissas of 10 bits. By
+        default "tf32x3" on NVIDIA GPUs and "ieee" on others.
 
     Returns
     -------
     [..., N]
-        Of the dtype of ``x``.
+        Result, of the dtype of ``x``.
 
     Raises
     ------
     InputError
         If shapes, dtypes or devices do not fit together, or a name is unknown.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------
@@ -395,7 +401,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _rows_like(name: str, x: Tensor | None, shape: tuple[int, ...], n_rows: int) -> Tensor | None:
-    """A tensor spread over rows [M, N] of y, without copies as far as strides allow."""
+    """Expand a tensor to rows [M, N] of y, without a copy if strides allow."""
     if x is None:
         return None
     return expanded(name, x, shape).reshape(n_rows, shape[-1])

@@ -9,9 +9,9 @@ The sum is linear in both the tensors and the factors. Its two derivatives,
     gy_j = sum_e f(reverse(e)) * gM_i      over the edges e = (j, i) that j receives
     gf(e) = <gM_i, y_j>                    summed over the components that share a factor
 
-are a sum of the same kind and a product on every edge; these three are each other's derivatives to
-any order. A program owns an atom and a block of channels, and takes its edges one by one: nothing
-is scattered, so results are the same from run to run.
+are a sum of the same kind and a product per edge. These three are each other's derivatives to any
+order. Each program owns one atom and a block of channels, and loops over the edges of the atom.
+Nothing is scattered, so results are reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlff_triton.kernels.common.irreps import add, load_parts, load_tensor, stor
 
 @triton.jit
 def _load_factors(pointer, stride, mask, FACTORS: tl.constexpr):
-    """Factors of the nine components of one edge: one for all, one a part, or one each."""
+    """Load an edge's factors of the nine components: one for all, one per part, or one each."""
     if FACTORS == 9:
         f = load_tensor(pointer, stride, mask)
     elif FACTORS == 3:
@@ -43,7 +43,7 @@ def _load_factors(pointer, stride, mask, FACTORS: tl.constexpr):
 
 @triton.jit
 def _store_factors(pointer, stride, p, mask, FACTORS: tl.constexpr):
-    """Store products of nine components, summed over those that share a factor."""
+    """Store products of nine components, summed over the components that share a factor."""
     if FACTORS == 9:
         store_tensor(pointer, stride, p, mask)
     else:
@@ -59,7 +59,7 @@ def _store_factors(pointer, stride, p, mask, FACTORS: tl.constexpr):
 
 @triton.jit
 def _multiply(a, b):
-    """Componentwise product."""
+    """Multiply nine components elementwise."""
     return (
         a[0] * b[0],
         a[1] * b[1],
@@ -88,6 +88,11 @@ def _message_passing_fwd_kernel(
     TRANSPOSED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write messages of tensors y of the neighbors, both [9, N, F] with the same strides.
+
+    Factors are [E, FACTORS, F], of the edge or, if TRANSPOSED, of its reverse. Grid: (N, blocks of
+    channels).
+    """
     atom = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < channels
@@ -122,6 +127,10 @@ def _message_passing_bwd_factors_kernel(
     FACTORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write products out [E, FACTORS, F] of receivers' grad and senders' y, both [9, N, F].
+
+    Products are summed over the components that share a factor. Grid: (N, blocks of channels).
+    """
     atom = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < channels
@@ -141,13 +150,13 @@ def _message_passing_bwd_factors_kernel(
         )
 
 
-def _laid_out(x: Tensor) -> Tensor:
-    """``x[9, N, F]`` itself if it is dense with the component or the atom first, or else a copy."""
+def _with_dense_layout(x: Tensor) -> Tensor:
+    """Return x [9, N, F], copied unless it is dense with component or atom as the first axis."""
     return x if x.movedim(1, 0).is_contiguous() else x.contiguous()
 
 
 def _block(x: Tensor) -> int:
-    """Channels of a program: nine components and their sums must stay in a warp's registers."""
+    """Return channels per program, few enough to keep nine components and sums in registers."""
     channels: int = triton.next_power_of_2(x.shape[2])
     return min(channels, 512 // x.element_size())
 
@@ -155,7 +164,7 @@ def _block(x: Tensor) -> int:
 def _launch_sum(
     y: Tensor, factors: Tensor, graph: tuple[Tensor, Tensor, Tensor], transposed: bool
 ) -> Tensor:
-    y = _laid_out(y)
+    y = _with_dense_layout(y)
     out = torch.empty_like(y)
     _, n_atoms, channels = y.shape
     if out.numel():
@@ -180,7 +189,7 @@ def _launch_sum(
 def _launch_products(
     grad: Tensor, y: Tensor, row_ptr: Tensor, senders: Tensor, n_factors: int
 ) -> Tensor:
-    grad, y = _laid_out(grad), _laid_out(y)
+    grad, y = _with_dense_layout(grad), _with_dense_layout(y)
     _, n_atoms, channels = y.shape
     out = y.new_empty(len(senders), n_factors, channels)
     if out.numel():
@@ -213,13 +222,13 @@ def _message_passing(
     reverse: Tensor,
     transposed: bool,
 ) -> Tensor:
-    """Sum at the receivers, or with ``transposed`` at the senders: [9, N, F]."""
+    """Sum over edges at their receivers or, if ``transposed``, at their senders: [9, N, F]."""
     return _launch_sum(y, factors, (row_ptr, senders, reverse), transposed)
 
 
 @_message_passing.register_fake
 def _(y: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(_laid_out(y))
+    return torch.empty_like(_with_dense_layout(y))
 
 
 @torch.library.custom_op("mlff_triton::message_passing_backward_factors", mutates_args=())
@@ -231,8 +240,8 @@ def _edge_products(
     reverse: Tensor,
     n_factors: int,
 ) -> Tensor:
-    """Products of both ends of every edge: [E, n_factors, F]."""
-    del reverse  # for the derivatives alone
+    """Multiply the tensors at both ends of each edge: [E, n_factors, F]."""
+    del reverse  # needed by the derivatives only
     return _launch_products(at_receivers, at_senders, row_ptr, senders, n_factors)
 
 
@@ -283,30 +292,30 @@ _edge_products.register_autograd(_differentiate_products, setup_context=_save)
 def message_passing(
     y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, reverse: Tensor
 ) -> Tensor:
-    """Sum of the neighbors' tensors, weighted edge by edge; differentiable to any order.
+    """Sum neighbor tensors, weighted by factors per edge; differentiable to any order.
 
     Parameters
     ----------
     y : [9, N, F] or [N, 3, 3, F]
-        What every atom sends, packed as in `model.irreps` or as full 3x3 tensors; float32
-        or float64.
+        Tensor that each atom sends, packed as in `mlff_triton.model.irreps` or full; float32 or
+        float64.
     factors : [E, 3, F], or [E, 3, 3, F] or [E, 1, 1, F] for full tensors
-        Factor of every edge, for each part of a packed tensor, each element of a full one, or all
-        elements alike; of the dtype of ``y``.
+        Factors of each edge: one per part of a packed tensor; one per element of a full tensor, or
+        one for all. Of the dtype of ``y``.
     row_ptr, senders, reverse : int64 or int32 [N + 1], [E], [E]
-        The neighbor list, as in `mlff_triton.Graph`. Their values are not checked.
+        The neighbor list, as in `mlff_triton.Graph`. The values are not checked.
 
     Returns
     -------
     [9, N, F] or [N, 3, 3, F]
-        Like ``y``; zero for atoms without neighbors.
+        Messages in the layout of ``y``; zero for atoms without neighbors.
 
     Raises
     ------
     InputError
         If shapes, dtypes or devices do not fit together.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     References
     ----------
@@ -334,8 +343,8 @@ def _check(y: Tensor, factors: Tensor, *graph: Tensor) -> None:
     if y.dim() == 4:
         check_shape("y", y, ("N", 3, 3, "F"))
         n_atoms = len(y)
-        one_for_all = factors.shape[1:3] == (1, 1)
-        check_shape("factors", factors, ("E", *((1, 1) if one_for_all else (3, 3)), channels))
+        shared = factors.shape[1:3] == (1, 1)
+        check_shape("factors", factors, ("E", *((1, 1) if shared else (3, 3)), channels))
     else:
         check_shape("y", y, (9, "N", "F"))
         n_atoms = y.shape[1]

@@ -1,10 +1,10 @@
-"""Sums of consecutive rows, such as atoms' energies of every system.
+"""Sums of consecutive rows, such as the atomic energies of each system.
 
     out_b = sum_m x_m      for row_ptr[b] <= m < row_ptr[b + 1]
 
-Its derivative copies row ``b`` to every row of its segment, and the derivative of that is the sum
-again. A long segment is split among programs that each sum every n-th block of it; their sums are
-added in a second pass. No order depends on the hardware.
+The derivative copies row ``b`` to every row of its segment, and the derivative of that is the sum
+again. A long segment is split among n programs that each sum every n-th block. A second pass adds
+their sums. The order of summation does not depend on the hardware.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_floats, check_pointers
 
-_BLOCK = 1024  # elements of a program's block, over rows and channels
+_BLOCK = 1024  # elements per block of rows and channels
 _BLOCKS_PER_SPLIT = 8
 _MAX_SPLITS = 128
 
@@ -34,6 +34,10 @@ def _segment_sum_fwd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
+    """Write partial sums out [B, n_splits, F] of the segments of rows x [M, F].
+
+    Grid: (B, n_splits, blocks of channels).
+    """
     segment = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     rows = tl.arange(0, BLOCK_ROWS)
@@ -65,6 +69,10 @@ def _segment_sum_bwd_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
 ):
+    """Copy the gradient [B, F] of each segment to its rows out [M, F].
+
+    Grid: (B, n_splits, blocks of channels).
+    """
     segment = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     rows = tl.arange(0, BLOCK_ROWS)
@@ -85,7 +93,7 @@ def _segment_sum_bwd_kernel(
 
 
 def _launch(kernel: Any, n_segments: int, n_rows: int, channels: int) -> tuple[Any, int]:
-    """Kernel with its grid and block, still to be called with its tensors, and the splits."""
+    """Return a function that launches a kernel on given tensors, and the number of splits."""
     block_channels = min(triton.next_power_of_2(channels), 128)
     block_rows = _BLOCK // block_channels
     blocks = triton.cdiv(n_rows, n_segments * block_rows)
@@ -127,7 +135,7 @@ def _launch_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtyp
 
 @torch.library.custom_op("mlff_triton::segment_sum", mutates_args=())
 def _segment_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows [M, F] to sums [B, F] of another dtype."""
+    """Sum rows [M, F] to [B, F] in the given dtype."""
     return _launch_sum(x, row_ptr, dtype)
 
 
@@ -138,7 +146,7 @@ def _(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("mlff_triton::segment_sum_backward", mutates_args=())
 def _segment_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
-    """Sums [B, F] to rows [M, F] of another dtype."""
+    """Copy sums [B, F] to rows [M, F] in the given dtype."""
     return _launch_spread(grad, row_ptr, n_rows, dtype)
 
 
@@ -169,29 +177,29 @@ _segment_spread.register_autograd(_differentiate_spread, setup_context=_save)
 
 
 def segment_sum(x: Tensor, row_ptr: Tensor, accumulate: str | None = None) -> Tensor:
-    """Sum of the rows of every segment; the same bits every time, differentiable to any order.
+    """Sum the rows of each segment, reproducibly to the bit; differentiable to any order.
 
     Parameters
     ----------
     x : [M, F] or [M]
         Rows; float32 or float64.
     row_ptr : int64 or int32 [B + 1]
-        Segment ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to M without gaps. Its
+        Segment ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to M without gaps. The
         values are not checked.
     accumulate : {"float64"}, optional
-        To add up and return float64, as energies need; by default in the dtype of ``x``.
+        Dtype of the sums, as energies need it; that of ``x`` by default.
 
     Returns
     -------
     [B, F] or [B]
-        Zero for empty segments.
+        Sums; zero for empty segments.
 
     Raises
     ------
     InputError
         If shapes, dtypes or devices do not fit together.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------

@@ -1,13 +1,14 @@
-"""TensorNet's product of node and message tensors, norm and division in the same pass.
+"""TensorNet's product of node and message tensors, with norm and division in the same kernel.
 
-    P = q (Y M + M Y)   for O(3)        P = 2 Y M   for SO(3)
+    P = c (Y M + M Y)   for O(3)        P = 2 Y M   for SO(3)
     out = P / (|P|_F^2 + 1)
 
-G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3; the factor
-``q`` of the charge as in TorchMD-NET 3.1. Backward, with ``r = 1 / (|P|_F^2 + 1)`` computed again,
+G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3. The
+charge factor ``c = 1 + 0.1 q``, with the total charge q, is that of TorchMD-NET 3.1. The backward
+pass recomputes ``r = 1 / (|P|_F^2 + 1)``:
 
     gP = r g - 2 r^2 <g, P> P
-    gY = q (gP M^T + M^T gP), gM = q (gP Y^T + Y^T gP)   or   gY = 2 gP M^T, gM = 2 Y^T gP
+    gY = c (gP M^T + M^T gP), gM = c (gP Y^T + Y^T gP)   or   gY = 2 gP M^T, gM = 2 Y^T gP
 """
 
 from __future__ import annotations
@@ -43,21 +44,30 @@ GROUPS = ("O(3)", "SO(3)")
 
 
 @triton.jit
-def _product(q, a, b, SYMMETRIC: tl.constexpr):
-    """``q (a b + b a)`` or ``2 a b``."""
-    return combine(q, matmul(a, b), q, matmul(b, a)) if SYMMETRIC else times(2, matmul(a, b))
+def _product(charge_factor, a, b, SYMMETRIC: tl.constexpr):
+    """Compute ``c (a b + b a)`` with the charge factor c, or ``2 a b`` without it."""
+    if SYMMETRIC:
+        p = combine(charge_factor, matmul(a, b), charge_factor, matmul(b, a))
+    else:
+        p = times(2, matmul(a, b))
+    return p
 
 
 @triton.jit
-def _load_charge_factor(charge_ptr, index, mask, channels):
-    return 1 if charge_ptr is None else tl.load(charge_ptr + index // channels, mask, other=0.0)
+def _load_charge_factor(charge_factor_ptr, index, mask, channels):
+    """Load the charge factor of each element's atom; 1 if there are none."""
+    if charge_factor_ptr is None:
+        charge_factor = 1
+    else:
+        charge_factor = tl.load(charge_factor_ptr + index // channels, mask, other=0.0)
+    return charge_factor
 
 
 @triton.jit
 def _tensor_product_fwd_kernel(
     y_ptr,
     message_ptr,
-    charge_ptr,
+    charge_factor_ptr,
     out_ptr,
     n_elements,
     channels,
@@ -66,16 +76,20 @@ def _tensor_product_fwd_kernel(
     NORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write products of y and message, all [N, 3, 3, F] if FULL and [9, N, F] if not.
+
+    Charge factors are [N]. Grid: (blocks of the N F elements,).
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
     y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
     m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
-    q = _load_charge_factor(charge_ptr, index, mask, channels)
+    charge_factor = _load_charge_factor(charge_factor_ptr, index, mask, channels)
     if not FULL:
         y, m = compose(y), compose(m)
 
-    p = _product(q, y, m, SYMMETRIC)
+    p = _product(charge_factor, y, m, SYMMETRIC)
     if NORMALIZE:
         p = times(1 / (dot(p, p) + 1), p)
 
@@ -89,7 +103,7 @@ def _tensor_product_bwd_kernel(
     grad_ptr,
     y_ptr,
     message_ptr,
-    charge_ptr,
+    charge_factor_ptr,
     grad_y_ptr,
     grad_message_ptr,
     n_elements,
@@ -99,22 +113,26 @@ def _tensor_product_bwd_kernel(
     NORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write gradients of y and message from those of the products, in the same layout.
+
+    Charge factors are [N]. Grid: (blocks of the N F elements,).
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
     y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
     m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
     g = load_nine(grad_ptr, index, mask, n_elements, channels, FULL)
-    q = _load_charge_factor(charge_ptr, index, mask, channels)
+    charge_factor = _load_charge_factor(charge_factor_ptr, index, mask, channels)
     if not FULL:
         y, m, g = compose(y), compose(m), decompose_adjoint(g)
 
     if NORMALIZE:
-        p = _product(q, y, m, SYMMETRIC)
+        p = _product(charge_factor, y, m, SYMMETRIC)
         r = 1 / (dot(p, p) + 1)
         g = combine(r, g, -2 * r * r * dot(g, p), p)
-    grad_y = _product(q, g, transpose(m), SYMMETRIC)
-    grad_m = _product(q, transpose(y), g, SYMMETRIC)
+    grad_y = _product(charge_factor, g, transpose(m), SYMMETRIC)
+    grad_m = _product(charge_factor, transpose(y), g, SYMMETRIC)
 
     if not FULL:
         grad_y, grad_m = compose_adjoint(grad_y), compose_adjoint(grad_m)
@@ -125,7 +143,7 @@ def _tensor_product_bwd_kernel(
 def launch_tensor_product(
     y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
 ) -> Tensor:
-    """Two of [9, N, F] or [N, 3, 3, F] -> one of the same layout."""
+    """Launch the forward kernel for two [9, N, F] or [N, 3, 3, F]; return one of that layout."""
     y, message = y.contiguous(), message.contiguous()
     out = torch.empty_like(y)
     n_elements, block = y.numel() // 9, block_size(y)
@@ -153,7 +171,7 @@ def launch_tensor_product_backward(
     group: str,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the product -> gradients of both tensors, in their layout."""
+    """Return gradients of both tensors, in their layout, from those of the product."""
     grad, y, message = grad.contiguous(), y.contiguous(), message.contiguous()
     grad_y, grad_message = torch.empty_like(y), torch.empty_like(message)
     n_elements, block = y.numel() // 9, block_size(y)
@@ -230,19 +248,20 @@ def tensor_product(
     Parameters
     ----------
     y, message : [9, N, F] or [N, 3, 3, F]
-        Packed components, as in `mlff_triton.model.irreps`, or full tensors, both alike; float32 or
-        float64.
+        Packed components, as in `mlff_triton.model.irreps`, or full tensors, in the same layout;
+        float32 or float64.
     charge_factor : [N], optional
-        What to multiply the product with, one by default; O(3) only. It gets no gradient.
+        Factor of the product, ``1 + 0.1 q`` with the total charge q of the atom's system; 1 by
+        default; O(3) only. It gets no gradient.
     group : {"O(3)", "SO(3)"}
-        ``Y M + M Y``, which keeps parity, or ``2 Y M``.
+        ``Y M + M Y``, which conserves parity, or ``2 Y M``.
     normalize : bool
-        Whether to divide the product ``P`` by ``|P|_F^2 + 1``.
+        If True, divide the product ``P`` by ``|P|_F^2 + 1``.
 
     Returns
     -------
     [9, N, F] or [N, 3, 3, F]
-        As the inputs.
+        Product, in the layout of the inputs.
 
     Raises
     ------
@@ -250,7 +269,7 @@ def tensor_product(
         If the group is unknown, a shape or dtype does not fit, or the charge factor is given for
         SO(3) or requires a gradient.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------

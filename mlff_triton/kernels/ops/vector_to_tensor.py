@@ -1,10 +1,10 @@
-"""3x3 tensors of vectors, for each channel times its factor.
+"""3x3 tensors of vectors, times one factor per channel.
 
     symmetric, traceless:  S(v) = v v^T - |v|^2 / 3        skew:  A(v) u = v x u
 
     A_01 = -v_2    A_02 = v_1    A_12 = -v_0
 
-They are the first tensors of TensorNet: G. Simeon and G. De Fabritiis, NeurIPS 2023,
+These are the initial tensors of TensorNet: G. Simeon and G. De Fabritiis, NeurIPS 2023,
 https://arxiv.org/abs/2306.06482, section 3. Backward, with ``W = sum_f factor_f g_f``,
 
     gv = (W + W^T) v - 2/3 tr(W) v    or    gv = (W_21 - W_12, W_02 - W_20, W_10 - W_01)
@@ -36,6 +36,7 @@ from mlff_triton.kernels.ops.reference import vector_to_tensor as reference
 
 @triton.jit
 def _load_vector(v_ptr, edge, mask):
+    """Load the three components of the vectors of a block of edges."""
     v_ptr += edge.to(tl.int64) * 3
     v0 = tl.load(v_ptr, mask, other=0.0)
     v1 = tl.load(v_ptr + 1, mask, other=0.0)
@@ -45,7 +46,7 @@ def _load_vector(v_ptr, edge, mask):
 
 @triton.jit
 def _tensor(v0, v1, v2, SKEW: tl.constexpr):
-    """Nine entries, row by row."""
+    """Return the nine entries of the tensor, row by row."""
     if SKEW:
         o = tl.zeros_like(v0)
         t = (o, -v2, v1, v2, o, -v0, -v1, v0, o)
@@ -58,7 +59,7 @@ def _tensor(v0, v1, v2, SKEW: tl.constexpr):
 
 @triton.jit
 def _tensor_adjoint(g, v0, v1, v2, SKEW: tl.constexpr):
-    """Gradient of the nine entries -> gradient of the vector."""
+    """Return the gradient of the vector from that of the nine entries."""
     g00, g01, g02, g10, g11, g12, g20, g21, g22 = g
     if SKEW:
         h0, h1, h2 = g21 - g12, g02 - g20, g10 - g01
@@ -74,7 +75,11 @@ def _tensor_adjoint(g, v0, v1, v2, SKEW: tl.constexpr):
 def _vector_to_tensor_fwd_kernel(
     v_ptr, out_ptr, n_edges, n_entries, SKEW: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # lanes own entries, not edges: what a warp stores is then one piece of memory
+    """Write tensors out [n_edges, 3, 3] of vectors v [n_edges, 3], and padding up to n_entries.
+
+    Grid: (blocks of entries,).
+    """
+    # Lanes own entries instead of edges, so that a warp writes contiguous memory.
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     edge = entry // 9
     row, column = entry % 9 // 3, entry % 3
@@ -97,6 +102,10 @@ def _vector_to_tensor_fwd_kernel(
 def _scaled_vector_to_tensor_fwd_kernel(
     v_ptr, factors_ptr, out_ptr, n_elements, channels, SKEW: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Write tensors out [E, 3, 3, F] of vectors v [E, 3] and factors [E, F].
+
+    Grid: (blocks of the E F elements,).
+    """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n_elements
 
@@ -121,6 +130,10 @@ def _vector_to_tensor_bwd_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
+    """Write gradients of vectors v [E, 3] and factors [E, F] from those of tensors [E, 3, 3, F].
+
+    Without factors, F is 1. Grid: (blocks of edges,); each program loops over the channels.
+    """
     edge = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     edge_mask = edge < n_edges
 
@@ -150,10 +163,10 @@ def _vector_to_tensor_bwd_kernel(
 
 
 def launch_vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
-    """Vectors [E, 3] -> tensors [E, 3, 3]."""
+    """Launch the kernel without factors; return tensors [E, 3, 3] of vectors [E, 3]."""
     v = v.contiguous()
     n_edges, block = len(v), 1024
-    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # else the mask would keep stores narrow
+    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # a multiple of 16 allows wide stores
     out = v.new_empty(n_entries)
     with torch.cuda.device_of(v):
         _vector_to_tensor_fwd_kernel[(triton.cdiv(n_entries, block),)](
@@ -163,7 +176,7 @@ def launch_vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
 
 
 def launch_scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
-    """Vectors [E, 3] and factors [E, F] -> tensors [E, 3, 3, F]."""
+    """Launch the kernel with factors [E, F]; return tensors [E, 3, 3, F] of vectors [E, 3]."""
     v, factors = v.contiguous(), factors.contiguous()
     out = _empty_scaled_tensors(v, factors, skew)
     n_elements, block = factors.numel(), block_size(v)
@@ -174,14 +187,25 @@ def launch_scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Te
     return out
 
 
-def launch_vector_to_tensor_backward(
-    grad: Tensor, v: Tensor, factors: Tensor | None, skew: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the tensors -> gradients of the vectors, and of the factors if there are any."""
+def launch_vector_to_tensor_backward(grad: Tensor, v: Tensor, skew: bool) -> Tensor:
+    """Return gradients of the vectors [E, 3] from those of the tensors [E, 3, 3]."""
+    return _launch_backward(grad, v, None, None, skew)
+
+
+def launch_scaled_vector_to_tensor_backward(
+    grad: Tensor, v: Tensor, factors: Tensor, skew: bool
+) -> tuple[Tensor, Tensor]:
+    """Return gradients of vectors [E, 3] and factors [E, F] from those of tensors [E, 3, 3, F]."""
+    factors = factors.contiguous()
+    grad_factors = torch.empty_like(factors)
+    return _launch_backward(grad, v, factors, grad_factors, skew), grad_factors
+
+
+def _launch_backward(
+    grad: Tensor, v: Tensor, factors: Tensor | None, grad_factors: Tensor | None, skew: bool
+) -> Tensor:
     grad, v = grad.contiguous(), v.contiguous()
-    factors = None if factors is None else factors.contiguous()
     grad_v = torch.empty_like(v)
-    grad_factors = None if factors is None else torch.empty_like(factors)
     channels = 1 if factors is None else factors.shape[1]
     block_f = min(triton.next_power_of_2(channels), 256)
     block_e = max(1, block_size(v) // block_f)
@@ -198,7 +222,7 @@ def launch_vector_to_tensor_backward(
             BLOCK_E=block_e,
             BLOCK_F=block_f,
         )
-    return grad_v, grad_factors
+    return grad_v
 
 
 @torch.library.custom_op("mlff_triton::vector_to_tensor", mutates_args=())
@@ -208,7 +232,7 @@ def _vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
 
 @torch.library.custom_op("mlff_triton::vector_to_tensor_backward", mutates_args=())
 def _vector_to_tensor_backward(grad: Tensor, v: Tensor, skew: bool) -> Tensor:
-    return launch_vector_to_tensor_backward(grad, v, None, skew)[0]
+    return launch_vector_to_tensor_backward(grad, v, skew)
 
 
 @torch.library.custom_op("mlff_triton::scaled_vector_to_tensor", mutates_args=())
@@ -220,9 +244,7 @@ def _scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
 def _scaled_vector_to_tensor_backward(
     grad: Tensor, v: Tensor, factors: Tensor, skew: bool
 ) -> tuple[Tensor, Tensor]:
-    grad_v, grad_factors = launch_vector_to_tensor_backward(grad, v, factors, skew)
-    assert grad_factors is not None
-    return grad_v, grad_factors
+    return launch_scaled_vector_to_tensor_backward(grad, v, factors, skew)
 
 
 @_vector_to_tensor.register_fake
@@ -273,26 +295,26 @@ differentiate_by_reference(_scaled_vector_to_tensor_backward, _reference)
 
 
 def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
-    """Symmetric traceless tensors ``v v^T - |v|^2 / 3``, for each channel times its factor.
+    """Compute symmetric traceless tensors ``v v^T - |v|^2 / 3``, times one factor per channel.
 
     Parameters
     ----------
     v : [E, 3]
         Vectors; float32 or float64.
     factors : [E, F], optional
-        Factors of the channels, of the same dtype.
+        Factors of the channels, of the dtype of the vectors.
 
     Returns
     -------
     [E, 3, 3], or [E, 3, 3, F] with factors
-        In the unit of the vectors squared, times that of the factors.
+        Tensors, in the unit of the vectors squared, times that of the factors.
 
     Raises
     ------
     InputError
-        If a shape or dtype does not fit.
+        If a shape or dtype is not supported.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------
@@ -303,26 +325,26 @@ def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
 
 
 def vector_to_skew(v: Tensor, factors: Tensor | None = None) -> Tensor:
-    """Skew tensors ``A`` with ``A u = v x u``, for each channel times its factor.
+    """Compute skew tensors ``A`` with ``A u = v x u``, times one factor per channel.
 
     Parameters
     ----------
     v : [E, 3]
         Vectors; float32 or float64.
     factors : [E, F], optional
-        Factors of the channels, of the same dtype.
+        Factors of the channels, of the dtype of the vectors.
 
     Returns
     -------
     [E, 3, 3], or [E, 3, 3, F] with factors
-        In the unit of the vectors, times that of the factors.
+        Tensors, in the unit of the vectors, times that of the factors.
 
     Raises
     ------
     InputError
-        If a shape or dtype does not fit.
+        If a shape or dtype is not supported.
     BackendError
-        If the tensors do not lie on a GPU.
+        If the tensors are not on a GPU.
 
     Examples
     --------
@@ -342,7 +364,7 @@ def _checked(v: Tensor, factors: Tensor | None, skew: bool) -> Tensor:
         check_floats(v=v, factors=factors)
         n_elements = factors.numel()
     if n_elements > MAX_ELEMENTS:
-        raise InputError(f"v holds {len(v)} vectors, more than kernels count: split it")
+        raise InputError(f"v holds {len(v)} vectors, too many for 32-bit indices: split it")
     result: Tensor = (
         _vector_to_tensor(v, skew)
         if factors is None

@@ -209,7 +209,8 @@ def wide_linear(
     [T, N]
         New rows, of the dtype of ``x``.
     """
-    tile = _tile(len(x), *weight.shape, rotary is not None)
+    n_out, n_in = weight.shape
+    tile = _tile(len(x), n_out, n_in, rotary is not None)
     return launch_wide_linear(x, weight, bias, live, activation, rotary, tile)
 
 

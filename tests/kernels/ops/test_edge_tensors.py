@@ -92,7 +92,7 @@ def test_registered_completely(device):
         ({"factors": torch.ones(3, 3, 4)}, r"factors has the shape \[3, 3, 4\] instead of \[2, 3"),
         (
             {"factors": torch.ones(2, 3, 4).double()},
-            "use the same for all",
+            "the same for all",
         ),
         ({"row_ptr": torch.tensor([0.0, 2.0])}, "row_ptr must be int64 or int32"),
     ],

@@ -1,1 +1,1 @@
-"""The public operators in plain PyTorch."""
+"""Plain PyTorch versions of the public operators."""

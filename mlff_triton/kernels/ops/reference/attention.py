@@ -1,4 +1,4 @@
-"""Softmax attention over packed sequences, in plain PyTorch, one sequence after the other."""
+"""Softmax attention over packed sequences, in plain PyTorch, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.ops.attention.attention`."""
+    """Compute `mlff_triton.kernels.ops.attention.attention`."""
     n_sequences, heads = len(row_ptr) - 1, q.shape[1]
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))

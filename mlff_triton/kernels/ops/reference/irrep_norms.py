@@ -9,9 +9,10 @@ from mlff_triton.kernels.ops.reference.decomposition import decompose
 
 
 def irrep_norms(x: Tensor) -> Tensor:
-    """``(3 I^2, 2 |a|^2, |S|_F^2)`` of ``X = I 1 + A(a) + S``: what TensorNet's readout takes.
+    """Compute ``(3 I^2, 2 |a|^2, |S|_F^2)`` of ``X = I 1 + A(a) + S``.
 
-    G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3.
+    These are the inputs of TensorNet's readout: G. Simeon and G. De Fabritiis, NeurIPS 2023,
+    https://arxiv.org/abs/2306.06482, section 3.
 
     Parameters
     ----------
@@ -21,6 +22,7 @@ def irrep_norms(x: Tensor) -> Tensor:
     Returns
     -------
     [N, 3 F]
+        Norms of the three parts, concatenated.
     """
     packed = decompose(x) if x.ndim == 4 else x
     return part_norms(packed).transpose(0, 1).flatten(1)

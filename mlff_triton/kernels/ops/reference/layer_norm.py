@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """As `mlff_triton.kernels.ops.layer_norm.layer_norm`."""
+    """Compute `mlff_triton.kernels.ops.layer_norm.layer_norm`."""
     centered = x - x.mean(-1, keepdim=True)
     variance = centered.square().mean(-1, keepdim=True)
     y = centered * (variance + eps).rsqrt() * weight
@@ -22,6 +22,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """As `mlff_triton.kernels.ops.layer_norm.add_layer_norm`."""
+    """Compute `mlff_triton.kernels.ops.layer_norm.add_layer_norm`."""
     total = x + residual
     return layer_norm(total, weight, bias, eps), total

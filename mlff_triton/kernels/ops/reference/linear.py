@@ -1,4 +1,4 @@
-"""Linear layers with what is usually fused to their end, in plain PyTorch.
+"""Linear layers with activation, scale and residual, in plain PyTorch.
 
 y = activation(x W^T + bias) * scale + residual
 """
@@ -19,7 +19,7 @@ def linear(
     scale: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """As `mlff_triton.kernels.ops.linear.linear`, but for its ``precision``."""
+    """Compute `mlff_triton.kernels.ops.linear.linear`, in the default precision of PyTorch."""
     y = activate(functional.linear(x, weight, bias), activation or "none")
     if scale is not None:
         y = y * scale

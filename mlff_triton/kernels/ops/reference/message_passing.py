@@ -4,7 +4,7 @@ For every atom ``i``, over the edges ``e = (i, j)`` that it receives:
 
     M_i = sum_e f(e) * y_j
 
-with one factor an edge, channel and part of the tensor: Simeon and De Fabritiis, "TensorNet:
+with one factor per edge, channel and part of the tensor: Simeon and De Fabritiis, "TensorNet:
 Cartesian Tensor Representations for Efficient Learning of Molecular Potentials", NeurIPS 2023,
 https://arxiv.org/abs/2306.06482, eq. 11.
 """
@@ -20,7 +20,7 @@ from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT
 def message_passing(
     y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, reverse: Tensor
 ) -> Tensor:
-    """As `mlff_triton.kernels.ops.message_passing.message_passing`."""
+    """Compute `mlff_triton.kernels.ops.message_passing.message_passing`."""
     del reverse  # autograd scatters instead
     full = y.dim() == 4
     components = y.flatten(1, 2).movedim(1, 0) if full else y

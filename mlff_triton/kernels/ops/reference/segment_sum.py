@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def segment_sum(x: Tensor, row_ptr: Tensor, accumulate: str | None = None) -> Tensor:
-    """As `mlff_triton.kernels.ops.segment_sum.segment_sum`."""
+    """Compute `mlff_triton.kernels.ops.segment_sum.segment_sum`."""
     segments = torch.arange(len(row_ptr) - 1, device=x.device)
     segment = segments.repeat_interleave(row_ptr.diff(), output_size=len(x))
     x = x.double() if accumulate == "float64" else x

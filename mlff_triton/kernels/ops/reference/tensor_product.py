@@ -14,26 +14,26 @@ def tensor_product(
     group: str = "O(3)",
     normalize: bool = True,
 ) -> Tensor:
-    """``P / (|P|_F^2 + 1)`` with ``P = q (Y M + M Y)`` for O(3) and ``P = 2 Y M`` for SO(3).
+    """Compute ``P / (|P|_F^2 + 1)`` with ``P = c (Y M + M Y)`` for O(3), ``P = 2 Y M`` for SO(3).
 
     G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3; the
-    factor of the charge as in TorchMD-NET 3.1.
+    charge factor c is that of TorchMD-NET 3.1.
 
     Parameters
     ----------
     y, message : [9, N, F] or [N, 3, 3, F]
-        Packed components or full tensors, both alike.
+        Packed components or full tensors, in the same layout.
     charge_factor : [N], optional
-        ``q``, one by default; O(3) only.
+        ``c = 1 + 0.1 q``, with the total charge q of the atom's system; 1 by default; O(3) only.
     group : {"O(3)", "SO(3)"}
-        Symmetry of the product: only the first one keeps parity.
+        Symmetry of the product; only that of O(3) conserves parity.
     normalize : bool
-        Whether to divide.
+        If True, divide the product by ``|P|_F^2 + 1``.
 
     Returns
     -------
     [9, N, F] or [N, 3, 3, F]
-        As the inputs.
+        Product, in the layout of the inputs.
     """
     full = y.ndim == 4
     a, b = ((t if full else compose(t)).permute(0, 3, 1, 2) for t in (y, message))  # [N, F, 3, 3]

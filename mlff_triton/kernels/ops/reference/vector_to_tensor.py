@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
-    """``v v^T - |v|^2 / 3``, symmetric and traceless, for each channel times its factor.
+    """Compute ``v v^T - |v|^2 / 3``, symmetric and traceless, times one factor per channel.
 
     Parameters
     ----------
     v : [E, 3]
         Vectors.
     factors : [E, F], optional
-        Factors.
+        Factors of the channels.
 
     Returns
     -------
@@ -29,7 +29,10 @@ def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
 
 
 def vector_to_skew(v: Tensor, factors: Tensor | None = None) -> Tensor:
-    """``A`` with ``A u = v x u``, for each channel times its factor; shapes as above."""
+    """Compute ``A`` with ``A u = v x u``, times one factor per channel.
+
+    Shapes are those of `vector_to_symmetric`.
+    """
     v0, v1, v2 = v.unbind(1)
     zero = torch.zeros_like(v0)
     entries = [zero, -v2, v1, v2, zero, -v0, -v1, v0, zero]
