@@ -1,8 +1,9 @@
-"""Two families of proteins aligned all against all, and reads found in a longer sequence.
+"""Alignment of two protein families, all against all, and of reads with a longer sequence.
 
-Usage: ``python 07_align.py``; on a GPU the same, and the same results: ``--device cuda``.
+Usage: ``python 07_align.py``. Results are the same on a GPU, with ``--device cuda``.
 
-Needs ``pip install 'mlff-triton[align]'``, for BLOSUM62. Prints, and leaves nothing behind.
+BLOSUM62 needs ``pip install 'mlff-triton[align]'``. The example prints its results and leaves no
+files behind.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ BASES = "ACGT"
 
 
 def read_family(name: str) -> dict[str, str]:
-    """Names and sequences of a file."""
+    """Return the sequences of a file by name."""
     entries = (SEQUENCES / f"{name}.fasta").read_text().split(">")[1:]
     rows = (entry.split("\n", 1) for entry in entries)
     return {head.split()[0].split("|")[-1]: body.replace("\n", "") for head, body in rows}
 
 
 def compare_families(device: str) -> None:
-    """Print identities of all pairs; relatives score higher than strangers."""
+    """Print the identities of all pairs, and check that relatives score higher than others."""
     families = [read_family("globins"), read_family("lysozymes")]
     proteins = {name: text for family in families for name, text in family.items()}
     found = bio.align(
@@ -64,7 +65,7 @@ def compare_families(device: str) -> None:
 
 
 class Read(NamedTuple):
-    """Bases, and where in the target they come from."""
+    """Bases of a read, and the range of the target that they come from."""
 
     bases: str
     begin: int
@@ -72,19 +73,19 @@ class Read(NamedTuple):
 
 
 def sample_read(target: str, draw: random.Random, length: int = 100) -> Read:
-    """A piece of the target with two wrong bases, one too many and one too few."""
+    """Sample a piece of the target with two substitutions, an insertion and a deletion."""
     begin = draw.randrange(len(target) - length)
     bases = list(target[begin : begin + length])
     first, second, third, fourth = sorted(draw.sample(range(20, length - 20, 6), 4))
-    for place in (first, third):
-        bases[place] = draw.choice(BASES.replace(bases[place], ""))
+    for k in (first, third):
+        bases[k] = draw.choice(BASES.replace(bases[k], ""))
     bases[second] *= 2
     bases[fourth] = ""
     return Read("".join(bases), begin, begin + length)
 
 
 def rescore(cigar: str, query: str, target: str) -> int:
-    """What an alignment scores by its own operations, which must be those of its letters."""
+    """Compute the score of a CIGAR string, and check its operations against the bases."""
     i = j = score = 0
     for count, operation in re.findall(r"(\d+)([=XID])", cigar):
         n = int(count)
@@ -101,15 +102,15 @@ def rescore(cigar: str, query: str, target: str) -> int:
 
 
 def find_reads(device: str, folder: Path) -> None:
-    """Align whole reads to where they fit best, check the results, and write SAM."""
-    draw = random.Random(7)  # noqa: S311 - nothing is secret
+    """Align complete reads to their best position, check the results, and write SAM."""
+    draw = random.Random(7)  # noqa: S311 - not for cryptography
     target = "".join(draw.choices(BASES, k=5000))
     reads = [sample_read(target, draw) for _ in range(40)]
     found = bio.align(
         {f"read{k}": read.bases for k, read in enumerate(reads)},
         {"target": target},
         pairs="all",
-        mode=("target_begin", "target_end"),  # the target may go on at both sides
+        mode=("target_begin", "target_end"),  # the target may extend beyond the read
         traceback=True,
         device=device,
     )
@@ -117,7 +118,7 @@ def find_reads(device: str, folder: Path) -> None:
         assert (pair.target_begin, pair.target_end) == (read.begin, read.end)
         facing = target[pair.target_begin : pair.target_end]
         assert rescore(pair.cigar, read.bases, facing) == pair.score
-    print(f"{len(reads)} reads are where they come from, in {len(target)} bases; the first:")
+    print(f"{len(reads)} reads are found at their origin in {len(target)} bases. The first:")
     print(*found[0])
 
     path = folder / "reads.sam"
@@ -125,7 +126,7 @@ def find_reads(device: str, folder: Path) -> None:
     lines = [line.split("\t") for line in path.read_text().splitlines() if line[0] != "@"]
     assert [line[5] for line in lines] == found.cigar
     assert [int(line[3]) for line in lines] == [read.begin + 1 for read in reads]
-    print(f"{path.name} has {len(lines)} lines of alignments")
+    print(f"{path.name} has {len(lines)} alignments")
 
 
 def main() -> None:

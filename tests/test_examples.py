@@ -185,7 +185,7 @@ def test_alignment(tmp_path):
     table = re.findall(r"^ ?\d+ (\w+) +((?: +\d+){10})$", out, re.MULTILINE)
     assert [name for name, _ in table][::9] == ["HBA_HUMAN", "LALBA_HUMAN"]
     assert [numbers_in(row)[k] for k, (_, row) in enumerate(table)] == [100] * 10
-    assert "40 reads are where they come from" in out
+    assert "40 reads are found at their origin" in out
     assert list(tmp_path.iterdir()) == []
 
 
