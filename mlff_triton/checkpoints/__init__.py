@@ -63,7 +63,9 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     2
     """
     if energy_unit not in ENERGY_UNITS:
-        raise InputError(f"energy_unit={energy_unit!r} is unknown: use one of {set(ENERGY_UNITS)}")
+        raise InputError(
+            f"energy_unit={energy_unit!r} is unknown: use one of {', '.join(ENERGY_UNITS)}"
+        )
     path = resolve_path(model)
     if path.is_dir() or path.name == "model.json":
         return _load_matgl(path if path.is_dir() else path.parent)
@@ -126,7 +128,7 @@ def _load_ensemble(path: Path, energy_unit: float) -> Ensemble:
     with zipfile.ZipFile(path) as archive:
         for name in _checkpoint_names(path):
             if archive.getinfo(name).file_size > MAX_MEMBER_BYTES:
-                raise CheckpointError(f"{path}: {name} is larger than any model, 4 GB")
+                raise CheckpointError(f"{path}: {name} has more than 4 GB, too much for a model")
             try:
                 blob = io.BytesIO(archive.read(name))
             except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:

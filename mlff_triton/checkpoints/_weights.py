@@ -68,7 +68,7 @@ def interpreting(name: str) -> Iterator[None]:
             f"{name} does not describe a supported model: {error}"
         ) from error
     except KeyError as error:
-        raise CheckpointError(f"{name} lacks {error}: is it complete?") from error
+        raise CheckpointError(f"{name} lacks {error}: the file may be incomplete") from error
     except (
         ArithmeticError,
         AttributeError,

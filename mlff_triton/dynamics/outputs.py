@@ -147,7 +147,7 @@ class RecordFile:
                 raise
             if written != len(data):
                 file.truncate(self.size)
-                raise OutputError(f"cannot write {self.path}: the disk is full")
+                raise OutputError(f"cannot write {self.path}: the disk is full, free some space")
         self.size += len(data)
 
 

@@ -125,17 +125,22 @@ def load_restart(path: str | Path) -> Snapshot:
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise InputError(f"there is no restart file {str(path)!r}")
+        raise InputError(f"there is no restart file {str(path)!r}: give the restart.npz of a run")
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
             rest = json.loads(str(arrays["rest"]))
             if rest["format"] != FORMAT:
-                raise InputError(f"{file} has format {rest['format']!r}, expected {FORMAT!r}")
+                raise InputError(
+                    f"{file} has format {rest['format']!r}, expected {FORMAT!r}: continue the run "
+                    "with the version of mlff_triton that wrote it"
+                )
             return _snapshot(arrays, rest)
     except InputError:
         raise
     except UNREADABLE as error:
-        raise InputError(f"{file} is not a valid restart file of mlff-triton md") from error
+        raise InputError(
+            f"{file} is not a valid restart file of mlff-triton md: start a new run"
+        ) from error
 
 
 def _snapshot(arrays: np.lib.npyio.NpzFile, rest: dict[str, Any]) -> Snapshot:
