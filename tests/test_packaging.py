@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -80,3 +81,17 @@ def test_wheel_holds_the_package_alone(wheel, tmp_path):
     metadata = (tmp_path / "mlff_triton-0.1.0.dist-info" / "METADATA").read_text()
     assert "License-Expression: MIT" in metadata
     assert "Project-URL: Source, https://github.com/mlff-triton/mlff-triton" in metadata
+
+
+def test_versions_without_a_tag_agree():
+    """The versions that are written down are the same, for a checkout that is not installed."""
+    patterns = {
+        "pyproject.toml": r'^fallback_version = "([\d.]+)"',
+        "mlff_triton/_common/version.py": r'__version__ = "([\d.]+)"',
+        "CITATION.cff": r"^version: ([\d.]+)$",
+    }
+    found = {
+        name: re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)[1]
+        for name, pattern in patterns.items()
+    }
+    assert set(found.values()) == {"0.1.0"}, found
