@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace) -> None:
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
     fidelity.run_fidelity(lab, simulated, [fidelity.SIMULATIONS[name] for name in names])
     seed = int(time.time()) if options.seed is None else options.seed
-    aligned = _named(options, "alignment", alignment.CASES, alignment.WAYS)
+    aligned = _named(options, "alignment", alignment.CASES, alignment.METHODS)
     alignment.run_alignment(lab, *aligned, seed)
 
 
@@ -162,7 +162,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     """Return the implementations named by ``--only``; empty without the option."""
     names = [*(one.name for one in (*OURS, *ASE, *OPENMM, *PEERS)), *fidelity.SIMULATIONS]
     given = options.only.split(",") if options.only else []
-    return _known(given, [*names, *bio.IMPLEMENTATIONS, *alignment.WAYS], "implementation")
+    return _known(given, [*names, *bio.IMPLEMENTATIONS, *alignment.METHODS], "implementation")
 
 
 def _known(given: Sequence[str], known: Sequence[str], kind: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Alignment of sequences: ours against all who align on a GPU or a CPU.
+"""Sequence alignment: ours against other methods on GPUs and CPUs.
 
-Sequences are random, other ones in every run. A sample of the pairs is held against parasail, or
-against the reference in PyTorch where that is not installed; CIGAR strings are scored again,
-operation by operation.
+Sequences are random and differ from run to run. A sample of the pairs is compared with parasail, or
+with the reference in PyTorch where parasail is not installed. CIGAR strings are rescored, operation
+by operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.bio.alignment_cases import CASES, Problem, Scheme, build
-from benchmarks.bio.alignment_ways import CPU, WAYS, Answer, Way, Work, parasail_function
+from benchmarks.bio.alignment_methods import CPU, METHODS, Answer, Method, Work, parasail_function
 from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import AlignmentRow
@@ -28,17 +28,17 @@ from mlff_triton._common.timing import Timing, measure, reset_peak, synchronize
 from mlff_triton.bio.alignment.align import MODES
 from mlff_triton.kernels.alignment.reference.alignment import alignment as reference
 
-LONG = 0.5  # seconds, of a call that is not repeated
-LEAST, MOST = 3, 200  # calls of others
-CELLS_ON_CPU = 10**7  # of all pairs, without a GPU
+LONG = 0.5  # seconds from which a call is not repeated
+LEAST, MOST = 3, 200  # repeated calls
+CELLS_ON_CPU = 10**7  # most cells of a case without a GPU
 
 
-def run_alignment(lab: Lab, names: Sequence[str], ways: Sequence[str], seed: int) -> None:
-    """Measure cases in each of the ways that are named."""
+def run_alignment(lab: Lab, names: Sequence[str], methods: Sequence[str], seed: int) -> None:
+    """Measure the named cases with each of the named methods."""
     if not names:
         return
     print(f"alignment: random sequences, --seed {seed}", flush=True)
-    there = [way for way in map(WAYS.__getitem__, ways) if _is_there(lab, way)]
+    available = [one for one in map(METHODS.__getitem__, methods) if _is_available(lab, one)]
     cases = list(map(CASES.__getitem__, names))
     if lab.device.type != "cuda":
         small = [case for case in cases if case.n_pairs * case.most_cells <= CELLS_ON_CPU]
@@ -49,45 +49,46 @@ def run_alignment(lab: Lab, names: Sequence[str], ways: Sequence[str], seed: int
             )
         cases = small
     for case in cases:
-        for way in there:
+        for method in available:
             if lab.budget.left <= 0:
                 print(f"alignment {case.name}: skipped, the time is up", file=sys.stderr)
                 return
-            if way.serves(case):
-                run_one(lab, build(case, seed), way)
+            if method.serves(case):
+                run_one(lab, build(case, seed), method)
 
 
-def _is_there(lab: Lab, way: Way) -> bool:
-    reason = way.refusal(lab.device)
+def _is_available(lab: Lab, method: Method) -> bool:
+    """Return True if a method can run here; otherwise report the reason."""
+    reason = method.refusal(lab.device)
     if reason is not None:
-        print(f"alignment {way.name}: skipped, {reason}", file=sys.stderr)
+        print(f"alignment {method.name}: skipped, {reason}", file=sys.stderr)
     return reason is None
 
 
-def run_one(lab: Lab, problem: Problem, way: Way) -> None:
-    """Report a row; where a score is wrong it has no time."""
+def run_one(lab: Lab, problem: Problem, method: Method) -> None:
+    """Report a row, without a time if any score is wrong."""
     case, timing, pairs, checked, wrong = problem.case, None, np.arange(0), 0, 0
     clean_up(lab.device)
     try:
         with at_most(min(lab.budget.each, lab.budget.left)), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            work = way.prepare(problem, lab.device)
+            work = method.prepare(problem, lab.device)
             pairs = np.arange(case.n_pairs) if work.pairs is None else work.pairs
-            timing, checked, wrong = _examine(lab, problem, way, work)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others can still run
-        lab.complain(f"alignment {case.name} {way.name}", error)
+            timing, checked, wrong = _examine(lab, problem, method, work)
+    except Exception as error:  # noqa: BLE001 - the other methods can still run
+        lab.complain(f"alignment {case.name} {method.name}", error)
     right = timing is not None and checked > 0 and wrong == 0
     times = (timing.p20, timing.p50, timing.p80) if right else (None,) * 3
     row = AlignmentRow(
         "alignment",
         case.name,
-        way.name,
+        method.name,
         case.pairing,
         len(pairs),
         int(problem.queries.lengths.max()),
         int(problem.targets.lengths.max()),
-        way.runs_on(lab.device),
-        way.version,
+        method.runs_on(lab.device),
+        method.version,
         *asdict(lab.where).values(),
         *times,
         problem.cells(pairs) / timing.p50 * 1e-6 if right else None,
@@ -98,9 +99,9 @@ def run_one(lab: Lab, problem: Problem, way: Way) -> None:
     lab.report(row)
 
 
-def _examine(lab: Lab, problem: Problem, way: Way, work: Work) -> tuple[Timing, int, int]:
-    """Check, time and check again; a first call that takes seconds is all there is of some."""
-    device = CPU if way.own_memory else lab.device
+def _examine(lab: Lab, problem: Problem, method: Method, work: Work) -> tuple[Timing, int, int]:
+    """Check, time and check again. A long first call of a steady method is not repeated."""
+    device = CPU if method.own_memory else lab.device
     synchronize(device)
     reset_peak(device)
     start = time.perf_counter()
@@ -108,7 +109,7 @@ def _examine(lab: Lab, problem: Problem, way: Way, work: Work) -> tuple[Timing, 
     synchronize(device)
     seconds = time.perf_counter() - start
     checked, wrong = check(problem, work, work.read(result), lab.device)
-    if way.steady and seconds > LONG:
+    if method.steady and seconds > LONG:
         return _of_one_call(seconds, device), checked, wrong
     del result
     reset_peak(device)
@@ -118,37 +119,38 @@ def _examine(lab: Lab, problem: Problem, way: Way, work: Work) -> tuple[Timing, 
         seconds=lab.budget.sampling,
         warm_up=1,
         repeats=(LEAST, MOST),
-        wall=way.by_host,
+        wall=method.by_host,
     )
     _, wrong_again = check(problem, work, work.read(work.step()), lab.device)
     return timing, checked, max(wrong, wrong_again)
 
 
 def _of_one_call(seconds: float, device: torch.device) -> Timing:
+    """Return the timing of a call that is not repeated."""
     peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     return Timing(*[1e3 * seconds] * 3, peak)
 
 
 def check(problem: Problem, work: Work, answer: Answer, device: torch.device) -> tuple[int, int]:
-    """How many pairs are held against the truth, and how many of them are wrong."""
+    """Return the number of pairs compared with the truth, and the number of wrong ones."""
     sample = problem.some[: problem.n_checked]
     n_pairs = problem.case.n_pairs if work.pairs is None else len(work.pairs)
     if answer.scores.shape != (n_pairs,):
-        raise ValueError(f"scores are {answer.scores.shape}, not of {n_pairs} pairs")
-    places = sample if work.pairs is None else np.arange(min(len(sample), n_pairs))
-    expected = truth(problem, device)[: len(places)]
-    right = answer.scores[places] == expected
+        raise ValueError(f"scores have shape {answer.scores.shape}, but there are {n_pairs} pairs")
+    indices = sample if work.pairs is None else np.arange(min(len(sample), n_pairs))
+    expected = truth(problem, device)[: len(indices)]
+    right = answer.scores[indices] == expected
     if problem.case.traceback:
         texts, scheme = problem.texts_of(sample), problem.case.scheme
-        found = [answer.cigars[place] for place in places]
+        found = [answer.cigars[k] for k in indices]
         again = [rescored(c, a, b, scheme) for c, (a, b) in zip(found, texts, strict=True)]
         right &= expected == np.array(again, dtype=float)
-    return len(places), int((~right).sum())
+    return len(indices), int((~right).sum())
 
 
 @lru_cache(maxsize=1)
 def truth(problem: Problem, device: torch.device) -> np.ndarray:
-    """Scores of the pairs that are checked, int64."""
+    """Return the scores of the pairs that are checked, int64."""
     case, sample = problem.case, problem.some[: problem.n_checked]
     if find_spec("parasail") is None:
         _, matrix, gaps = case.scheme.scoring
@@ -159,7 +161,7 @@ def truth(problem: Problem, device: torch.device) -> np.ndarray:
 
 
 def rescored(cigar: str, query: str, target: str, scheme: Scheme) -> float:
-    """Score of a global alignment by its operations; NaN if it is none of these sequences."""
+    """Compute the score of a global alignment from its operations; NaN if these do not fit."""
     scores, codes = scheme.scores.tolist(), {x: k for k, x in enumerate(scheme.letters)}
     total, i, j = 0, 0, 0
     for count, operation in re.findall(r"(\d+)([=XID])", cigar):

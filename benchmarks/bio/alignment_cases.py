@@ -1,4 +1,4 @@
-"""What is aligned: cases, and sequences that are other ones in every run."""
+"""Cases of the alignment benchmark, with sequences that differ from run to run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from mlff_triton.bio.alignment.scoring import AMINO_ACIDS, BASES, Scoring
 from mlff_triton.kernels.types.sequence_pairs import PAD, Pairs
 
-KEPT, REPLACED, DELETED, INSERTED = 0.9, 0.05, 0.025, 0.025  # letters of similar sequences
-MOST_CHECKED, CHECKED_CELLS = 256, 2 * 10**8  # pairs that are held against the truth, and cells
-SOME = 2**18  # pairs, for those who cannot align all in reasonable time
+KEPT, REPLACED, DELETED, INSERTED = 0.9, 0.05, 0.025, 0.025  # fractions in similar sequences
+MOST_CHECKED, CHECKED_CELLS = 256, 2 * 10**8  # most pairs and cells compared with the truth
+SOME = 2**18  # pairs for methods that cannot align all of them in reasonable time
 
 
 class Scheme(NamedTuple):
-    """Letters of sequences, and how `mlff_triton.bio.align` is told to score them."""
+    """Alphabet of the sequences, and scoring options of `mlff_triton.bio.align`."""
 
     letters: str
     gap_open: int
@@ -31,17 +31,17 @@ class Scheme(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of `mlff_triton.bio.align`."""
+        """Options of `mlff_triton.bio.align`."""
         return dict(list(self._asdict().items())[1:])
 
     @property
     def scoring(self) -> Scoring:
-        """What kernels are told; its letters begin with those of the sequences."""
+        """Scoring for kernels, whose alphabet begins with that of the sequences."""
         return Scoring.of(**self.options)
 
     @property
     def scores(self) -> Tensor:
-        """Of the letters of the sequences alone, int64 [A, A]."""
+        """Substitution matrix of the sequences' alphabet, int64 [A, A]."""
         n = len(self.letters)
         return self.scoring.matrix[:n, :n]
 
@@ -54,28 +54,28 @@ EDIT = Scheme(BASES, 1, 1, match=0, mismatch=-1)  # scores are minus the edit di
 
 @dataclass(frozen=True)
 class AlignmentCase:
-    """Random sequences, and what is asked of them.
+    """Random sequences and an alignment task.
 
     Attributes
     ----------
     name : str
-        As in the results.
+        Name in the results.
     scheme : Scheme
-        Letters and scores.
+        Alphabet and scoring.
     count : int
-        Queries, and targets.
+        Number of queries, and of targets.
     shortest, longest : int
-        Lengths are uniform between these.
+        Range of the uniformly distributed lengths.
     pairing : {"all", "zip"}
         Every query with every target, or the k-th with the k-th.
     mode : {"global", "local", "semiglobal"}
-        Which ends are free.
+        Alignment mode.
     traceback : bool
-        Whether CIGAR strings are asked for.
+        If True, CIGAR strings are computed.
     similar : bool
-        Whether targets are queries of which a tenth of the letters is changed.
+        If True, targets are queries with a tenth of their residues or bases changed.
     published : bool
-        Whether it is one of the published Triton kernel, which is compared with PyTorch.
+        If True, the case is one of the published Triton kernel's, compared with PyTorch.
     """
 
     name: str
@@ -91,12 +91,12 @@ class AlignmentCase:
 
     @property
     def n_pairs(self) -> int:
-        """How many pairs there are."""
+        """Number of pairs."""
         return self.count**2 if self.pairing == "all" else self.count
 
     @property
     def most_cells(self) -> int:
-        """How many cells a pair can have."""
+        """Most cells of a pair."""
         return self.longest**2
 
 
@@ -110,7 +110,7 @@ def _published(batch: int, length: int) -> AlignmentCase:
 
 CIGAR = {"pairing": "zip", "traceback": True}
 BATCHES, LENGTHS = (32, 128, 512, 1024), (32, 128, 256, 512)
-MOST_WANTED = (  # first, should time run out
+MOST_WANTED = (  # run first, in case time runs out
     _equal("dna", AFFINE, 128, 1024),
     _equal("dna", AFFINE, 512, 512),
     _equal("dna", AFFINE, 1024, 512),
@@ -137,21 +137,21 @@ CASES = {case.name: case for case in (*MOST_WANTED, *EVERY)}
 
 
 class Sequences(NamedTuple):
-    """Codes of letters, uint8, one sequence after the other; and lengths, int64 [n]."""
+    """Codes of sequences, uint8, one sequence after another, and their lengths, int64 [n]."""
 
     codes: np.ndarray
     lengths: np.ndarray
 
     @property
     def start(self) -> np.ndarray:
-        """Where sequences begin."""
+        """First index of each sequence, int64 [n]."""
         return self.lengths.cumsum() - self.lengths
 
     def texts(self, letters: str) -> list[str]:
-        """As strings."""
+        """Return the sequences as strings."""
         text = np.frombuffer(letters.encode(), np.uint8)[self.codes].tobytes().decode()
-        places = zip(self.start.tolist(), self.lengths.tolist(), strict=True)
-        return [text[first : first + length] for first, length in places]
+        ranges = zip(self.start.tolist(), self.lengths.tolist(), strict=True)
+        return [text[first : first + length] for first, length in ranges]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +161,11 @@ class Problem:
     Attributes
     ----------
     case : AlignmentCase
-        What is asked.
+        Alignment task.
     queries, targets : Sequences
-        What is aligned.
+        Sequences to align.
     some : int64 [m]
-        Different pairs at random; the first `n_checked` are those that are checked.
+        Random sample of pairs, without repeats. The first `n_checked` are checked.
     """
 
     case: AlignmentCase
@@ -175,34 +175,34 @@ class Problem:
 
     @property
     def n_checked(self) -> int:
-        """How many pairs are held against the truth."""
+        """Number of pairs compared with the truth."""
         return max(1, min(len(self.some), MOST_CHECKED, CHECKED_CELLS // self.case.most_cells))
 
     @cached_property
     def texts(self) -> tuple[list[str], list[str]]:
-        """Strings of queries and targets."""
+        """Queries and targets as strings."""
         letters = self.case.scheme.letters
         return self.queries.texts(letters), self.targets.texts(letters)
 
     def partners(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the queries and targets of pairs."""
+        """Return the indices of the queries and targets of pairs."""
         if self.case.pairing == "zip":
             return pairs, pairs
         return np.divmod(pairs, len(self.targets.lengths))
 
     def texts_of(self, pairs: np.ndarray) -> list[tuple[str, str]]:
-        """Query and target of each of these pairs."""
+        """Return the query and target of each pair as strings."""
         queries, targets = self.texts
-        places = zip(*(side.tolist() for side in self.partners(pairs)), strict=True)
-        return [(queries[k], targets[m]) for k, m in places]
+        indices = zip(*(side.tolist() for side in self.partners(pairs)), strict=True)
+        return [(queries[k], targets[m]) for k, m in indices]
 
     def cells(self, pairs: np.ndarray) -> int:
-        """Cells of the tables of pairs."""
+        """Count the cells in the tables of pairs."""
         query, target = self.partners(pairs)
         return int((self.queries.lengths[query] * self.targets.lengths[target]).sum())
 
     def on(self, device: torch.device, pairs: np.ndarray | None = None) -> Pairs:
-        """Pairs on a device, all by default, as kernels take them."""
+        """Return pairs on a device, by default all, in the form that kernels take."""
         pairs = np.arange(self.case.n_pairs) if pairs is None else pairs
         query, target = self.partners(pairs)
         pad = np.zeros(PAD, np.uint8)
@@ -219,7 +219,7 @@ class Problem:
 
 @lru_cache(maxsize=1)
 def build(case: AlignmentCase, seed: int) -> Problem:
-    """Sequences of a case; others with another seed."""
+    """Draw the sequences of a case, which depend on the seed."""
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     queries = _random(rng, case)
     targets = _changed(rng, queries, case.scheme) if case.similar else _random(rng, case)
@@ -228,13 +228,14 @@ def build(case: AlignmentCase, seed: int) -> Problem:
 
 
 def _random(rng: np.random.Generator, case: AlignmentCase) -> Sequences:
+    """Draw independent sequences."""
     lengths = rng.integers(case.shortest, case.longest, case.count, endpoint=True)
     n_letters = len(case.scheme.letters)
     return Sequences(rng.integers(0, n_letters, lengths.sum(), dtype=np.uint8), lengths)
 
 
 def _changed(rng: np.random.Generator, given: Sequences, scheme: Scheme) -> Sequences:
-    """Copies with other letters in place of some, without some, and with some more."""
+    """Copy sequences with random substitutions, deletions and insertions."""
     n_letters, n = len(scheme.letters), len(given.codes)
     kind = rng.choice(4, n, p=[KEPT, REPLACED, DELETED, INSERTED])
     copies = np.array([1, 1, 0, 2])[kind]

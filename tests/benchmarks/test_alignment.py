@@ -1,4 +1,4 @@
-"""The benchmark of the aligner: its cases, its gate, its rows and what is drawn from them."""
+"""The alignment benchmark: cases, checks, methods, results, tables and figures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks.bio import alignment, alignment_ways
+from benchmarks.bio import alignment, alignment_methods
 from benchmarks.bio.alignment_cases import AFFINE, CASES, PROTEIN, AlignmentCase, build
-from benchmarks.bio.alignment_ways import CPU, WAYS, Answer, Way, Work
+from benchmarks.bio.alignment_methods import CPU, METHODS, Answer, Method, Work
 from benchmarks.lab import figures
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import AlignmentRow, Results, columns_of, read_rows
@@ -35,7 +35,7 @@ def lab(tmp_path) -> Lab:
 
 @pytest.fixture
 def tiny(monkeypatch) -> list[str]:
-    """Cases of each kind, with few short sequences and under other names."""
+    """Add cases of each kind with few short sequences, and return their names."""
     kinds = {(c.scheme, c.mode, c.pairing, c.similar, c.traceback): c for c in CASES.values()}
     made = [shrunk(case) for case in kinds.values()]
     for case in made:
@@ -57,7 +57,7 @@ def row(case: str, impl: str, ms: float | None = 1.0, gcups: float | None = 1.0,
 
 
 def gotoh(a: str, b: str, scores, gap_open: int, gap_extend: int) -> int:
-    """Global score of two strings, by the definition."""
+    """Compute the global score of two strings by the definition."""
     never = -(10**9)
     best = [0, *(-gap_open - k * gap_extend for k in range(len(b)))]
     insertion = [never] * len(best)
@@ -90,7 +90,7 @@ def test_cases_are_those_of_the_targets():
 
 
 @pytest.mark.parametrize("case", [*map(shrunk, CASES.values())], ids=lambda case: case.name)
-def test_sequences_are_as_the_case_has_them(case):
+def test_sequences_are_those_of_the_case(case):
     problem = build(case, 1)
     for side, texts in zip((problem.queries, problem.targets), problem.texts, strict=True):
         assert list(map(len, texts)) == side.lengths.tolist()
@@ -118,7 +118,7 @@ def test_sequences_depend_on_the_seed_alone():
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_similar_sequences_differ_in_a_tenth_of_their_letters():
+def test_similar_sequences_differ_in_a_tenth_of_their_bases():
     case = replace(CASES["dna-cigar-similar-1000"], count=3, shortest=400, longest=400)
     for a, b in zip(*build(case, 1).texts, strict=True):
         assert 20 < distance(a, b) < 60
@@ -127,8 +127,8 @@ def test_similar_sequences_differ_in_a_tenth_of_their_letters():
 # The gate
 
 
-def test_everybody_who_computes_here_is_right(lab, tiny, capfd):
-    alignment.run_alignment(lab, tiny, list(WAYS), 1)
+def test_all_available_methods_are_right(lab, tiny, capfd):
+    alignment.run_alignment(lab, tiny, list(METHODS), 1)
     rows = read_rows(lab.results.path("alignment"))
     assert {r.gate for r in rows} == {"pass"}
     assert {"align", "torch-rows", "torch-cells"} <= {r.impl for r in rows}
@@ -159,7 +159,7 @@ def test_wrong_scores_get_no_time(lab, first_wrong):
     calls = itertools.count()
 
     def prepare(problem, device):
-        right = alignment_ways.from_strings(problem, device)
+        right = alignment_methods.from_strings(problem, device)
 
         def read(result):
             scores = right.read(result).scores
@@ -168,8 +168,8 @@ def test_wrong_scores_get_no_time(lab, first_wrong):
 
         return Work(right.step, read)
 
-    way = Way("wrong", "mlff-triton", prepare, lambda _case: True)
-    alignment.run_one(lab, build(shrunk(CASES["dna-512"]), 1), way)
+    method = Method("wrong", "mlff-triton", prepare, lambda _case: True)
+    alignment.run_one(lab, build(shrunk(CASES["dna-512"]), 1), method)
     (found,) = read_rows(lab.results.path("alignment"))
     assert (found.gate, found.ms_p50, found.gcups, found.wrong) == ("fail", None, None, 1)
 
@@ -181,8 +181,8 @@ def test_what_breaks_gets_no_time_and_the_run_goes_on(lab, capfd, problem):
             raise InputError(problem)
         return Work(lambda: None, lambda _result: Answer(np.zeros(1, np.int64)))
 
-    way = Way("broken", "mlff-triton", prepare, lambda _case: True)
-    alignment.run_one(lab, build(shrunk(CASES["dna-512"]), 1), way)
+    method = Method("broken", "mlff-triton", prepare, lambda _case: True)
+    alignment.run_one(lab, build(shrunk(CASES["dna-512"]), 1), method)
     (found,) = read_rows(lab.results.path("alignment"))
     assert (found.gate, found.checked) == ("fail", 0)
     assert "alignment tiny-dna-512 broken: " in capfd.readouterr().err
@@ -203,9 +203,9 @@ def test_the_truth_is_the_same_without_parasail(monkeypatch, name):
     [
         ("2=1X1=1I", 2 * 2 - 3 + 2 - 5),
         ("2=2I1D1I1D", 2 * 2 - 7 - 5 - 5 - 5),
-        ("2=1X1=", None),  # a letter is left
+        ("2=1X1=", None),  # a base is left
         ("3=1=1I", None),  # G is not C
-        ("2=1X1=1I1D", None),  # too many
+        ("2=1X1=1I1D", None),  # too many deletions
         ("1=1X1X1=1I", None),  # C is C
     ],
 )
@@ -214,13 +214,13 @@ def test_cigar_strings_are_scored_again(cigar, score):
     assert np.isnan(found) if score is None else found == score
 
 
-# Ways
+# Methods
 
 
 def test_slow_calls_are_not_repeated(lab, monkeypatch):
     problem = build(shrunk(CASES["batch-32-32"]), 1)
     calls = itertools.count()
-    right = alignment_ways.cell_by_cell(problem, CPU)
+    right = alignment_methods.cell_by_cell(problem, CPU)
 
     def step():
         next(calls)
@@ -228,8 +228,8 @@ def test_slow_calls_are_not_repeated(lab, monkeypatch):
 
     clock = itertools.count()
     monkeypatch.setattr(alignment.time, "perf_counter", lambda: 3.0 * next(clock))
-    way = replace(WAYS["torch-cells"], prepare=lambda *_: Work(step, right.read))
-    alignment.run_one(lab, problem, way)
+    method = replace(METHODS["torch-cells"], prepare=lambda *_: Work(step, right.read))
+    alignment.run_one(lab, problem, method)
     (found,) = read_rows(lab.results.path("alignment"))
     assert (found.ms_p20, found.ms_p50, found.ms_p80) == (3000.0, 3000.0, 3000.0)
     assert next(calls) == 1
@@ -237,28 +237,26 @@ def test_slow_calls_are_not_repeated(lab, monkeypatch):
 
 def test_speed_is_that_of_the_median(lab, monkeypatch):
     monkeypatch.setattr(alignment, "measure", lambda *_, **__: Timing(1.0, 2.0, 3.0, None))
-    alignment.run_one(lab, build(shrunk(CASES["dna-512"]), 1), WAYS["align"])
+    alignment.run_one(lab, build(shrunk(CASES["dna-512"]), 1), METHODS["align"])
     (found,) = read_rows(lab.results.path("alignment"))
     assert (found.pairs, found.rows, found.columns, found.pairing) == (9, 12, 12, "all")
     assert found.gcups == pytest.approx(9 * 144 / 2e-3 / 1e9, rel=1e-3)
     assert found.version.startswith("mlff-triton ")
 
 
-def test_peers_on_the_cpu_begin_with_what_is_checked(monkeypatch):
-    monkeypatch.setattr(alignment_ways, "CELLS_A_CALL", 144)
+def test_peers_on_the_cpu_begin_with_checked_pairs():
     problem = build(shrunk(CASES["dna-512"]), 1)
     for threads in (1, 4):
-        assert (
-            alignment_ways.some_pairs(problem, threads).tolist() == problem.some[:threads].tolist()
-        )
+        some = alignment_methods.some_pairs(problem, threads, cells_per_call=144)
+        assert some.tolist() == problem.some[:threads].tolist()
     pytest.importorskip("parasail")
-    work = alignment_ways.parasail(4, problem, CPU)
+    work = alignment_methods.parasail(4, problem, CPU, cells_per_call=144)
     assert alignment.check(problem, work, work.read(work.step()), CPU) == (4, 0)
 
 
 @pytest.mark.parametrize("takes_out", [True, False])
 @pytest.mark.parametrize("name", ["dna-linear-512", "protein-350", "edit-512", "dna-mixed-500"])
-def test_stringzillas_is_told_the_same_scores(monkeypatch, name, takes_out):
+def test_stringzillas_gets_the_same_scores(monkeypatch, name, takes_out):
     problem = build(shrunk(CASES[name]), 1)
     strings, peer = ModuleType("stringzilla"), ModuleType("stringzillas")
     strings.Strs = list
@@ -289,7 +287,7 @@ def test_stringzillas_is_told_the_same_scores(monkeypatch, name, takes_out):
     peer.NeedlemanWunschScores, peer.LevenshteinDistances = Engine, Distances
     monkeypatch.setitem(sys.modules, "stringzilla", strings)
     monkeypatch.setitem(sys.modules, "stringzillas", peer)
-    work = alignment_ways.stringzillas(problem, torch.device("cuda"))
+    work = alignment_methods.stringzillas(problem, torch.device("cuda"))
     assert alignment.check(problem, work, work.read(work.step()), CPU) == (9, 0)
 
 
@@ -302,13 +300,13 @@ def test_edlib_gives_distances(monkeypatch):
     peer.align = align
     monkeypatch.setitem(sys.modules, "edlib", peer)
     problem = build(shrunk(CASES["edit-512"]), 1)
-    work = alignment_ways.edlib(problem, CPU)
+    work = alignment_methods.edlib(problem, CPU)
     assert alignment.check(problem, work, work.read(work.step()), CPU) == (9, 0)
 
 
 def test_each_case_has_its_peers():
     served = {
-        name: [way.name for way in WAYS.values() if way.serves(CASES[name])] for name in CASES
+        name: [one.name for one in METHODS.values() if one.serves(CASES[name])] for name in CASES
     }
     ours, host = ["kernel", "align"], ["parasail", "parasail-threads"]
     assert served["dna-512"] == [*ours, "stringzillas", *host]
@@ -321,7 +319,7 @@ def test_each_case_has_its_peers():
 
 
 def test_peers_that_are_not_installed_are_skipped_with_the_reason(lab, tiny, monkeypatch, capfd):
-    monkeypatch.setattr(alignment_ways, "find_spec", lambda _name: None)
+    monkeypatch.setattr(alignment_methods, "find_spec", lambda _name: None)
     alignment.run_alignment(lab, tiny[:1], ["parasail", "align"], 1)
     assert "alignment parasail: skipped, parasail is not installed" in capfd.readouterr().err
     assert [r.impl for r in read_rows(lab.results.path("alignment"))] == ["align"]
@@ -330,8 +328,8 @@ def test_peers_that_are_not_installed_are_skipped_with_the_reason(lab, tiny, mon
 def test_loops_over_cells_score_as_the_definition():
     rng = np.random.default_rng(0)
     queries, targets = (torch.from_numpy(rng.integers(0, 20, (n, 3))) for n in (7, 11))
-    gaps = alignment_ways.Gaps(PROTEIN.gap_open, PROTEIN.gap_extend)
-    found = alignment_ways.align_cell_by_cell(queries, targets, PROTEIN.scores, gaps)
+    gaps = alignment_methods.Gaps(PROTEIN.gap_open, PROTEIN.gap_extend)
+    found = alignment_methods.align_cell_by_cell(queries, targets, PROTEIN.scores, gaps)
     scores = PROTEIN.scores.tolist()
     for k, score in enumerate(found.tolist()):
         a, b = queries[:, k].tolist(), targets[:, k].tolist()
@@ -339,10 +337,10 @@ def test_loops_over_cells_score_as_the_definition():
 
 
 @pytest.mark.gpu
-def test_every_way_is_right_on_a_gpu(tmp_path, tiny):
+def test_every_method_is_right_on_a_gpu(tmp_path, tiny):
     device = torch.device("cuda")
     lab = Lab(device, WHERE, Results(tmp_path), Budget(sampling=0.01))
-    alignment.run_alignment(lab, tiny, list(WAYS), 1)
+    alignment.run_alignment(lab, tiny, list(METHODS), 1)
     rows = read_rows(lab.results.path("alignment"))
     assert {r.gate for r in rows} == {"pass"}
     assert {r.case for r in rows if r.impl == "kernel"} == set(tiny)
@@ -380,7 +378,7 @@ def test_aligners_are_tabulated_and_drawn(tmp_path):
     assert path.read_text() == drawn
 
 
-def test_the_command_runs_some_cases_in_some_ways(tmp_path, capfd):
+def test_the_command_runs_selected_cases_and_methods(tmp_path, capfd):
     options = ["--cases", "batch-32-32", "--only", "align", "--device", "cpu", "--seed", "7"]
     options += ["--out", str(tmp_path), "--sampling", "0.01"]
     assert command.main(["alignment", *options]) == 0

@@ -1,4 +1,4 @@
-"""Ways to align: ours with letters on the GPU and from strings, and all peers."""
+"""Methods of alignment: ours with encoded sequences or from strings, and all peers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,33 @@ from mlff_triton.kernels.types.sequence_pairs import Aligned, Gaps
 
 CPU = torch.device("cpu")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-CELLS_A_CALL = 2 * 10**8  # of peers on the CPU
-AT_ONCE = 4  # cores that Python surely keeps busy with short calls
-CELLS_ONE_BY_ONE = 256**2  # of a pair, at most, but for the case with most pairs
-SHORT = 8192  # letters whose scores fit in 16 bits
+CELLS_PER_CALL = 2 * 10**8  # for peers on the CPU
+AT_ONCE = 4  # cores that Python can keep busy with short calls
+CELLS_ONE_BY_ONE = 256**2  # most cells of a pair, except in the case with the most pairs
+SHORT = 8192  # length up to which scores fit in 16 bits
 PARASAIL = {"global": "nw", "local": "sw", "semiglobal": "sg"}
 NEVER = -(2**30)  # less than any score
 
 
 class Answer(NamedTuple):
-    """Scores of pairs, int64 [n], and their CIGAR strings if these were asked for."""
+    """Scores of pairs, int64 [n], and CIGAR strings if the case has a traceback."""
 
     scores: np.ndarray
     cigars: list[str] | None = None
 
 
 class Work(NamedTuple):
-    """What is timed, what reads its result, and which pairs that is of: of all if None."""
+    """A prepared alignment.
+
+    Attributes
+    ----------
+    step : callable
+        Function that is timed.
+    read : callable
+        Function from its result to an `Answer`.
+    pairs : int64 [n] or None
+        Indices of the pairs that are aligned; None for all pairs.
+    """
 
     step: Callable[[], Any]
     read: Callable[[Any], Answer]
@@ -49,31 +59,31 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to align.
+class Method:
+    """A method of alignment.
 
     Attributes
     ----------
     name : str
-        As in the results.
+        Name in the results.
     package : str
-        Whose version is reported.
+        Package whose version is reported.
     prepare : callable
-        From sequences and a device to `Work`.
+        Function from a problem and a device to `Work`.
     serves : callable
-        Whether a case is for it.
+        Function that returns True for the cases that the method takes part in.
     module : str, optional
-        What has to be installed.
+        Module that has to be installed.
     needs_gpu : bool
-        Whether it computes on nothing else.
+        If True, the method runs only on a GPU.
     threads : int
-        Cores that it computes with; zero if it computes on the device.
+        Cores that the method uses; zero if it runs on the device.
     by_host : bool
-        Whether its time is that of the host's clock.
+        If True, time is measured by the host's clock.
     own_memory : bool
-        Whether it allocates memory by itself.
+        If True, the method allocates memory without PyTorch.
     steady : bool
-        Whether its first call takes no longer than others.
+        If True, the first call takes no longer than later ones.
     """
 
     name: str
@@ -89,17 +99,17 @@ class Way:
 
     @property
     def version(self) -> str:
-        """Package and version."""
+        """Name and version of the package."""
         return f"{self.package} {version_of(self.package)}"
 
     def runs_on(self, device: torch.device) -> str:
-        """What computes."""
+        """Return the name of the device or processor that the method runs on."""
         if not self.threads:
             return device_name(device)
         return f"{device_name(CPU).rpartition(' (threads')[0]} (threads: {self.threads})"
 
     def refusal(self, device: torch.device) -> str | None:
-        """Why it cannot run here, or None if it can."""
+        """Return the reason why the method cannot run here, or None if it can."""
         if self.module is not None and find_spec(self.module) is None:
             return f"{self.package} is not installed"
         if self.needs_gpu and device.type != "cuda":
@@ -108,7 +118,7 @@ class Way:
 
 
 def kernel(problem: Problem, device: torch.device) -> Work:
-    """Ours, with letters on the GPU."""
+    """Prepare our kernels, with encoded sequences on the GPU."""
     case, pairs = problem.case, problem.on(device)
     if case.scheme == EDIT:
         from mlff_triton.kernels.alignment.edit_distance import edit_distance
@@ -123,7 +133,7 @@ def kernel(problem: Problem, device: torch.device) -> Work:
 
 
 def from_strings(problem: Problem, device: torch.device) -> Work:
-    """Ours, from lists of strings to scores, or CIGAR strings, on the host."""
+    """Prepare `bio.align`, from lists of strings to scores or CIGAR strings on the host."""
     from mlff_triton import bio
 
     case, (queries, targets) = problem.case, problem.texts
@@ -138,17 +148,17 @@ def from_strings(problem: Problem, device: torch.device) -> Work:
 
 
 def row_by_row(problem: Problem, device: torch.device) -> Work:
-    """Our reference in PyTorch, whose operations take a row of all tables."""
+    """Prepare our reference in PyTorch, whose operations each process a row of all tables."""
     _, matrix, gaps = problem.case.scheme.scoring
     pairs = problem.on(device)
     return Work(partial(reference, pairs, matrix, gaps, MODES[problem.case.mode]), _read)
 
 
 def cell_by_cell(problem: Problem, device: torch.device) -> Work:
-    """A loop over cells in PyTorch, whose operations take a cell of all tables."""
+    """Prepare a loop over cells in PyTorch, whose operations each process a cell of all tables."""
     sides = (problem.queries, problem.targets)
-    letters = [side.codes.reshape(problem.case.count, -1).T.astype(np.int64) for side in sides]
-    queries, targets = (torch.from_numpy(side).to(device) for side in letters)
+    codes = [side.codes.reshape(problem.case.count, -1).T.astype(np.int64) for side in sides]
+    queries, targets = (torch.from_numpy(side).to(device) for side in codes)
     scheme = problem.case.scheme
     matrix = scheme.scores.int().to(device)
     gaps = Gaps(scheme.gap_open, scheme.gap_extend)
@@ -157,7 +167,7 @@ def cell_by_cell(problem: Problem, device: torch.device) -> Work:
 
 
 def align_cell_by_cell(queries: Tensor, targets: Tensor, matrix: Tensor, gaps: Gaps) -> Tensor:
-    """Global scores int32 [n] of letters int64 [La, n] and [Lb, n]."""
+    """Return global scores int32 [n] of codes int64 [La, n] and [Lb, n]."""
     scores = matrix[queries[:, None], targets]  # [La, Lb, n]
     start = torch.zeros_like(scores[0, 0])
     never = start + NEVER
@@ -176,7 +186,7 @@ def align_cell_by_cell(queries: Tensor, targets: Tensor, matrix: Tensor, gaps: G
 
 
 def stringzillas(problem: Problem, device: torch.device) -> Work:
-    """StringZillas at its best: strings on the device, results in an array that is kept."""
+    """Prepare StringZillas at its best: strings on the device, results in a reused array."""
     import stringzilla
     import stringzillas as peer
 
@@ -204,7 +214,7 @@ def stringzillas(problem: Problem, device: torch.device) -> Work:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Time of a second call; infinite if it refuses."""
+    """Return the time of a second call, or infinity if it fails."""
     try:
         call()
         start = time.perf_counter()
@@ -215,16 +225,16 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def letter_classes(scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
-    """Class of each byte, uint8 [256], and scores of classes, int8 [32, 32]."""
-    classes = (np.arange(256) % 32).astype(np.uint8)  # as letters are numbered
-    places = classes[np.frombuffer(scheme.letters.encode(), np.uint8)]
+    """Return the class of each byte, uint8 [256], and the scores of classes, int8 [32, 32]."""
+    classes = (np.arange(256) % 32).astype(np.uint8)  # the same for upper and lower case
+    used = classes[np.frombuffer(scheme.letters.encode(), np.uint8)]
     scores = np.zeros((32, 32), np.int8)
-    scores[np.ix_(places, places)] = scheme.scores.numpy()
+    scores[np.ix_(used, used)] = scheme.scores.numpy()
     return classes, scores
 
 
 def parasail_function(case: AlignmentCase, kind: str) -> Callable[[str, str], int]:
-    """A score by parasail, in an implementation of this kind."""
+    """Return a function that computes a score by parasail's implementation of this kind."""
     import parasail
 
     scheme = case.scheme
@@ -236,12 +246,16 @@ def parasail_function(case: AlignmentCase, kind: str) -> Callable[[str, str], in
     return lambda a, b: function(a, b, scheme.gap_open, scheme.gap_extend, matrix).score
 
 
-def parasail(threads: int, problem: Problem, _device: torch.device) -> Work:
-    """Parasail's fastest kernels, called for pair after pair."""
+def parasail(
+    threads: int, problem: Problem, _device: torch.device, cells_per_call: int = CELLS_PER_CALL
+) -> Work:
+    """Prepare parasail's fastest kernels, called for one pair after another."""
     case, scheme = problem.case, problem.case.scheme
-    kind = "striped" if scheme.gap_open > scheme.gap_extend else "scan"  # striped is wrong there
+    kind = (
+        "striped" if scheme.gap_open > scheme.gap_extend else "scan"
+    )  # striped is wrong for linear gaps
     score = parasail_function(case, f"{kind}_{16 if case.longest <= SHORT else 32}")
-    pairs = some_pairs(problem, threads)
+    pairs = some_pairs(problem, threads, cells_per_call)
     texts = problem.texts_of(pairs)
 
     def scores(part: Iterable[tuple[str, str]]) -> list[int]:
@@ -249,7 +263,7 @@ def parasail(threads: int, problem: Problem, _device: torch.device) -> Work:
 
     if threads == 1:
         return Work(partial(scores, texts), lambda found: Answer(np.array(found)), pairs)
-    pool = ThreadPoolExecutor(threads)  # parasail lets go of Python's lock
+    pool = ThreadPoolExecutor(threads)  # parasail releases Python's lock
     parts = [texts[k::threads] for k in range(threads)]
 
     def read(found: list[list[int]]) -> Answer:
@@ -262,7 +276,7 @@ def parasail(threads: int, problem: Problem, _device: torch.device) -> Work:
 
 
 def edlib(problem: Problem, _device: torch.device) -> Work:
-    """Edlib, for pair after pair."""
+    """Prepare Edlib, called for one pair after another."""
     import edlib as peer
 
     pairs = some_pairs(problem, 1)
@@ -274,9 +288,9 @@ def edlib(problem: Problem, _device: torch.device) -> Work:
     return Work(step, lambda found: Answer(-np.array(found)), pairs)
 
 
-def some_pairs(problem: Problem, threads: int) -> np.ndarray:
-    """As many as take a fraction of a second; those that are checked come first."""
-    cells = CELLS_A_CALL * min(threads, AT_ONCE)
+def some_pairs(problem: Problem, threads: int, cells_per_call: int = CELLS_PER_CALL) -> np.ndarray:
+    """Return pairs that take a fraction of a second, beginning with those that are checked."""
+    cells = cells_per_call * min(threads, AT_ONCE)
     return problem.some[: max(threads, cells // problem.case.most_cells)]
 
 
@@ -293,7 +307,7 @@ def _any(_case: AlignmentCase) -> bool:
 
 
 def _has_all_scores(case: AlignmentCase) -> bool:
-    """Whether every score of every query with every target is asked for, as only there is."""
+    """Return True for scores of all queries with all targets, all that StringZillas offers."""
     return case.pairing == "all" and case.mode != "semiglobal" and not case.traceback
 
 
@@ -314,15 +328,15 @@ def _is_published(case: AlignmentCase) -> bool:
 
 
 def _takes_seconds(case: AlignmentCase) -> bool:
-    """Published, and not minutes with all others: the time hardly depends on the batch."""
+    """Return True for published cases that take seconds; time hardly depends on the batch."""
     return case.published and (case.most_cells <= CELLS_ONE_BY_ONE or case.count == 1024)
 
 
 HOST = {"by_host": True, "own_memory": True, "steady": True}
 ALL = (
-    Way("kernel", "mlff-triton", kernel, _any, module="triton", needs_gpu=True),
-    Way("align", "mlff-triton", from_strings, _any, by_host=True),
-    Way(
+    Method("kernel", "mlff-triton", kernel, _any, module="triton", needs_gpu=True),
+    Method("align", "mlff-triton", from_strings, _any, by_host=True),
+    Method(
         "stringzillas",
         "stringzillas-cuda",
         stringzillas,
@@ -332,8 +346,8 @@ ALL = (
         by_host=True,
         own_memory=True,
     ),
-    Way("parasail", "parasail", partial(parasail, 1), _is_scored, "parasail", threads=1, **HOST),
-    Way(
+    Method("parasail", "parasail", partial(parasail, 1), _is_scored, "parasail", threads=1, **HOST),
+    Method(
         "parasail-threads",
         "parasail",
         partial(parasail, CORES),
@@ -342,8 +356,8 @@ ALL = (
         threads=CORES,
         **HOST,
     ),
-    Way("edlib", "edlib", edlib, _is_edit, "edlib", threads=1, **HOST),
-    Way("torch-rows", "torch", row_by_row, _is_published),
-    Way("torch-cells", "torch", cell_by_cell, _takes_seconds, steady=True),
+    Method("edlib", "edlib", edlib, _is_edit, "edlib", threads=1, **HOST),
+    Method("torch-rows", "torch", row_by_row, _is_published),
+    Method("torch-cells", "torch", cell_by_cell, _takes_seconds, steady=True),
 )
-WAYS = {way.name: way for way in ALL}
+METHODS = {method.name: method for method in ALL}
