@@ -18,7 +18,7 @@ BFLOAT16 = pytest.param(
     ),
 )
 LENGTHS = [(1,), (5, 0, 33), (130, 64)]
-DIMS = [(16, 16), (24, 24), (32, 192), (128, 64)]  # of queries and keys, and of values
+DIMS = [(16, 16), (24, 24), (32, 192), (128, 64)]  # D of queries and keys, V of values
 
 
 def pointers(lengths: tuple[int, ...], device: str) -> Tensor:
@@ -33,7 +33,7 @@ def random_inputs(
     groups: int = 2,
     dims: tuple[int, int] = (16, 16),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Queries, keys, values, and where their sequences are."""
+    """Return random queries, keys and values, row pointers and the maximum length."""
     random = torch.Generator().manual_seed(sum(lengths))
     sizes = (heads, dims[0]), (groups, dims[0]), (groups, dims[1])
     tensors = (torch.randn(sum(lengths), *size, generator=random) for size in sizes)
@@ -81,7 +81,7 @@ def test_softcap_and_scale(with_bias, device, dtype):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_rows_kept_apart(device, dtype):
-    """Blocks of keys that are masked as a whole come first, in the middle and last."""
+    """Fully masked blocks of keys come first, in the middle and last."""
     q, k, v, row_ptr, length = random_inputs((200,), device, dtype)
     bias = torch.full((200, 200), -torch.inf, device=device, dtype=dtype)
     bias[:100, 130:140] = 0
@@ -103,14 +103,14 @@ def test_large_scores_do_not_overflow(device, dtype):
 
 
 def test_one_projection_may_hold_all_three(device, dtype):
-    """Strided views, without copies."""
+    """Strided views of one tensor give the same result."""
     row_ptr = pointers((30, 12), device)
     qkv = torch.randn(42, 3, 2, 16, device=device, dtype=dtype)
     found = attention(*qkv.unbind(1), row_ptr, 30)
     expected = reference.attention(*qkv.double().unbind(1), row_ptr, 30)
     assert_close(found, expected, 0, dtype)
-    turned = qkv.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
-    assert torch.equal(attention(*turned.unbind(1), row_ptr, 30), found)
+    permuted = qkv.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    assert torch.equal(attention(*permuted.unbind(1), row_ptr, 30), found)
 
 
 @pytest.mark.parametrize("half", [torch.float16, BFLOAT16])

@@ -14,7 +14,7 @@ OPERATORS = {
     "decompose": lambda n, f: (n, 3, 3, f),
     "compose": lambda n, f: (9, n, f),
     "decompose_tensor": lambda n, f: (n, 3, 3, f),
-}  # and the shape of what it takes
+}  # shapes of their inputs
 
 
 @pytest.mark.parametrize(("n_atoms", "channels"), SIZES)
@@ -50,7 +50,7 @@ def test_derivatives_of_reference(name):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_derivatives_by_finite_differences(name, device):
-    """To the second order through the adjoint kernels, not through the reference."""
+    """Second derivatives go through the adjoint kernels, not through the reference."""
     x = torch.randn(OPERATORS[name](2, 3), dtype=torch.float64, device=device, requires_grad=True)
     assert torch.autograd.gradcheck(getattr(decomposition, name), (x,), fast_mode=True)
     assert torch.autograd.gradgradcheck(getattr(decomposition, name), (x,), fast_mode=True)

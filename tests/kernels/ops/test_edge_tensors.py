@@ -16,7 +16,7 @@ from tests.support.operators import assert_matches
 def random_inputs(
     n_atoms: int, channels: int, device: str, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Up to three edges an atom, none at the last one."""
+    """Return random inputs with up to three edges per atom; the last atom has none."""
     generator = torch.Generator().manual_seed(n_atoms)
     counts = torch.randint(0, 4, (n_atoms,), generator=generator)
     counts[-1:] = 0
@@ -58,7 +58,7 @@ def test_strided_inputs(device):
 
 def test_agrees_with_torchmd_net(device):
     pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
-    with warnings.catch_warnings():  # Warp speaks and warns when it is first imported
+    with warnings.catch_warnings():  # Warp warns at its first import
         warnings.simplefilter("ignore")
         from torchmdnet.models.tensornet import tensornet_embedding_message_passing
 

@@ -22,7 +22,7 @@ SHAPES = [(1, 8), (63, 33), (500, 8), (3, 320), (2, 5120), (2, 3, 128)]
 def random_inputs(
     shape: tuple[int, ...], device: str, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows, a residual, weight and bias."""
+    """Return random rows, a residual, weight and bias."""
     generator = torch.Generator().manual_seed(sum(shape))
     shapes = (shape, shape, shape[-1:], shape[-1:])
     x, residual, weight, bias = (torch.randn(s, generator=generator) for s in shapes)

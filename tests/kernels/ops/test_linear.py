@@ -23,7 +23,7 @@ SIZES = [(1, 1, 1), (63, 33, 8), (500, 8, 33), (130, 130, 70), (5, 100, 300)]  #
 def random_inputs(
     n_rows: int, n_out: int, n_in: int, device: str, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, weight and bias."""
+    """Return random rows, weight and bias."""
     generator = torch.Generator().manual_seed(n_rows + n_out + n_in)
     shapes = (n_rows, n_in), (n_out, n_in), (n_out,)
     x, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)

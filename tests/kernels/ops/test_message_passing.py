@@ -13,7 +13,7 @@ from mlff_triton.neighbors.graph import Graph
 from mlff_triton.testing import assert_close
 from tests.support.operators import assert_matches
 
-LAYOUTS = {  # shape of y and of the factors
+LAYOUTS = {  # shapes of y and of the factors
     "parts": ((9, None, "F"), (3, "F")),
     "elements": ((None, 3, 3, "F"), (3, 3, "F")),
     "one for all": ((None, 3, 3, "F"), (1, 1, "F")),
@@ -21,7 +21,7 @@ LAYOUTS = {  # shape of y and of the factors
 
 
 def random_graph(n_atoms: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """About one neighbor an atom; the last atom has none."""
+    """Return a graph with about one neighbor per atom; the last atom has none."""
     generator = torch.Generator().manual_seed(n_atoms)
     linked = torch.rand(n_atoms, n_atoms, generator=generator) < 0.5 / max(n_atoms, 1)
     linked[:1, 1:2] = linked[2:3, 1:2] = True
@@ -36,6 +36,7 @@ def random_graph(n_atoms: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
 def random_inputs(
     layout: str, n_atoms: int, n_edges: int, channels: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
+    """Return random tensors and factors that require gradients."""
     generator = torch.Generator().manual_seed(channels)
     sizes = {None: n_atoms, "F": channels}
     y_shape, factor_shape = ([sizes.get(size, size) for size in s] for s in LAYOUTS[layout])
@@ -86,7 +87,7 @@ def test_no_edges(n_atoms, device):
 
 def test_agrees_with_torchmd_net(device):
     pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
-    with warnings.catch_warnings():  # Warp speaks and warns when it is first imported
+    with warnings.catch_warnings():  # Warp warns at its first import
         warnings.simplefilter("ignore")
         from torchmdnet.models.tensornet import tensor_message_passing
     row_ptr, senders, reverse = random_graph(5, device)

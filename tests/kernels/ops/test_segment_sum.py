@@ -11,7 +11,7 @@ from mlff_triton.testing import assert_close
 
 
 def random_rows(sizes: list[int], channels: int, device: str, dtype: torch.dtype):
-    """All of one sign: of sums that cancel, float32 keeps fewer digits."""
+    """Return rows of positive numbers, so that sums lose no precision by cancellation."""
     generator = torch.Generator().manual_seed(channels)
     x = torch.rand(sum(sizes), channels, generator=generator, dtype=torch.float64)
     row_ptr = torch.tensor([0, *sizes]).cumsum(0)

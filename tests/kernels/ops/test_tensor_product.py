@@ -28,6 +28,7 @@ def inputs(variant: str, shape: tuple[int, ...], n_atoms: int, **kwargs):
 
 
 def without_charge_gradient(function, charge_factor, group, normalize):
+    """Return a function of the two tensors that get gradients."""
     return lambda y, m: function(
         y,
         m,
@@ -104,7 +105,5 @@ def test_wrong_inputs(device):
         tensor_product(y, y, ones, group="SO(3)")
     with pytest.raises(InputError, match="charge_factor gets no gradient"):
         tensor_product(y, y, ones.requires_grad_())
-    with pytest.raises(
-        InputError, match=r"message is torch.float64: use float32 or float64"
-    ):
+    with pytest.raises(InputError, match=r"message is torch.float64: use float32 or float64"):
         tensor_product(y, y.double())

@@ -1,4 +1,4 @@
-"""TorchMD-NET's own functions of 3x3 tensors as the oracle."""
+"""Operators on 3x3 tensors agree with the functions of TorchMD-NET."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N, F = 7, 12
 @pytest.fixture(scope="module")
 def torchmdnet() -> ModuleType:
     pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
-    with warnings.catch_warnings():  # Warp speaks and warns when it is first imported
+    with warnings.catch_warnings():  # Warp warns at its first import
         warnings.simplefilter("ignore")
         import torchmdnet.models.tensornet
     return torchmdnet.models.tensornet

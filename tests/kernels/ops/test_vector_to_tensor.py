@@ -69,7 +69,5 @@ def test_wrong_inputs(name, device):
         operator(v.T)
     with pytest.raises(InputError, match=r"factors has the shape \[3, 8\] instead of \[4, F\]"):
         operator(v, torch.zeros(3, 8, device=device))
-    with pytest.raises(
-        InputError, match=r"factors is torch.float64: use float32 or float64"
-    ):
+    with pytest.raises(InputError, match=r"factors is torch.float64: use float32 or float64"):
         operator(v, torch.zeros(4, 8, dtype=torch.float64, device=device))
