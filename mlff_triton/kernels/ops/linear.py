@@ -133,7 +133,7 @@ class _Tile(NamedTuple):
 
 
 def _tile(x: Tensor, n_out: int, precision: str) -> _Tile:
-    """Return small tiles for few rows, to fill the GPU, and large ones for matrix units alone."""
+    """Return a tile: small for few rows, to fill the GPU; large only if matrix units are used."""
     inner = 128 // x.element_size()
     columns = max(16, triton.next_power_of_2(n_out))
     if len(x) <= 32:

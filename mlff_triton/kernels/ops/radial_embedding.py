@@ -4,7 +4,7 @@
     v_k = (P_i + Q_j) f_k(d_ij)
 
 G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, eqs. 5-8. The
-kernels are those of the engine, which never store the factors; second derivatives are those of the
+kernels are those of the engine, which never store the factors. Second derivatives are those of the
 reference. Tables are constants here. To train them, compute factors with `linear`, and sum with
 `edge_tensors`.
 """

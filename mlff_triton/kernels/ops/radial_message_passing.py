@@ -3,7 +3,7 @@
     M_i = f_k(0) y_i + sum_j f_k(d_ij) y_j       with the k of each component
 
 G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, eq. 11. The
-kernels are those of the engine, which never store the factors; second derivatives are those of the
+kernels are those of the engine, which never store the factors. Second derivatives are those of the
 reference. Tables are constants here. To train them, compute factors with `linear`, and sum with
 `message_passing`.
 """
@@ -32,7 +32,7 @@ from mlff_triton.kernels.types.edges import Edges, Knots
 
 
 def _edges_of(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
-    """Return edges with all that message passing reads; their directions are meaningless."""
+    """Return edges with all that message passing reads, and placeholders for the directions."""
     row_ptr, senders, reverse = graph
     return Edges(
         row_ptr[:-1].int(),

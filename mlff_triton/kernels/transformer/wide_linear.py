@@ -160,7 +160,7 @@ _INNER = 64
 
 
 def _tile(n_rows: int, n_out: int, n_in: int, rotated: bool) -> Tile:
-    """Return the fastest tile on an NVIDIA H200: large if there are many, each with much to do."""
+    """Return the fastest tile on an NVIDIA H200: a large one if there are many, with long sums."""
     tiles = triton.cdiv(n_rows, 128) * triton.cdiv(n_out, 256)
     if rotated and tiles >= 100:
         return Tile(128, 256, 8, 3, 1)  # the rotation needs memory of its own
