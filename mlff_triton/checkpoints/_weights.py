@@ -50,7 +50,7 @@ def read_pickle(file: Path | IO[bytes], name: str) -> Any:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    except Exception as error:  # a damaged file can make the reader fail in any manner
+    except Exception as error:  # damaged files make the reader raise errors of any type
         raise CheckpointError(
             f"{name} is truncated or corrupt ({_first_line(error)}): copy it again"
         ) from error

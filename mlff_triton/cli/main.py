@@ -23,7 +23,7 @@ from mlff_triton.cli.info import info
 from mlff_triton.cli.md import md
 from mlff_triton.errors import MlffTritonError
 
-# The base class of typer's argument errors, which moves from version to version.
+# The base class of typer's argument errors, whose module depends on the version of typer.
 UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 app = typer.Typer(

@@ -51,7 +51,7 @@ class IrrepLinear(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(3, channels, channels))
-        bound = channels**-0.5  # as nn.Linear
+        bound = channels**-0.5  # like nn.Linear
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:

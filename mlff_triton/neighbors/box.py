@@ -79,7 +79,7 @@ class Box:
 
 
 def as_floats(values: ArrayLike, name: str) -> FloatArray:
-    """Convert values to float64, or raise an `InputError` that calls them by name."""
+    """Convert values to float64, or raise an `InputError` that names them."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:

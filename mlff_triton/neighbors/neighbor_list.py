@@ -71,7 +71,7 @@ def check_positions(positions: ArrayLike) -> FloatArray:
     if len(points) == 0:
         raise InputError("there are no atoms: give at least one")
     with np.errstate(all="ignore"):
-        is_finite = math.isfinite(points.sum())  # one fast pass, for there is usually no bad atom
+        is_finite = math.isfinite(points.sum())  # one fast pass, which rarely fails
     if is_finite:
         return points
     bad = np.flatnonzero(~np.isfinite(points).all(axis=1))

@@ -98,7 +98,7 @@ class VerletList:
         return graph.select(squared < self.cutoff**2)
 
     def _current(self, points: FloatArray, box: Box) -> Graph:
-        """Return the pairs within cutoff and skin, searched anew if the old ones may not do."""
+        """Return the pairs within cutoff and skin, searched again if the list may be incomplete."""
         if self._built is not None:
             graph, points0, box0 = self._built
             if self._is_valid(points0, box0, points, box):

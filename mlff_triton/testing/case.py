@@ -1,4 +1,4 @@
-"""The subject of a conformance check, and the means that checks share."""
+"""Input of the conformance checks, and the helpers that they share."""
 
 from __future__ import annotations
 
