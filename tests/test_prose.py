@@ -57,6 +57,7 @@ def test_docstrings_that_are_right(text):
         ("A labelled, optimised organisation", ["spelling"] * 3),
         ("Otherwise raise precise noise elementwise, as advertised: an exercise that promises", []),
         ("Revised, comprised and supervised; sized, normalized and labeled neighbors", []),
+        ("Likewise of the back-end, and of the latter's slots", ["vague"] * 3),
         ("Nine floats an edge, 3 ms a step", ["per", "per"]),
         ("Nine floats per edge; make a step of an atom.", []),
         ("`neighbours` and [link](https://example.org/colour), https://example.org/is_no", []),

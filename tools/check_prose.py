@@ -7,7 +7,8 @@ recognize:
 - a docstring, or the description of a parameter, that opens with a question word;
 - "no" or "none" as a predicate, except after "there";
 - British spelling;
-- "a" or "an" for "per" after a unit or a plural.
+- "a" or "an" for "per" after a unit or a plural;
+- a few words that leave open what they refer to, and "backend" in two words.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ PER = re.compile(
     r"an? (?:step|atom|edge|second|day|channel|pair|call|launch|row|lane|program|knot|neighbor"
     r"|layer|token|molecule|system)\b"
 )
+VAGUE = re.compile(
+    r"\b(?:likewise|the latter(?:'s)?|as (?:it|they) ha(?:s|ve) (?:it|them)|of now)\b"
+    r"|\bback[- ]ends?\b",
+    re.IGNORECASE,
+)
 FENCE = re.compile(r"^[ \t]*(```|~~~).*?^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
+PATTERNS = {"predicate": PREDICATE, "spelling": BRITISH, "per": PER, "vague": VAGUE}
 WORD = re.compile(r"\S+")
 CODE_SPAN = re.compile(r"(`+)[^`]+?\1|\]\([^)\s]*\)|https?://\S+")
 
@@ -89,7 +96,7 @@ def check_text(text: Text, path: Path = Path("text")) -> Iterator[Finding]:
         start = words[bisect(starts, found.start()) - 1][1]
         return Finding(path, text.line + text.text.count("\n", 0, start), rule, found[0])
 
-    for rule, pattern in (("predicate", PREDICATE), ("spelling", BRITISH), ("per", PER)):
+    for rule, pattern in PATTERNS.items():
         yield from (finding(rule, found) for found in pattern.finditer(prose))
     for found in ISE.finditer(prose):
         if not ISE_IS_RIGHT.fullmatch(found[1]):
