@@ -124,7 +124,7 @@ class TensorNetConfig:
                 f"num_rbf={self.num_rbf} and bessel_orders={self.bessel_orders} do not make a model"
             )
         if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
-            raise InputError("elements must be one or more atomic numbers in 0..118")
+            raise InputError("elements must be atomic numbers in 0..118, at least one")
         if self.zbl is not None:
             charges = self.elements if self.zbl.charges is None else self.zbl.charges
             if not self.zbl.cutoff > 0 or len(charges) != len(self.elements):
