@@ -1,14 +1,15 @@
 """Radial networks as tables: exact at the knots, cubic in between, to an error that is measured.
 
-In TensorNet the networks of the edges depend on the distance alone: F numbers for each of the three
-parts, in the embedding and in every layer. Each becomes a cubic Hermite spline, which holds values
-and slopes at its knots, so the energy keeps a continuous gradient, and forces are the exact
-derivatives of the interpolated energy. A row of the table is the value and the slope at a knot, and
-the secant from there to the next: see `kernels.reference.radial_table`.
+In TensorNet, the networks of edges depend on the distance alone. They return F factors for each of
+the three parts, in the embedding and in every layer. Each factor becomes a cubic Hermite spline,
+which interpolates values and slopes at its knots. The energy thus has a continuous gradient, and
+forces are the exact derivatives of the interpolated energy. A row of a table holds the value and
+the slope at a knot, and the secant to the next knot; see
+`mlff_triton.kernels.common.reference.radial_table`.
 
-All tables of a model share their knots. They stand as densely as the functions need them for the
-requested error. For the usual bases that leaves only about a hundred knots beyond 2.5 Å, where
-nearly all neighbors are, and these rows stay in a GPU's cache.
+All tables of a model share their knots, which are as dense as the functions and the requested error
+require. With the usual bases, only about a hundred knots lie beyond 2.5 Å, where nearly all
+neighbors are, and these rows stay in a GPU's cache.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ from mlff_triton.model.radial_basis import cosine_cutoff
 from mlff_triton.model.tensornet import TensorNet
 
 TOLERANCES = {
-    # largest errors of values and of slopes, relative to the largest value and slope; these are at
-    # short distances, ten times those of most neighbors, so that float32 asks for less than its own
+    # Largest errors of values and slopes, relative to the largest value and slope. Those occur at
+    # short distances and are ten times the values and slopes of most neighbors, so the tolerance of
+    # float32 is below its precision. Slopes of float64 leave room for forces that nearly cancel.
     torch.float32: (1e-8, 3.5e-8),
-    torch.float64: (5e-12, 4e-11),
+    torch.float64: (2e-12, 2.5e-11),
 }
 CLOSE = 0.5  # Å; no two nuclei come closer, and the bases are steepest there
-CLOSE_TOLERANCE = 1000.0  # how much looser the tolerances are below
-COARSEST = 16  # intervals at first
-HALVINGS = 16  # at most
-SCALE_SAMPLES = 8  # distances in a coarsest interval where the largest value and slope are sought
-EXPONENTS = (1 / 4, 1 / 3)  # errors of values grow with the fourth power of a width, of slopes
-MARGINS = (1.02, 1.1, 1.2, 1.4)  # how much more densely knots may stand than errors ask for
-SAMPLES = (0.21, 0.5, 0.79)  # where in an interval the errors of slope, value and slope peak
-ROUNDING = 4e-15  # of values in float64, which a secant divides by the width of its interval
-CHUNK = 4096  # distances that are evaluated at once
+CLOSE_TOLERANCE = 1000.0  # factor of the tolerances below this distance
+COARSEST = 16  # intervals before the first halving
+HALVINGS = 16  # largest number of times that an interval is halved
+SCALE_SAMPLES = 8  # distances per coarsest interval, to find the largest value and slope
+EXPONENTS = (1 / 4, 1 / 3)  # widths grow with these powers of the errors of values and slopes
+MARGINS = (1.02, 1.1, 1.2, 1.4)  # densities of knots that are tried, relative to the estimate
+SAMPLES = (0.21, 0.5, 0.79)  # fractions of an interval at which errors of slope and value peak
+ROUNDING = 4e-15  # error of values in float64, which a secant divides by the width of an interval
+CHUNK = 4096  # distances per evaluation
 
 RadialFunction = Callable[[Tensor], Tensor]
 
@@ -59,13 +61,13 @@ class RadialTables:
     embedding : [K + 1, 3, 3, F]
         Value, slope and secant at each knot of the three factors of the embedding, cutoff included.
     layers : list of [K + 1, 3, 3, F]
-        Likewise of each layer's factors.
+        The same for the factors of each layer.
     embedding_self : [F]
         First factor of the embedding at distance 0; zeros for models without self-loops.
     layer_self : list of [3, F]
-        Factors of each layer at distance 0, likewise.
+        Factors of each layer at distance 0; zeros for models without self-loops.
     errors : (float, float)
-        Largest errors found between the knots, of values and slopes beyond 0.5 Å, relative to the
+        Largest errors of values and slopes found between knots beyond 0.5 Å, relative to the
         largest value and slope.
     """
 
@@ -77,7 +79,7 @@ class RadialTables:
     errors: tuple[float, float]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> RadialTables:
-        """The same tables in another precision, on another device; knots stay in float64."""
+        """Return these tables on a device in another precision, with knots in float64."""
         return RadialTables(
             Knots(*(t.to(device) for t in self.knots)),
             self.embedding.to(device, dtype),
@@ -89,7 +91,7 @@ class RadialTables:
 
 
 def radial_functions(model: TensorNet) -> list[RadialFunction]:
-    """Radial networks of the embedding and of each layer: distances [n] -> factors [n, 3 F]."""
+    """Return functions of distances [n] to factors [n, 3 F], for the embedding and each layer."""
 
     def function(networks: Iterable[torch.nn.Module], activated: bool) -> RadialFunction:
         def evaluate(distance: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     model : TensorNet
         In float64.
     tolerances : (float, float)
-        Errors allowed in values and slopes, relative to the largest value and slope of each table.
+        Allowed errors of values and slopes, relative to the largest value and slope of each table.
 
     Returns
     -------
@@ -126,7 +128,7 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     Raises
     ------
     UnsupportedModelError
-        If no table of reasonable size is that exact.
+        If no table of reasonable size is within the tolerances.
 
     Examples
     --------
@@ -153,12 +155,12 @@ def _place_knots(
     tolerances: tuple[float, float],
     device: torch.device,
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Knots in Å, and the largest errors between them.
+    """Return knots in Å, and the largest errors between them.
 
-    Halving leaves intervals up to twice as fine as they need be. What their errors lack to the
-    tolerance says how densely knots have to stand there, and so they are placed anew.
+    Halving leaves intervals up to twice as fine as necessary. The ratio of their errors to the
+    tolerances tells how dense knots have to be, and knots are placed again with this density.
     """
-    # Plain Bessel functions divide by the distance; a lower cutoff leaves a kink, and zeros below.
+    # Plain Bessel functions divide by the distance. A lower cutoff causes a kink with zeros below.
     lower = CLOSE / 2 if config.rbf_type == "bessel" else config.cutoff_lower
     ends, count = (lower, config.cutoff_upper), COARSEST * SCALE_SAMPLES + 1
     samples = torch.linspace(*ends, count, dtype=torch.float64, device=device)
@@ -166,7 +168,7 @@ def _place_knots(
     noise = ROUNDING * max(float(value / slope) for value, slope in scales)
 
     def judge(start: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        """Errors in intervals, and their ratios to what is allowed, [n, 2] each."""
+        """Return the errors in intervals and their ratios to the allowed errors, [n, 2] each."""
         errors = [_interval_errors(f, start, width) for f in functions]
         error = torch.stack([e / scale for e, scale in zip(errors, scales, strict=True)]).amax(0)
         allowed = torch.full_like(error, tolerances[0])
@@ -191,14 +193,14 @@ def _place_knots(
 
 
 def _close(start: Tensor, width: Tensor) -> Tensor:
-    """Whether intervals end where no nuclei come."""
+    """Return True for intervals below the distance of any two nuclei, bool [n]."""
     return start + width <= CLOSE
 
 
 def _bisect(
     judge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], coarse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Halve intervals between coarse knots until all are within the tolerances.
+    """Halve intervals between coarse knots until the errors in all of them are allowed.
 
     Returns
     -------
@@ -226,7 +228,7 @@ def _bisect(
 
 
 def _spread(start: Tensor, width: Tensor, needed: Tensor) -> Tensor:
-    """Knots in adjoining intervals, so many in each as are needed, or parts of one; not the end."""
+    """Spread knots over adjoining intervals, as many or as few as needed, without the end."""
     if not len(start):
         return start
     ends = np.append(start.cpu(), (start + width)[-1:].cpu())
@@ -236,13 +238,13 @@ def _spread(start: Tensor, width: Tensor, needed: Tensor) -> Tensor:
 
 
 def _scales(function: RadialFunction, distance: Tensor) -> Tensor:
-    """Largest value and slope, float64 [2]."""
+    """Return the largest value and slope, float64 [2]."""
     value, slope = _differentiate(function, distance)
     return torch.stack([value.abs().max(), slope.abs().max()]).clamp(min=1e-300)
 
 
 def _interval_errors(function: RadialFunction, start: Tensor, width: Tensor) -> Tensor:
-    """Largest errors of value and slope in each interval, float64 [n, 2]."""
+    """Return the largest errors of value and slope in each interval, float64 [n, 2]."""
     fractions = start.new_tensor(SAMPLES)
     size = CHUNK // (len(SAMPLES) + 2)
     chunks = []
@@ -263,7 +265,7 @@ def _interval_errors(function: RadialFunction, start: Tensor, width: Tensor) -> 
 
 
 def _table(function: RadialFunction, positions: Tensor) -> Tensor:
-    """Table [K + 1, 3, 3, F] with knots at float64 ``positions``."""
+    """Return the table [K + 1, 3, 3, F] with knots at float64 ``positions``."""
     parts = [_differentiate(function, p) for p in positions.split(CHUNK)]
     value, slope = (torch.cat(arrays) for arrays in zip(*parts, strict=True))
     secant = torch.zeros_like(value)
@@ -273,14 +275,14 @@ def _table(function: RadialFunction, positions: Tensor) -> Tensor:
 
 
 def _differentiate(function: RadialFunction, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and slopes, float64 [n, 3 F] each."""
+    """Return values and slopes, float64 [n, 3 F] each."""
     tangent = torch.ones_like(distance)
     value, slope = torch.func.jvp(function, (distance,), (tangent,))  # type: ignore[misc]
     return value, slope
 
 
 def _first_intervals(positions: Tensor) -> Tensor:
-    """First interval in each of the even cells that `Knots` has, int32."""
+    """Return the first interval in each equal cell, see `Knots`, int32."""
     count = math.ceil(float((positions[-1] - positions[0]) / positions.diff().min())) + 1
     cells = torch.linspace(0, 1, count + 1, dtype=torch.float64, device=positions.device)[:-1]
     starts = positions[0] + cells * (positions[-1] - positions[0])

@@ -1,7 +1,18 @@
-"""A shared library that has a name, and nothing else: for programs that ask for one and use none.
+"""An empty shared library that stands in for one that is required but never used.
 
-The file is an empty library by https://refspecs.linuxfoundation.org/elf/elf.pdf: headers, a dynamic
-section that gives the name, and a table of symbols with none in it.
+OpenMM-Torch's wheels list ``libnvrtc.so.12`` among the libraries that they need, although they call
+none of its functions: PyTorch's ``TorchConfig.cmake`` adds NVRTC to everything that is linked with
+PyTorch (https://github.com/pytorch/pytorch/issues/64692). PyTorch for CUDA 13 comes with
+``libnvrtc.so.13`` instead, so the wheels do not load. We know of no issue of OpenMM-Torch about
+NVRTC. A related one, https://github.com/openmm/openmm-torch/issues/174, is about
+``libcudart.so.12``, which its plug-in does not find in PyPI's package.
+
+The stub is loaded only if OpenMM-Torch fails to load for lack of this library, no installed package
+provides it, and PyTorch was built for another major version of CUDA; see
+`mlff_triton.calculators.openmm.torch_force`. It affects the running process only.
+
+The file follows https://refspecs.linuxfoundation.org/elf/elf.pdf. It consists of headers, a dynamic
+section with the name of the library, and an empty symbol table.
 """
 
 from __future__ import annotations
@@ -13,33 +24,35 @@ import tempfile
 
 SHARED_OBJECT = 3
 MACHINES = {"x86_64": 62, "aarch64": 183}
-LOAD, DYNAMIC, STACK = 1, 2, 0x6474E551  # without the last one, the stack would become executable
+LOAD, DYNAMIC, STACK = 1, 2, 0x6474E551  # without STACK, the stack would become executable
 READ_WRITE = 6
 NULL, STRING_TABLE, SYMBOL_TABLE, STRINGS_SIZE, SYMBOL_SIZE, OWN_NAME = 0, 5, 6, 10, 11, 14
 HEADER_BYTES, SEGMENT_BYTES, SECTION_BYTES, SYMBOL_BYTES, PAGE = 64, 56, 64, 24, 0x1000
 
 
 def load_stub(name: str) -> None:
-    """Load an empty library, so that whatever needs this name from now on is content.
+    """Load an empty library, which then satisfies every library that needs one of this name.
 
-    The dynamic linker of glibc knows a library that is loaded by the name written in it, and by no
-    other: not by that of a link to its file, unless the link is on the search path.
+    The dynamic linker of glibc identifies a loaded library by the name stored in the file. The name
+    of a link to the file counts only if the link is on the search path.
 
     Raises
     ------
     OSError
-        If libraries are something else here.
+        If this is not Linux on a known processor.
     """
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
-        raise OSError(f"{name} cannot be made for {platform.system()} on {platform.machine()}")
+        raise OSError(
+            f"a stub of {name} cannot be made for {platform.system()} on {platform.machine()}"
+        )
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(stub_library(name, MACHINES[platform.machine()]))
         file.flush()
-        ctypes.CDLL(file.name)  # stays when the file goes
+        ctypes.CDLL(file.name)  # remains loaded when the file is deleted
 
 
 def stub_library(name: str, machine: int) -> bytes:
-    """The bytes of an empty library for 64 bits, little-endian."""
+    """Return the content of an empty library, 64 bits, little-endian."""
     strings = b"\0" + name.encode() + b"\0"
     dynamic_at = HEADER_BYTES + 3 * SEGMENT_BYTES
     dynamic_bytes = 6 * 16

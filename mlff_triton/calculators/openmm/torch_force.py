@@ -1,8 +1,8 @@
 """TensorNet as a TorchForce of OpenMM-Torch: on CUDA, positions and forces stay on the GPU.
 
 A TorchForce holds a TorchScript module, which OpenMM copies, writes to files and calls from C++.
-Ours calls one registered operator. It carries a handle, a number by which this process finds the
-engine, and a recipe, from which any other process makes it again.
+Our module calls one registered operator. It holds a handle, a number by which this process finds
+the engine, and a recipe, from which any other process can make the engine again.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import json
 import os
 import secrets
 import warnings
+from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,7 +37,9 @@ OPENMM_UNITS = Units(length=NM, energy=1 / EV_TO_KJ_PER_MOL)
 KEPT_SYSTEMS = 8
 NVRTC = "libnvrtc.so.12"
 TOO_NEW = {"1.5": (2, 13)}
-"""For a version of OpenMM-Torch, the first PyTorch whose tensors its wheels cannot handle."""
+"""First version of PyTorch that the wheels of a version of OpenMM-Torch do not support."""
+
+Loaded = TypeVar("Loaded")
 
 _recipes: dict[int, Recipe] = {}
 
@@ -44,28 +47,29 @@ _recipes: dict[int, Recipe] = {}
 def create_torch_force(recipe: Recipe) -> openmm.Force:
     """Make a TorchForce.
 
-    OpenMM takes forces over and copies them where Python does not see it, so their end is not
-    known. Kept are the engines of the last `KEPT_SYSTEMS` forces that were used; that of an older
-    one is made anew when it is used again.
+    OpenMM takes ownership of forces and copies them in C++, so Python does not know when they are
+    deleted. The engines of the `KEPT_SYSTEMS` forces used last are kept. The engine of any other
+    force is made again when the force is used.
 
     Parameters
     ----------
     recipe : Recipe
-        What to compute.
+        Model, atoms and options.
 
     Returns
     -------
     openmmtorch.TorchForce
-        For any platform that OpenMM-Torch serves.
+        For any platform that OpenMM-Torch supports.
 
     Notes
     -----
-    OpenMM-Torch 1.5 writes a System with a TorchForce, whichever, but crashes when it reads one
-    with PyTorch 2.11: Systems that are to be read again need route="python".
+    OpenMM-Torch 1.5 writes a System with any TorchForce to a file, but crashes when it reads the
+    file with PyTorch 2.11. For Systems that are read again, use route="python".
 
-    OpenMM-Torch hands on positions as OpenMM's CUDA platform has them, in single precision unless
-    that is in double, and with molecules wrapped into the box. A model that is not periodic must
-    not be used for atoms of a periodic System which nothing else holds together as a molecule.
+    OpenMM-Torch passes positions on as OpenMM's CUDA platform stores them: in single precision,
+    unless the platform uses double precision, and with molecules wrapped into the box. Do not use a
+    model without periodicity in a periodic System, unless bonds of another force tell OpenMM that
+    the model's atoms form one molecule.
 
     Raises
     ------
@@ -79,12 +83,13 @@ def create_torch_force(recipe: Recipe) -> openmm.Force:
 
 
 def create_module(recipe: Recipe) -> torch.jit.ScriptModule:
-    """The module of a TorchForce: positions [M, 3] and box [3, 3] -> energy [] and forces [M, 3].
+    """Make the module of a TorchForce.
 
-    All are in OpenMM's units, nm, kJ/mol and kJ/mol/nm, and forces have the dtype of positions,
-    since OpenMM-Torch frees those that it has to convert before it uses them.
+    It maps positions [M, 3] and the box [3, 3] to the energy [] and forces [M, 3], in OpenMM's
+    units, nm, kJ/mol and kJ/mol/nm. Forces have the dtype of positions, as OpenMM-Torch would free
+    forces of another dtype before using them.
     """
-    handle = secrets.randbits(62)  # not counted: another process may have written the file
+    handle = secrets.randbits(62)  # random, as modules in files come from other processes
     _recipes[handle] = recipe
     _system_of(handle)
     with warnings.catch_warnings():
@@ -94,18 +99,18 @@ def create_module(recipe: Recipe) -> torch.jit.ScriptModule:
 
 
 class OpenMMSystem:
-    """One system as OpenMM has it: all its particles, in its units.
+    """A resident system in OpenMM's units, with all particles of the System.
 
     Parameters
     ----------
     recipe : Recipe
-        What to compute.
+        Model, atoms and options.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         engine = recipe.engine()
-        any_box = np.eye(3) if recipe.periodic else None  # each step brings its own
+        any_box = np.eye(3) if recipe.periodic else None  # each step passes its own
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
@@ -115,7 +120,7 @@ class OpenMMSystem:
             self._last_particle = int(recipe.particles.max())
 
     def step(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Energy and forces, as `create_module` has them."""
+        """Compute energy and forces, see `create_module`."""
         self._check(len(positions))
         ours = positions
         if self._particles is not None:
@@ -140,12 +145,12 @@ class OpenMMSystem:
 def openmm_step(
     handle: int, recipe: Tensor, positions: Tensor, box: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What the operator ``mlff_triton::openmm_step`` does, in whichever thread OpenMM calls it."""
+    """Implement the operator ``mlff_triton::openmm_step``, which OpenMM may call in any thread."""
     try:
         if handle not in _recipes:
             _recipes[handle] = _decode(recipe)
         return _system_of(handle).step(positions, box)
-    except Exception as error:  # OpenMM hands on the message of an exception, but not its class
+    except Exception as error:  # OpenMM passes on the message of an exception, but not its class
         line = str(error).partition("\n")[0]
         raise RuntimeError(f"mlff_triton: {type(error).__name__}: {line}") from error
 
@@ -158,7 +163,7 @@ _LIBRARY.impl("openmm_step", openmm_step, "CompositeExplicitAutograd")
 
 
 class _Call(nn.Module):
-    """The operator, and what it is to be called with; written in what TorchScript understands."""
+    """The operator and its constant arguments, in the subset of Python that TorchScript knows."""
 
     def __init__(self, handle: int, recipe: Tensor) -> None:
         super().__init__()
@@ -178,7 +183,7 @@ def _system_of(handle: int) -> OpenMMSystem:
 
 
 def _encode(recipe: Recipe) -> Tensor:
-    """A recipe as bytes, which run nothing when they are read; a model in memory is left out."""
+    """Encode a recipe as JSON, which runs no code when read, without a model that is in memory."""
     fields = {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in vars(recipe).items()
@@ -192,8 +197,8 @@ def _decode(encoded: Tensor) -> Recipe:
     fields = json.loads(encoded.cpu().numpy().tobytes())
     if fields["model"] is None:
         raise BackendError(
-            "this TorchForce was made in another process, of a model that was in its memory: save "
-            "the model and name the file, or use route='python', which writes models into files"
+            "this TorchForce was made in another process, from a model in its memory: save the "
+            "model and pass its path, or use route='python', which stores models in files"
         )
     for name in ("numbers", "particles"):
         if fields[name] is not None:
@@ -202,7 +207,7 @@ def _decode(encoded: Tensor) -> Recipe:
 
 
 def torch_route_obstacle() -> str | None:
-    """Why there can be no TorchForce here and what to do, in one line; None if there can be."""
+    """Return why no TorchForce can be made here and what to do, in one line, or None."""
     try:
         import_openmmtorch()
     except BackendError as error:
@@ -212,36 +217,46 @@ def torch_route_obstacle() -> str | None:
 
 @cache
 def import_openmmtorch() -> Any:
-    """The module `openmmtorch`, with its plug-in for CUDA, in whichever order things were imported.
+    """Import `openmmtorch` and load its plug-ins, in whatever order modules were imported before.
 
-    Its libraries need PyTorch's, which have been loaded with PyTorch; and `NVRTC`, of which they
-    use nothing, but which is not there with PyTorch for CUDA 13.
+    Its libraries need those of PyTorch, which are loaded with PyTorch, and `NVRTC`, which they do
+    not use; see `mlff_triton.calculators.openmm.stub_library`.
 
     Raises
     ------
     BackendError
-        If something is missing; the message says what to do.
+        If something is missing. The message says what to do.
     """
     if find_spec("openmmtorch") is None:
         raise BackendError("OpenMM-Torch is missing: pip install 'openmmtorch[cuda13]'")
     if torch.version.cuda is None:
-        raise BackendError("OpenMM-Torch needs a PyTorch for CUDA, and this one has none")
+        raise BackendError("OpenMM-Torch needs PyTorch for CUDA, and this PyTorch has no CUDA")
     _check_versions()
     try:
-        openmm = import_module("openmm")  # first: its own plug-ins may bring the real NVRTC
-        _provide_nvrtc()
-        openmmtorch = import_module("openmmtorch")
+        openmm = import_module("openmm")  # first, as its own plug-ins may load the real NVRTC
+        openmmtorch = _load(lambda: import_module("openmmtorch"), openmm.OpenMMException)
+        _load_plugins(openmm)
     except (ImportError, OSError) as error:
         raise BackendError(f"OpenMM-Torch cannot be loaded: {error}") from error
-    _load_plugins(openmm)
     return openmmtorch
 
 
+def _load(load: Callable[[], Loaded], failure: type[Exception]) -> Loaded:
+    """Load a library, again with `NVRTC` if it is what was missing."""
+    try:
+        return load()
+    except (ImportError, OSError, failure) as error:
+        if NVRTC not in str(error):
+            raise
+    provide_nvrtc()
+    return load()
+
+
 def _check_versions() -> None:
-    """Refuse a PyTorch with which OpenMM-Torch would crash."""
+    """Raise `BackendError` for a PyTorch with which OpenMM-Torch would crash."""
     try:
         own = version("openmmtorch")
-    except PackageNotFoundError:  # built from source, and so for this PyTorch
+    except PackageNotFoundError:  # built from source, with this PyTorch
         return
     limit = TOO_NEW.get(own)
     if limit and tuple(int(part) for part in torch.__version__.split(".")[:2]) >= limit:
@@ -251,8 +266,15 @@ def _check_versions() -> None:
         )
 
 
-def _provide_nvrtc() -> None:
-    """Load `NVRTC`: the one there is, or an empty one."""
+def provide_nvrtc() -> None:
+    """Load `NVRTC` from an installed package, or else an empty library of this name.
+
+    Raises
+    ------
+    OSError
+        If PyTorch was built for the same version of CUDA, so that the real library belongs to it,
+        or no empty library can be made here.
+    """
     wheels = Path(torch.__file__).parents[1] / "nvidia"
     for path in (NVRTC, *map(str, wheels.glob(f"*/lib/{NVRTC}"))):
         try:
@@ -260,13 +282,15 @@ def _provide_nvrtc() -> None:
         except OSError:
             continue
         return
+    if (torch.version.cuda or "").partition(".")[0] == NVRTC.rpartition(".")[2]:
+        raise OSError(f"{NVRTC} is missing: pip install nvidia-cuda-nvrtc-cu12")
     load_stub(NVRTC)
 
 
 def _load_plugins(openmm: Any) -> None:
-    """Load the plug-ins that could not be, if OpenMM was imported before PyTorch.
+    """Load the plug-ins that OpenMM could not load because it was imported before PyTorch.
 
-    Those that could be are left alone, or they would register their kernels twice.
+    The others are left alone, as loading them again would register their kernels twice.
     """
     folder = Path(openmm.version.openmm_library_path, "plugins")
     if "OPENMM_PLUGIN_DIR" in os.environ or not folder.is_dir():
@@ -276,12 +300,14 @@ def _load_plugins(openmm: Any) -> None:
 
 
 def _load_plugin(openmm: Any, folder: Path, name: str) -> None:
+    path = str(folder / f"libOpenMMTorch{name}.so")
     try:
         platform = openmm.Platform.getPlatformByName(name)
         if not platform.supportsKernels(["CalcTorchForce"]):
-            openmm.Platform.loadPluginLibrary(str(folder / f"libOpenMMTorch{name}.so"))
+            _load(lambda: openmm.Platform.loadPluginLibrary(path), openmm.OpenMMException)
     except openmm.OpenMMException as error:
         raise BackendError(
-            f"OpenMM-Torch does not serve OpenMM's platform {name} ({error}): "
-            "pip install openmm-torch-cuda-13, or -12, whichever CUDA PyTorch is for"
+            f"OpenMM-Torch does not support OpenMM's platform {name} ({error}): install "
+            "openmm-torch-cuda-13 or openmm-torch-cuda-12 for the CUDA of this PyTorch, e.g. "
+            "pip install openmm-torch-cuda-13"
         ) from error

@@ -271,7 +271,6 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     )
     for name in ("find_spec", "import_module", "version"):
         monkeypatch.setattr(openmm_torch, name, getattr(parts, name))
-    monkeypatch.setattr(openmm_torch, "_provide_nvrtc", lambda: None)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     openmm_torch.import_openmmtorch.cache_clear()
@@ -284,6 +283,25 @@ def test_nothing_is_in_the_way(loader):
     assert openmm_torch.import_openmmtorch() is loader.modules["openmmtorch"]
 
 
+@pytest.mark.parametrize("missing", ["libnvrtc.so.12", "libcudart.so.12", None])
+def test_nvrtc_is_provided_if_it_is_what_is_missing(loader, monkeypatch, missing):
+    provided = []
+
+    def import_module(name):
+        if name == "openmmtorch" and missing and not provided:
+            raise ImportError(f"{missing}: cannot open shared object file")
+        return loader.modules[name]
+
+    monkeypatch.setattr(openmm_torch, "import_module", import_module)
+    monkeypatch.setattr(openmm_torch, "provide_nvrtc", lambda: provided.append("NVRTC"))
+    obstacle = torch_route_obstacle()
+    assert len(provided) == (missing == openmm_torch.NVRTC)
+    if missing == "libcudart.so.12":
+        assert obstacle.startswith("OpenMM-Torch cannot be loaded: libcudart.so.12")
+    else:
+        assert obstacle is None
+
+
 def test_openmm_torch_may_be_missing(loader):
     del loader.modules["openmmtorch"]
     assert torch_route_obstacle() == "OpenMM-Torch is missing: pip install 'openmmtorch[cuda13]'"
@@ -294,7 +312,7 @@ def test_openmm_torch_may_be_missing(loader):
 @pytest.mark.usefixtures("loader")
 def test_pytorch_may_lack_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "needs a PyTorch for CUDA" in torch_route_obstacle()
+    assert "needs PyTorch for CUDA" in torch_route_obstacle()
 
 
 @pytest.mark.usefixtures("loader")
@@ -347,8 +365,18 @@ def test_a_library_that_is_but_a_name():
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="libraries are made for Linux")
 def test_what_asks_for_nvrtc_finds_it():
-    openmm_torch._provide_nvrtc()
+    openmm_torch.provide_nvrtc()
     assert ctypes.CDLL(openmm_torch.NVRTC)
+
+
+def test_the_nvrtc_of_pytorch_is_not_replaced(monkeypatch):
+    def missing(path):
+        raise OSError(f"{path}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(OSError, match="is missing: pip install nvidia-cuda-nvrtc-cu12"):
+        openmm_torch.provide_nvrtc()
 
 
 def test_other_systems_have_no_such_libraries(monkeypatch):
