@@ -103,7 +103,8 @@ class Constants(NamedTuple):
     open_left, open_top : int
         Gap opening cost of the cells left of the first column and above the first row.
     left_slope, top_slope : int
-        Change of the same cells per row and per column.
+        Change of the same cells per row and per column. The sweep does not use `left_slope`, and
+        gets None, for which Triton compiles no kernel parameter.
     band : int
         Largest ``abs(i - j)`` of a cell in the band; 0 without a band.
     """
@@ -115,7 +116,7 @@ class Constants(NamedTuple):
     bias: int
     open_left: int
     open_top: int
-    left_slope: int
+    left_slope: int | None
     top_slope: int
     band: int = 0
 

@@ -440,7 +440,7 @@ def sweep(
             bucket.strips,
             bucket.rows,
             steps,
-            scheme.constants._replace(band=band or 0),
+            scheme.constants._replace(band=band or 0, left_slope=None),
             MODE=SweepMode(
                 width=bucket.width,
                 columns=bucket.columns,
