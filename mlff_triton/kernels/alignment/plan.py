@@ -206,17 +206,17 @@ def buckets(
     InputError
         If scores may not fit in 32 bits.
     """
-    for source, places in _sources(pairs, len(matrix)):
-        chosen = pairs if places is None else _chosen(pairs, places)
+    for source, indices in _sources(pairs, len(matrix)):
+        chosen = pairs if indices is None else _chosen(pairs, indices)
         if not len(chosen.query_start):
             continue
         scores = scheme(matrix, gaps, free, source, pairs.letters.device)
         packed = packs and scores.source != MATRIX
         for bucket in _buckets_of_one_source(chosen, scores, packed, tiling):
-            if places is None:
+            if indices is None:
                 yield bucket
             else:
-                order = places if bucket.order is None else places[bucket.order]
+                order = indices if bucket.order is None else indices[bucket.order]
                 yield bucket._replace(order=order)
 
 

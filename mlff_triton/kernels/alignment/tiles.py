@@ -161,7 +161,7 @@ def _is_end(x, column, is_last_row, walk, pair, constants, MODE: tl.constexpr):
 
 @triton.jit
 def _move(x, diagonal, e, opened, f, above, constants, MODE: tl.constexpr):
-    """Return the four bits that say how a cell is reached, and whether gaps open before it."""
+    """Return the four bits of a cell: its move, and the gaps that open before it."""
     move = tl.where(x == diagonal, _DIAGONAL, 0) | tl.where(x == e, _LEFT, 0)
     if MODE.local:
         move = tl.where(x == diagonal, _DIAGONAL, move)
@@ -197,9 +197,9 @@ def fill_tile(
     COLUMNS: tl.constexpr = MODE.columns
     WORDS: tl.constexpr = (WIDTH + 7) // 8
     none = tl.zeros([PAIRS], tl.int32)
-    place = tl.arange(0, COLUMNS)[None, :]
-    there = active[:, None] & (tile.column[:, None] + place >= 0) & (place < WIDTH)
-    codes = tl.load((pair.target + tile.column)[:, None] + place, there, other=0).to(tl.int32)
+    offset = tl.arange(0, COLUMNS)[None, :]
+    there = active[:, None] & (tile.column[:, None] + offset >= 0) & (offset < WIDTH)
+    codes = tl.load((pair.target + tile.column)[:, None] + offset, there, other=0).to(tl.int32)
     codes = tl.where(there, codes, n_letters) * n_letters
     h, f = _load_state(tile, pair, checkpoints.states, active, layout, constants.lift, MODE)
     passed = _passed_to(tile, pair, checkpoints.passed, layout, MODE)

@@ -314,9 +314,11 @@ def trace(
     Parameters
     ----------
     bucket : Bucket
-        Pairs and their layout, as given to the sweep; likewise `free`, `band` and `chunk`.
+        Pairs and their layout.
     matrix : int32 [A + 1, A]
         Scores of the target's residues or bases, and of padding, against those of the query.
+    free, band, chunk
+        The same values as for `sweep`.
     checkpoints : Checkpoints
         Values saved by the sweep.
     score : int32 [n]
