@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.lab.schema import PASS, RESULTS, Row, read_rows
 from benchmarks.systems import models
 from mlff_triton.engine.calibration import Point, fit
-from mlff_triton.engine.costs import SHIPPED, Costs, Place, software, write
+from mlff_triton.engine.costs import SHIPPED, Costs, Target, software, write
 
 MODELS = {"step": "random", "shipped": "shipped"}  # bench -> model
 BACKENDS = {"engine": "triton-graph", "exact": "exact"}  # implementation -> backend
@@ -40,7 +40,7 @@ def _costs(model: str, rows: list[Row]) -> Costs:
         points.setdefault(backend, []).append(Point(backend, row.atoms, row.edges, row.ms_p50))
     newest = max(rows, key=attrgetter("date"))
     config = models.model(model).config
-    place = Place(
+    target = Target(
         newest.gpu,
         config.hidden_channels,
         config.num_layers,
@@ -48,7 +48,7 @@ def _costs(model: str, rows: list[Row]) -> Costs:
         software(newest.torch, newest.triton, newest.commit),
     )
     fits = {name: fit(some) for name, some in points.items() if len(some) >= MIN_SIZES}
-    return Costs(place, newest.date, fits)
+    return Costs(target, newest.date, fits)
 
 
 if __name__ == "__main__":

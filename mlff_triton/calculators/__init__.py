@@ -1,4 +1,4 @@
-"""Front ends: TensorNet for ASE and for OpenMM, each loaded when it is asked for."""
+"""TensorNet for ASE and for OpenMM, each loaded on first use."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ def calibrate(
     from mlff_triton._common.devices import find_device, find_dtype
     from mlff_triton.checkpoints import load_model
     from mlff_triton.engine.calibration import fastest_by_size, fit
-    from mlff_triton.engine.costs import Costs, Place, keep
+    from mlff_triton.engine.costs import Costs, Target, keep
     from mlff_triton.model.prediction import members_of
 
     found, member = find_device(device), members_of(load_model(model))[0]
-    where = Place.of(member.config, found, find_dtype(dtype))
+    where = Target.of(member.config, found, find_dtype(dtype))
     console = plain_console()
     console.print(f"{model} in {dtype} on {where.device}:")
     points: dict[str, list[Point]] = {}

@@ -1,1 +1,1 @@
-"""The inference engine: a model prepared for one device, and the steps that it runs."""
+"""Inference engine: models prepared for a device, and the steps that compute them."""

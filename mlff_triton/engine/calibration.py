@@ -1,8 +1,8 @@
-"""Measured times of a model's steps, and the costs that fit them best."""
+"""Measurement of a model's step times, and the costs that fit them best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -19,8 +19,6 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 
 SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (16, 64, 256, 1024, 4096, 16384)}
-SLOW = 250.0  # ms; a backend that takes longer is not tried on anything larger
-SECONDS = 0.5  # to repeat a step for
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,11 @@ class Point:
     Attributes
     ----------
     backend : str
-        What computed it.
+        Backend that computed it.
     atoms, edges : int
-        Its size; edges are directed, within the model's cutoff.
+        Number of atoms, and of directed edges within the model's cutoff.
     ms : float
-        Median time, ms.
+        Median time in ms.
     """
 
     backend: str
@@ -43,41 +41,65 @@ class Point:
     ms: float
 
 
-def measure_backend(
-    model: TensorNet, device: torch.device, dtype: str, backend: str
-) -> Iterator[Point]:
-    """Times of larger and larger systems, until one takes too long or too much memory.
-
-    A step is a whole call, from positions on the host to forces on the host. Atoms stand still:
-    the neighbor list is checked in every step, and never rebuilt.
-    """
-    engine = Engine(model, device, dtype, backend)
-    for n_atoms in SIZES[device.type]:
-        batch = droplet(model, n_atoms)
-        n_edges = len(neighbor_list(batch.positions, model.cutoff).senders)
-        try:
-            ms = _step_time(engine, batch)
-        except (BackendError, torch.OutOfMemoryError):
-            return
-        yield Point(backend, n_atoms, n_edges, ms)
-        if ms > SLOW:
-            return
-
-
-def _step_time(engine: Engine, batch: Batch) -> float:
-    """Median time of a call, ms."""
+def step_time(engine: Engine, batch: Batch, seconds: float = 0.5) -> float:
+    """Measure the median time of a call in ms, repeated for about so many seconds."""
     return measure(
         lambda: engine.evaluate(batch),
         engine.device,
-        seconds=SECONDS,
+        seconds=seconds,
         warm_up=2,
         repeats=(3, 200),
         wall=True,
     ).p50
 
 
+def measure_backend(
+    model: TensorNet,
+    device: torch.device,
+    dtype: str,
+    backend: str,
+    *,
+    sizes: Sequence[int] | None = None,
+    slow: float = 250.0,
+    time: Callable[[Engine, Batch], float] = step_time,
+) -> Iterator[Point]:
+    """Measure larger and larger systems, until one takes too long or too much memory.
+
+    A step is a whole call, from positions on the host to forces on the host. Atoms do not move, so
+    the neighbor list is checked in every step, but never rebuilt.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model.
+    device : torch.device
+        Device that computes.
+    dtype : {"float32", "float64"}
+        Precision of the network.
+    backend : str
+        One of `mlff_triton.engine.dispatch.BACKENDS`.
+    sizes : sequence of int, optional
+        Numbers of atoms, ascending; those in `SIZES` by default.
+    slow : float
+        Time in ms above which no larger system is measured.
+    time : callable
+        Measures a call of an engine with a batch, in ms.
+    """
+    engine = Engine(model, device, dtype, backend)
+    for n_atoms in SIZES[device.type] if sizes is None else sizes:
+        batch = droplet(model, n_atoms)
+        n_edges = len(neighbor_list(batch.positions, model.cutoff).senders)
+        try:
+            ms = time(engine, batch)
+        except (BackendError, torch.OutOfMemoryError):
+            return
+        yield Point(backend, n_atoms, n_edges, ms)
+        if ms > slow:
+            return
+
+
 def droplet(model: TensorNet, n_atoms: int) -> Batch:
-    """Atoms of the model's elements on a shaken grid at the density of water, in vacuum."""
+    """Place atoms of the model's elements on a perturbed grid in vacuum, as dense as water."""
     rng = np.random.default_rng(n_atoms)
     per_side = int(np.ceil(n_atoms ** (1 / 3) - 1e-9))
     sites = np.indices((per_side,) * 3).reshape(3, -1).T[:n_atoms]
@@ -86,7 +108,7 @@ def droplet(model: TensorNet, n_atoms: int) -> Batch:
 
 
 def fit(points: Sequence[Point]) -> Cost:
-    """The costs, none negative, whose squared relative errors add up to the least."""
+    """Fit costs that are not negative by least squares of the relative errors."""
     sizes = np.array([[1.0, point.atoms, point.edges] for point in points])
     relative = sizes / np.array([[point.ms] for point in points])
     coefficients, _ = nnls(relative, np.ones(len(points)))
@@ -95,7 +117,7 @@ def fit(points: Sequence[Point]) -> Cost:
 
 
 def fastest_by_size(costs: dict[str, Cost], cutoff: float, max_atoms: int) -> list[tuple[int, str]]:
-    """Which backend is fastest from how many atoms on, at the density of water."""
+    """Return the numbers of atoms from which on a backend is fastest, at the density of water."""
 
     def fastest(n_atoms: int) -> str:
         n_edges = typical_edges(n_atoms, cutoff)

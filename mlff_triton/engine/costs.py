@@ -1,8 +1,9 @@
-"""What a step costs: a line through measured times, for each backend, model and device.
+"""Costs of a step: linear fits to measured times, for each backend, model and device.
 
-Costs come with the package (``costs.csv``, which `benchmarks.engine.costs` makes from the committed
-results: GPU time, without the way to the host and back) or from ``mlff-triton calibrate``, which
-keeps those of the machine at hand (whole calls) in a file of the same form. A machine's own win.
+Costs are shipped with the package in ``costs.csv``, which `benchmarks.engine.costs` makes from the
+committed results (GPU time, without transfers from and to the host). ``mlff-triton calibrate``
+measures whole calls on the user's machine and stores them in a file of the same form. They take
+precedence over shipped costs.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.errors import InputError
 from mlff_triton.model.config import TensorNetConfig
 
-CACHE = "MLFF_TRITON_CACHE"  # folder of what `calibrate` measures; by default that of the user
+CACHE = "MLFF_TRITON_CACHE"  # folder for the costs measured by `calibrate`
 SHIPPED = Path(__file__).with_suffix(".csv")
-DENSITY = 0.1  # atoms in Å^3, as in water
+DENSITY = 0.1  # atoms per Å^3, as in water
 
 
 @dataclass(frozen=True)
-class Place:
-    """What costs hold for.
+class Target:
+    """Device, model size and software that costs are valid for.
 
     Attributes
     ----------
     device : str
-        See `mlff_triton._common.timing.device_name`.
+        Name of the device, see `mlff_triton._common.timing.device_name`.
     channels, layers : int
-        Shape of the model.
+        Size of the model.
     dtype : str
-        Of the network.
+        Precision of the network.
     software : str
         Versions of PyTorch, Triton and this package.
     """
@@ -52,8 +53,8 @@ class Place:
     software: str
 
     @classmethod
-    def of(cls, config: TensorNetConfig, device: torch.device, dtype: torch.dtype) -> Place:
-        """A model on a device of this machine, with the software that is installed."""
+    def of(cls, config: TensorNetConfig, device: torch.device, dtype: torch.dtype) -> Target:
+        """Return the target of a model on a device of this machine, with the installed software."""
         return cls(
             device_name(device),
             config.hidden_channels,
@@ -64,7 +65,7 @@ class Place:
 
 
 def software(torch_version: str, triton: str, package: str) -> str:
-    """Versions as one text."""
+    """Join versions to one text."""
     return f"torch {torch_version}, triton {triton}, mlff_triton {package}"
 
 
@@ -75,9 +76,9 @@ class Cost:
     Attributes
     ----------
     launch, per_atom, per_edge : float
-        ms; none is negative.
+        ms; not negative.
     misfit : float
-        Largest relative error among the times that it was fitted to.
+        Largest relative error among the times it was fitted to.
     """
 
     launch: float
@@ -86,88 +87,88 @@ class Cost:
     misfit: float
 
     def ms(self, n_atoms: int, n_edges: float) -> float:
-        """Time of a step, ms."""
+        """Return the time of a step in ms."""
         return self.launch + self.per_atom * n_atoms + self.per_edge * n_edges
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of backends that were measured at one place.
+    """Costs of all backends measured for one target.
 
     Attributes
     ----------
-    place : Place
-        Where, and with what.
+    target : Target
+        Device, model size and software.
     date : str
         YYYY-MM-DD.
     backends : dict
-        Name to `Cost`.
+        `Cost` of each backend.
     """
 
-    place: Place
+    target: Target
     date: str
     backends: dict[str, Cost]
 
 
-PLACE, COST = (tuple(field.name for field in fields(kind)) for kind in (Place, Cost))
-COLUMNS = (*PLACE, "date", "backend", *COST)
+TARGET, COST = (tuple(field.name for field in fields(kind)) for kind in (Target, Cost))
+COLUMNS = (*TARGET, "date", "backend", *COST)
 
 
 def typical_edges(n_atoms: int, cutoff: float) -> float:
-    """Directed edges of so many atoms at the density of water."""
+    """Return the number of directed edges between atoms at the density of water."""
     neighbors = 4 / 3 * math.pi * cutoff**3 * DENSITY
     return n_atoms * min(n_atoms - 1, neighbors)
 
 
-def known(place: Place) -> Costs | None:
-    """Costs of this very place, or else shipped ones of the same device, model and dtype."""
+def known(target: Target) -> Costs | None:
+    """Return the user's costs for a target, or shipped ones that may differ in software."""
     for costs in _cached():
-        if costs.place == place:
+        if costs.target == target:
             return costs
     for costs in shipped():
-        if replace(costs.place, software=place.software) == place:
+        if replace(costs.target, software=target.software) == target:
             return costs
     return None
 
 
-def provenance(place: Place) -> str:
-    """Where the costs of a place come from; if there are none, what to do."""
-    costs = known(place)
+def provenance(target: Target) -> str:
+    """Describe the origin of the costs for a target, or how to measure them."""
+    costs = known(target)
     if costs is not None:
-        source = "by mlff-triton calibrate" if costs.place == place else "shipped"
-        return f"measured on {place.device}, {costs.date}, {source}: {costs.place.software}"
+        source = "by mlff-triton calibrate" if costs.target == target else "shipped"
+        return f"measured on {target.device}, {costs.date}, {source}: {costs.target.software}"
     others = [
-        c.place.device
+        c.target.device
         for c in shipped()
-        if replace(c.place, device=place.device, software=place.software) == place
+        if replace(c.target, device=target.device, software=target.software) == target
     ]
     where = f"has been measured on {', '.join(others)}, not" if others else "has not been measured"
     return (
-        f"no times: F = {place.channels}, layers = {place.layers}, {place.dtype} {where} on this "
-        f"{place.device}: run mlff-triton calibrate"
+        f"no times: F = {target.channels}, layers = {target.layers}, {target.dtype} {where} on "
+        f"this {target.device}: run mlff-triton calibrate"
     )
 
 
 @cache
 def shipped() -> tuple[Costs, ...]:
-    """Costs that come with the package."""
+    """Return the costs shipped with the package."""
     return tuple(read(SHIPPED))
 
 
 def cache_file() -> Path:
-    """Where `keep` writes: in ``$MLFF_TRITON_CACHE``, or in the user's folder for caches."""
+    """Return the file of `keep`: in ``$MLFF_TRITON_CACHE``, or in the user's cache folder."""
     if CACHE in os.environ:
         return Path(os.environ[CACHE]) / "costs.csv"
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # as PyTorch has it
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # as in PyTorch
     return Path(caches) / "mlff_triton" / "costs.csv"
 
 
 def keep(costs: Costs, path: Path | None = None) -> Path:
-    """Write costs to a file, by default the cache, in place of older ones of the same place."""
+    """Write costs to a file, by default the cache, replacing older ones of the same target."""
     path = path or cache_file()
     with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    others = [old for old in _read_if_sound(path) if old.place != costs.place]
+    others = [old for old in _read_if_sound(path) if old.target != costs.target]
     write(path, [*others, costs])
     return path
 
@@ -177,7 +178,7 @@ def _cached() -> list[Costs]:
 
 
 def _read_if_sound(path: Path) -> list[Costs]:
-    """Costs of a file; none, and a warning, if it is damaged."""
+    """Read the costs in a file; warn and return none if it is damaged."""
     try:
         return read(path) if path.exists() else []
     except (OSError, InputError) as error:
@@ -188,14 +189,14 @@ def _read_if_sound(path: Path) -> list[Costs]:
 
 
 def read(path: Path) -> list[Costs]:
-    """Costs of a file.
+    """Read the costs in a file.
 
     Raises
     ------
     InputError
-        If it is no file of costs.
+        If it is not a file of costs.
     """
-    found: dict[tuple[Place, str], Costs] = {}
+    found: dict[tuple[Target, str], Costs] = {}
     try:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
@@ -203,33 +204,33 @@ def read(path: Path) -> list[Costs]:
                 raise ValueError(f"its columns are {header}")
             for row in rows:
                 record = dict(zip(COLUMNS, row, strict=True))
-                place, cost = _place(record), _cost(record)
-                costs = found.setdefault((place, record["date"]), Costs(place, record["date"], {}))
-                costs.backends[record["backend"]] = cost
+                target, date = _target(record), record["date"]
+                costs = found.setdefault((target, date), Costs(target, date, {}))
+                costs.backends[record["backend"]] = _cost(record)
     except (ValueError, csv.Error) as error:
-        raise InputError(f"{path} is no file of costs ({error})") from error
+        raise InputError(f"{path} is not a file of costs ({error})") from error
     return list(found.values())
 
 
-def _place(record: dict[str, str]) -> Place:
-    device, channels, layers, dtype, versions = (record[name] for name in PLACE)
-    return Place(device, int(channels), int(layers), dtype, versions)
+def _target(record: dict[str, str]) -> Target:
+    device, channels, layers, dtype, versions = (record[name] for name in TARGET)
+    return Target(device, int(channels), int(layers), dtype, versions)
 
 
 def _cost(record: dict[str, str]) -> Cost:
-    numbers = [float(record[name]) for name in COST]
-    if not all(0 <= number < math.inf for number in numbers):
-        raise ValueError(f"there are no costs of {numbers}")
-    return Cost(*numbers)
+    values = [float(record[name]) for name in COST]
+    if not all(0 <= value < math.inf for value in values):
+        raise ValueError(f"costs cannot be {values}")
+    return Cost(*values)
 
 
 def write(path: Path, costs: Iterable[Costs]) -> None:
-    """Replace a file by these costs, at once; an `OutputError` if that fails."""
+    """Replace a file by these costs, all at once; raise `OutputError` if that fails."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for one in costs:
         for backend, cost in one.backends.items():
-            numbers = [f"{value:.4g}" for value in asdict(cost).values()]
-            writer.writerow([*asdict(one.place).values(), one.date, backend, *numbers])
+            values = [f"{value:.4g}" for value in asdict(cost).values()]
+            writer.writerow([*asdict(one.target).values(), one.date, backend, *values])
     replace_file(path, text.getvalue().encode())

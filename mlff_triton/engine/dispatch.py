@@ -1,4 +1,4 @@
-"""Which backend computes: the candidates, their rank, and what keeps some from serving a model."""
+"""Choice of a backend: the candidates, their order, and why some cannot serve a model."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from dataclasses import dataclass, replace
 import torch
 
 from mlff_triton._common.availability import triton_obstacle
-from mlff_triton.engine.costs import Place, known, provenance, typical_edges
+from mlff_triton.engine.costs import Target, known, provenance, typical_edges
 from mlff_triton.errors import BackendError
-from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.tensornet import TensorNet
 
 BACKENDS = ("triton-graph", "triton", "exact", "torch")
-"""Fastest first. On a CPU the exact module needs half the time of the engine over PyTorch: it works
-out the radial networks once a pair of edges, and has no tables to make."""
+"""All backends, the fastest first. On a CPU, the exact module takes half the time of "torch", as it
+evaluates the radial networks once per pair of edges and needs no tables."""
 CHANNELS = (32, 64, 128, 256)
 DTYPES = (torch.float32, torch.float64)
 TYPICAL_ATOMS = 1000
-"""Size at which costs are compared where none is known, as when an engine is made: a box of water
-22 Å wide, or a small protein."""
+"""Number of atoms for which costs are compared if the system is not known yet, as when an engine is
+made. It is that of a box of water 22 Å wide, or of a small protein."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend, why it cannot serve, if so, and how long a step of it takes, if known."""
+    """A backend for a model on a device.
+
+    Attributes
+    ----------
+    backend : str
+        One of `BACKENDS`.
+    obstacle : str or None
+        Reason why it cannot serve the model; None if it can.
+    ms : float or None
+        Time of a step in ms, if known.
+    """
 
     backend: str
     obstacle: str | None
@@ -33,9 +43,9 @@ class Candidate:
 
 
 def candidates(
-    models: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype
+    models: Sequence[TensorNet], device: torch.device, dtype: torch.dtype
 ) -> list[Candidate]:
-    """All backends as `BACKENDS` has them, with the first obstacle that each meets."""
+    """Return all backends in the order of `BACKENDS`, each with the first obstacle to its use."""
     found = []
     for backend in BACKENDS:
         obstacles = [_obstacle(backend, model, device, dtype) for model in models]
@@ -44,25 +54,29 @@ def candidates(
 
 
 def rank(
-    models: Sequence[torch.nn.Module],
+    models: Sequence[TensorNet],
     device: torch.device,
     dtype: torch.dtype,
     n_atoms: int = TYPICAL_ATOMS,
     n_edges: float | None = None,
 ) -> list[Candidate]:
-    """All backends in order of preference.
+    """Return all backends in order of preference.
 
-    Backends whose costs are known are sorted by them among their own places; the others keep
-    theirs, since nothing says that they are faster or slower than `BACKENDS` has it.
+    Backends of known cost are sorted among themselves. The others keep their position in
+    `BACKENDS`, as nothing is known against it.
 
     Parameters
     ----------
     models : sequence of TensorNet
         A model, or the members of an ensemble, whose times add up.
-    device, dtype : torch.device, torch.dtype
-        Where and in what they compute.
-    n_atoms, n_edges : int, float, optional
-        Size of a step; by default, the edges are those of water.
+    device : torch.device
+        Device that computes.
+    dtype : torch.dtype
+        Precision of the network.
+    n_atoms : int
+        Number of atoms.
+    n_edges : float, optional
+        Number of directed edges; that of water by default.
     """
     times = _times(models, device, dtype, n_atoms, n_edges)
     found = [
@@ -74,14 +88,14 @@ def rank(
 
 
 def choose(
-    backend: str, models: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype
+    backend: str, models: Sequence[TensorNet], device: torch.device, dtype: torch.dtype
 ) -> str:
-    """The backend asked for, or with "auto" the best in `rank`.
+    """Return the requested backend, or the best one in `rank` for "auto".
 
     Raises
     ------
     BackendError
-        If the one asked for is unknown or cannot serve; the message names one that can.
+        If the requested backend is unknown or cannot serve. The message names one that can.
     """
     if backend == "auto":
         return eligible(rank(models, device, dtype), device)[0]
@@ -98,7 +112,7 @@ def choose(
 
 
 def eligible(ranked: Sequence[Candidate], device: torch.device) -> list[str]:
-    """Those that "auto" may take; the interpreter, which only tests ask for, is none."""
+    """Return the backends that "auto" may choose: not the interpreter, which is for tests."""
     able = [c.backend for c in ranked if c.obstacle is None]
     return [backend for backend in able if backend != "triton" or device.type == "cuda"]
 
@@ -109,7 +123,7 @@ def explain(
     dtype: torch.dtype = torch.float32,
     n_atoms: int = TYPICAL_ATOMS,
 ) -> str:
-    """A line for each backend, as `rank` sorts them at this size, and where times come from.
+    """Describe each backend on a line, in the order of `rank`, and the origin of their times.
 
     Examples
     --------
@@ -117,13 +131,13 @@ def explain(
     >>> print(explain(load_model("default")).splitlines()[0])
     triton-graph  no: Triton kernels need a GPU, and the device is cpu
     """
-    members = list(model.members) if isinstance(model, Ensemble) else [model]
+    members = members_of(model)
     device = torch.device(device)
     ranked = rank(members, device, dtype, n_atoms)
     name = choose("auto", members, device, dtype)
     taken = next(c for c in ranked if c.backend == name)
     lines = [f"{c.backend:<12}  {_verdict(c, taken)}" for c in ranked]
-    lines += dict.fromkeys(provenance(place) for place in _places(members, device, dtype))
+    lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
     if taken.ms is not None:
         lines.append(f"times are those of {n_atoms} atoms at the density of water")
     return "\n".join(lines)
@@ -143,33 +157,29 @@ def _verdict(candidate: Candidate, taken: Candidate) -> str:
 
 
 def _times(
-    models: Sequence[torch.nn.Module],
+    models: Sequence[TensorNet],
     device: torch.device,
     dtype: torch.dtype,
     n_atoms: int,
     n_edges: float | None,
 ) -> dict[str, float]:
-    """Time of a step, ms, of each backend whose costs are known for every model."""
+    """Return the time of a step in ms of each backend whose costs are known for every model."""
     totals = dict.fromkeys(BACKENDS, 0.0)
-    for model, place in zip(models, _places(models, device, dtype), strict=True):
-        assert isinstance(model, TensorNet)
+    for model, target in zip(models, _targets(models, device, dtype), strict=True):
         edges = typical_edges(n_atoms, model.cutoff) if n_edges is None else n_edges
-        costs = known(place)
+        costs = known(target)
         found = costs.backends if costs else {}
         totals = {b: ms + found[b].ms(n_atoms, edges) for b, ms in totals.items() if b in found}
     return totals
 
 
-def _places(
-    models: Sequence[torch.nn.Module], device: torch.device, dtype: torch.dtype
-) -> list[Place]:
-    return [Place.of(m.config, device, dtype) for m in models if isinstance(m, TensorNet)]
+def _targets(models: Sequence[TensorNet], device: torch.device, dtype: torch.dtype) -> list[Target]:
+    return [Target.of(m.config, device, dtype) for m in models]
 
 
 def _obstacle(
-    backend: str, model: torch.nn.Module, device: torch.device, dtype: torch.dtype
+    backend: str, model: TensorNet, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    assert isinstance(model, TensorNet)
     config = model.config
     if backend == "exact":
         return None

@@ -21,7 +21,7 @@ from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral
+from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 
 PRECISIONS = ("exact", "tf32")
@@ -84,15 +84,14 @@ class Engine:
         loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         self.device = find_device(device)
         self.dtype = find_dtype(dtype)
-        members = list(loaded.members) if isinstance(loaded, Ensemble) else [loaded]
+        members = members_of(loaded)
         self.uses_charge = loaded.uses_charge
         self.cutoff = loaded.cutoff
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
         self._steps = [self._make_steps(member, precision, skin) for member in members]
         self._lock = threading.RLock()
 
-    def _make_steps(self, model: torch.nn.Module, precision: str, skin: float) -> Steps:
-        assert isinstance(model, TensorNet)
+    def _make_steps(self, model: TensorNet, precision: str, skin: float) -> Steps:
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, skin)
         parameters = Parameters.of(model, self.device, self.dtype, tf32=precision == "tf32")

@@ -1,7 +1,7 @@
-"""The numbers of a TensorNet, laid out as the engine's operators want them.
+"""Parameters of a TensorNet in the layout of the engine's operators.
 
-Radial networks become tables, the pair embedding two tables of elements, and every linear map lies
-there twice, the other time transposed for the backward pass.
+Radial networks become tables, and the pair embedding becomes two tables of elements. Every linear
+map is stored twice, once transposed for the backward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
 from mlff_triton.model.zbl import nuclei_of
 
-SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16; zeros fill up smaller heads
+SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16, so smaller heads are padded
 
 Linear = tuple[Tensor, Tensor]
 
@@ -35,7 +35,7 @@ class TensorMaps:
 
 @dataclass(frozen=True)
 class ScalarNetworkWeights:
-    """Layer norm and two linear maps F -> 2 F -> 3 F; names as in `kernels.scalar_network`."""
+    """Layer norm and two linear maps F -> 2 F -> 3 F, named as in `kernels.tensornet`."""
 
     gain: Tensor
     shift: Tensor
@@ -49,7 +49,7 @@ class ScalarNetworkWeights:
 
 @dataclass(frozen=True)
 class ReadoutWeights:
-    """Layer norm over 3 F and a linear map to F; names as in `kernels.readout`."""
+    """Layer norm over 3 F and a linear map to F, named as in `kernels.tensornet`."""
 
     gain: Tensor
     shift: Tensor
@@ -60,7 +60,7 @@ class ReadoutWeights:
 
 @dataclass(frozen=True)
 class ScalarHeadWeights:
-    """Two linear maps F -> H -> 1, the second one in eV; names as in `kernels.readout`."""
+    """Two linear maps F -> H -> 1, the second one in eV, named as in `kernels.tensornet`."""
 
     weight1: SplitWeight
     bias1: Tensor
@@ -71,7 +71,7 @@ class ScalarHeadWeights:
 
 @dataclass(frozen=True)
 class GatedHeadWeights:
-    """Two chains of linear maps, and the eV that their product is worth."""
+    """Two chains of linear maps, and the scale of their product in eV."""
 
     values: list[Linear]
     gates: list[Linear]
@@ -80,26 +80,26 @@ class GatedHeadWeights:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Everything that a step of one model needs, but for the atoms.
+    """All parameters of one model that a step needs.
 
     Attributes
     ----------
     config : TensorNetConfig
         The architecture.
     species_of_number : int64 [119]
-        Index of each element, or -1.
+        Index of each element in the model's list, or -1.
     receiver, sender : [S, F]
         Pair embedding ``P[z_i] + Q[z_j]``.
     tables : RadialTables
         Radial networks.
     scalar, embedding, layers, readout, head
-        Weights; ``layers`` has a pair (in, out) for each layer.
+        Weights; ``layers`` holds a pair (in, out) per layer.
     references : float64 [S]
         Energy of each element, eV.
     mean : float64 [1]
         Energy of each system, eV.
     nuclei : Nuclei, optional
-        Nuclear repulsion, of models that have it.
+        Nuclear repulsion; None for models without it.
     """
 
     config: TensorNetConfig
@@ -117,7 +117,7 @@ class Parameters:
     nuclei: Nuclei | None
 
     def species(self, numbers: Tensor) -> Tensor:
-        """Index of each atom's element: int64 [N] -> int32 [N].
+        """Return the index of each atom's element: int64 [N] -> int32 [N].
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Parameters:
     def of(
         cls, model: TensorNet, device: torch.device, dtype: torch.dtype, tf32: bool = False
     ) -> Parameters:
-        """Lay out the numbers of a model, worked out in float64.
+        """Convert the parameters of a model, in float64 until the end.
 
         Raises
         ------
@@ -150,11 +150,11 @@ class Parameters:
             raise UnsupportedModelError("the engine needs a layer: use backend='exact'")
         exact = copy.deepcopy(model).double().requires_grad_(False).eval().to(device)
 
-        def numbers(tensor: Tensor) -> Tensor:
+        def converted(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, dtype).contiguous()
 
         def both(weight: Tensor) -> tuple[SplitWeight, SplitWeight]:
-            forward = SplitWeight.of(numbers(weight), tf32)
+            forward = SplitWeight.of(converted(weight), tf32)
             return forward, forward.transposed
 
         def maps(linear: IrrepLinear) -> TensorMaps:
@@ -170,16 +170,16 @@ class Parameters:
         return cls(
             config=exact.config,
             species_of_number=exact.species_of_number,
-            receiver=numbers(elements @ pair.weight[:, :half].T),
-            sender=numbers(elements @ pair.weight[:, half:].T + pair.bias),
+            receiver=converted(elements @ pair.weight[:, :half].T),
+            sender=converted(elements @ pair.weight[:, half:].T + pair.bias),
             tables=tabulate(exact, TOLERANCES[dtype]).to(device, dtype),
             scalar=ScalarNetworkWeights(
-                gain=numbers(embedding.norm.weight),
-                shift=numbers(embedding.norm.bias),
+                gain=converted(embedding.norm.weight),
+                shift=converted(embedding.norm.bias),
                 weight1=weight1,
-                bias1=numbers(first.bias),
+                bias1=converted(first.bias),
                 weight2=weight2,
-                bias2=numbers(second.bias),
+                bias2=converted(second.bias),
                 adjoint1=adjoint1,
                 adjoint2=adjoint2,
             ),
@@ -188,10 +188,10 @@ class Parameters:
                 (maps(layer.tensor_in), maps(layer.tensor_out)) for layer in exact.interactions
             ],
             readout=ReadoutWeights(
-                gain=numbers(readout.norm.weight),
-                shift=numbers(readout.norm.bias),
+                gain=converted(readout.norm.weight),
+                shift=converted(readout.norm.bias),
                 weight=weight,
-                bias=numbers(readout.linear.bias),
+                bias=converted(readout.linear.bias),
                 adjoint=adjoint,
             ),
             head=_head(readout.head, exact.std, device, dtype, tf32),
@@ -204,26 +204,26 @@ class Parameters:
 def _head(
     head: nn.Module, scale: Tensor, device: torch.device, dtype: torch.dtype, tf32: bool
 ) -> ScalarHeadWeights | GatedHeadWeights:
-    def numbers(tensor: Tensor) -> Tensor:
+    def converted(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, dtype).contiguous()
 
     if isinstance(head, ScalarHead):
         missing = max(0, SMALLEST_HIDDEN - head.linear1.out_features)
         padding = scale.new_zeros(missing, head.linear1.in_features)
-        weight1 = SplitWeight.of(numbers(torch.cat([head.linear1.weight, padding])), tf32)
+        weight1 = SplitWeight.of(converted(torch.cat([head.linear1.weight, padding])), tf32)
         weight2 = torch.cat([head.linear2.weight[0] * scale, scale.new_zeros(missing)])
         return ScalarHeadWeights(
             weight1=weight1,
-            bias1=numbers(torch.cat([head.linear1.bias, scale.new_zeros(missing)])),
+            bias1=converted(torch.cat([head.linear1.bias, scale.new_zeros(missing)])),
             adjoint1=weight1.transposed,
-            weight2=numbers(weight2),
-            bias2=numbers(head.linear2.bias * scale),
+            weight2=converted(weight2),
+            bias2=converted(head.linear2.bias * scale),
         )
     assert isinstance(head, GatedHead)
 
     def chain(modules: nn.ModuleList) -> list[Linear]:
         linears = [_linear(module) for module in modules]
-        return [(numbers(linear.weight.T), numbers(linear.bias)) for linear in linears]
+        return [(converted(linear.weight.T), converted(linear.bias)) for linear in linears]
 
     return GatedHeadWeights(chain(head.values), chain(head.gates), float(scale))
 

@@ -1,9 +1,10 @@
-"""Costs: how they are fitted, kept, found again, and followed."""
+"""Costs: how they are fitted, stored and found, and how backends are chosen by them."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,18 @@ from benchmarks.engine.costs import fitted
 from mlff_triton.checkpoints import save_model
 from mlff_triton.cli import main as cli
 from mlff_triton.engine import calibration, costs
-from mlff_triton.engine.calibration import Point, droplet, fastest_by_size, fit, measure_backend
+from mlff_triton.engine.calibration import (
+    Point,
+    droplet,
+    fastest_by_size,
+    fit,
+    measure_backend,
+    step_time,
+)
 from mlff_triton.engine.costs import (
     Cost,
     Costs,
-    Place,
+    Target,
     cache_file,
     keep,
     known,
@@ -31,9 +39,9 @@ from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")  # nothing runs there
+CPU, GPU = torch.device("cpu"), torch.device("cuda")  # no test runs on it
 CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=8, num_layers=1, num_rbf=4)
-HERE = Place.of(CONFIG, CPU, torch.float32)
+HERE = Target.of(CONFIG, CPU, torch.float32)
 CHEAP, DEAR = Cost(1.0, 0.0, 1e-3, 0.1), Cost(2.0, 0.0, 2e-3, 0.2)
 TORCH_FIRST = Costs(HERE, "2026-01-02", {"exact": DEAR, "torch": CHEAP})
 LARGE_ONES = Costs(HERE, "2026-01-02", {"exact": Cost(1, 0.1, 0, 0), "torch": Cost(9, 0.01, 0, 0)})
@@ -46,24 +54,38 @@ def model_of(**changes: object) -> TensorNet:
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv(costs.CACHE, str(tmp_path / "cache"))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # tests of kernels may have set it
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by tests of kernels
 
 
 @pytest.fixture
 def device_named(monkeypatch):
-    """Let every device have this name."""
-    return lambda name: monkeypatch.setattr(costs, "device_name", lambda _device: name)
+    """Return a function that gives the GPU a name."""
+
+    def rename(name):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
+
+    return rename
+
+
+SIZES = (4, 9, 20)
+quick_time = partial(step_time, seconds=0.01)
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(calibration, "SIZES", {"cpu": (4, 9, 20)})
-    monkeypatch.setattr(calibration, "SECONDS", 0.01)
+def measured_by(monkeypatch):
+    """Return a function that chooses how ``calibrate`` measures a step, and at which sizes."""
+
+    def choose_time(time=quick_time, sizes=SIZES):
+        quick = partial(measure_backend, sizes=sizes, time=time)
+        monkeypatch.setattr(calibration, "measure_backend", quick)
+
+    return choose_time
 
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """Run calibrate on a tiny model; returns exit code, stdout, stderr."""
+    """Return a function that runs calibrate on a tiny model, and returns exit code and outputs."""
     path = tmp_path / "tiny.safetensors"
     save_model(model_of(), path, "A random model for tests.")
 
@@ -127,11 +149,11 @@ def test_shipped_costs_are_those_of_the_committed_results():
 
 
 def test_what_is_kept_is_found_again():
-    other = replace(TORCH_FIRST, place=replace(HERE, channels=64))
+    other = replace(TORCH_FIRST, target=replace(HERE, channels=64))
     for one in (other, LARGE_ONES, TORCH_FIRST):
         assert keep(one) == cache_file()
     assert known(HERE) == TORCH_FIRST
-    assert known(other.place) == other
+    assert known(other.target) == other
     assert len(read(cache_file())) == 2
     assert [path.name for path in cache_file().parent.iterdir()] == ["costs.csv"]
 
@@ -147,8 +169,8 @@ def test_what_is_kept_is_found_again():
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_costs_of_another_place_are_not_taken(change):
-    keep(replace(TORCH_FIRST, place=replace(HERE, **change)))
+def test_costs_of_another_target_are_not_taken(change):
+    keep(replace(TORCH_FIRST, target=replace(HERE, **change)))
     assert known(HERE) is None
     assert Engine(model_of(), "cpu").backend == "exact"
 
@@ -193,17 +215,17 @@ def test_edges_and_members_count():
     assert times == {"triton-graph": None, "triton": None, "torch": 3.0, "exact": 6.0}
 
 
-def test_backends_without_costs_keep_their_places():
+def test_backends_without_costs_keep_their_positions():
     pytest.importorskip("triton")
     model = model_of(hidden_channels=32)
-    place = Place.of(model.config, GPU, torch.float32)
+    target = Target.of(model.config, GPU, torch.float32)
     for known_ones, expected in (
         ({}, ["triton-graph", "triton", "exact", "torch"]),
         ({"exact": CHEAP}, ["triton-graph", "triton", "exact", "torch"]),
         ({"triton-graph": DEAR, "exact": CHEAP}, ["exact", "triton", "triton-graph", "torch"]),
         ({"triton-graph": CHEAP, "exact": DEAR}, ["triton-graph", "triton", "exact", "torch"]),
     ):
-        keep(Costs(place, "2026-01-02", known_ones))
+        keep(Costs(target, "2026-01-02", known_ones))
         assert [c.backend for c in rank([model], GPU, torch.float32)] == expected
 
 
@@ -262,12 +284,12 @@ def test_a_machines_own_costs_come_before_shipped_ones(device_named):
     model = model_of(hidden_channels=128, num_layers=2)
     device_named("NVIDIA H200")
     mine = Costs(
-        Place.of(model.config, GPU, torch.float32),
+        Target.of(model.config, GPU, torch.float32),
         "2026-01-02",
         {"exact": CHEAP, "triton-graph": DEAR},
     )
     keep(mine)
-    assert known(mine.place) == mine
+    assert known(mine.target) == mine
     assert choose("auto", [model], GPU, torch.float32) == "exact"
 
 
@@ -293,7 +315,9 @@ DAMAGE = {
 def test_a_damaged_cache_is_ignored_with_a_warning(content):
     cache_file().parent.mkdir()
     cache_file().write_bytes(content)
-    with pytest.warns(UserWarning, match=r"costs\.csv is no file of costs .* is ignored") as caught:
+    with pytest.warns(
+        UserWarning, match=r"costs\.csv is not a file of costs .* is ignored"
+    ) as caught:
         assert Engine(model_of(), "cpu").backend == "exact"
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="is ignored"):
@@ -344,76 +368,67 @@ def test_droplets_are_as_dense_as_water(n_atoms):
     assert len(neighbor_list(batch.positions, 5.0).senders) <= typical_edges(n_atoms, 5.0)
 
 
-@pytest.mark.usefixtures("quick")
-def test_larger_systems_follow_while_steps_are_quick(monkeypatch):
-    points = list(measure_backend(model_of(), CPU, "float64", "exact"))
+def test_larger_systems_follow_while_steps_are_quick():
+    arguments = model_of(), CPU, "float64", "exact"
+    points = list(measure_backend(*arguments, sizes=SIZES, time=quick_time))
     assert [point.atoms for point in points] == [4, 9, 20]
     assert points[0].edges == 12
     assert all(point.backend == "exact" and point.ms > 0 for point in points)
-    monkeypatch.setattr(calibration, "SLOW", 0.0)
-    (only,) = measure_backend(model_of(), CPU, "float64", "exact")
+    (only,) = measure_backend(*arguments, sizes=SIZES, slow=0.0, time=quick_time)
     assert only.atoms == 4
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("error", [BackendError, torch.OutOfMemoryError])
-def test_larger_systems_do_not_follow_without_memory(monkeypatch, error):
-    def step_time(_engine, batch):
+def test_larger_systems_do_not_follow_without_memory(error):
+    def time(_engine, batch):
         if len(batch.numbers) > 4:
-            raise error("no room")
+            raise error("no memory")
         return 1.0
 
-    monkeypatch.setattr(calibration, "_step_time", step_time)
-    points = list(measure_backend(model_of(), CPU, "float32", "exact"))
+    points = list(measure_backend(model_of(), CPU, "float32", "exact", sizes=SIZES, time=time))
     assert points == [Point("exact", 4, 12, 1.0)]
 
 
-@pytest.mark.usefixtures("quick")
-def test_calibrate_measures_and_the_engine_follows(run, monkeypatch):
+def test_calibrate_measures_and_the_engine_follows(run, measured_by):
     times = {"exact": 2.0, "torch": 1.0}
-    monkeypatch.setattr(
-        calibration, "_step_time", lambda engine, batch: times[engine.backend] * len(batch.numbers)
-    )
+    measured_by(lambda engine, batch: times[engine.backend] * len(batch.numbers))
     code, out, err = run()
     assert (code, err) == (0, "")
     for expected in (HERE.device, "atoms", "edges", "worst misfit", "fastest: torch at every size"):
         assert expected in out
     assert out.endswith(f"wrote {cache_file()}\n")
     (kept,) = read(cache_file())
-    assert kept.place == HERE
+    assert kept.target == HERE
     assert {name: cost.per_atom for name, cost in kept.backends.items()} == times
     assert Engine(model_of(), "cpu").backend == "torch"
 
 
-@pytest.mark.usefixtures("quick")
-def test_calibrate_with_real_times(run, tmp_path):
+def test_calibrate_with_real_times(run, measured_by, tmp_path):
+    measured_by()
     code, _, err = run("--dtype", "float64", "--out", str(tmp_path / "new" / "mine.csv"))
     assert (code, err) == (0, "")
     (kept,) = read(tmp_path / "new" / "mine.csv")
-    assert kept.place == replace(HERE, dtype="float64")
+    assert kept.target == replace(HERE, dtype="float64")
     assert list(kept.backends) == ["exact", "torch"]
     assert all(cost.ms(20, 200) > 0 for cost in kept.backends.values())
     assert not cache_file().exists()
 
 
-def test_calibrate_tells_sizes_apart(run, monkeypatch):
-    monkeypatch.setattr(calibration, "SIZES", {"cpu": (10, 50, 200)})
-    monkeypatch.setattr(
-        calibration,
-        "_step_time",
-        lambda engine, batch: LARGE_ONES.backends[engine.backend].ms(len(batch.numbers), 0),
-    )
+def test_calibrate_tells_sizes_apart(run, measured_by):
+    def time(engine, batch):
+        return LARGE_ONES.backends[engine.backend].ms(len(batch.numbers), 0)
+
+    measured_by(time, sizes=(10, 50, 200))
     assert "fastest: exact below 89 atoms, torch above\n" in run()[1]
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_interrupted_calibration_keeps_nothing(run, monkeypatch):
-    def step_time(engine, _batch):
+def test_an_interrupted_calibration_keeps_nothing(run, measured_by):
+    def time(engine, _batch):
         if engine.backend == "torch":
             raise KeyboardInterrupt
         return 1.0
 
-    monkeypatch.setattr(calibration, "_step_time", step_time)
+    measured_by(time)
     assert run()[0] == 130
     assert not cache_file().parent.exists()
 
@@ -432,12 +447,11 @@ def test_mistakes_in_calibrate_take_one_line(run, arguments, message):
     assert message in err
 
 
-@pytest.mark.usefixtures("quick")
-def test_no_memory_at_all_is_an_error(run, monkeypatch):
-    def step_time(_engine, _batch):
+def test_no_memory_at_all_is_an_error(run, measured_by):
+    def time(_engine, _batch):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(calibration, "_step_time", step_time)
+    measured_by(time)
     code, _, err = run()
     assert code == 2
     assert "too small for any step" in err

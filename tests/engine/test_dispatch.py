@@ -1,20 +1,20 @@
-"""Which backend serves which model, and what is said of those that do not."""
+"""Choice of a backend for a model, and the reasons given against the others."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from mlff_triton._common import availability
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.dispatch import BACKENDS, candidates, choose, explain
 from mlff_triton.errors import BackendError
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")  # nothing runs, so there need be no GPU
+CPU, GPU = torch.device("cpu"), torch.device("cuda")  # nothing is computed, so no GPU is needed
 CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=32, num_layers=1, num_rbf=4)
 TRITON = ("triton-graph", "triton")
 ZBL = ZBLConfig(cutoff=2.0, prefactor=14.4)
@@ -32,12 +32,12 @@ def obstacles(
 
 @pytest.fixture(autouse=True)
 def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # tests of kernels may have set it
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by tests of kernels
 
 
 @pytest.fixture
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)
 
 
 @pytest.mark.parametrize("channels", dispatch.CHANNELS)

@@ -1,1 +1,1 @@
-"""OpenMM: the engine as a force, and a potential for openmm-ml."""
+"""The engine as an OpenMM force, and as a potential of openmm-ml."""

@@ -1,4 +1,4 @@
-"""Which atoms a force of OpenMM is for: those of a topology, all or some, checked."""
+"""Selection of the atoms that a force computes, from a topology or from atomic numbers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Selection:
     Attributes
     ----------
     numbers : int64 [N]
-        Their atomic numbers.
+        Atomic numbers.
     particles : int64 [N] or None
-        Their indices, or None if they are all atoms of the system.
+        Indices in the System, or None for all of its atoms.
     names : list of str
-        What to call each of them in a message.
+        Names of the atoms in messages.
     """
 
     numbers: IntArray
@@ -43,7 +43,7 @@ class Selection:
         Raises
         ------
         InputError
-            If they are no atomic numbers, or the particles are not among them.
+            If the numbers are not atomic numbers, or a particle is not one of the atoms.
         """
         values = as_array(numbers)
         if values.ndim != 1 or values.dtype.kind not in "iu" or not len(values):
@@ -72,7 +72,7 @@ class Selection:
         for atom in selected:
             if atom.element is None:
                 raise InputError(
-                    f"{name_of(atom)} has no element, as virtual sites have none: "
+                    f"{name_of(atom)} has no element, like all virtual sites: "
                     "leave it out, by particles=[...] with the indices of all others"
                 )
         numbers = np.array([atom.element.atomic_number for atom in selected])
@@ -90,13 +90,13 @@ class Selection:
 
 
 def check_particles(particles: Iterable[int] | None, n_atoms: int) -> IntArray | None:
-    """Indices as an array of their own, or an `InputError` that says what is wrong with them."""
+    """Copy indices to an array, or raise `InputError` if one is invalid."""
     if particles is None:
         return None
     try:
         indices = np.asarray(list(particles))
     except (TypeError, ValueError):
-        indices = np.array("no array")
+        indices = np.array("invalid")
     if indices.shape == (0,):
         raise InputError("particles is empty: name at least one atom, or leave it out for all")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
@@ -111,7 +111,7 @@ def check_particles(particles: Iterable[int] | None, n_atoms: int) -> IntArray |
 
 
 def check_bonds(topology: Topology, particles: IntArray | None) -> None:
-    """Raise `InputError` for a bond that leaves the part, where a model would see a radical."""
+    """Raise `InputError` for a bond that leaves the part, as the model would see a radical."""
     if particles is None:
         return
     inside = set(particles.tolist())
@@ -128,7 +128,7 @@ def check_bonds(topology: Topology, particles: IntArray | None) -> None:
 
 
 def name_of(atom: Atom) -> str:
-    """Index, name and residue of an atom of a topology."""
+    """Return the index, name and residue of an atom of a topology."""
     return f"atom {atom.index} ({atom.name} of {atom.residue.name} {atom.residue.id})"
 
 

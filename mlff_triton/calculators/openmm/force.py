@@ -1,4 +1,4 @@
-"""TensorNet as a force of OpenMM."""
+"""TensorNet as an OpenMM force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model
 from mlff_triton.engine.batch import Batch, check_charge
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.model.prediction import Ensemble, check_neutral
+from mlff_triton.model.prediction import Ensemble, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
@@ -43,7 +43,7 @@ def create_openmm_force(
     force_group: int = 0,
     remove_references: bool = False,
 ) -> openmm.Force:
-    """Make a force for an OpenMM System, which computes energies and forces with a TensorNet.
+    """Make a force for an OpenMM System that computes energies and forces with a TensorNet.
 
     Parameters
     ----------
@@ -53,52 +53,53 @@ def create_openmm_force(
         ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
         TorchMD-NET or MatGL, or a loaded model, which is copied.
     particles : int [M], optional
-        Indices of the atoms that the model is for; all by default. Other forces that act between
-        them stay as they are: openmm-ml's ``createMixedSystem`` takes away the classical ones.
+        Indices of the atoms that the model computes; all by default. Other forces between them are
+        not removed. openmm-ml's ``createMixedSystem`` removes the classical ones.
     periodic : bool, optional
-        Whether the System's box is the model's, in all directions; by default, whether the topology
-        has box vectors. The box may change at any time, as a barostat changes it.
+        If True, the model is periodic in all directions of the System's box. By default, it is if
+        the topology has box vectors. The box may change at any time, for example by a barostat.
     charge : int
         Total charge of the model's atoms, in elementary charges.
     device, dtype, backend, skin
-        As for `mlff_triton.Engine`. The device is the model's own and need not be that of
-        OpenMM's platform.
+        Same as for `mlff_triton.Engine`. The device computes the model, and may differ from that
+        of OpenMM's platform.
     route : {"auto", "python", "torch"}
         ``"python"``: an ``openmm.PythonForce``, on every platform. ``"torch"``: a TorchForce of
-        OpenMM-Torch, faster with a GPU. `explain_openmm_route` says what "auto" is.
+        OpenMM-Torch, faster with a GPU. `explain_openmm_route` describes the choice of "auto".
     force_group : int
         Group of the force, 0 to 31, for multiple time steps and for energies by group.
     remove_references : bool
-        Leave out the model's reference energies of the elements and its mean, a constant: what
-        varies then keeps its digits in single precision.
+        If True, subtract the model's reference energies of the elements and its mean. They are
+        constant, and without them the energy keeps more digits in single precision.
 
     Returns
     -------
     openmm.Force
-        To be given to ``System.addForce``; its name is "mlff_triton". A PythonForce can be written
-        to XML and read again; OpenMM-Torch 1.5 crashes when it reads a TorchForce.
+        Argument for ``System.addForce``, with the name "mlff_triton". A PythonForce can be written
+        to XML and read again. OpenMM-Torch 1.5 crashes when it reads a TorchForce.
 
     Notes
     -----
-    A barostat moves molecules as a whole if it knows them, which it does from bonds between atoms.
-    This force has none, so in a System without others each atom is scaled by itself: right, but
-    moves are then small. A HarmonicBondForce with spring constants of 0 tells what the molecules
-    are.
+    A barostat moves molecules as a whole, and recognizes them by the bonds between atoms. This
+    force has no bonds. In a System without other forces, each atom is scaled by itself, which is
+    correct but allows small moves only. A HarmonicBondForce with spring constants of 0 defines
+    the molecules.
 
-    With OpenMM on the GPU, OpenMM and PyTorch take turns there, which costs a step some 0.4 ms.
-    Where all atoms are the model's and there are a few thousand at most, OpenMM's Reference
-    platform with ``route="python"`` is faster: it computes on the host and leaves the GPU to the
-    model.
+    With OpenMM on the GPU, OpenMM and PyTorch alternate there, which costs about 0.4 ms per step.
+    If the model computes all atoms, and there are a few thousand at most, OpenMM's Reference
+    platform with ``route="python"`` is faster, as it leaves the GPU to the model.
 
-    All Contexts of one System share one neighbor list of the model: Contexts that step in turn are
-    better off with a System each.
+    All Contexts of one System share one neighbor list of the model. Contexts that step in turn are
+    faster with a System each.
 
     Raises
     ------
     InputError
-        If an option, the particles or an element does not fit, or a bond leaves the particles.
+        If an option, a particle or an element is invalid, or a bond connects a particle with an
+        atom that is not one of them.
     BackendError
-        If OpenMM is missing, or a device, backend or route cannot serve; the message says what can.
+        If OpenMM is missing, or a device, backend or route cannot serve the model. The message
+        names one that can.
     CheckpointError
         If the model cannot be loaded.
 
@@ -139,11 +140,11 @@ def create_openmm_force(
 
 
 def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
-    """As `create_openmm_force`, of atoms that have been selected, whatever bonds they have."""
+    """Make a force for selected atoms as `create_openmm_force` does, without a check of bonds."""
     charge = check_charge(options.charge)
     _check_options(options)
     lasting = lasting_model(options.model)
-    members = _members(load_lasting(lasting))
+    members = members_of(load_lasting(lasting))
     for member in members:
         selection.check_elements(member.config.elements)
         check_neutral(member.uses_charge, charge)
@@ -167,7 +168,7 @@ def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
 
 
 def explain_openmm_route(device: str = "auto") -> str:
-    """Which route "auto" takes for a model on a device, and why, in one line.
+    """Return the route that "auto" takes for a model on a device, and the reason, in one line.
 
     Examples
     --------
@@ -178,28 +179,28 @@ def explain_openmm_route(device: str = "auto") -> str:
 
 
 def choose_route(route: str, device: torch.device) -> tuple[str, str]:
-    """The route to take, and the reason.
+    """Return the route to take, and the reason.
 
-    An empty PythonForce costs less than an empty TorchForce in small systems. But with a model on
-    the GPU, that goes to and fro between OpenMM's CUDA context and PyTorch's with either, the
-    TorchForce was the faster one at all sizes, on an H200 from 21 to 65,856 atoms.
+    In small systems, an empty PythonForce costs less than an empty TorchForce. With a model on the
+    GPU, however, both switch between the CUDA contexts of OpenMM and PyTorch, and the TorchForce
+    was faster at all sizes on an H200, from 21 to 65,856 atoms.
 
     Raises
     ------
     InputError
-        If there is no such route.
+        If the route is unknown.
     BackendError
-        If "torch" is asked for and something is in its way.
+        If "torch" is requested and does not work here.
     """
     if route not in ROUTES:
         raise InputError(f"route={route!r} is unknown: use one of {', '.join(ROUTES)}")
     if route == "python":
-        return route, "as asked for"
+        return route, "as requested"
     if route == "torch":
         obstacle = _torch_obstacle()
         if obstacle is not None:
             raise BackendError(f"route='torch': {obstacle}; use route='python'")
-        return route, "as asked for"
+        return route, "as requested"
     if device.type == "cpu":
         return "python", "the model runs on the CPU, where positions and forces are anyway"
     obstacle = _torch_obstacle()
@@ -209,14 +210,14 @@ def choose_route(route: str, device: torch.device) -> tuple[str, str]:
 
 
 class EngineForce:
-    """What a PythonForce calls: the State of a Context -> energy and forces, in OpenMM's units.
+    """The function of a PythonForce, from a State to energy and forces in OpenMM's units.
 
     Parameters
     ----------
     recipe : Recipe
-        What to compute; all that is kept when the force is copied or written to a file.
+        Model, atoms and options. Copies and files of the force contain only the recipe.
     engine : Engine, optional
-        An engine for it; made at the first call by default.
+        An engine for the recipe; made at the first call by default.
     """
 
     def __init__(self, recipe: Recipe, engine: Engine | None = None) -> None:
@@ -229,15 +230,16 @@ class EngineForce:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which has the neighbor list."""
+        """The engine, which owns the neighbor list."""
         if self._engine is None:
             self._engine = self.recipe.engine()
         return self._engine
 
     def __call__(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
-        """Energy in kJ/mol and forces in kJ/mol/nm.
+        """Compute the energy in kJ/mol and forces in kJ/mol/nm.
 
-        OpenMM hands on the message of an exception, but not its class.
+        Exceptions become ones whose message starts with their class, as OpenMM passes on the
+        message only.
         """
         try:
             return self.compute(state)
@@ -249,7 +251,7 @@ class EngineForce:
             raise RuntimeError(f"{FORCE_NAME}: {type(error).__name__}: {line}{part}") from error
 
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
-        """As calling it, but for what happens to errors."""
+        """Compute energy and forces as a call does, and raise errors unchanged."""
         prediction = self.engine.evaluate(self._update(state))
         energy = (prediction.energy.item() - self.recipe.shift) * EV_TO_KJ_PER_MOL
         return energy, prediction.forces.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
@@ -275,7 +277,7 @@ class EngineForce:
 
 
 def import_openmm() -> Any:
-    """The module `openmm`, with ``openmm.app``.
+    """Import `openmm` and ``openmm.app``.
 
     Raises
     ------
@@ -298,19 +300,13 @@ def import_openmm() -> Any:
 
 
 def _positions(state: openmm.State) -> NDArray[np.float64]:
-    """Positions in nm.
+    """Return positions in nm.
 
-    ``State.getPositions(asNumpy=True)`` does the same, and then spends ten times as long on units.
+    ``State.getPositions(asNumpy=True)`` returns the same, but spends ten times as long on units.
     """
     positions = np.empty((state._getNumParticles(), 3))
     state._getVectorAsNumpy(state.Positions, positions)
     return positions
-
-
-def _members(model: TensorNet | Ensemble) -> Sequence[TensorNet]:
-    if isinstance(model, TensorNet):
-        return [model]
-    return [member for member in model.members if isinstance(member, TensorNet)]
 
 
 def _check_options(options: Options) -> None:
@@ -325,7 +321,7 @@ def _check_options(options: Options) -> None:
 
 
 def _reference_energy(members: Sequence[TensorNet], selection: Selection) -> float:
-    """References of the elements and the mean of the model, eV; of an ensemble, their mean."""
+    """Return the sum of reference energies and the mean, averaged over the members, in eV."""
     numbers = torch.from_numpy(selection.numbers)
     energies = [m.references[m.species(numbers)].sum() + m.mean for m in members]
     return float(torch.stack(energies).mean())

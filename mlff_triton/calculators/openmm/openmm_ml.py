@@ -1,7 +1,7 @@
 """TensorNet as a potential of openmm-ml: ``MLPotential("mlff-triton", modelPath=...)``.
 
-openmm-ml loads this module while it is being imported itself, by the entry point: so nothing here
-may need it, and a factory is what has its method.
+openmm-ml loads this module by its entry point, while it is being imported itself. The module must
+therefore not import openmm-ml, and the factory merely has the method that openmm-ml calls.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from mlff_triton.calculators.openmm.potential import TensorNetPotential
 
 OPTIONS = ("charge", "device", "dtype", "backend", "route", "skin", "periodic", "remove_references")
-"""Of `createSystem` and `createMixedSystem`; as for `create_openmm_force`."""
+"""Options of `createSystem` and `createMixedSystem`, the same as for `create_openmm_force`."""
 
 
 class TensorNetPotentialFactory:
-    """Makes potentials for the name "mlff-triton"."""
+    """Factory of potentials for the name "mlff-triton"."""
 
     def createImpl(self, name: str, **args: Any) -> TensorNetPotential:
-        """A potential.
+        """Make a potential.
 
         Parameters
         ----------
         name : str
             "mlff-triton".
         args
-            ``modelPath``: name or path of a model, or a model, as for `create_openmm_force`; the
-            shipped model by default.
+            ``modelPath``: name or path of a model, or a model, the same as for
+            `create_openmm_force`; the shipped model by default.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What openmm-ml asks for forces; made by the factory in `openmm_ml`."""
+"""The potential that openmm-ml adds to systems, made by the factory in `openmm_ml`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
 NOT_OURS = ("linkAtomDistances", "mlLongRange")
-"""What embeddings of openmm-ml read themselves, and hand on all the same."""
+"""Options that openmm-ml's embeddings read themselves, but pass on as well."""
 
 
 class TensorNetPotential(MLPotentialImpl):
@@ -30,7 +30,7 @@ class TensorNetPotential(MLPotentialImpl):
     Parameters
     ----------
     model : str, path, TensorNet or Ensemble
-        As for `create_openmm_force`.
+        Same as for `create_openmm_force`.
     """
 
     def __init__(self, model: str | Path | TensorNet | Ensemble) -> None:
@@ -44,25 +44,25 @@ class TensorNetPotential(MLPotentialImpl):
         forceGroup: int,
         **args: Any,
     ) -> None:
-        """Add the force to a system; called by openmm-ml, which has capped bonds that were cut.
+        """Add the force to a system; called by openmm-ml after it has capped the bonds it cut.
 
         Parameters
         ----------
         topology : openmm.app.Topology
             All atoms.
         system : openmm.System
-            Of these atoms, or still empty.
+            A system of these atoms, or an empty one.
         atoms : iterable of int, optional
             Indices of the machine-learning part.
         forceGroup : int
             Group of the force.
         args
-            Some of `OPTIONS`, as for `create_openmm_force`.
+            Some of `OPTIONS`, the same as for `create_openmm_force`.
 
         Raises
         ------
         InputError
-            If there are other arguments; else as for `create_openmm_force`.
+            If there are other arguments, or as for `create_openmm_force`.
         """
         unknown = [name for name in args if name not in (*OPTIONS, *NOT_OURS)]
         if unknown:
@@ -72,7 +72,7 @@ class TensorNetPotential(MLPotentialImpl):
         if system.getNumParticles() not in (0, topology.getNumAtoms()):
             raise InputError(
                 f"the System has {system.getNumParticles()} particles, but the topology has "
-                f"{topology.getNumAtoms()} atoms: give those of one and the same structure"
+                f"{topology.getNumAtoms()} atoms: both must describe the same structure"
             )
         given = {name: args[name] for name in OPTIONS if name in args}
         if given.get("periodic") is None:
@@ -81,5 +81,5 @@ class TensorNetPotential(MLPotentialImpl):
         system.addForce(force_of_selection(Selection.of_topology(topology, atoms), options))
 
     def getMLLongRange(self) -> bool:
-        """False: a TensorNet sees its neighbors only."""
+        """Return False, as a TensorNet has no interactions beyond its cutoff."""
         return False

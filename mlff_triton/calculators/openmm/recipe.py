@@ -1,4 +1,4 @@
-"""What a force of OpenMM computes, as data: both routes are made from it, and files hold it."""
+"""Description of an OpenMM force as data, from which both routes are made, and for files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlff_triton.model.tensornet import TensorNet
 
 @dataclass(frozen=True)
 class Options:
-    """How a force is asked for; as the arguments of `create_openmm_force`."""
+    """Options of a force, the same as the arguments of `create_openmm_force`."""
 
     model: str | Path | TensorNet | Ensemble = "default"
     periodic: bool = False
@@ -33,10 +33,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A model, the atoms that it is for, and how it is run.
+    """A model, its atoms, and the options of its engine.
 
-    OpenMM crashes if unpickling a force raises, so nothing here is looked up before the first step:
-    not a file that may have moved, nor the class of a model, which is kept as bytes.
+    OpenMM crashes if unpickling a force raises. So neither files, which may have moved, nor the
+    class of a model, which is stored as bytes, are accessed before the first step.
 
     Attributes
     ----------
@@ -47,13 +47,13 @@ class Recipe:
     particles : int64 [N] or None
         Indices of the atoms in the System, or None for all.
     periodic : bool
-        Whether the System's box is the model's.
+        True if the model is periodic in the System's box.
     charge : int
         Total charge in elementary charges.
     device, dtype, backend, skin
-        As for `mlff_triton.engine.engine.Engine`.
+        Same as for `mlff_triton.engine.engine.Engine`.
     shift : float
-        Taken from every energy, eV.
+        Energy in eV that is subtracted from every result.
     """
 
     model: str | bytes
@@ -68,13 +68,16 @@ class Recipe:
     shift: float = 0.0
 
     def engine(self) -> Engine:
-        """A new engine for the model."""
+        """Make a new engine for the model."""
         model = load_lasting(self.model)
         return Engine(model, self.device, self.dtype, self.backend, skin=self.skin)
 
 
 def lasting_model(model: str | Path | TensorNet | Ensemble) -> str | bytes:
-    """A model as another process finds it: a relative path or "default" may mean another there."""
+    """Return a model in a form that means the same in other processes.
+
+    A relative path or "default" may refer to another model there.
+    """
     if isinstance(model, (TensorNet, Ensemble)):
         return pickle.dumps(copy.deepcopy(model).cpu())
     if not isinstance(model, (str, Path)):
@@ -85,9 +88,9 @@ def lasting_model(model: str | Path | TensorNet | Ensemble) -> str | bytes:
 
 
 def load_lasting(model: str | bytes) -> TensorNet | Ensemble:
-    """What `lasting_model` has kept, on the CPU; errors as for `load_model`."""
+    """Load what `lasting_model` returned, on the CPU; errors are those of `load_model`."""
     if isinstance(model, str):
         return load_model(model)
-    loaded = pickle.loads(model)  # noqa: S301 - it came in a pickle of OpenMM's, or from here
+    loaded = pickle.loads(model)  # noqa: S301 - from a pickle of OpenMM's, or this process
     assert isinstance(loaded, (TensorNet, Ensemble))
     return loaded
