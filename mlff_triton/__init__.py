@@ -1,6 +1,6 @@
 """TensorNet force fields, protein language models and sequence alignment on Triton kernels.
 
-Public names load on first use, so `import mlff_triton` is quick and needs neither a GPU nor Triton.
+Public names are imported on first use, so `import mlff_triton` is fast and needs no GPU or Triton.
 """
 
 from __future__ import annotations

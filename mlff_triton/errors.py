@@ -1,41 +1,41 @@
-"""Every exception that `mlff_triton` raises on purpose.
+"""Exceptions that `mlff_triton` raises on purpose.
 
-All derive from `MlffTritonError`; each message says in one line what is wrong and what to do.
-The ones caused by a value also derive from `ValueError`, so existing handlers keep working.
+All derive from `MlffTritonError`. Each message says in one line what is wrong and what to do.
+Exceptions caused by a value also derive from `ValueError`, as callers expect.
 """
 
 
 class MlffTritonError(Exception):
-    """Base class: catch this to catch every deliberate error of the package."""
+    """Base class of all exceptions that the package raises on purpose."""
 
 
 class InputError(MlffTritonError, ValueError):
-    """A structure, an array or an option that cannot be computed with."""
+    """A structure, an array or an option is invalid."""
 
 
 class UnknownElementError(InputError):
-    """The structure holds an element that the model was not made for."""
+    """The structure contains an element that the model was not made for."""
 
 
 class OverlappingAtomsError(InputError):
-    """Two atoms sit at the same point."""
+    """Two atoms coincide."""
 
 
 class CheckpointError(MlffTritonError):
-    """A checkpoint is missing, truncated, corrupt or not safe to load."""
+    """A checkpoint is missing, truncated, corrupt or unsafe to load."""
 
 
 class UnsupportedModelError(CheckpointError):
-    """A sound checkpoint of a model that this package does not implement."""
+    """A checkpoint is valid, but the package does not implement its model."""
 
 
 class BackendError(MlffTritonError):
-    """The requested backend or device cannot serve this model; the message names one that can."""
+    """The requested backend or device cannot serve the model; the message names one that can."""
 
 
 class SimulationError(MlffTritonError):
-    """A simulation left the region where its potential or its time step makes sense."""
+    """A simulation left the range in which its potential or its time step is valid."""
 
 
 class OutputError(MlffTritonError, OSError):
-    """A result cannot be written where it was asked to go."""
+    """A result cannot be written to the requested file."""

@@ -1,4 +1,4 @@
-"""Shared by all tests: determinism, devices, optional data."""
+"""Fixtures of all tests: determinism, devices, optional data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("deterministic")
 
-torch.set_num_threads(1)  # small tensors, and other tests may run beside these
+torch.set_num_threads(1)  # tensors are small, and other tests may run at the same time
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -33,7 +33,7 @@ RUN_KERNELS = [HERE / folder for folder in ("kernels", "engine/fused", "torchmd_
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU; where there is one, ``-m gpu`` selects every test of a kernel."""
+    """Skip tests that need a GPU; on a GPU, let ``-m gpu`` select every test of a kernel."""
     if torch.cuda.is_available():
         for item in items:
             if any(folder in item.path.parents for folder in RUN_KERNELS):
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> Iterator[None]:
-    """SIGINT interrupts, though what shells run in the background is started to ignore it."""
+    """Let SIGINT interrupt, although shells start background processes to ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -55,7 +55,7 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests know nothing of what the user has calibrated."""
+    """Hide the costs that the user has calibrated."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(costs.CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
@@ -73,7 +73,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """Third-party structures and checkpoints, which are not part of the repository."""
+    """Return the folder of third-party structures and checkpoints, outside the repository."""
     if not DATA.is_dir():
         pytest.skip(f"the optional data folder {DATA.parent.name}/{DATA.name} is not there")
     return DATA

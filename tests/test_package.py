@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, gives and needs."""
+"""The package as a whole: the time, names and requirements of its import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import mlff_triton
 
 
 def run_fresh(code: str, **environment: str) -> str:
-    """Run code in a new interpreter, warnings being errors; returns what it prints."""
+    """Run code in a new interpreter with warnings as errors, and return its output."""
     done = subprocess.run(  # noqa: S603 - the code is below
         [sys.executable, "-W", "error::DeprecationWarning:mlff_triton", "-c", code],
         env={**os.environ, **environment},

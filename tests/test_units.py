@@ -1,7 +1,7 @@
-"""Constants against CODATA 2018, by way of others that they follow from.
+"""Constants, derived from other constants of CODATA 2018.
 
-scipy.constants follows CODATA 2022 from its version 1.15 on, so its measured values are not used;
-what the SI fixes is the same in both. Measured inputs are those of
+From version 1.15 on, scipy.constants follows CODATA 2022, so only its exact constants are used. The
+measured constants are those of
 https://physics.nist.gov/cuu/Constants/ArchiveASCII/allascii_2018.txt.
 """
 
@@ -37,7 +37,7 @@ def test_bohr_follows_from_the_fine_structure_constant():
 
 
 def test_hartree_and_bohr_are_one_another_and_of_2018():
-    # E_h a_0 = alpha hbar c, and the year shows in the last digits: 2022 has ...5981 and ...10544
+    # E_h a_0 = alpha hbar c. The last digits tell the year: those of 2022 are ...5981 and ...10544
     product = FINE_STRUCTURE * scipy.constants.hbar * scipy.constants.c / scipy.constants.e * 1e10
     assert pytest.approx(product, rel=2e-10) == units.HARTREE * units.BOHR
     assert units.HARTREE == 27.211386245988

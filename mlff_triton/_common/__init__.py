@@ -1,1 +1,1 @@
-"""Shared by every room: files, lazy names, progress bars, timing and CUDA-graph capture."""
+"""Helpers for all packages: files, lazy imports, progress bars, timing and CUDA-graph capture."""

@@ -1,4 +1,4 @@
-"""One answer to whether Triton kernels can run here."""
+"""Check that Triton kernels can run on a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mlff_triton.errors import BackendError
 
 launch_anywhere = False
-"""Set by `mlff_triton.testing.launches` while it records launches instead of running them."""
+"""True while `mlff_triton.testing.launches` records launches instead of running them."""
 
 
 def is_interpreting() -> bool:
@@ -26,7 +26,7 @@ def triton_obstacle(device: torch.device, *, interpreter: bool = True) -> str | 
     device : torch.device
         Device of the tensors.
     interpreter : bool
-        Count the interpreter as able to run; it cannot be captured in a CUDA graph.
+        If True, the interpreter counts, which a CUDA graph cannot capture.
     """
     anywhere = launch_anywhere or (interpreter and is_interpreting())
     if device.type != "cuda" and not anywhere:
@@ -44,12 +44,12 @@ def check_triton(device: torch.device, alternative: str = "use backend='torch'")
     device : torch.device
         Device of the tensors.
     alternative : str
-        Advice that ends the message.
+        Advice at the end of the message.
 
     Raises
     ------
     BackendError
-        If they cannot; the message gives the reason and the alternative.
+        If they cannot run. The message gives the reason and the alternative.
     """
     obstacle = triton_obstacle(device)
     if obstacle is not None:

@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs, of all threads of a process."""
+"""Capture of CUDA graphs, in any thread of a process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ Result = TypeVar("Result")
 
 
 def record(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Record a function as a graph, after a first run that compiles its kernels.
+    """Capture a function as a graph, after a first run that compiles its kernels.
 
     Parameters
     ----------
     run : callable
         Launches kernels on the current stream.
     pool : tuple of int
-        Of memory, as `torch.cuda.graph_pool_handle` gives it.
+        Memory pool from `torch.cuda.graph_pool_handle`.
 
     Returns
     -------
-    torch.cuda.CUDAGraph and whatever the function returned as it was recorded
+    torch.cuda.CUDAGraph
+        The graph.
+    Result
+        What the function returned during capture; each replay overwrites its tensors.
     """
     current = torch.cuda.current_stream()
     stream = torch.cuda.Stream()
@@ -41,22 +44,22 @@ def record(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
         graph,
         pool=pool,
         stream=stream,
-        capture_error_mode="thread_local",  # other threads go on working
+        capture_error_mode="thread_local",  # lets other threads continue
     )
     with _undisturbed(), capture:
         return graph, run()
 
 
 def is_capturing(x: Tensor) -> bool:
-    """Whether what is done with a tensor now becomes part of a graph."""
+    """Return True if operations on a tensor are being captured in a graph."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """One capture at a time in this process, and no garbage collected meanwhile.
+    """Allow one capture at a time in this process, without garbage collection meanwhile.
 
-    What PyTorch does before a capture, and when an older graph is thrown away, breaks it.
+    PyTorch's work before another capture breaks this one, and so does the deletion of a graph.
     """
     with _CAPTURING:
         collecting = gc.isenabled()

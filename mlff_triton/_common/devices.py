@@ -10,12 +10,12 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def find_dtype(name: str) -> torch.dtype:
-    """The dtype of a name.
+    """Return the dtype of a name.
 
     Raises
     ------
     InputError
-        If networks do not come in it.
+        If networks cannot compute in it.
     """
     if name not in DTYPES:
         raise InputError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
@@ -23,14 +23,14 @@ def find_dtype(name: str) -> torch.dtype:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The device of a name, which may be "auto".
+    """Return the device of a name, which may be "auto".
 
     Raises
     ------
     InputError
-        If there is no such kind of device.
+        If the device is neither a CPU nor a GPU.
     BackendError
-        If there is none of the kind here.
+        If this machine has no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,7 +39,7 @@ def find_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device={name!r} is unknown: use 'auto', 'cpu' or 'cuda'") from error
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={name!r} is not served: use 'auto', 'cpu' or 'cuda'")
+        raise InputError(f"device={name!r} is not supported: use 'auto', 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BackendError(f"there is no usable GPU for {device}: use device='cpu' or 'auto'")
     return device

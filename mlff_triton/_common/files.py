@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what is said when that fails."""
+"""Files that are written completely or not at all, and errors of writing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mlff_triton.errors import OutputError
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that is the old one or the new one, whole.
+    """Replace a file, which holds its old content until all of the new one is written.
 
     Raises
     ------
     OutputError
-        If it cannot be written.
+        If the file cannot be written.
     """
     with replacing(path) as file:
         file.write(content)
@@ -26,12 +26,12 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open another name for writing, and rename it when all went well; else nothing is left of it.
+    """Open a temporary file that replaces another one on success, and is deleted on failure.
 
     Raises
     ------
     OutputError
-        If it cannot be written.
+        If the file cannot be written.
     """
     with reported(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into ours."""
+    """Turn errors of the operating system into `OutputError`."""
     try:
         yield
     except OutputError:

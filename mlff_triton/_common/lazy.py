@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are asked for."""
+"""Names of a package that are imported on first use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def attributes(package: str, home_of: Mapping[str, str]) -> Callable[[str], Any]
     Parameters
     ----------
     package : str
-        Its name, for the `AttributeError` of names that are not there.
+        Name of the package, for the `AttributeError` of unknown names.
     home_of : mapping of str to str
-        Modules that have the names.
+        Module that defines each name.
     """
 
     def load(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""How far a command is: a live bar on a terminal, else a plain line now and then."""
+"""Progress of a command: a live bar on a terminal, or else a line of text now and then."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Self = TypeVar("Self", bound="ProgressBar")
 
 
 class ProgressBar:
-    """A bar with a title, what is done of all, a text, and the time that is left.
+    """A bar with a title, the completed steps, a text, and the remaining time.
 
     Parameters
     ----------
     console : Console
-        Where to show it.
+        Console to print to.
     title : str
-        Of what is done.
+        Title of the work.
     total, done : int
-        How much there is, and how much of it was done before.
+        Number of all steps, and of those completed before.
     """
 
     def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
@@ -43,7 +43,7 @@ class ProgressBar:
         self._task = self._bar.add_task(title, total=total, completed=done, state="")
 
     def show(self, done: int, state: str, line: str, title: str | None = None) -> None:
-        """Show how much is done, a text beside it, and where there is no bar a line."""
+        """Show the completed steps with a text, or a line where there is no bar."""
         self._bar.update(self._task, description=title, completed=done, state=state)
         now = time.monotonic()
         if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:

@@ -1,6 +1,6 @@
-"""How long a function takes on a device, and what the device and the software are.
+"""Times of functions on a device, and descriptions of the device and the software.
 
-For the benchmarks of a checkout and for ``mlff-triton calibrate``.
+Used by the benchmarks of a checkout and by ``mlff-triton calibrate``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 
 QUANTILES = (0.2, 0.5, 0.8)
-FLUSH_BYTES = 512 << 20  # several times the largest L2 cache, and long enough to queue up behind
+FLUSH_BYTES = 512 << 20  # several times the largest L2 cache; clearing it leaves time to queue
 COPY_BYTES = 1 << 30
 
-
-COMMIT = "MLFF_TRITON_COMMIT"  # for copies of a checkout, whose git may say something else
+COMMIT = "MLFF_TRITON_COMMIT"  # for copies of a checkout, whose git may name another commit
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Timing:
     p20, p50, p80 : float
         ms.
     peak_mib : float or None
-        Most memory of the device allocated at a time since `reset_peak`, MiB; None on a CPU.
+        Peak of the device's memory since `reset_peak` in MiB; None on a CPU.
     """
 
     p20: float
@@ -45,22 +44,22 @@ class Timing:
     peak_mib: float | None
 
     def of_one(self, count: int) -> Timing:
-        """The mean time of each, if a call does the same thing this many times."""
+        """Return the mean time of one operation, if a call performs this many."""
         return Timing(self.p20 / count, self.p50 / count, self.p80 / count, self.peak_mib)
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What a measurement depends on besides the code that it measures.
+    """Hardware and software of a measurement.
 
     Attributes
     ----------
     gpu, torch, triton : str
-        `device_name`, versions.
+        Name from `device_name`, and versions.
     commit : str
-        Short git hash of the checkout, or the variable ``MLFF_TRITON_COMMIT`` where that is set.
+        Short git hash of the checkout, or the variable ``MLFF_TRITON_COMMIT`` if that is set.
     date : str
-        Today, YYYY-MM-DD in UTC.
+        Today's date in UTC, YYYY-MM-DD.
     """
 
     gpu: str
@@ -80,26 +79,26 @@ def measure(
     flush: bool = False,
     wall: bool = False,
 ) -> Timing:
-    """Time a function call by call.
+    """Time the calls of a function.
 
     Parameters
     ----------
     function : callable
-        May return before the device is done.
+        Function that may return before the device has finished.
     device : torch.device or str
-        Where it computes. A GPU's time is taken between two events on the current stream.
+        Device that computes. On a GPU, time is measured between events on the current stream.
     seconds : float
-        How long to repeat it, about.
+        Approximate time for all calls.
     warm_up : int
-        Calls that are not counted.
+        Number of calls that are not measured.
     repeats : (int, int)
-        Least and largest number of calls that are counted.
+        Smallest and largest number of calls that are measured.
     flush : bool
-        For single kernels: calls start with cold caches and are queued, so that what the host does
-        meanwhile is not counted. Otherwise the device is idle at the start of each call, as in a
-        simulation that looks at every step.
+        If True, calls start with cold caches and are queued, so that the host's time does not
+        count. This is for single kernels. Otherwise, the device is idle at the start of each call,
+        as in a simulation that inspects every step.
     wall : bool
-        Take the host's clock, until the device is done.
+        If True, measure with the host's clock until the device has finished.
 
     Returns
     -------
@@ -127,7 +126,7 @@ def measure(
 
 
 def _wall_time(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call by the host's clock."""
+    """Return the time of one call in s by the host's clock."""
     synchronize(device)
     start = time.perf_counter()
     function()
@@ -138,7 +137,7 @@ def _wall_time(function: Callable[[], object], device: torch.device) -> float:
 def _event_times(
     function: Callable[[], object], count: int, flush: bool, device: torch.device
 ) -> list[float]:
-    """Milliseconds of each call by the device's clock."""
+    """Return the time of each call in ms by the device's clock."""
     events = [(_event(), _event()) for _ in range(count)]
     cold = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device=device)
     for start, stop in events:
@@ -157,13 +156,13 @@ def _event() -> torch.cuda.Event:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until a device has done all its work; a CPU always has."""
+    """Wait until a device has finished all its work, as a CPU always has."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def reset_peak(device: torch.device | str) -> None:
-    """Forget the peak memory so far, and give unused memory back."""
+    """Reset the peak of the memory, and release unused memory."""
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -183,7 +182,7 @@ def copy_timing(device: torch.device | str, n_bytes: int = COPY_BYTES) -> Timing
 
 
 def copy_bandwidth(device: torch.device | str, n_bytes: int = COPY_BYTES) -> float:
-    """Bytes a second, read and written, of a large copy: what a kernel can at best reach."""
+    """Return bytes read and written per second in a large copy, a bound for all kernels."""
     return 2 * n_bytes / (copy_timing(device, n_bytes).p50 * 1e-3)
 
 
@@ -195,7 +194,7 @@ def environment(device: torch.device | str) -> Environment:
 
 
 def device_name(device: torch.device | str) -> str:
-    """What a device calls itself; of a CPU, also how many threads PyTorch uses."""
+    """Return the name of a device; for a CPU, with PyTorch's number of threads."""
     device = torch.device(device)
     if device.type != "cuda":
         return f"{_processor()} (threads: {torch.get_num_threads()})"
@@ -206,7 +205,7 @@ def device_name(device: torch.device | str) -> str:
 
 @cache
 def _processor() -> str:
-    """Name of the CPU, as far as the operating system tells."""
+    """Return the name of the CPU, if the operating system knows it."""
     listing = Path("/proc/cpuinfo")
     if listing.exists():
         for line in listing.read_text(errors="replace").splitlines():
@@ -216,7 +215,7 @@ def _processor() -> str:
 
 
 def version_of(package: str) -> str:
-    """Version that is installed, or "none"."""
+    """Return the installed version of a package, or "none"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

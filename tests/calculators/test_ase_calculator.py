@@ -1,4 +1,4 @@
-"""The ASE calculator: conformance, ASE's workflows, errors, and conservation of energy."""
+"""The ASE calculator: conformance, workflows of ASE, errors, and conservation of energy."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_bfgs_relaxes():
 
 
 def test_neb_finds_a_barrier():
-    """Ammonia turns inside out: its barrier is at the plane, by symmetry."""
+    """Ammonia inverts, and by symmetry the planar molecule is the barrier."""
     first = molecule("NH3")
     first.calc = calculator()
     BFGS(first, logfile=None).run(fmax=0.005, steps=100)
@@ -420,12 +420,12 @@ def test_images_of_one_atom_may_be_near_but_not_the_same():
 def shadow_energies(
     energies: list[float], velocities: list[np.ndarray], forces: list[np.ndarray], masses, dt
 ) -> np.ndarray:
-    """What velocity Verlet conserves in place of the energy, but for terms of order dt^4.
+    """Return the energy that velocity Verlet conserves, up to terms of order dt^4.
 
-    ``H + dt^2 (v H'' v / 12 - f m^-1 f / 24)``, H'' by differences of the forces along the way
-    (Hairer, Lubich, Wanner, Acta Numerica 12, 399 (2003), section 4). It wanders from the energy
-    by no more than its own amplitude, so both have the same drift; but without the vibrations'
-    ripple it shows the drift in a hundredth of the time.
+    ``H + dt^2 (v H'' v / 12 - f m^-1 f / 24)``, with H'' from differences of forces along the
+    trajectory (Hairer, Lubich, Wanner, Acta Numerica 12, 399 (2003), section 4). Its distance from
+    the energy is bounded, so both have the same drift. As it does not oscillate with the
+    vibrations, a hundredth of the time suffices to see the drift.
     """
     v, f = np.array(velocities), np.array(forces)
     curvature = -np.einsum("tia,tia->t", v[1:-1], f[2:] - f[:-2]) / (2 * dt)
@@ -434,7 +434,7 @@ def shadow_energies(
 
 
 def drift(values: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """Slope by least squares and its standard error, with the residuals' correlation in time."""
+    """Return the slope of a linear fit and its standard error, for residuals correlated in time."""
     slope, offset = np.polyfit(times, values, 1)
     residuals = values - slope * times - offset
     correlation = np.correlate(residuals, residuals, "full")[len(values) - 1 :]
@@ -445,7 +445,7 @@ def drift(values: np.ndarray, times: np.ndarray) -> tuple[float, float]:
 
 
 def test_shadow_energy_and_drift_see_what_they_should():
-    """A hundred oscillators whose force is not quite the derivative of their energy."""
+    """A hundred oscillators have a force that is not quite the derivative of their energy."""
     dt, n_atoms, friction = 0.2, 100, 1e-6
     rng = np.random.default_rng(0)
     x, v = rng.normal(size=(2, n_atoms, 3))
@@ -463,12 +463,12 @@ def test_shadow_energy_and_drift_see_what_they_should():
     times = dt * np.arange(len(shadow))
     slope, error = drift(shadow, times)
     dissipation = friction * np.mean([(v**2).sum() for v in velocities])
-    assert slope == pytest.approx(-dissipation, rel=0.02)  # but for terms of order dt^2
+    assert slope == pytest.approx(-dissipation, rel=0.02)  # up to terms of order dt^2
     assert error < 0.01 * dissipation < drift(np.array(energies[1:-1]), times)[1]
 
 
 def test_nve_conserves_energy():
-    """Alanine dipeptide at about 300 K, steps of 0.5 fs: less than 1e-6 eV an atom and ps."""
+    """Alanine dipeptide at about 300 K in steps of 0.5 fs drifts by less than 1e-6 eV/atom/ps."""
     path = resources.files("mlff_triton") / "structures" / "alanine_dipeptide_water.xyz"
     atoms = ase.io.read(str(path))[:22]
     atoms.calc = calculator(dtype="float32")

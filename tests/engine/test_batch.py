@@ -1,4 +1,4 @@
-"""Systems as users give them: what is taken, in which form it comes out, and what is refused."""
+"""Batches: accepted input, its converted form, changes, and refused input."""
 
 from __future__ import annotations
 

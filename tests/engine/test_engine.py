@@ -1,4 +1,4 @@
-"""The engine on the CPU: its backends against each other, its inputs, its promises."""
+"""The engine on the CPU: agreement of its backends, inputs, and guarantees."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_backends_agree_with_the_exact_module(backend, dtype, name):
 @pytest.mark.parametrize("name", ["molecule", "triclinic", "slab"])
 @pytest.mark.parametrize("cutoff", [2.0, 4.5])
 def test_nuclear_repulsion_reaches_as_far_as_it_should(cutoff, name):
-    """Beyond the cutoff of the network, too: neighbor lists are made for the farther one."""
+    """Neighbor lists use the longer one of the two cutoffs."""
     model = model_of(**SMALL, zbl=ZBLConfig(cutoff, 14.4))
     exact, torch_ = (Engine(model, "cpu", "float64", backend) for backend in ("exact", "torch"))
     assert torch_.cutoff == max(cutoff, model.config.cutoff_upper)
@@ -150,7 +150,7 @@ def test_inputs_are_left_alone(backend):
 
 @pytest.mark.parametrize("backend", ["torch", "exact"])
 def test_results_are_the_users(backend):
-    """What is done to a prediction does not reach the engine, nor other predictions."""
+    """Changing a prediction affects neither the engine nor other predictions."""
     engine = engine_of(backend)
     first, second = (compute(engine, SYSTEMS["molecule"]) for _ in range(2))
     for tensor in vars(first).values():
@@ -162,7 +162,7 @@ def test_results_are_the_users(backend):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("backend", ["torch", "exact"])
 def test_results_do_not_depend_on_the_past(backend, dtype):
-    """To the bit, whenever the list was built, and whatever was computed in between."""
+    """Results agree to the bit, whenever the list was built and whatever was computed before."""
     atoms = SYSTEMS["triclinic"].copy()
     rng = np.random.default_rng(0)
     veteran = Engine(model_of(**SMALL), "cpu", dtype, backend)
@@ -312,7 +312,7 @@ def test_neutral_models_refuse_charged_systems(backend):
     ],
 )
 def test_wrong_options_are_refused(monkeypatch, option, error, message):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # tests of kernels may have set it
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by tests of kernels
     options = {"model": model_of(**SMALL), "device": "cpu"} | option
     with pytest.raises(error, match=message):
         Engine(**options)

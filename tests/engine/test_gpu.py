@@ -1,4 +1,4 @@
-"""The engine and the exact module on a GPU against the exact module in float64 on the CPU."""
+"""The engine and the exact module on a GPU, compared with the exact module on the CPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ase.md.verlet import VelocityVerlet
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.dynamics.preparation import draw_momenta
-from mlff_triton.engine.device_steps import DeviceState
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError
+from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.testing import (
     assert_close,
@@ -33,7 +33,7 @@ from tests.support.tensornets import ZBL, model_of
 
 pytestmark = pytest.mark.gpu
 
-# Sums over neighbors use atomics on a GPU, so two calculations agree to rounding, not to the bit.
+# On a GPU, the exact module sums over neighbors by atomics, so results agree up to rounding.
 BITWISE = (
     "changes_are_noticed",
     "nan_is_refused",
@@ -62,7 +62,7 @@ def test_gpu_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
     if name != "one atom":
         assert_close(actual["forces"], expected["forces"], 1, dtype)
     if "stress" in expected:
-        # Near equilibrium the stress is a small difference of large virials: theirs is the scale.
+        # Near equilibrium, the stress is a small difference of large virials, which set the scale.
         atoms = SYSTEMS[name]
         virial = len(atoms) * np.abs(expected["forces"]).max() / atoms.get_volume()  # times 1 Å
         allowed = tolerance(1, dtype)
@@ -105,7 +105,7 @@ def rattled(atoms: Atoms, seed: int, size: float = 0.02) -> Atoms:
     return copy
 
 
-# Molecules of exactly one shape would round alike, so that errors of the virial would add up.
+# Identical molecules would have identical rounding errors, which would add up in the virial.
 LARGE = {
     21: random_cluster(21),
     1029: rattled(water_box(343), seed=0),
@@ -117,7 +117,7 @@ LARGE = {
 def engine_of(
     device: str, dtype: str, backend: str, large: bool = False, name: str = "first"
 ) -> Engine:
-    """An engine of the shipped model, or of a random one of 128 channels, for each name."""
+    """Return an engine of the shipped model, or of a random one of 128 channels, per name."""
     del name
     model = model_of(hidden_channels=128, num_rbf=32, cutoff_upper=5.0) if large else "default"
     return Engine(model, device, dtype, backend)
@@ -147,7 +147,7 @@ def test_engine_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
     assert_close(actual.energy, expected.energy, 0, dtype)
     assert_close(actual.atom_energies, expected.atom_energies, 0, dtype)
     assert_close(actual.forces, expected.forces, 1, dtype, floor=1e-3)
-    # Near equilibrium the virial is a small difference of large ones: theirs is the scale.
+    # Near equilibrium, the virial is a small difference of large ones, which set the scale.
     assert_close(actual.virial, expected.virial, 1, dtype, floor=len(atoms) * max(largest, 1e-3))
 
 
@@ -155,7 +155,7 @@ def test_engine_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["cluster", "triclinic"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_nuclear_repulsion(dtype: str, name: str, cutoff: float) -> None:
-    """Within the cutoff of the network, and beyond it."""
+    """Its cutoff is shorter or longer than that of the network."""
     model = model_of(hidden_channels=64, zbl=replace(ZBL, cutoff=cutoff))
     expected = compute(Engine(model, "cpu", "float64", "exact"), SYSTEMS[name])
     engine = Engine(model, "cuda", dtype, GRAPH)
@@ -180,7 +180,7 @@ def test_float32_is_as_exact_as_the_modules(n_atoms: int) -> None:
 @pytest.mark.parametrize("n_atoms", LARGE)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_two_engines_agree_to_the_bit(n_atoms: int, dtype: str) -> None:
-    """One of them has seen other positions, and its rows were built there."""
+    """One of them built its neighbor matrix for other positions."""
     veteran, novice = (engine_of("cuda", dtype, GRAPH, True, name) for name in ("first", "second"))
     compute(veteran, LARGE[n_atoms])
     atoms = rattled(LARGE[n_atoms], seed=1)
@@ -240,7 +240,7 @@ def test_threads_capture_side_by_side() -> None:
 
 
 def test_a_trajectory_stays_true() -> None:
-    """At every hundredth of 1,000 steps of 0.5 fs."""
+    """Results are right at every hundredth of 1,000 steps of 0.5 fs."""
     atoms = water_box(64)
     draw_momenta(atoms, 300.0, np.random.default_rng(0))
     atoms.calc = TensorNetCalculator(device="cuda")
@@ -258,11 +258,11 @@ def test_too_little_memory_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) 
     engine = Engine("default", "cuda")
     atoms = SYSTEMS["water"]
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceState, "_step", _run_out_of_memory)
+        patch.setattr(fused, "readout", _run_out_of_memory)
         with pytest.raises(BackendError, match=r"192 atoms need about .* GiB of GPU memory"):
             compute(engine, atoms)
     assert_equal(compute(engine, atoms), compute(engine_of("cuda", "float32", GRAPH), atoms))
 
 
-def _run_out_of_memory(_: DeviceState) -> None:
+def _run_out_of_memory(*_: object) -> None:
     raise torch.OutOfMemoryError

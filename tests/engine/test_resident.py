@@ -1,4 +1,4 @@
-"""Systems that stay on the engine's device: the same numbers as by the way through the CPU."""
+"""Resident systems: the same results as computations through the CPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWa
 
 SMALL = {"num_layers": 1, "hidden_channels": 32, "num_rbf": 6}
 ON_GPU = pytest.param("cuda", "triton-graph", marks=pytest.mark.gpu)
-PLACES = [
+BACKENDS = [
     ("cpu", "torch"),
     ("cpu", "exact"),
     pytest.param("cuda", "torch", marks=pytest.mark.gpu),
     pytest.param("cuda", "triton", marks=pytest.mark.gpu),
     ON_GPU,
 ]
-places = pytest.mark.parametrize(("device", "backend"), PLACES)
+backends = pytest.mark.parametrize(("device", "backend"), BACKENDS)
 
 
 @cache
@@ -58,7 +58,7 @@ def check(engine: Engine, system: ResidentSystem, atoms: Atoms, charge: int = 0)
     assert torch.equal(forces, expected.forces.double())
 
 
-@places
+@backends
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("members", [1, 2])
 def test_steps_equal_computations(device, backend, dtype, members):
@@ -71,7 +71,7 @@ def test_steps_equal_computations(device, backend, dtype, members):
             check(engine, system, atoms, charge)
 
 
-@places
+@backends
 def test_the_last_cell_is_kept(device, backend):
     engine, atoms = engine_of(device, backend), random_crystal(9, "triclinic")
     system = resident_of(engine, atoms)
@@ -83,11 +83,11 @@ def test_the_last_cell_is_kept(device, backend):
     assert not torch.equal(made_with[1], given[1])
 
 
-@places
+@backends
 def test_what_comes_where(device, backend):
     engine, atoms = engine_of(device, backend, "float32"), random_cluster(5)
     system = resident_of(engine, atoms)
-    positions = torch.tensor(atoms.positions, dtype=torch.float32)  # on the CPU: copied
+    positions = torch.tensor(atoms.positions, dtype=torch.float32)  # on the CPU, so they are copied
     energy, forces = system.step(positions.requires_grad_())
     assert (energy.shape, energy.dtype, energy.device.type) == ((), torch.float64, "cpu")
     assert (forces.shape, forces.dtype, forces.device.type) == ((5, 3), torch.float32, device)
@@ -95,7 +95,7 @@ def test_what_comes_where(device, backend):
     assert not forces.requires_grad
 
 
-@places
+@backends
 def test_any_thread_may_step(device, backend):
     engine, atoms = engine_of(device, backend), random_cluster(9)
     system = resident_of(engine, atoms)
@@ -114,7 +114,7 @@ def test_any_thread_may_step(device, backend):
     assert all(torch.equal(forces, expected[1]) for _, forces in found)
 
 
-@places
+@backends
 def test_what_cannot_be_is_refused_at_once(device, backend):
     engine = engine_of(device, backend)
     with pytest.raises(UnknownElementError, match="79"):
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused_at_once(device, backend):
         engine.resident([])
 
 
-@places
+@backends
 def test_steps_that_cannot_be_are_refused(device, backend):
     engine, atoms = engine_of(device, backend), random_crystal(3, "triclinic")
     system = resident_of(engine, atoms)
@@ -152,7 +152,7 @@ def test_neutral_models_refuse_charges():
 
 @pytest.mark.gpu
 def test_a_barostat_on_the_gpu():
-    """Water whose cell breathes and shears while its atoms move, for a hundred steps."""
+    """Cell and atoms of water change in each of a hundred steps."""
     engine, atoms = Engine("default", "cuda"), water_box(64)
     fresh = Engine("default", "cuda")
     system = resident_of(engine, atoms)

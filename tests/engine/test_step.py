@@ -1,4 +1,4 @@
-"""A whole step of the engine against the exact module, which differentiates by autograd."""
+"""A whole step of the engine compared with the exact module and autograd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlff_triton.neighbors.graph import Graph
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
 from tests.support.tensornets import CPU, ZBL, Batch, assert_equal, assert_same, model_of
 
-# PyTorch compiles something when it first differentiates forward, in a way that it deprecates.
+# PyTorch's forward differentiation compiles in a way that PyTorch itself deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
 VARIANTS = {
@@ -69,8 +69,8 @@ def test_float32_is_as_exact_as_the_modules(model, batch):
     assert_same(outputs, truth, torch.float32)
     exact, found = truth.forces, outputs.prediction.forces
     error, own_error = (float((f - exact).norm() / exact.norm()) for f in (found, own.forces))
-    assert error <= 1.15 * own_error  # of so few atoms; rounding is a matter of luck
-    offsets = {"energy": atoms_alone(model, batch), "virial": 0}  # not for the network to get right
+    assert error <= 1.15 * own_error  # with so few atoms, rounding errors scatter
+    offsets = {"energy": atoms_alone(model, batch), "virial": 0}  # not from the network
     for name, offset in offsets.items():
         exact, *computed = (getattr(p, name) for p in (truth, outputs.prediction, own))
         scale = (exact - offset).abs().max()
@@ -85,7 +85,7 @@ def model_like(model: TensorNet, dtype: torch.dtype) -> TensorNet:
 
 
 def atoms_alone(model: TensorNet, batch: Batch) -> Tensor:
-    """What does not come from the network in the energy of each system."""
+    """Return the part of each system's energy that does not come from the network."""
     references = model.references[model.species(batch.numbers)]
     return model.mean + torch.zeros(len(batch.sizes)).double().index_add(
         0, batch.system, references
@@ -117,7 +117,7 @@ def test_forces_of_a_system_cancel(batch):
 
 
 def test_the_order_of_atoms_does_not_matter(batch):
-    """The engine may sort them: results are in the user's order."""
+    """The engine may sort atoms, but returns results in the user's order."""
     p = Parameters.of(model_of(num_layers=1), CPU, torch.float32)
     expected = batch.step(p, torch.float32)
     starts = batch.sizes.cumsum(0) - batch.sizes

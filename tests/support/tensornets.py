@@ -32,7 +32,7 @@ ZBL = ZBLConfig(cutoff=2.5, prefactor=14.4, length_scale=1.1, charges=(1.0, 5.5,
 
 @dataclass(frozen=True)
 class Batch:
-    """Several structures, with a charge each, and their neighbors within a cutoff."""
+    """Structures with their charges and their neighbors within a cutoff."""
 
     structures: Sequence[Atoms]
     charges: Sequence[float]
@@ -100,7 +100,7 @@ class Batch:
 
 
 def model_of(**changes: object) -> TensorNet:
-    """A model in float64 with random weights and energy scales."""
+    """Make a model in float64 with random weights and energy scales."""
     torch.manual_seed(1)
     model = TensorNet(replace(CONFIG, **changes)).double().requires_grad_(False)
     for norm in (m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)):

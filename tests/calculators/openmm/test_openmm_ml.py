@@ -1,4 +1,4 @@
-"""The potential of openmm-ml: whole systems, and mixed ones of which a part is the model's."""
+"""The potential of openmm-ml: whole systems, and mixed ones, partly computed by the model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def potential(model=None) -> MLPotential:
 
 @functools.cache
 def solvated() -> tuple[app.Topology, np.ndarray]:
-    """The peptide, atoms 0 to 21, in a box of water; positions in nm."""
+    """Return the peptide, atoms 0 to 21, in a box of water, and positions in nm."""
     pdb = app.PDBFile(str(PEPTIDE))
     modeller = app.Modeller(pdb.topology, pdb.positions)
     modeller.addSolvent(force_field(), boxSize=openmm.Vec3(1.9, 1.9, 1.9))
@@ -96,7 +96,7 @@ def forces_of(context, groups=-1) -> np.ndarray:
 
 
 def atoms_of(context, numbers, indices) -> Atoms:
-    """Some of the particles as ASE's atoms, with the calculator."""
+    """Return some particles as atoms of ASE with the calculator."""
     state = context.getState(positions=True)
     positions = state.getPositions(asNumpy=True).value_in_unit(unit.angstrom)[list(indices)]
     cell = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(unit.angstrom)
@@ -184,7 +184,7 @@ def test_the_part_is_the_models(platform):
 
 
 def test_the_classical_part_is_untouched():
-    """Without a cutoff it is the whole less the peptide, and the same forces act on the water."""
+    """Without a cutoff, it is the whole minus the peptide, with the same forces on the water."""
     topology, positions = solvated()
     whole = classical(topology, app.NoCutoff)
     context = context_of(mixed(whole), positions, "Reference")
@@ -215,7 +215,7 @@ def test_interpolation_has_the_pure_ends(platform):
 
 
 def test_bonds_that_are_cut_are_capped():
-    """The middle residue alone: two bonds leave it, and a hydrogen stands in for each."""
+    """Two bonds leave the middle residue, and a hydrogen atom replaces the end of each."""
     topology, positions = solvated()
     part = [atom.index for atom in topology.atoms() if atom.residue.name == "ALA"]
     info = mixed(classical(topology), part, returnInfo=True)
@@ -277,7 +277,7 @@ def test_embeddings_options_are_left_to_them():
     part = [atom.index for atom in topology.atoms() if atom.residue.name == "ALA"]
     distances = [(6, 4, 0.1 * unit.nanometer)]
     mixed(classical(topology), part, linkAtomDistances=distances)
-    with pytest.raises(ValueError, match="mlLongRange"):  # a TensorNet says it itself
+    with pytest.raises(ValueError, match="mlLongRange"):  # a TensorNet sets it itself
         mixed(classical(topology), mlLongRange=False)
 
 

@@ -1,7 +1,7 @@
 """The TorchForce route: its module as OpenMM-Torch calls it, and on a GPU real Contexts.
 
-OpenMM-Torch's wheels load with a PyTorch for CUDA only. Without one its part is played here: the
-module is written and read again, frozen, and called with tensors as a TorchForce has them.
+OpenMM-Torch's wheels need PyTorch for CUDA. Without it, the tests do what OpenMM-Torch does: they
+write the module, read it again, freeze it, and call it with the tensors of a TorchForce.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def recipe_of(atoms: Atoms, **options: Any) -> Recipe:
 
 
 def in_openmm(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    """What becomes of a module on its way into a Context."""
+    """Return a module as a Context would call it."""
     return torch.jit.freeze(reread(module).eval())
 
 
@@ -100,7 +100,7 @@ def test_forces_have_the_dtype_of_positions():
 def test_positions_may_require_gradients():
     module = in_openmm(create_module(recipe_of(MOLECULE)))
     (positions,) = arguments(MOLECULE)
-    energy, forces = module(positions.requires_grad_())  # on the platform Reference they do
+    energy, forces = module(positions.requires_grad_())  # as on the platform Reference
     check((energy.detach(), forces.detach()), MOLECULE)
 
 
@@ -109,14 +109,14 @@ def test_boxes_and_positions_may_change_at_every_step():
     module = in_openmm(create_module(recipe_of(atoms)))
     rng = np.random.default_rng(0)
     for _ in range(4):
-        reduced = np.tril(rng.normal(0, 0.01, (3, 3)))  # lower triangular, as OpenMM's
+        reduced = np.tril(rng.normal(0, 0.01, (3, 3)))  # lower triangular, as in OpenMM
         atoms.set_cell(atoms.cell.array @ (np.eye(3) + reduced), scale_atoms=True)
         atoms.positions += rng.normal(0, 0.1, (24, 3))
         check(module(*arguments(atoms)), atoms)
 
 
 def test_a_box_that_the_model_does_not_see():
-    """The System has one, and the model's part is a molecule in it."""
+    """The System is periodic, and the model computes a molecule in it."""
     module = in_openmm(create_module(recipe_of(MOLECULE)))
     check(module(*arguments(MOLECULE), torch.eye(3)), MOLECULE)
 
@@ -198,7 +198,7 @@ def test_what_is_impossible_fails_when_the_force_is_made():
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of the forces made before, as in another process."""
+    """Forget the forces made before, as if in another process."""
     monkeypatch.setattr(openmm_torch, "_recipes", {})
     openmm_torch._system_of.cache_clear()
 
@@ -216,7 +216,7 @@ torch.save(module(*arguments), sys.argv[1])
     exchange = tmp_path / "exchange.pt"
     torch.save(arguments(water), exchange)
     command = [sys.executable, "-c", script, str(exchange), str(tmp_path / "force.pt")]
-    subprocess.run(command, check=True)  # noqa: S603 (of our own making)
+    subprocess.run(command, check=True)  # noqa: S603 (the script is above)
     energy, forces = torch.load(exchange)
     check((energy - 12.5 * EV_TO_KJ_PER_MOL, forces), water)
 
@@ -250,7 +250,7 @@ def test_few_systems_are_kept():
 
 @pytest.fixture
 def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """What the loader finds: OpenMM-Torch, and all that it needs."""
+    """Replace OpenMM-Torch and all that it needs, for the loader to find."""
     cuda = SimpleNamespace(supportsKernels=lambda _: True)
     platforms = SimpleNamespace(
         getPlatformByName=lambda _: cuda, getDefaultPluginsDirectory=lambda: "plugins"
@@ -394,9 +394,9 @@ def cuda_platform() -> Any:
 
 
 def context_of(
-    atoms: Atoms, place: Any, precision: str = "mixed", *others: Any, **options: Any
+    atoms: Atoms, platform: Any, precision: str = "mixed", *others: Any, **options: Any
 ) -> Any:
-    """A Context of a force for the atoms, with other forces beside it."""
+    """Make a Context of a force for the atoms, and of other forces."""
     system = openmm.System()
     for mass in atoms.get_masses():
         system.addParticle(mass)
@@ -408,15 +408,16 @@ def context_of(
     for force in others:
         system.addForce(force)
     integrator = openmm.LangevinMiddleIntegrator(300, 1, 0.0005)
-    context = openmm.Context(system, integrator, place, {"Precision": precision})
+    context = openmm.Context(system, integrator, platform, {"Precision": precision})
     context.setPositions(atoms.positions / NM)
     return context
 
 
 def check_context(context: Any, atoms: Atoms, precision: str = "mixed") -> None:
-    """Positions reach the model in single precision unless OpenMM computes in double.
+    """Compare a Context with the calculator.
 
-    Those of atoms outside the box are taken into it, and rounded there.
+    Positions reach the model wrapped into the box, in single precision unless OpenMM computes in
+    double precision.
     """
     state = context.getState(energy=True, forces=True, positions=True)
     now = atoms.copy()
@@ -444,7 +445,7 @@ def test_contexts_equal_the_calculator(cuda_platform, atoms, precision):
 @pytest.mark.gpu
 def test_contexts_whose_box_is_set(cuda_platform):
     atoms = water_box(64)
-    tilted = np.eye(3) + 0.02 * np.tril(np.ones((3, 3)), -1)  # no box becomes so later
+    tilted = np.eye(3) + 0.02 * np.tril(np.ones((3, 3)), -1)  # boxes cannot become tilted later
     atoms.set_cell(atoms.cell.array @ tilted, scale_atoms=True)
     context = context_of(atoms, cuda_platform, "double")
     for strain in (0.0, 0.01, -0.03):

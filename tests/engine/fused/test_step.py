@@ -1,4 +1,4 @@
-"""A whole step of fused kernels, from positions to forces, against the exact module."""
+"""A whole step of fused kernels, from positions to forces, compared with the exact module."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.testing import random_cluster, random_crystal, water_box
 from tests.support.tensornets import ZBL, Batch, assert_equal, assert_same, model_of
 
-# NumPy would have the interpreter take the bounds of loops another way; what PyTorch compiles when
-# it first differentiates forward, it compiles in a way that it deprecates.
+# The interpreter converts bounds of loops, and PyTorch's forward differentiation compiles, in ways
+# that NumPy and PyTorch deprecate.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
