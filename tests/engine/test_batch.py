@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.batch import Batch, same
 from mlff_triton.errors import InputError
 
 NUMBERS = [8, 1, 1]
@@ -162,3 +162,102 @@ def test_later_changes_of_the_users_arrays_do_not_matter():
     assert batch.boxes[0].cell.tolist() == expected.boxes[0].cell.tolist()
     assert batch.boxes[0].pbc.tolist() == [True, True, False]
     assert batch.charge.tolist() == [1.0, -2.0]
+
+
+# Changes
+
+
+def test_an_unchanged_box_is_shared():
+    batch = Batch.of(NUMBERS, POSITIONS, CELL, [True, True, False])
+    assert batch.with_box(CELL, [True, True, False]) is batch
+    assert batch.with_box(np.array(CELL, np.float32)) is batch
+    assert batch.with_box([*CELL[:2], [7.0, 8.0, 9.0]]) is batch  # not a periodic direction
+    assert batch.with_positions(np.ones((3, 3))).boxes is batch.boxes
+    vacuum = Batch.of(NUMBERS, POSITIONS)
+    for cell in (None, np.zeros((3, 3)), CELL):
+        assert vacuum.with_box(cell, False) is vacuum
+
+
+@pytest.mark.parametrize(
+    ("cell", "pbc"),
+    [
+        ([[9.0, 0.0, 0.0], [1.0, 8.0, 1e-9], [0.0, 2.0, 7.0]], None),
+        (CELL, True),
+        (CELL, [1, 1, 2]),
+        (None, False),
+    ],
+)
+def test_a_changed_box_is_checked_and_replaced(cell, pbc):
+    batch = Batch.of(NUMBERS, POSITIONS, CELL, [True, True, False])
+    changed = batch.with_box(cell, pbc)
+    expected = Batch.of(NUMBERS, POSITIONS, cell, [True, True, False] if pbc is None else pbc)
+    assert changed.boxes is not batch.boxes
+    assert np.array_equal(changed.boxes[0].cell, expected.boxes[0].cell)
+    assert np.array_equal(changed.boxes[0].pbc, expected.boxes[0].pbc)
+    assert changed.numbers is batch.numbers
+
+
+@pytest.mark.parametrize(
+    ("cell", "pbc", "message"),
+    [
+        (np.full((3, 3), np.nan), None, "the cell holds NaN"),
+        ([*CELL[:2], [0, 0, np.inf]], None, "the cell holds NaN"),
+        (np.zeros((3, 3)), None, "no independent cell vector"),
+        (None, None, "no independent cell vector"),
+        (np.eye(2), None, r"shape \[3, 3\]"),
+        ("cell", None, "array of real numbers"),
+        (CELL, [True, False], "one bool or three"),
+    ],
+)
+def test_a_wrong_box_is_refused(cell, pbc, message):
+    batch = Batch.of(NUMBERS, POSITIONS, CELL, [True, True, False])
+    with pytest.raises(InputError, match=message):
+        batch.with_box(cell, pbc)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (np.zeros((2, 3)), r"3 atoms need positions \[3, 3\], not \[2, 3\]"),
+        ([[0, 0, 0], [0, 0, np.nan], [1, 1, 1]], "atom 1 is NaN or infinite"),
+    ],
+)
+def test_wrong_positions_are_refused(positions, message):
+    with pytest.raises(InputError, match=message):
+        Batch.of(NUMBERS, POSITIONS).with_positions(positions)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"positions": np.ones((3, 3)), "cell": CELL, "pbc": True}, True),
+        ({"numbers": [8, 1, 6]}, False),
+        ({"batch": [0, 1, 1], "charge": [1, 0]}, False),
+        ({"charge": [1, 1]}, False),
+    ],
+)
+def test_the_same_atoms(change, same):
+    given = {"numbers": NUMBERS, "positions": POSITIONS, "batch": TWO, "charge": [1, 0]}
+    assert Batch.of(**given).same_atoms(Batch.of(**(given | change))) is same
+
+
+@pytest.mark.parametrize("n_rows", [1, 64, 65, 5000])
+@pytest.mark.parametrize("row", [0, -1])
+def test_equal_arrays(n_rows, row):
+    array = np.random.default_rng(0).normal(size=(n_rows, 3))
+    other = array.copy()
+    assert same(array, other)
+    other[row, 2] += 1.0
+    assert not same(array, other)
+    assert not same(array, array[:, :2])
+
+
+def test_batches_are_concatenated():
+    one = Batch.of(NUMBERS, POSITIONS, CELL, True, charge=1)
+    two = Batch.of(NUMBERS, POSITIONS, batch=TWO, charge=[0, -1])
+    both = Batch.concatenate([one, two])
+    assert both.numbers.tolist() == 2 * NUMBERS
+    assert both.system.tolist() == [0, 0, 0, 1, 1, 2]
+    assert both.charge.tolist() == [1.0, 0.0, -1.0]
+    assert both.boxes == (*one.boxes, *two.boxes)
+    assert np.array_equal(both.positions, 2 * POSITIONS)
