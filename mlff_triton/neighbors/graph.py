@@ -60,8 +60,8 @@ class Graph:
         Raises
         ------
         InputError
-            If the list is not symmetric, repeats a pair, pairs an atom with itself, or refers to
-            an atom that does not exist.
+            If the list is not symmetric, repeats a pair, contains an atom that is its own neighbor,
+            or refers to an atom that does not exist.
         """
         if len(receivers) and not 0 <= int(senders.min()) <= int(senders.max()) < n_atoms:
             raise InputError(f"the pairs refer to atoms outside 0..{n_atoms - 1}")

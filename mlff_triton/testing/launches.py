@@ -64,6 +64,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
     Examples
     --------
+    >>> import torch
     >>> from mlff_triton.kernels.ops.irrep_norms import irrep_norms
     >>> with recorded_launches() as launches:
     ...     _ = irrep_norms(torch.ones(9, 2, 8))

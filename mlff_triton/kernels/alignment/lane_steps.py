@@ -43,7 +43,7 @@ class LaneConstants(NamedTuple):
 
 
 class LanePosition(NamedTuple):
-    """Position of each lane. The suffixes 0 and 1 refer to the two pairs a lane processes."""
+    """Position of each lane. The suffixes 0 and 1 refer to its two pairs."""
 
     rank: tl.tensor  # index of the lane within its pair
     lanes: tl.tensor  # lanes per pair

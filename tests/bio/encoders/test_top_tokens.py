@@ -242,7 +242,7 @@ def test_models_without_a_language_head(name):
 
 
 def test_models_that_hold_a_language_model():
-    """What the outer model does with the logits is unknown."""
+    """The outer model may do anything with the logits, so it is refused."""
     model = nn.ModuleDict({"model": make("EsmForMaskedLM", "cpu")})
     bio.accelerate(model, backend="torch")
     with pytest.raises(InputError, match="ModuleDict has no supported language head"):
