@@ -138,7 +138,7 @@ class DeviceNeighbors:
         self._matrix: NeighborMatrix | None = None
         self._boxes: tuple[Box, ...] = ()  # at the last build; empty unless the matrix is valid
         self._built = torch.zeros_like(atoms.positions)  # positions at the last build
-        self._strain = torch.zeros_like(atoms.cell)  # maps the cells of the last build to today's
+        self._strain = torch.zeros_like(atoms.cell)  # maps cells of the last build to current ones
         self._limit = atoms.cell.new_zeros(len(atoms.cell))  # distance that atoms may move, Å
 
     @property

@@ -156,5 +156,7 @@ class DeviceResident:
         """Set the box to the downloaded cell; return True if it has changed."""
         batch = self._state.batch
         current = batch.with_box(self._cell)
+        if current is batch:
+            return False
         self._state.set_batch(current)
-        return current is not batch
+        return True
