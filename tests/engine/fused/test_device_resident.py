@@ -13,7 +13,15 @@ from mlff_triton.engine.device_neighbors import Capacity
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError
 from mlff_triton.testing import random_cluster
-from tests.support.device_steps import Failing, Resident, batch_of, crystal, moved, squeezed
+from tests.support.device_steps import (
+    Failing,
+    Recording,
+    Resident,
+    batch_of,
+    crystal,
+    moved,
+    squeezed,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
@@ -78,10 +86,12 @@ def test_no_resident_pair_slips_in_through_the_cell(new_steps, distance):
 
 
 def test_resident_rows_too_short_lose_nothing(new_steps):
-    atoms = random_cluster(10)
-    resident = Resident(new_steps, atoms, capacity=Capacity(first=4, multiple=4))
-    for scale in (3.0, 0.7):
+    """Capacities grow from 16, while those of the batches it is compared with stay at 64."""
+    atoms = random_cluster(24)
+    resident = Resident(new_steps, atoms, wrap=Recording, capacity=Capacity(first=16))
+    for scale in (3.0, 0.6):
         resident.check(Atoms(atoms.numbers, scale * atoms.positions), cell=False)
+    assert set(resident.steps.operators.capacities) == {16, 32}
 
 
 def test_resident_systems_in_other_units(new_steps):
