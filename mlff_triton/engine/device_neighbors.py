@@ -30,9 +30,7 @@ class Capacity(NamedTuple):
     first : int
         Slots before the number of neighbors is known.
     multiple : int
-        Larger capacities are multiples of this, as kernels are compiled for each of them. Both
-        numbers must be multiples of 16 for results that do not depend on the capacity to the bit:
-        Triton compiles other kernels, with sums in another order, for other sizes.
+        Larger capacities are multiples of this, as kernels are compiled for each of them.
     """
 
     first: int = 64

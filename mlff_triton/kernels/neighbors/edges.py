@@ -37,13 +37,22 @@ def _load_vector(pointer, index):
 @triton.jit
 def _subtract_product(a, b, matrix_ptr):
     """Return ``a - b @ matrix`` for vectors a, b and a 3x3 matrix in memory."""
-    x, y, z = b
     m = matrix_ptr
     return (
-        a[0] - (x * tl.load(m) + y * tl.load(m + 3) + z * tl.load(m + 6)),
-        a[1] - (x * tl.load(m + 1) + y * tl.load(m + 4) + z * tl.load(m + 7)),
-        a[2] - (x * tl.load(m + 2) + y * tl.load(m + 5) + z * tl.load(m + 8)),
+        a[0] - _dot(b, (tl.load(m), tl.load(m + 3), tl.load(m + 6))),
+        a[1] - _dot(b, (tl.load(m + 1), tl.load(m + 4), tl.load(m + 7))),
+        a[2] - _dot(b, (tl.load(m + 2), tl.load(m + 5), tl.load(m + 8))),
     )
+
+
+@triton.jit
+def _dot(a, b):
+    """Return the dot product of vectors, rounded in the same way in every kernel.
+
+    In ``x * x + y * y`` the compiler chooses which product to fuse with the sum, and may choose
+    differently for another BLOCK. Geometry must not depend on the capacity of the matrix.
+    """
+    return tl.fma(a[2], b[2], tl.fma(a[1], b[1], a[0] * b[0]))
 
 
 @triton.jit
@@ -59,7 +68,7 @@ def _unpack_shifts(shifts):
 @triton.jit
 def _norm(v):
     """Return the length of vectors."""
-    return tl.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2])
+    return tl.sqrt(_dot(v, v))
 
 
 @triton.jit
