@@ -15,6 +15,8 @@ from mlff_triton.testing.launches import TARGETS
 CHECKOUT = Path(__file__).parents[2]
 HALVES = tuple(TARGETS)[::2], tuple(TARGETS)[1::2]
 
+pytestmark = pytest.mark.timeout(2400)  # two cores with an empty cache need 10 to 20 minutes
+
 
 @pytest.fixture(scope="module")
 def compilations() -> dict[str, tuple[list[list[str]], str]]:
