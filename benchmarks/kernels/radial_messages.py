@@ -62,10 +62,12 @@ def _box(n_atoms: int, device: torch.device) -> Box:
     cutoff = model("random").cutoff
     wide = system.graph(cutoff + SKIN).to(device)
     cell = torch.eye(3).double()[None] if system.cells is None else torch.from_numpy(system.cells)
-    return Box(system, cell.to(device), system.graph(cutoff).to(device), neighbor_matrix(wide))
+    positions, cell = torch.from_numpy(system.positions).to(device), cell.to(device)
+    rows = neighbor_matrix(wide, positions, cell)
+    return Box(system, cell, system.graph(cutoff).to(device), rows)
 
 
-def neighbor_matrix(graph: Graph, capacity: int = CAPACITY) -> Any:
+def neighbor_matrix(graph: Graph, positions: Tensor, cell: Tensor, capacity: int = CAPACITY) -> Any:
     """Convert a graph to a padded neighbor matrix; atoms keep their order."""
     from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix, pack_shifts
 
@@ -86,7 +88,9 @@ def neighbor_matrix(graph: Graph, capacity: int = CAPACITY) -> Any:
     identity = atoms.int()
     largest = (count.max().int(), graph.shifts.abs().max().int())
     return NeighborMatrix(
-        identity, identity, count.int(), senders.int(), shifts, reverse.int(), *largest
+        *(identity, identity, count.int(), senders.int(), shifts, reverse.int(), *largest),
+        positions=positions,
+        inverse=torch.linalg.inv(cell).contiguous(),
     )
 
 
@@ -131,26 +135,18 @@ def ours(y: Tensor, positions: Tensor) -> Tensor:
     from mlff_triton.kernels.tensornet.message_product import message_product
 
     box, tables = _box(len(positions), y.device), _tables(y.device, y.dtype)
-    found, _ = edges(
-        positions,
-        positions,
-        box.cell,
-        *_still(len(positions), y.device),
-        box.neighbors,
-        tables.knots,
-        model("random").cutoff,
-        y.dtype,
-    )
+    system = _one_system(len(positions), y.device)
+    cutoff = model("random").cutoff
+    radii = cutoff, cutoff + SKIN
+    found, _ = edges(positions, box.cell, system, box.neighbors, tables.knots, *radii, y.dtype)
     factors = tables.layers[0], tables.layer_self[0]
     message, _ = message_product(y, *factors, found, _neutral(y), "none")
     return message
 
 
 @lru_cache(maxsize=2)
-def _still(n_atoms: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return strain, largest move and system of atoms at rest since the list was built."""
-    strain = torch.eye(3, dtype=torch.float64, device=device)[None]
-    return strain, strain.new_ones(1), torch.zeros(n_atoms, dtype=torch.int32, device=device)
+def _one_system(n_atoms: int, device: torch.device) -> Tensor:
+    return torch.zeros(n_atoms, dtype=torch.int32, device=device)
 
 
 def _neutral(y: Tensor) -> Tensor:

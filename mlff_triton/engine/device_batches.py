@@ -45,10 +45,11 @@ class DeviceBatches:
 
     def run(self) -> Outputs:
         """Queue a step; the next one overwrites the tensors that it returns."""
-        state = self._state
-        if not state.neighbors.is_built:
-            state.build()
-        return self._graph.run(state.launch, state.neighbors.layout)
+        self._state.renew()
+        return self._run()
+
+    def _run(self) -> Outputs:
+        return self._graph.run(self._state.launch, self._state.neighbors.layout)
 
     def fetch(self) -> Prediction:
         """Run a step, again if its neighbor matrix was stale, and return copies on the CPU.
@@ -65,7 +66,7 @@ class DeviceBatches:
 
     def _run_and_download(self) -> int:
         """Run a step, download its results, and return the highest status of any atom."""
-        outputs = self.run()
+        outputs = self._run()
         self._totals.copy_(outputs.totals.values, non_blocking=True)
         self._forces.copy_(outputs.forces, non_blocking=True)
         self._atom_energies.copy_(outputs.atom_energies, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The padded neighbor matrix of a batch on a GPU, and the limits within which it holds."""
+"""The padded neighbor matrix of a batch on a GPU, built there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.neighbors.bins import Boxes
 from mlff_triton.kernels.neighbors.edges import edges
-from mlff_triton.kernels.neighbors.neighbor_list import build_rows
+from mlff_triton.kernels.neighbors.neighbor_list import MAX_CAPACITY, fill_rows
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
-from mlff_triton.neighbors.box import Box, check_box, deformation
-
-MARGIN = 1e-6  # Å; subtracted from the distance that atoms may move, against rounding
+from mlff_triton.neighbors.box import Box
 
 
 class Capacity(NamedTuple):
@@ -75,6 +74,11 @@ class DeviceModel:
     pool: tuple[int, int] | None
     n_builds: int = 0
 
+    @property
+    def radius(self) -> float:
+        """Radius of the neighbor matrix in Å."""
+        return self.cutoff + self.skin
+
 
 @dataclass(frozen=True)
 class AtomBuffers:
@@ -86,6 +90,8 @@ class AtomBuffers:
         Å.
     cell : float64 [B, 3, 3]
         Lattice vectors (rows) in Å.
+    pbc : uint8 [B, 3]
+        1 in periodic directions.
     system : int32 [N]
         System of each atom.
     system_ptr : int32 [B + 1]
@@ -94,6 +100,7 @@ class AtomBuffers:
 
     positions: Tensor
     cell: Tensor
+    pbc: Tensor
     system: Tensor
     system_ptr: Tensor
 
@@ -103,6 +110,7 @@ class AtomBuffers:
         return cls(
             positions=torch.zeros(n_atoms, 3, dtype=torch.float64, device=device),
             cell=torch.zeros(n_systems, 3, 3, dtype=torch.float64, device=device),
+            pbc=torch.zeros(n_systems, 3, dtype=torch.uint8, device=device),
             system=torch.zeros(n_atoms, dtype=torch.int32, device=device),
             system_ptr=torch.zeros(n_systems + 1, dtype=torch.int32, device=device),
         )
@@ -112,16 +120,23 @@ class AtomBuffers:
         self.system.copy_(to_tensor(batch.system, self.system.device))
         self.system_ptr.copy_(to_tensor(batch.system_ptr, self.system.device))
 
-    def upload_cells(self, boxes: tuple[Box, ...]) -> None:
-        """Copy the cells of all systems to the GPU."""
-        self.cell.copy_(to_tensor(np.stack([box.cell for box in boxes]), self.cell.device))
+    def upload_boxes(self, boxes: tuple[Box, ...]) -> None:
+        """Copy the cells of all systems and their periodic directions to the GPU."""
+        device = self.cell.device
+        self.cell.copy_(to_tensor(np.stack([box.cell for box in boxes]), device))
+        self.pbc.copy_(to_tensor(np.stack([box.pbc for box in boxes]), device))
+
+    @property
+    def boxes(self) -> Boxes:
+        """Cells and ranges of atoms, as kernels read them."""
+        return Boxes(self.cell, self.pbc, self.system_ptr)
 
 
 class DeviceNeighbors:
-    """The neighbor matrix of a batch, and how far atoms and cells may move before it is stale.
+    """The neighbor matrix of a batch.
 
-    All tensors keep their addresses, so that a captured graph can read them, until the matrix needs
-    more slots. `layout` counts these occasions.
+    All tensors keep their addresses, so that captured graphs can read and write them, until the
+    matrix needs more slots. `layout` counts these occasions.
 
     Parameters
     ----------
@@ -135,107 +150,54 @@ class DeviceNeighbors:
         self.layout = 0
         self._model = model
         self._atoms = atoms
-        self._matrix: NeighborMatrix | None = None
-        self._boxes: tuple[Box, ...] = ()  # at the last build; empty unless the matrix is valid
-        self._built = torch.zeros_like(atoms.positions)  # positions at the last build
-        self._strain = torch.zeros_like(atoms.cell)  # maps cells of the last build to current ones
-        self._limit = atoms.cell.new_zeros(len(atoms.cell))  # distance that atoms may move, Å
+        self.matrix = self._empty(model.capacity.first)
 
-    @property
-    def is_built(self) -> bool:
-        """True if there is a matrix for these atoms, which may be stale."""
-        return bool(self._boxes)
+    def _empty(self, capacity: int) -> NeighborMatrix:
+        size = len(self._atoms.positions), len(self._atoms.cell)
+        return NeighborMatrix.empty(*size, capacity, self._model.device)
 
-    @property
-    def order(self) -> Tensor:
-        """The user's index of each atom in the order of the matrix, int32 [N]."""
-        return self._current.order
+    def launch(self) -> None:
+        """Launch the kernels that build the matrix for the current positions and cells."""
+        atoms = self._atoms
+        fill_rows(self.matrix, atoms.positions, atoms.system, atoms.boxes, self._model.radius)
 
-    @property
-    def capacity(self) -> int:
-        """Slots per atom."""
-        return self._current.senders.shape[1]
-
-    @property
-    def _current(self) -> NeighborMatrix:
-        assert self._matrix is not None  # as `keep` precedes every step
-        return self._matrix
-
-    def discard(self) -> None:
-        """Require a new matrix, as the atoms are different ones."""
-        self._boxes = ()
-
-    def find(self, batch: Batch) -> NeighborMatrix:
-        """Build a matrix for the current positions, without keeping it.
+    def fit(self) -> None:
+        """Build the matrix with as many slots as it needs; this waits for the GPU.
 
         Raises
         ------
         InputError
-            If a cell is far too small, or atoms lie too far outside theirs.
+            If atoms lie too far outside their cell, or have too many neighbors.
         """
-        model, atoms = self._model, self._atoms
-        radius = model.cutoff + model.skin
-        for box, count in zip(batch.boxes, batch.counts.tolist(), strict=True):
-            check_box(count, box, radius)
-        pbc = to_tensor(np.stack([box.pbc for box in batch.boxes]), model.device)
-        system = atoms.system.long()
-        capacity = model.capacity.first if self._matrix is None else self.capacity
         while True:
-            matrix = build_rows(atoms.positions, atoms.cell, pbc, system, radius, capacity)
-            needed, reach = torch.stack([matrix.needed, matrix.reach]).tolist()
+            self.launch()
+            needed, reach = torch.stack([self.matrix.needed, self.matrix.reach]).tolist()
             if reach > MAX_REACH:
                 raise InputError(
                     "atoms lie too far outside their cell, or are not finite: wrap them into it, "
                     "or the simulation may have blown up"
                 )
-            if needed <= capacity:
-                model.n_builds += 1
-                return matrix
-            capacity = model.capacity.for_neighbors(needed)
-
-    def keep(self, matrix: NeighborMatrix, boxes: tuple[Box, ...]) -> None:
-        """Use a matrix, built for the current positions and these boxes, from now on."""
-        if self._matrix is None or self._matrix.senders.shape != matrix.senders.shape:
-            self._matrix = matrix
+            if needed <= self.matrix.capacity:
+                return
+            capacity = self._model.capacity.for_neighbors(needed)
+            if capacity > MAX_CAPACITY:
+                raise InputError(
+                    f"an atom has {needed} neighbors within {self._model.radius:g} Å, more than "
+                    f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
+                )
+            self.matrix = self._empty(capacity)
             self.layout += 1
-        else:
-            copy_fields(matrix, self._matrix)
-        self._built.copy_(self._atoms.positions)
-        self._boxes = boxes
-        self.set_limits(boxes)
-
-    def set_limits(self, boxes: tuple[Box, ...]) -> None:
-        """Limit how far atoms may move in these boxes before a pair could be missed."""
-        model = self._model
-        strains, limits = np.empty((len(boxes), 3, 3)), np.empty(len(boxes))
-        for k, (old, new) in enumerate(zip(self._boxes, boxes, strict=True)):
-            if (old.pbc != new.pbc).any():
-                strain, sigma = np.eye(3), 0.0  # other images: the matrix is stale at once
-            else:
-                strain, sigma = deformation(old, new)
-            reach = sigma * (model.cutoff + model.skin) - model.cutoff
-            strains[k], limits[k] = strain, reach / 2 - MARGIN
-        self._strain.copy_(to_tensor(strains, model.device))
-        self._limit.copy_(to_tensor(limits, model.device))
 
     def edges(self) -> tuple[Edges, Tensor]:
         """Launch the kernel that finds the current edges and the status of each atom."""
         model, atoms = self._model, self._atoms
         return edges(
             atoms.positions,
-            self._built,
             atoms.cell,
-            self._strain,
-            self._limit,
             atoms.system,
-            self._current,
+            self.matrix,
             model.parameters.tables.knots,
             model.cutoff,
+            model.radius,
             model.dtype,
         )
-
-
-def copy_fields(source: object, target: object) -> None:
-    """Copy all tensors of a dataclass to those of another one of the same shapes."""
-    for old, new in zip(vars(target).values(), vars(source).values(), strict=True):
-        old.copy_(new)

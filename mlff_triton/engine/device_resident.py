@@ -55,12 +55,8 @@ class ResidentOutputs(NamedTuple):
 class DeviceResident:
     """One system whose positions, cell and forces stay on the GPU, in the units of a program.
 
-    The host computes from the cell how far atoms may move before the neighbor matrix is rebuilt.
-    So that no step has to wait for the cell, its nine components are downloaded after the step,
-    together with energy and status. Usually the cell has not changed, and the step is complete. If
-    it has, energy and forces are right all the same, as edges are measured in the cell on the GPU.
-    Only the status belongs to the limits for the old cell. It is determined again, which costs one
-    kernel and a second wait.
+    The cell is downloaded after the step, together with energy and status, so that the host can
+    check it.
 
     Parameters
     ----------
@@ -118,6 +114,10 @@ class DeviceResident:
         if cell is not None:
             self._given_cell.copy_(cell)
         forces = torch.empty_like(self._given)
+        if self._state.is_due:
+            self._convert_inputs()
+            self._cell[:] = self._state.atoms.cell[0].cpu()
+            self._check_cell()
         self._state.settle(lambda: self._run_and_wait(forces))
         return torch.tensor(self._energy[0] / self._units.energy), forces
 
@@ -137,26 +137,15 @@ class DeviceResident:
         torch.where(self._periodic, self._given_cell * length, rows, out=rows)
 
     def _run_and_wait(self, forces: Tensor) -> int:
-        """Run a step, copy its forces, and return the highest status for the current cell."""
+        """Run a step, copy its forces, and return the highest status of any atom."""
         state = self._state
-        if not state.neighbors.is_built:
-            self._convert_inputs()
-            self._cell[:] = state.atoms.cell[0].cpu()
-            self._update_box()
-            state.build()
         outputs = self._graph.run(self._launch, state.neighbors.layout)
         self._downloaded.values.copy_(outputs.report.values, non_blocking=True)
         forces.copy_(outputs.forces)
         state.wait()
-        if not self._update_box():
-            return int(self._status[0])
-        return int(state.neighbors.edges()[1].max())
+        self._check_cell()
+        return int(self._status[0])
 
-    def _update_box(self) -> bool:
-        """Set the box to the downloaded cell; return True if it has changed."""
-        batch = self._state.batch
-        current = batch.with_box(self._cell)
-        if current is batch:
-            return False
-        self._state.set_batch(current)
-        return True
+    def _check_cell(self) -> None:
+        """Raise `InputError` unless the downloaded cell is valid."""
+        self._state.set_batch(self._state.batch.with_box(self._cell))

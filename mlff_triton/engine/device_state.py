@@ -1,4 +1,11 @@
-"""A batch on a GPU: its atoms, its neighbor matrix, and the launches of a step."""
+"""A batch on a GPU: its atoms, its neighbor matrix, and the launches of a step.
+
+The matrix is built on the GPU by launches that are captured as a graph of their own. A step finds
+out on the device whether the matrix still holds, and reports this with its results. If it does not,
+the matrix is built anew and the step repeated. Usually this is not necessary, as the status also
+tells how far atoms have moved, so that the matrix is renewed before a step that it would not
+survive.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,15 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, to_tensor
-from mlff_triton.engine.device_neighbors import (
-    AtomBuffers,
-    DeviceModel,
-    DeviceNeighbors,
-    copy_fields,
-)
+from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
+from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE
+from mlff_triton.kernels.neighbors.edges import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
+from mlff_triton.neighbors.box import Box, check_box
+
+UNFIT = SHORT | FAR
+"""Bits of a status by which the matrix is incomplete since it was built."""
 
 
 class DeviceState:
@@ -38,8 +45,12 @@ class DeviceState:
         self.atoms = AtomBuffers.zeros(n_atoms, n_systems, model.device)
         self.neighbors = DeviceNeighbors(model, self.atoms)
         self._batch: Batch | None = None
-        self._systems: Systems | None = None
+        self._given: Systems | None = None
+        self._sorted: Systems | None = None
+        self._rebuilding: StepGraph[None] = StepGraph(model.pool)
         self._status = torch.zeros(n_atoms, dtype=torch.int32, device=model.device)
+        self._is_built = False
+        self._age = self._last_age = 0  # see `_grow_older`
 
     @property
     def batch(self) -> Batch:
@@ -48,47 +59,88 @@ class DeviceState:
         return self._batch
 
     def set_batch(self, batch: Batch) -> None:
-        """Upload what differs from the last batch, except for positions."""
-        last, self._batch = self._batch, batch
-        if last is None or not last.same_atoms(batch):
-            self.atoms.upload_systems(batch)
-            self.neighbors.discard()
-        if last is None or last.boxes is not batch.boxes:
-            self.atoms.upload_cells(batch.boxes)
-            if self.neighbors.is_built:
-                self.neighbors.set_limits(batch.boxes)
-
-    def build(self) -> None:
-        """Build the neighbor matrix for the current positions.
+        """Upload what differs from the last batch, except for positions.
 
         Raises
         ------
         UnknownElementError
             If the model was not made for an element.
         InputError
-            If a cell is far too small, or atoms lie too far outside theirs.
+            If a cell is far too small.
         """
-        batch, device = self.batch, self.model.device
-        matrix = self.neighbors.find(batch)
-        systems = Systems.of(
-            self.model.parameters,
-            to_tensor(batch.numbers, device),
-            to_tensor(batch.charge, device),
-            self.atoms.system_ptr,
-            matrix.order,
-        )
-        self.neighbors.keep(matrix, batch.boxes)
-        if self._systems is None:
-            self._systems = systems
+        last = self._batch
+        changed = _changed_boxes(last, batch)
+        for k in changed:
+            check_box(int(batch.counts[k]), batch.boxes[k], self.model.radius)
+        if last is None or not last.same_atoms(batch):
+            self._set_atoms(batch)
+        if changed:
+            pbc = [(last.boxes[k].pbc == batch.boxes[k].pbc).all() for k in changed] if last else []
+            self._is_built = self._is_built and all(pbc)
+            self.atoms.upload_boxes(batch.boxes)
+        self._batch = batch
+
+    def _set_atoms(self, batch: Batch) -> None:
+        """Upload species, charges and the division of atoms into systems."""
+        self.atoms.upload_systems(batch)
+        numbers, charge = (to_tensor(a, self.model.device) for a in (batch.numbers, batch.charge))
+        given = Systems.of(self.model.parameters, numbers, charge, self.atoms.system_ptr)
+        if self._given is None:
+            self._given, self._sorted = given, given.clone()
         else:
-            copy_fields(systems, self._systems)
+            self._given.copy_(given)
+        self._is_built = False
+
+    def build(self) -> None:
+        """Build the neighbor matrix for the current positions, with as many slots as it needs.
+
+        Raises
+        ------
+        InputError
+            If atoms lie too far outside their cell, or have too many neighbors.
+        """
+        self._is_built = False
+        self.neighbors.fit()
+        self._sort()
+        self._count_build()
+
+    def rebuild(self) -> None:
+        """Queue the same without waiting; the next step reports whether slots suffice."""
+        self._rebuilding.run(self._launch_rebuild, self.neighbors.layout)
+        self._count_build()
+
+    def _count_build(self) -> None:
+        self._is_built, self._age, self._last_age = True, 0, 0
+        self.model.n_builds += 1
+
+    def _launch_rebuild(self) -> None:
+        self.neighbors.launch()
+        self._sort()
+
+    def _sort(self) -> None:
+        """Bring what the step knows of each atom into the order of the matrix."""
+        assert self._given is not None  # as `set_batch` precedes everything else
+        assert self._sorted is not None
+        self._given.sort(self.neighbors.matrix.order, self._sorted)
+
+    @property
+    def is_due(self) -> bool:
+        """True if there is no matrix, or if the next step would probably outlive it."""
+        return not self._is_built or self._age > AGE
+
+    def renew(self) -> None:
+        """Build the matrix if that is due."""
+        if not self._is_built:
+            self.build()
+        elif self.is_due:
+            self.rebuild()
 
     def launch(self) -> Outputs:
         """Launch the kernels of a step; a matrix must have been built."""
-        assert self._systems is not None
+        assert self._sorted is not None
         model = self.model
         near, self._status = self.neighbors.edges()
-        return evaluate_step(model.operators, model.parameters, self._systems, near, self._status)
+        return evaluate_step(model.operators, model.parameters, self._sorted, near, self._status)
 
     def settle(self, run: Callable[[], int]) -> None:
         """Run steps until the neighbor matrix was valid throughout the last one.
@@ -101,14 +153,26 @@ class DeviceState:
         Raises
         ------
         InputError
-            If a position is not finite.
+            If a position is not finite, atoms lie too far outside their cell, or have too many
+            neighbors.
         OverlappingAtomsError
             If two atoms coincide.
         """
+        self.renew()
         worst = run()
-        if worst in (STALE, STALE | OVERLAP):
-            self.build()
-            worst = run()
+        for repair, reasons in ((self.rebuild, STALE | UNFIT), (self.build, UNFIT)):
+            if worst & reasons and not worst & NOT_FINITE:
+                repair()
+                worst = run()
+        self.raise_problem(worst)
+        self._grow_older(worst & AGE)
+
+    def _grow_older(self, age: int) -> None:
+        """Set the age to what it will be after one more step, if that moves atoms as far."""
+        self._age, self._last_age = 2 * age - self._last_age, age
+
+    def raise_problem(self, worst: int) -> None:
+        """Raise the error that a status stands for, if any."""
         if worst & NOT_FINITE:
             bad = self._flagged(NOT_FINITE)
             raise InputError(
@@ -129,6 +193,20 @@ class DeviceState:
         """Wait until the GPU has finished all work queued on the current stream."""
         if self.model.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
+
+
+def _changed_boxes(last: Batch | None, batch: Batch) -> list[int]:
+    """Return the systems whose cell or periodic directions differ from those of the last batch."""
+    if last is None:
+        return list(range(len(batch.boxes)))
+    if last.boxes is batch.boxes:
+        return []
+    pairs = enumerate(zip(last.boxes, batch.boxes, strict=True))
+    return [k for k, (old, new) in pairs if not _same_box(old, new)]
+
+
+def _same_box(old: Box, new: Box) -> bool:
+    return old is new or bool((old.cell == new.cell).all() and (old.pbc == new.pbc).all())
 
 
 def pinned(device: torch.device, *shape: int) -> Tensor:

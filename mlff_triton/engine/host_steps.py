@@ -162,7 +162,6 @@ class TorchSteps(HostSteps):
             to_tensor(batch.numbers, device),
             to_tensor(batch.charge, device),
             to_tensor(batch.system_ptr, device),
-            torch.arange(n_atoms, dtype=torch.int32, device=device),
         )
         status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
         outputs = evaluate_step(reference, p, systems, edges.to(self.dtype), status)

@@ -11,7 +11,7 @@ tested against `mlff_triton.model.tensornet.TensorNet` in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -50,12 +50,12 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Systems:
-    """The atoms of a batch, except for their positions and cells.
+    """The atoms of a batch, except for their positions and cells, in any order.
 
     Attributes
     ----------
     species : int32 [N]
-        Element of each atom, in the order in which the edges number atoms.
+        Element of each atom.
     order : int32 [N]
         The user's index of each atom, in the same order.
     charge_factor : [N]
@@ -73,38 +73,52 @@ class Systems:
     system_ptr: Tensor
 
     @classmethod
-    def of(
-        cls, p: Parameters, numbers: Tensor, charge: Tensor, system_ptr: Tensor, order: Tensor
-    ) -> Systems:
-        """Look up the species, charge factors and energy offsets of atoms.
+    def of(cls, p: Parameters, numbers: Tensor, charge: Tensor, system_ptr: Tensor) -> Systems:
+        """Look up the species, charge factors and energy offsets of atoms, in the user's order.
 
         Parameters
         ----------
         p : Parameters
             The model.
         numbers : int64 [N]
-            Atomic numbers, in the user's order.
+            Atomic numbers.
         charge : float64 [B]
             Total charge of each system in elementary charges.
-        system_ptr, order
-            Same as the attributes.
+        system_ptr : int32 [B + 1]
+            Same as the attribute.
 
         Raises
         ------
         UnknownElementError
             If the model was not made for an element.
         """
-        counts, sorted_atoms = system_ptr.diff().long(), order.long()
+        n_atoms, counts = len(numbers), system_ptr.diff().long()
         per_system = torch.stack([1 + 0.1 * charge, p.mean / counts])
-        charge_factor, share = per_system.repeat_interleave(counts, 1, output_size=len(numbers))
+        charge_factor, share = per_system.repeat_interleave(counts, 1, output_size=n_atoms)
         species = p.species(numbers)
         return cls(
-            species=species[sorted_atoms],
-            order=order,
-            charge_factor=charge_factor[sorted_atoms].to(p.receiver.dtype),
-            offsets=(p.references[species.long()] + share)[sorted_atoms],
+            species=species,
+            order=torch.arange(n_atoms, dtype=torch.int32, device=numbers.device),
+            charge_factor=charge_factor.to(p.receiver.dtype),
+            offsets=p.references[species.long()] + share,
             system_ptr=system_ptr,
         )
+
+    def clone(self) -> Systems:
+        """Return a copy that shares ``system_ptr``."""
+        names = ("species", "order", "charge_factor", "offsets")
+        return replace(self, **{name: getattr(self, name).clone() for name in names})
+
+    def copy_(self, other: Systems) -> None:
+        """Take over the atoms of as many others."""
+        for name, tensor in vars(other).items():
+            getattr(self, name).copy_(tensor)
+
+    def sort(self, order: Tensor, out: Systems) -> None:
+        """Write the atoms to ``out`` in another order, int32 [N], without waiting."""
+        out.order.copy_(order)
+        for name in ("species", "charge_factor", "offsets"):
+            torch.index_select(getattr(self, name), 0, order, out=getattr(out, name))
 
 
 class Kept(NamedTuple):

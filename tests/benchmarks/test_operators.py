@@ -100,8 +100,9 @@ def test_fused_messages_in_pytorch_are_those_of_the_model():
 
 
 def test_neighbor_rows_hold_the_graph():
-    graph = systems.random_box(128).graph(5.0)
-    neighbors = radial_messages.neighbor_matrix(graph)
+    box = systems.random_box(128)
+    graph, where = box.graph(5.0), (torch.from_numpy(box.positions), torch.eye(3).double()[None])
+    neighbors = radial_messages.neighbor_matrix(graph, *where)
     found = neighbors.to_csr()
     for ours, theirs in zip(
         found, (graph.row_ptr, graph.senders, graph.shifts, graph.reverse), strict=True
@@ -109,7 +110,7 @@ def test_neighbor_rows_hold_the_graph():
         assert torch.equal(ours, theirs)
     assert int(neighbors.needed) == int(graph.row_ptr.diff().max())
     with pytest.raises(ValueError, match="raise the capacity of 8"):
-        radial_messages.neighbor_matrix(graph, 8)
+        radial_messages.neighbor_matrix(graph, *where, capacity=8)
 
 
 @pytest.mark.gpu

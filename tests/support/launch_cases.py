@@ -262,12 +262,11 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     p = parameters(group, dtype)
     integers = torch.zeros(n_atoms, dtype=torch.int32)
     slots = torch.zeros(n_atoms, ROW, dtype=torch.int32)
-    rows = NeighborMatrix(
-        integers, integers, integers, slots, slots, slots.flatten(), integers[0], integers[0]
-    )
     positions, cell = torch.ones(n_atoms, 3).double(), torch.eye(3).double()[None]
-    motion = positions, positions, cell, cell, torch.ones(1).double()
-    found, status = edges.edges(*motion, integers, rows, p.tables.knots, 5.0, dtype)
+    lists = integers, integers, integers, slots, slots, slots.flatten()
+    rows = NeighborMatrix(*lists, integers[0], integers[0], positions, cell)
+    knots = p.tables.knots
+    found, status = edges.edges(positions, cell, integers, rows, knots, 5.0, 6.0, dtype)
     one_system = torch.tensor([0, n_atoms], dtype=torch.int32)
     ones = torch.ones(n_atoms)
     systems = Systems(integers, integers, ones.to(dtype), ones.double(), one_system)

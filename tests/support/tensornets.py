@@ -83,12 +83,13 @@ class Batch:
 
     def systems(self, p: Parameters, order: Tensor | None = None) -> Systems:
         device = p.receiver.device
-        order = torch.arange(len(self.numbers)) if order is None else order
         ends = self.sizes.cumsum(0)
         system_ptr = torch.cat([ends.new_zeros(1), ends]).int()
-        charges = torch.tensor(self.charges).double()
-        inputs = self.numbers, charges, system_ptr, order.int()
-        return Systems.of(p, *(t.to(device) for t in inputs))
+        inputs = self.numbers, torch.tensor(self.charges).double(), system_ptr
+        systems = Systems.of(p, *(t.to(device) for t in inputs))
+        if order is not None:
+            systems.clone().sort(order.int().to(device), systems)
+        return systems
 
     def step(self, p: Parameters, dtype: torch.dtype) -> Outputs:
         graph = self.graph

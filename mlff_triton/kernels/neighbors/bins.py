@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
+
 ATOMS_PER_BIN = tl.constexpr(8)  # lower bound of the mean, which limits the number of bins
 SLACK = tl.constexpr(1e-6)  # relative, far above the rounding error of any coordinate
 NOWHERE = tl.constexpr(1 << 29)  # image of an atom that many bins away, or at NaN
@@ -35,7 +37,7 @@ class Boxes(NamedTuple):
         Lattice vectors as rows, Å.
     pbc : uint8 [B, 3]
         1 in periodic directions, 0 in open ones.
-    first_atoms : int64 [B + 1]
+    first_atoms : int [B + 1]
         First atom of each system.
     """
 
@@ -55,8 +57,8 @@ class Bins(NamedTuple):
         First sorted atom of each bin, numbered through all systems.
     bin_of_atom : int32 [N]
         Bin of each sorted atom.
-    order, rank : int32 [N]
-        User's index of each sorted atom, and sorted index of each of the user's atoms.
+    order : int32 [N]
+        User's index of each sorted atom.
     positions : float64 [3, N]
         Positions of the sorted atoms, Å.
     images : int32 [3, N]
@@ -68,7 +70,6 @@ class Bins(NamedTuple):
     starts: Tensor
     bin_of_atom: Tensor
     order: Tensor
-    rank: Tensor
     positions: Tensor
     images: Tensor
 
@@ -97,12 +98,20 @@ def _plane(cell_ptr, DIRECTION: tl.constexpr):
 
 @triton.jit
 def _bins_kernel(
-    cell_ptr, pbc_ptr, first_atoms_ptr, planes_ptr, shape_ptr, span_ptr, radius: tl.float64
+    cell_ptr,
+    pbc_ptr,
+    first_atoms_ptr,
+    planes_ptr,
+    shape_ptr,
+    span_ptr,
+    inverse_ptr,
+    radius: tl.float64,
 ):
     """Choose the bins of each system. Grid: one program per system.
 
     Reads ``cell[B, 3, 3]``, ``pbc[B, 3]`` and ``first_atoms[B + 1]``. Writes the number of bins
-    ``shape[B, 3]``, ``span[B, 3]``, and ``planes[B, 3, 3]``, with ``g = floor(pos . plane)``.
+    ``shape[B, 3]``, ``span[B, 3]``, ``planes[B, 3, 3]``, with ``g = floor(pos . plane)``, and the
+    ``inverse[B, 3, 3]`` of the cell.
     """
     system = tl.program_id(0).to(tl.int64)
     n_atoms = tl.load(first_atoms_ptr + system + 1) - tl.load(first_atoms_ptr + system)
@@ -119,6 +128,9 @@ def _bins_kernel(
             tl.store(span_ptr + 3 * system + d, tl.ceil(least * scale / height).to(tl.int32))
         else:
             n_open += 1
+        tl.store(inverse_ptr + 9 * system + d, x)
+        tl.store(inverse_ptr + 9 * system + 3 + d, y)
+        tl.store(inverse_ptr + 9 * system + 6 + d, z)
         tl.store(planes_ptr + 9 * system + 3 * d, x * scale)
         tl.store(planes_ptr + 9 * system + 3 * d + 1, y * scale)
         tl.store(planes_ptr + 9 * system + 3 * d + 2, z * scale)
@@ -180,6 +192,7 @@ def _arrange_kernel(
     sorted_ptr,
     order_ptr,
     rank_ptr,
+    built_ptr,
     sorted_positions_ptr,
     sorted_images_ptr,
     n_atoms,
@@ -188,8 +201,8 @@ def _arrange_kernel(
     """Gather the atoms in the order of their bins. Grid: one program per ``BLOCK`` atoms.
 
     Reads ``positions[N, 3]``, ``images[N, 3]`` and the user's index ``sorted[N]``, int64, of each
-    sorted atom. Writes ``order[N]``, ``rank[N]``, ``sorted_positions[3, N]`` and
-    ``sorted_images[3, N]``.
+    sorted atom. Writes ``order[N]``, ``rank[N]``, ``sorted_positions[3, N]``,
+    ``sorted_images[3, N]``, and a copy ``built[N, 3]`` of the positions.
     """
     rank = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = rank < n_atoms
@@ -199,28 +212,33 @@ def _arrange_kernel(
     for d in tl.static_range(3):
         position = tl.load(positions_ptr + 3 * atom + d, mask)
         image = tl.load(images_ptr + 3 * atom + d, mask)
+        tl.store(built_ptr + 3 * atom + d, position, mask)
         tl.store(sorted_positions_ptr + d * tl.cast(n_atoms, tl.int64) + rank, position, mask)
         tl.store(sorted_images_ptr + d * tl.cast(n_atoms, tl.int64) + rank, image, mask)
 
 
-def bin_atoms(positions: Tensor, batch: Tensor, boxes: Boxes, radius: float) -> Bins:
+def bin_atoms(
+    positions: Tensor, batch: Tensor, boxes: Boxes, radius: float, out: NeighborMatrix
+) -> Bins:
     """Choose bins for the radius, and sort the atoms into them.
 
     Parameters
     ----------
     positions : float64 [N, 3]
         Å.
-    batch : int64 [N]
+    batch : int [N]
         System of each atom, ascending.
     boxes : Boxes
         Cells of the systems.
     radius : float
         Å.
+    out : NeighborMatrix
+        Its ``order``, ``rank``, ``positions`` and ``inverse`` are written.
     """
     n_atoms, n_systems, device = len(positions), len(boxes.cell), positions.device
     planes = torch.empty_like(boxes.cell)
     shape, span = (batch.new_empty((n_systems, 3), dtype=torch.int32) for _ in range(2))
-    _bins_kernel[(n_systems,)](*boxes, planes, shape, span, radius, num_warps=1)
+    _bins_kernel[(n_systems,)](*boxes, planes, shape, span, out.inverse, radius, num_warps=1)
     bin_of_atom = batch.new_empty(n_atoms, dtype=torch.int32)
     images = batch.new_empty((n_atoms, 3), dtype=torch.int32)
     grid = (triton.cdiv(n_atoms, 256),)
@@ -242,17 +260,17 @@ def bin_atoms(positions: Tensor, batch: Tensor, boxes: Boxes, radius: float) -> 
     borders = torch.arange(n_bins + 1, dtype=torch.int32, device=device)
     starts = torch.searchsorted(bin_of_atom, borders, out_int32=True)
 
-    order, rank = (by_bin.new_empty(n_atoms, dtype=torch.int32) for _ in range(2))
     sorted_positions, sorted_images = (x.new_empty((3, n_atoms)) for x in (positions, images))
     _arrange_kernel[grid](
         positions,
         images,
         by_bin,
-        order,
-        rank,
+        out.order,
+        out.rank,
+        out.positions,
         sorted_positions,
         sorted_images,
         n_atoms,
         BLOCK=256,
     )
-    return Bins(shape, span, starts, bin_of_atom, order, rank, sorted_positions, sorted_images)
+    return Bins(shape, span, starts, bin_of_atom, out.order, sorted_positions, sorted_images)

@@ -3,7 +3,13 @@
     r_e = pos_i - pos_j - S_e @ cell      in float64, whatever the dtype of the network
 
 The neighbor matrix holds all neighbors within cutoff plus skin at the time it was built. Each step
-selects those within the cutoff, in the order of the rows, and reports problems in ``status``.
+selects those within the cutoff, in the order of the rows, and reports in ``status`` whether the
+matrix still holds. An atom may move until a pair outside the matrix could have come within the
+cutoff. If the cell has changed since by ``F``, that is
+
+    limit = (sigma(F) radius - cutoff) / 2        of  |pos - pos_built @ F|
+
+where sigma is a lower bound of the smallest singular value of F.
 """
 
 from __future__ import annotations
@@ -15,13 +21,22 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.types.edges import Edges, Knots
-from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
+from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 
-STALE, OVERLAP, NOT_FINITE = 1, 2, 4
-"""Bits of an atom's status, the most severe one highest."""
+AGE = 255
+"""Bits of an atom's status that tell how far it has moved, in 1/256 of its limit."""
+STALE, OVERLAP, SHORT, FAR, NOT_FINITE = (256 << bit for bit in range(5))
+"""Bits of an atom's status for each problem, the most severe one highest: it has moved too far, or
+lies on another one; rows are too short, or shifts too large, in the whole matrix; its position is
+not finite."""
 
-_STALE, _OVERLAP, _NOT_FINITE = (tl.constexpr(bit) for bit in (STALE, OVERLAP, NOT_FINITE))
+_AGE = tl.constexpr(AGE)
+_STALE, _OVERLAP, _SHORT, _FAR, _NOT_FINITE = (
+    tl.constexpr(bit) for bit in (STALE, OVERLAP, SHORT, FAR, NOT_FINITE)
+)
+_MAX_REACH = tl.constexpr(MAX_REACH)
 _MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_list`
+_MARGIN = tl.constexpr(1e-6)  # Å; subtracted from the limit, against rounding
 
 
 @triton.jit
@@ -35,14 +50,19 @@ def _load_vector(pointer, index):
 
 
 @triton.jit
-def _subtract_product(a, b, matrix_ptr):
-    """Return ``a - b @ matrix`` for vectors a, b and a 3x3 matrix in memory."""
-    m = matrix_ptr
+def _load_columns(pointer):
+    """Load the columns of a 3x3 matrix."""
     return (
-        a[0] - _dot(b, (tl.load(m), tl.load(m + 3), tl.load(m + 6))),
-        a[1] - _dot(b, (tl.load(m + 1), tl.load(m + 4), tl.load(m + 7))),
-        a[2] - _dot(b, (tl.load(m + 2), tl.load(m + 5), tl.load(m + 8))),
+        (tl.load(pointer), tl.load(pointer + 3), tl.load(pointer + 6)),
+        (tl.load(pointer + 1), tl.load(pointer + 4), tl.load(pointer + 7)),
+        (tl.load(pointer + 2), tl.load(pointer + 5), tl.load(pointer + 8)),
     )
+
+
+@triton.jit
+def _subtract_product(a, b, columns):
+    """Return ``a - b @ matrix`` for vectors a, b and the columns of a 3x3 matrix."""
+    return a[0] - _dot(b, columns[0]), a[1] - _dot(b, columns[1]), a[2] - _dot(b, columns[2])
 
 
 @triton.jit
@@ -72,6 +92,37 @@ def _norm(v):
 
 
 @triton.jit
+def _deformation(inverse_ptr, columns):
+    """Return the columns of ``F = inverse @ matrix``, and a lower bound of how it scales lengths.
+
+    Gershgorin's circles bound the eigenvalues of ``F^T F``, exactly if it is diagonal.
+    """
+    i = inverse_ptr
+    first = tl.load(i), tl.load(i + 1), tl.load(i + 2)
+    second = tl.load(i + 3), tl.load(i + 4), tl.load(i + 5)
+    third = tl.load(i + 6), tl.load(i + 7), tl.load(i + 8)
+    x = _dot(first, columns[0]), _dot(second, columns[0]), _dot(third, columns[0])
+    y = _dot(first, columns[1]), _dot(second, columns[1]), _dot(third, columns[1])
+    z = _dot(first, columns[2]), _dot(second, columns[2]), _dot(third, columns[2])
+    yz, xz, xy = tl.abs(_dot(y, z)), tl.abs(_dot(x, z)), tl.abs(_dot(x, y))
+    lowest = tl.minimum(_dot(x, x) - xy - xz, _dot(y, y) - xy - yz)
+    lowest = tl.minimum(lowest, _dot(z, z) - xz - yz)
+    return (x, y, z), tl.sqrt(tl.maximum(lowest, 0.0))
+
+
+@triton.jit
+def _status(moved, limit, closest, size, needed, capacity, reach):
+    """Return the status of an atom; comparisons with NaN are false."""
+    holds = moved <= limit
+    age = tl.where(holds, tl.minimum(256 * moved / limit, _AGE), 0.0).to(tl.int32)
+    status = tl.where(holds, age, _STALE)
+    status |= tl.where(closest < _MIN_DISTANCE, _OVERLAP, 0)
+    status |= tl.where(needed > capacity, _SHORT, 0)
+    status |= tl.where(reach > _MAX_REACH, _FAR, 0)
+    return tl.where(size < float("inf"), status, _NOT_FINITE)
+
+
+@triton.jit
 def _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells):
     """Return interval, fraction and width of distances [BLOCK], as `Knots.locate` does."""
     first = tl.load(knots_ptr)
@@ -90,15 +141,16 @@ def _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells):
 @triton.jit
 def _edges_kernel(
     positions_ptr,
-    built_ptr,
     cell_ptr,
-    strain_ptr,
-    limit_ptr,
     system_ptr,
+    built_ptr,
+    inverse_ptr,
     order_ptr,
     count_ptr,
     row_senders_ptr,
     row_shifts_ptr,
+    needed_ptr,
+    reach_ptr,
     knots_ptr,
     intervals_ptr,
     slot_end_ptr,
@@ -115,21 +167,23 @@ def _edges_kernel(
     n_knots,
     n_cells,
     cutoff: tl.float64,
+    radius: tl.float64,
     BLOCK: tl.constexpr,
 ):
     """Select the neighbors of an atom that are within the cutoff. Grid: one program per atom.
 
-    Reads ``positions[N, 3]``, ``built[N, 3]``, ``cell[B, 3, 3]``, ``strain[B, 3, 3]``,
-    ``limit[B]``, ``system[N]``; ``order[N]``, ``count[N]``, senders and shifts [N, K] of the
-    neighbor matrix; ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the
-    fields [slots] of `Edges` in the first slots of each row, and ``status[N]``.
+    Reads ``positions[N, 3]``, ``cell[B, 3, 3]``, ``system[N]``; ``built[N, 3]``,
+    ``inverse[B, 3, 3]``, ``order[N]``, ``count[N]``, senders and shifts [N, K], ``needed`` and
+    ``reach`` of the neighbor matrix; ``knots[n_knots]`` and ``intervals[n_cells]``. Writes
+    ``slot_end[N]`` and the fields [slots] of `Edges` in the first slots of each row, and
+    ``status[N]``.
     """
     atom = tl.program_id(0)
     user_atom = tl.load(order_ptr + atom).to(tl.int64)
     position = _load_vector(positions_ptr, user_atom)
     count = tl.load(count_ptr + atom)
     system = tl.load(system_ptr + user_atom).to(tl.int64)
-    cell = cell_ptr + 9 * system
+    cell = _load_columns(cell_ptr + 9 * system)
     begin = atom * capacity
 
     lane = tl.arange(0, BLOCK)
@@ -162,47 +216,45 @@ def _edges_kernel(
     tl.store(distance_ptr + out, distance.to(dtype), near)
     tl.store(slot_end_ptr + atom, begin + tl.sum(near.to(tl.int32)))
 
-    strain = strain_ptr + 9 * system
+    strain, stretch = _deformation(inverse_ptr + 9 * system, cell)
     built = _load_vector(built_ptr, user_atom)
     moved = _norm(_subtract_product(position, built, strain))
+    limit = (stretch * radius - cutoff) / 2 - _MARGIN
     size = tl.abs(position[0]) + tl.abs(position[1]) + tl.abs(position[2])
     closest = tl.min(tl.where(live, distance, float("inf")))
-    status = tl.where(moved > tl.load(limit_ptr + system), _STALE, 0)
-    status |= tl.where(closest < _MIN_DISTANCE, _OVERLAP, 0)
-    status = tl.where(size < float("inf"), status, _NOT_FINITE)  # comparisons with NaN are false
+    needed, reach = tl.load(needed_ptr), tl.load(reach_ptr)
+    status = _status(moved, limit, closest, size, needed, capacity, reach)
     tl.store(status_ptr + user_atom, status)
 
 
 def edges(
     positions: Tensor,
-    built: Tensor,
     cell: Tensor,
-    strain: Tensor,
-    limit: Tensor,
     system: Tensor,
     rows: NeighborMatrix,
     knots: Knots,
     cutoff: float,
+    radius: float,
     dtype: torch.dtype,
 ) -> tuple[Edges, Tensor]:
     """Select the edges within the cutoff, and compute their geometry.
 
     Parameters
     ----------
-    positions, built : float64 [N, 3]
-        Positions now and when the neighbor matrix was built, in the user's order, Å.
-    cell, strain : float64 [B, 3, 3]
-        Lattice vectors now, and the matrix that maps those at the time of building to them.
-    limit : float64 [B]
-        Largest displacement of an atom, apart from strain, before the matrix is stale, Å.
+    positions : float64 [N, 3]
+        Current positions in the user's order, Å.
+    cell : float64 [B, 3, 3]
+        Current lattice vectors, Å.
     system : int32 [N]
         System of each atom.
     rows : NeighborMatrix
-        Neighbors within cutoff plus skin.
+        Neighbors within the radius, when the matrix was built.
     knots : Knots
         Knots of the radial tables.
     cutoff : float
         Cutoff of the model, Å.
+    radius : float
+        Cutoff plus skin, Å.
     dtype : torch.dtype
         Dtype of the geometry that the network reads.
 
@@ -211,7 +263,7 @@ def edges(
     edges : Edges
         Edges of the atoms, sorted as in the neighbor matrix.
     status : int32 [N]
-        Bits `STALE`, `OVERLAP` and `NOT_FINITE` of each atom, in the user's order.
+        Age and problems of each atom, see `AGE` and `STALE`, in the user's order.
     """
     check_device(positions)
     n_atoms, capacity = rows.senders.shape
@@ -240,15 +292,16 @@ def edges(
     with torch.cuda.device_of(positions):
         _edges_kernel[(n_atoms,)](
             positions,
-            built,
             cell,
-            strain,
-            limit,
             system,
+            rows.positions,
+            rows.inverse,
             rows.order,
             rows.count,
             rows.senders,
             rows.shifts,
+            rows.needed,
+            rows.reach,
             knots.positions,
             knots.intervals,
             found.slot_end,
@@ -265,6 +318,7 @@ def edges(
             len(knots.positions),
             len(knots.intervals),
             cutoff,
+            radius,
             BLOCK=triton.next_power_of_2(capacity),
             num_warps=1 if capacity <= 128 else 4,
         )

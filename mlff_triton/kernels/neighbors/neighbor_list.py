@@ -117,7 +117,37 @@ def build_rows(
     positions, batch = positions.contiguous(), batch.contiguous()
     first_atoms = torch.searchsorted(batch, torch.arange(n_systems + 1, device=device))
     boxes = Boxes(cell.contiguous(), pbc.contiguous().view(torch.uint8), first_atoms)
-    bins = bin_atoms(positions, batch, boxes, radius)
-    keys, count, needed, reach = find_edges(bins, batch, boxes, radius, capacity, atoms_per_program)
-    senders, shifts, reverse = complete_rows(keys, bins.order, bins.rank, count)
-    return NeighborMatrix(bins.order, bins.rank, count, senders, shifts, reverse, needed, reach)
+    rows = NeighborMatrix.empty(len(positions), n_systems, capacity, device)
+    fill_rows(rows, positions, batch, boxes, radius, atoms_per_program=atoms_per_program)
+    return rows
+
+
+def fill_rows(
+    rows: NeighborMatrix,
+    positions: Tensor,
+    batch: Tensor,
+    boxes: Boxes,
+    radius: float,
+    *,
+    atoms_per_program: int = 2,
+) -> None:
+    """Do what `build_rows` does in existing tensors, so that a CUDA graph can.
+
+    Parameters
+    ----------
+    rows : NeighborMatrix
+        The matrix to fill.
+    positions : float64 [N, 3]
+        Å.
+    batch : int [N]
+        System of each atom, ascending.
+    boxes : Boxes
+        Cells of the systems.
+    radius : float
+        Å.
+    atoms_per_program : int
+        Same as for `build_rows`.
+    """
+    bins = bin_atoms(positions, batch, boxes, radius, rows)
+    keys = find_edges(bins, batch, boxes, radius, atoms_per_program, rows)
+    complete_rows(keys, rows)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.neighbors.search import NO_SHIFT, THREE_BYTES
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 NO_EDGE = tl.constexpr((1 << 63) - 1)
 
@@ -87,51 +88,42 @@ def _reverse_kernel(
     tl.store(reverse_ptr + edge, tl.where(used, reverse, edge).to(tl.int32), exists)
 
 
-def complete_rows(
-    found: Tensor, order: Tensor, rank: Tensor, count: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def complete_rows(found: Tensor, out: NeighborMatrix) -> None:
     """Sort the keys of each row, and find the opposite of each edge.
 
     Parameters
     ----------
     found : int64 [N, K]
         Keys, see `find_edges`.
-    order, rank, count : int32 [N]
-        As in `NeighborMatrix`.
-
-    Returns
-    -------
-    senders, shifts : int32 [N, K]
-    reverse : int32 [N * K]
+    out : NeighborMatrix
+        Its ``order``, ``rank`` and ``count`` are read; ``senders``, ``shifts`` and ``reverse`` are
+        written.
     """
     n_atoms, capacity = found.shape
     slots = max(triton.next_power_of_2(capacity), 32)
     keys = torch.empty_like(found)
-    senders, shifts = (torch.empty_like(found, dtype=torch.int32) for _ in range(2))
     _sort_kernel[(n_atoms,)](
         found,
-        rank,
-        count,
+        out.rank,
+        out.count,
         keys,
-        senders,
-        shifts,
+        out.senders,
+        out.shifts,
         K=capacity,
         SLOTS=slots,
         BLOCK=16,
         num_warps=max(slots // 128, 1),
     )
-    reverse = senders.new_empty(senders.numel())
     rows = max(1024 // slots, 1)
     _reverse_kernel[(triton.cdiv(n_atoms, rows),)](
         keys,
-        order,
-        count,
-        senders,
-        reverse,
+        out.order,
+        out.count,
+        out.senders,
+        out.reverse,
         n_atoms,
         K=capacity,
         ROWS=rows,
         SLOTS=slots,
         STEPS=capacity.bit_length(),
     )
-    return senders, shifts, reverse

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.neighbors.bins import NOWHERE, Bins, Boxes, first_bin_of
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 NO_SHIFT = tl.constexpr(0x808080)  # three bytes, each plus 128
 THREE_BYTES = tl.constexpr(0xFFFFFF)
@@ -143,38 +144,39 @@ def _find_kernel(
 
 
 def find_edges(
-    bins: Bins, batch: Tensor, boxes: Boxes, radius: float, capacity: int, atoms_per_program: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    bins: Bins,
+    batch: Tensor,
+    boxes: Boxes,
+    radius: float,
+    atoms_per_program: int,
+    out: NeighborMatrix,
+) -> Tensor:
     """Find the neighbors of each sorted atom.
 
     Parameters
     ----------
     bins : Bins
         Sorted atoms.
-    batch : int64 [N]
+    batch : int [N]
         System of each atom.
     boxes : Boxes
         Cells of the systems.
     radius : float
         Å.
-    capacity : int
-        Slots ``K`` per atom.
     atoms_per_program : int
         Atoms that share what they load.
+    out : NeighborMatrix
+        Its ``count``, ``needed`` and ``reach`` are written.
 
     Returns
     -------
-    keys : int64 [N, K]
-        User's index of ``j``, and in the three low bytes the shift, the first component highest.
-    count : int32 [N]
-        Keys of each atom, at most ``K``.
-    needed, reach : int32 []
-        As in `NeighborMatrix`.
+    int64 [N, K]
+        Keys: the user's index of ``j``, and in the three low bytes the shift, the first component
+        highest. The first ``count`` of each atom are defined.
     """
     n_atoms = len(batch)
-    count = torch.empty_like(bins.order)
     tallies = bins.order.new_empty((2, n_atoms))
-    keys = batch.new_empty((n_atoms, capacity))
+    keys = batch.new_empty((n_atoms, out.capacity), dtype=torch.int64)
     _find_kernel[(triton.cdiv(n_atoms, atoms_per_program),)](
         bins.positions,
         bins.images,
@@ -185,15 +187,16 @@ def find_edges(
         *boxes,
         bins.shape,
         bins.span,
-        count,
+        out.count,
         tallies,
         keys,
         n_atoms,
         radius**2,
-        K=capacity,
+        K=out.capacity,
         ROWS=atoms_per_program,
         BLOCK=32,
         num_warps=1,
     )
-    needed, reach = tallies.amax(1)
-    return keys, count, needed, reach
+    torch.amax(tallies[0], 0, out=out.needed)
+    torch.amax(tallies[1], 0, out=out.reach)
+    return keys

@@ -42,6 +42,10 @@ class NeighborMatrix:
         Largest number of edges of any atom.
     reach : int32 []
         Largest component of any shift; a huge number if a position is not finite.
+    positions : float64 [N, 3]
+        Positions when the matrix was built, in the user's order, Å.
+    inverse : float64 [B, 3, 3]
+        Inverse of each system's cell at that time, 1/Å.
     """
 
     order: Tensor
@@ -52,6 +56,38 @@ class NeighborMatrix:
     reverse: Tensor
     needed: Tensor
     reach: Tensor
+    positions: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def empty(
+        cls, n_atoms: int, n_systems: int, capacity: int, device: torch.device
+    ) -> NeighborMatrix:
+        """Allocate the tensors of a matrix."""
+
+        def integers(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.int32, device=device)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.float64, device=device)
+
+        return cls(
+            order=integers(n_atoms),
+            rank=integers(n_atoms),
+            count=integers(n_atoms),
+            senders=integers(n_atoms, capacity),
+            shifts=integers(n_atoms, capacity),
+            reverse=integers(n_atoms * capacity),
+            needed=integers(),
+            reach=integers(),
+            positions=floats(n_atoms, 3),
+            inverse=floats(n_systems, 3, 3),
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Slots per atom."""
+        return self.senders.shape[1]
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the arrays of a `mlff_triton.neighbors.graph.Graph` in the user's numbering.

@@ -98,7 +98,7 @@ def test_rows_are_kept_while_they_hold(new_steps):
     rng = np.random.default_rng(0)
     check(steps, atoms)
     for _ in range(3):
-        check(steps, moved(atoms, rng.uniform(-0.14, 0.14, (7, 3))))  # at most 0.243 Å
+        check(steps, moved(atoms, rng.uniform(-0.07, 0.07, (7, 3))))  # at most 0.121 Å
     assert steps.n_builds == 1
 
 

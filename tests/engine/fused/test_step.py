@@ -45,10 +45,8 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
     pbc = torch.tensor([a.pbc.tolist() for a in batch.structures], device=device)
     rows = build_rows(positions, cell, pbc, system, batch.cutoff + SKIN, CAPACITY)
     assert rows.needed <= CAPACITY
-    strain = torch.eye(3, dtype=torch.float64, device=device).repeat(len(cell), 1, 1)
-    limit = torch.full((len(cell),), SKIN / 2, dtype=torch.float64, device=device)
-    motion = positions, positions, cell, strain, limit, system.int()
-    found, status = edges(*motion, rows, p.tables.knots, batch.cutoff, dtype)
+    radii = batch.cutoff, batch.cutoff + SKIN
+    found, status = edges(positions, cell, system.int(), rows, p.tables.knots, *radii, dtype)
     return evaluate_step(fused, p, batch.systems(p, rows.order), found, status)
 
 

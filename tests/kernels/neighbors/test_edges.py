@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.neighbors.edges import NOT_FINITE, OVERLAP, STALE, edges
+from mlff_triton.kernels.neighbors.edges import (
+    AGE,
+    FAR,
+    NOT_FINITE,
+    OVERLAP,
+    SHORT,
+    STALE,
+    edges,
+)
 from mlff_triton.kernels.neighbors.reference.neighbor_list import build_rows
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
@@ -42,23 +50,24 @@ def run(
     cell: Tensor,
     batch: Tensor,
     device: str,
+    /,
     dtype: torch.dtype = torch.float64,
     knots: Knots = KNOTS,
     *,
-    built: Tensor | None = None,
-    strain: Tensor | None = None,
-    limits: tuple[float, ...] = (0.25,),
     cutoff: float = CUTOFF,
+    radius: float = CUTOFF + SKIN,
+    **changes: Tensor,
 ) -> tuple[Edges, Tensor]:
-    """Run the operator on the device, and return its results on the CPU."""
-    if strain is None:
-        strain = torch.eye(3).double().repeat(len(cell), 1, 1)
-    limit = torch.tensor(limits).double().expand(len(cell)).contiguous()
-    built = positions if built is None else built
-    given = (t.to(device) for t in (positions, built, cell, strain, limit, batch.int()))
-    on_device = NeighborMatrix(**{name: t.to(device) for name, t in vars(rows).items()})
+    """Run the operator on the device, and return its results on the CPU.
+
+    Fields of the matrix may be changed, such as the positions at which it was built, which are the
+    current ones by default.
+    """
+    fields = {**vars(rows), "positions": positions, **changes}
+    given = (t.to(device) for t in (positions, cell, batch.int()))
+    on_device = NeighborMatrix(**{name: t.to(device) for name, t in fields.items()})
     knots = Knots(*(t.to(device) for t in knots))
-    found, status = edges(*given, on_device, knots, cutoff, dtype)
+    found, status = edges(*given, on_device, knots, cutoff, radius, dtype)
     return Edges(*(t.cpu() for t in found)), status.cpu()
 
 
@@ -109,9 +118,9 @@ def check(structures, device, dtype):
     positions = torch.tensor(np.concatenate([p for p, *_ in moved]))
     vectors = graph.vectors(positions, cell, batch)
     built = torch.tensor(np.concatenate([p for p, *_ in structures]))
-    found, status = run(positions, rows, cell, batch, device, dtype, built=built)
+    found, status = run(positions, rows, cell, batch, device, dtype, **at(built))
     assert_same_edges(found, rows, graph, vectors, dtype)
-    assert not status.any()
+    assert (status <= AGE).all()
 
 
 @pytest.mark.parametrize("cutoff", [2.3, 2.4])
@@ -178,42 +187,80 @@ def test_distances_below_the_first_knot_count_as_it(device):
     assert found.fraction[found.slot_begin.long()].tolist() == [0, 0]
 
 
+def at(built: Tensor) -> dict[str, Tensor]:
+    """Return the fields of a matrix that was built at these positions."""
+    return {"positions": built}
+
+
 def test_atoms_that_moved_too_far_are_stale(device):
-    for distance, expected in ((1.24, 0), (1.26, STALE)):
-        _, status = run_pair(distance, device, built=pair(1.0))
+    for distance, expected in ((1.0, 0), (1.1, 102), (1.249, 254), (1.26, STALE)):
+        _, status = run_pair(distance, device, **at(pair(1.0)))
         assert status.tolist() == [0, expected]
 
 
-def test_strain_is_no_motion(device):
+@pytest.mark.parametrize("stretch", [0.96, 1.0, 1.1])
+def test_strain_is_no_motion(stretch, device):
+    """It only reduces how far atoms may move, exactly if it is the same in all directions."""
     structures = [structure("triclinic", 12), structure("cubic", 5)]
     rows, cell, batch = rows_of(structures)
     built = torch.tensor(np.concatenate([p for p, *_ in structures])) + 30.0
-    strain = torch.eye(3).double() + 0.1 * torch.randn(2, 3, 3).double()
-    positions = (built[:, None] @ strain[batch])[:, 0]
-    options = {"built": built, "strain": strain}
-    _, status = run(positions, rows, cell @ strain, batch, device, **options)
+    positions, box = stretch * built, stretch * cell
+    _, status = run(positions, rows, box, batch, device, **at(built))
     assert not status.any()
-    positions[3, 1] += 0.26
-    _, status = run(positions, rows, cell @ strain, batch, device, **options)
-    assert status.nonzero().tolist() == [[3]]
-    _, status = run(positions, rows, cell @ strain, batch, device, built=built)
-    assert (status & STALE).all()
+    limit = (stretch * (CUTOFF + SKIN) - CUTOFF) / 2
+    for distance, expected in ((0.99 * limit, 253), (1.01 * limit, STALE)):
+        positions[3, 1] = stretch * built[3, 1] + distance
+        _, status = run(positions, rows, box, batch, device, **at(built))
+        assert status.nonzero().tolist() == [[3]]
+        assert status[3] == expected
+    if stretch != 1:
+        _, status = run(positions, rows, cell, batch, device, **at(built))
+        assert (status & STALE).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_limits_are_never_too_wide(seed, device):
+    """No pair beyond the radius can come within the cutoff before an atom is stale."""
+    rng = np.random.default_rng(seed)
+    strain = torch.eye(3).double() + torch.tensor(rng.uniform(-0.04, 0.04, (3, 3)))
+    rows, cell, batch = rows_of([structure("triclinic", 12)])
+    built = torch.tensor(structure("triclinic", 12)[0])
+    positions = built @ strain
+    smallest = float(torch.linalg.svdvals(strain).min())
+    limit = (smallest * (CUTOFF + SKIN) - CUTOFF) / 2
+    positions[3] += limit * torch.tensor([0.6, 0.0, 0.8])
+    _, status = run(positions, rows, cell @ strain, batch, device, **at(built))
+    assert status[3] == STALE
+    assert (status[:3] == 0).all() or (status[:3] == STALE).all()
 
 
 def test_each_system_has_its_limit(device):
-    structures = [(pair(1.0).numpy(), None, False)] * 2
-    rows, cell, batch = rows_of(structures)
+    cells = [4.0 * np.eye(3), 4.0 * np.eye(3)]
+    rows, cell, batch = rows_of([(pair(1.0).numpy(), box, True) for box in cells])
     built = torch.cat([pair(1.0)] * 2)
-    limits = 0.17, 0.18  # 0.1 sqrt(3) lies between
-    _, status = run(built + 0.1, rows, cell, batch, device, built=built, limits=limits)
-    assert status.tolist() == [STALE, STALE, 0, 0]
+    cell[0] *= 0.9
+    positions = torch.cat([0.9 * pair(1.0), pair(1.0)]) + 0.11
+    _, status = run(positions, rows, cell, batch, device, **at(built))
+    assert status.tolist()[:2] == [STALE, STALE]
+    assert (status[2:] == int(256 * 0.11 * 3**0.5 / 0.25)).all()
+
+
+@pytest.mark.parametrize(("field", "problem"), [("needed", SHORT), ("reach", FAR)])
+def test_incomplete_matrices_are_reported_for_every_atom(field, problem, device):
+    last = {"needed": 2, "reach": 127}[field]
+    for value, expected in ((last, 0), (last + 1, problem)):
+        rows, cell, batch = rows_of([(pair(1.0).numpy(), None, False)])
+        slots = {name: getattr(rows, name)[:, :2].contiguous() for name in ("senders", "shifts")}
+        changes = {**slots, field: torch.tensor(value, dtype=torch.int32)}
+        _, status = run(pair(1.0), rows, cell, batch, device, **changes)
+        assert status.tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize("distance", [0.0, 9e-4])
 def test_atoms_in_one_place_overlap(distance, device):
     _, status = run_pair(distance, device)
     assert status.tolist() == [OVERLAP, OVERLAP]
-    _, status = run_pair(distance, device, built=pair(1.0))
+    _, status = run_pair(distance, device, **at(pair(1.0)))
     assert status.tolist() == [OVERLAP, OVERLAP | STALE]
     _, status = run_pair(1.1e-3, device)
     assert status.tolist() == [0, 0]

@@ -19,7 +19,7 @@ from mlff_triton.kernels.types.neighbor_matrix import (
 )
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
-from mlff_triton.testing import random_rotation
+from mlff_triton.testing import assert_close, random_rotation
 from tests.support.graphs import assert_equal, assert_valid
 from tests.support.neighbor_inputs import KINDS, structure, tensors
 
@@ -50,8 +50,12 @@ def check(structures, device, radius: float = RADIUS, capacity: int = 40) -> Nei
 def assert_same(actual: NeighborMatrix, expected: NeighborMatrix) -> None:
     for field in fields(NeighborMatrix):
         one, other = getattr(actual, field.name), getattr(expected, field.name)
-        assert one.dtype == other.dtype == torch.int32
-        assert torch.equal(one, other), field.name
+        floats = field.name in ("positions", "inverse")
+        assert one.dtype == other.dtype == (torch.float64 if floats else torch.int32)
+        if field.name == "inverse":
+            assert_close(one, other, 0)
+        else:
+            assert torch.equal(one, other), field.name
 
 
 def graph_of(rows: NeighborMatrix) -> Graph:

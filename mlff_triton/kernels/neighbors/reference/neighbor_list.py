@@ -60,6 +60,8 @@ def build_rows(
         reverse=rows["reverse"],
         needed=total.max().int(),
         reach=torch.cat([shifts.new_zeros(1), shifts.abs().flatten()]).max().int(),
+        positions=positions.clone(),
+        inverse=torch.linalg.inv(cell).contiguous(),
     )
 
 
