@@ -148,7 +148,9 @@ class Parameters:
         """
         if not model.layers:
             raise UnsupportedModelError("the engine needs a layer: use backend='exact'")
-        exact = copy.deepcopy(model).double().requires_grad_(False).eval().to(device)
+        exact = copy.deepcopy(model).double().requires_grad_(False).eval().cpu()
+        tables = tabulate(exact, TOLERANCES[dtype]).to(device, dtype)
+        exact = exact.to(device)
 
         def converted(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, dtype).contiguous()
@@ -172,7 +174,7 @@ class Parameters:
             species_of_number=exact.species_of_number,
             receiver=converted(elements @ pair.weight[:, :half].T),
             sender=converted(elements @ pair.weight[:, half:].T + pair.bias),
-            tables=tabulate(exact, TOLERANCES[dtype]).to(device, dtype),
+            tables=tables,
             scalar=ScalarNetworkWeights(
                 gain=converted(embedding.norm.weight),
                 shift=converted(embedding.norm.bias),

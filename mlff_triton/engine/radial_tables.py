@@ -10,23 +10,31 @@ the slope at a knot, and the secant to the next knot; see
 All tables of a model share their knots, which are as dense as the functions and the requested error
 require. With the usual bases, only about a hundred knots lie beyond 2.5 Å, where nearly all
 neighbors are, and these rows stay in a GPU's cache.
+
+Tables are computed on the CPU by a single thread. Their bits therefore do not depend on the number
+of threads, and several programs that share the cores do not wait for each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+from mlff_triton._common import cache
+from mlff_triton._common.timing import device_name
+from mlff_triton.engine.radial_networks import CHUNK, evaluate
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
 from mlff_triton.kernels.types.edges import Knots
-from mlff_triton.model.config import TensorNetConfig
-from mlff_triton.model.radial_basis import cosine_cutoff
 from mlff_triton.model.tensornet import TensorNet
 
 TOLERANCES = {
@@ -38,16 +46,15 @@ TOLERANCES = {
 }
 CLOSE = 0.5  # Å; no two nuclei come closer, and the bases are steepest there
 CLOSE_TOLERANCE = 1000.0  # factor of the tolerances below this distance
-COARSEST = 16  # intervals before the first halving
-HALVINGS = 16  # largest number of times that an interval is halved
-SCALE_SAMPLES = 8  # distances per coarsest interval, to find the largest value and slope
-EXPONENTS = (1 / 4, 1 / 3)  # widths grow with these powers of the errors of values and slopes
-MARGINS = (1.02, 1.1, 1.2, 1.4)  # densities of knots that are tried, relative to the estimate
+STEP = 0.005  # Å between samples that tell how dense knots have to be
+MARGIN = 1.05  # density of knots, relative to this estimate
+FEWEST = 4  # intervals on either side of `CLOSE`
+NARROWEST = 2.0**-20  # width of an interval, relative to the range of the table
 SAMPLES = (0.21, 0.5, 0.79)  # fractions of an interval at which errors of slope and value peak
 ROUNDING = 4e-15  # error of values in float64, which a secant divides by the width of an interval
-CHUNK = 4096  # distances per evaluation
+VERSION = 1  # of cached knots, to be increased when they are placed differently
 
-RadialFunction = Callable[[Tensor], Tensor]
+_SETTING_THREADS = Lock()
 
 
 @dataclass(frozen=True)
@@ -90,40 +97,23 @@ class RadialTables:
         )
 
 
-def radial_functions(model: TensorNet) -> list[RadialFunction]:
-    """Return functions of distances [n] to factors [n, 3 F], for the embedding and each layer."""
-
-    def function(networks: Iterable[torch.nn.Module], activated: bool) -> RadialFunction:
-        def evaluate(distance: Tensor) -> Tensor:
-            x: Tensor = model.basis(distance)
-            for network in networks:
-                x = network(x)
-                if activated:
-                    x = model.embedding.activation(x)
-            config = model.config
-            weight = cosine_cutoff(distance, config.cutoff_lower, config.cutoff_upper)
-            return x * weight[:, None]
-
-        return evaluate
-
-    layers = [function(layer.radial, activated=True) for layer in model.interactions]
-    return [function([model.embedding.radial], activated=False), *layers]
-
-
 def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     """Tabulate the radial networks of a model.
+
+    The knots are kept in the user's cache folder, see `mlff_triton._common.cache`. The bits of the
+    tables do not depend on whether they were found there.
 
     Parameters
     ----------
     model : TensorNet
-        In float64.
+        In float64, on the CPU.
     tolerances : (float, float)
         Allowed errors of values and slopes, relative to the largest value and slope of each table.
 
     Returns
     -------
     RadialTables
-        In float64, on the model's device.
+        In float64, on the CPU.
 
     Raises
     ------
@@ -136,163 +126,235 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     >>> tabulate(load_model("default").double(), (1e-6, 1e-5)).embedding.shape[1:]
     torch.Size([3, 3, 64])
     """
-    functions = radial_functions(model)
-    with torch.no_grad():
-        positions, errors = _place_knots(functions, model.config, tolerances, model.std.device)
-        tables = [_table(f, positions) for f in functions]
+    with torch.no_grad(), _one_thread():
+        positions, errors = _find_knots(model, tolerances)
+        embedding, *layers = (_table(rows, positions) for rows in evaluate(model, positions))
         return RadialTables(
             Knots(positions, _first_intervals(positions)),
-            tables[0],
-            tables[1:],
-            *_self_factors(functions, model),
+            embedding,
+            layers,
+            *_self_factors(model),
             errors,
         )
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread in the block, which one caller enters at a time."""
+    with _SETTING_THREADS:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _find_knots(
+    model: TensorNet, tolerances: tuple[float, float]
+) -> tuple[Tensor, tuple[float, float]]:
+    """Return knots in Å, and the largest errors between them, from the cache if it has them."""
+    key = _key(model, tolerances)
+    stored = cache.read("knots", key)
+    if stored is None:
+        positions, errors = _place_knots(model, tolerances)
+        cache.write("knots", key, np.append(errors, positions).tobytes())
+        return positions, errors
+    value, slope, *_ = values = np.frombuffer(stored)
+    return torch.from_numpy(values[2:].copy()), (float(value), float(slope))
+
+
+def _key(model: TensorNet, tolerances: tuple[float, float]) -> str:
+    """Return a hash of everything that the bits of the knots depend on."""
+    networks = nn.ModuleList([layer.radial for layer in model.interactions])
+    modules = [model.basis, model.embedding.radial, networks]
+    names = [type(module).__qualname__ for module in modules]
+    software = VERSION, torch.__version__, device_name("cpu")  # which round differently
+    digest = hashlib.sha256(repr((software, tolerances, model.config, names)).encode())
+    for module in modules:
+        for tensor in module.state_dict().values():
+            digest.update(tensor.contiguous().numpy())
+    return digest.hexdigest()
+
+
 def _place_knots(
-    functions: list[RadialFunction],
-    config: TensorNetConfig,
-    tolerances: tuple[float, float],
-    device: torch.device,
+    model: TensorNet, tolerances: tuple[float, float]
 ) -> tuple[Tensor, tuple[float, float]]:
     """Return knots in Å, and the largest errors between them.
 
-    Halving leaves intervals up to twice as fine as necessary. The ratio of their errors to the
-    tolerances tells how dense knots have to be, and knots are placed again with this density.
+    Fourth derivatives tell how dense knots have to be. The errors are then measured in every
+    interval, and intervals with larger errors than allowed are halved.
     """
+    config = model.config
     # Plain Bessel functions divide by the distance. A lower cutoff causes a kink with zeros below.
     lower = CLOSE / 2 if config.rbf_type == "bessel" else config.cutoff_lower
-    ends, count = (lower, config.cutoff_upper), COARSEST * SCALE_SAMPLES + 1
-    samples = torch.linspace(*ends, count, dtype=torch.float64, device=device)
-    scales = [_scales(f, samples[samples > CLOSE]) for f in functions]
-    noise = ROUNDING * max(float(value / slope) for value, slope in scales)
+    far = _samples(max(lower, CLOSE), config.cutoff_upper)
+    rows = evaluate(model, far)
+    limits = _Limits.of(rows, tolerances)
+    parts = [_spread(far, rows, limits), far[-1:]]
+    if lower < CLOSE:
+        near = _samples(lower, CLOSE)
+        parts.insert(0, _spread(near, evaluate(model, near), limits))
+    return _refine(model, limits, torch.cat(parts))
 
-    def judge(start: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the errors in intervals and their ratios to the allowed errors, [n, 2] each."""
-        errors = [_interval_errors(f, start, width) for f in functions]
-        error = torch.stack([e / scale for e, scale in zip(errors, scales, strict=True)]).amax(0)
-        allowed = torch.full_like(error, tolerances[0])
-        allowed[:, 1] = (noise / width).clamp(min=tolerances[1])
-        allowed[_close(start, width)] *= CLOSE_TOLERANCE
-        return error, error / allowed
 
-    start, width, excess = _bisect(judge, samples[::SCALE_SAMPLES])
-    needed = (excess ** excess.new_tensor(EXPONENTS)).amax(1).clamp(min=0.5)
-    close = _close(start, width)
-    for margin in MARGINS:
-        parts = [_spread(start[p], width[p], margin * needed[p]) for p in (close, ~close)]
-        positions = torch.cat([*parts, samples[-1:]])
-        error, excess = judge(positions[:-1], positions.diff())
-        if (excess <= 1).all():
-            break
-    else:
-        positions = torch.cat([start, samples[-1:]])
-        error, _ = judge(start, width)
-    worst = error[~_close(positions[:-1], positions.diff())].amax(0).tolist()
-    return positions, (worst[0], worst[1])
+@dataclass(frozen=True)
+class _Limits:
+    """Errors that are allowed in an interval.
+
+    Attributes
+    ----------
+    scale : [T, 2]
+        Largest value and slope of each table.
+    tolerances : (float, float)
+        Allowed errors of values and slopes, relative to these.
+    noise : float
+        Error of secants due to rounding, times the width of the interval, relative to these.
+    """
+
+    scale: Tensor
+    tolerances: tuple[float, float]
+    noise: float
+
+    @classmethod
+    def of(cls, rows: Tensor, tolerances: tuple[float, float]) -> _Limits:
+        """Return the limits for functions with samples [T, n, 2, 3, F]."""
+        scale = rows.abs().amax((1, 3, 4)).clamp(min=1e-300)
+        return cls(scale, tolerances, ROUNDING * float((scale[:, 0] / scale[:, 1]).max()))
+
+    def relative(self, errors: Tensor) -> Tensor:
+        """Return the largest relative errors [n, 2] of errors in all tables, [T, n, 2]."""
+        return (errors / self.scale[:, None]).amax(0)
+
+    def allowed(self, start: Tensor, width: Tensor) -> Tensor:
+        """Return the allowed relative errors of value and slope in intervals, [n, 2]."""
+        value, slope = self.tolerances
+        slopes = (self.noise / width).clamp(min=slope)
+        allowed = torch.stack([torch.full_like(slopes, value), slopes], dim=1)
+        return torch.where(_close(start, width)[:, None], CLOSE_TOLERANCE * allowed, allowed)
+
+    def widths(self, distance: Tensor, fourth: Tensor) -> Tensor:
+        """Return the widest intervals [n] around distances with fourth derivatives [T, n].
+
+        In an interval of width h, the error of values is at most ``h^4 f'''' / 384``, and that of
+        slopes ``h^3 f'''' sqrt(3) / 216``.
+        """
+        value, slope = self.relative(fourth[:, :, None]).clamp(min=1e-30).T
+        looser = 1 + (CLOSE_TOLERANCE - 1) * (distance < CLOSE)
+        value = looser / value * 384
+        slope = looser / slope * (216 / math.sqrt(3))
+        of_value = (self.tolerances[0] * value) ** (1 / 4)
+        of_slope = (self.tolerances[1] * slope) ** (1 / 3)
+        widths: Tensor = of_value.minimum(of_slope.maximum((self.noise * slope) ** (1 / 4)))
+        return widths
+
+
+def _samples(lower: float, upper: float) -> Tensor:
+    """Return equidistant distances from which the density of knots is estimated, float64 [n]."""
+    return torch.linspace(lower, upper, 5 + math.ceil((upper - lower) / STEP), dtype=torch.float64)
+
+
+def _spread(distance: Tensor, rows: Tensor, limits: _Limits) -> Tensor:
+    """Spread knots as densely as needed between the ends of equidistant samples, without the end.
+
+    Parameters
+    ----------
+    distance : float64 [n]
+        The samples.
+    rows : float64 [T, n, 2, 3, F]
+        Values and slopes.
+    limits : _Limits
+        Allowed errors.
+    """
+    step = float(distance[1] - distance[0])
+    value, slope = rows.unbind(2)
+    change = (slope[:, 2:] - slope[:, :-2]) * (step / 2) - value.diff(n=2, dim=1)
+    fourth = change.abs().amax((2, 3)) * (12 / step**4)  # of a quartic through three samples
+    highest = functional.max_pool1d(fourth, 3, stride=1, padding=1)
+    needed = MARGIN / limits.widths(distance[1:-1], highest)
+    density = functional.pad(needed[None], (1, 1), mode="replicate")[0]
+    density = density.clamp(min=FEWEST / float(distance[-1] - distance[0]))
+    total = functional.pad((density[1:] + density[:-1]).cumsum(0) * (step / 2), (1, 0)).numpy()
+    levels = np.linspace(0.0, total[-1], math.ceil(total[-1]), endpoint=False)
+    return torch.from_numpy(np.interp(levels, total, distance.numpy()))
+
+
+def _refine(
+    model: TensorNet, limits: _Limits, positions: Tensor
+) -> tuple[Tensor, tuple[float, float]]:
+    """Halve intervals between knots until the errors in all of them are allowed."""
+    start, width = positions[:-1], positions.diff()
+    narrowest = NARROWEST * float(positions[-1] - positions[0])
+    accepted = []
+    while len(start):
+        error = _interval_errors(model, limits, start, width)
+        fine = (error <= limits.allowed(start, width)).all(1)
+        accepted.append((start[fine], error[fine], _close(start, width)[fine]))
+        start, width = start[~fine], width[~fine] / 2
+        if (width < narrowest).any():
+            raise UnsupportedModelError(
+                "the radial networks change too fast to be tabulated near "
+                f"{float(start[0]):.2f} Å: use backend='exact'"
+            )
+        start, width = torch.cat([start, start + width]), torch.cat([width, width])
+    starts, errors, close = (torch.cat(parts) for parts in zip(*accepted, strict=True))
+    value, slope = errors[~close].amax(0).tolist()
+    return torch.cat([starts.sort().values, positions[-1:]]), (value, slope)
 
 
 def _close(start: Tensor, width: Tensor) -> Tensor:
     """Return True for intervals below the distance of any two nuclei, bool [n]."""
-    return start + width <= CLOSE
+    return start + width / 2 < CLOSE  # which is a knot
 
 
-def _bisect(
-    judge: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], coarse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Halve intervals between coarse knots until the errors in all of them are allowed.
-
-    Returns
-    -------
-    start, width : float64 [n]
-        The intervals, in ascending order.
-    excess : float64 [n, 2]
-        Ratios of their errors to those allowed.
-    """
-    start, width = coarse[:-1], coarse.diff()
-    accepted = []
-    for _ in range(1 + HALVINGS):
-        excess = judge(start, width)[1]
-        fine = (excess <= 1).all(1)
-        accepted.append((start[fine], width[fine], excess[fine]))
-        start, width = start[~fine], width[~fine] / 2
-        if not len(start):
-            found = [torch.cat(parts) for parts in zip(*accepted, strict=True)]
-            order = found[0].argsort()
-            return found[0][order], found[1][order], found[2][order]
-        start, width = torch.cat([start, start + width]), torch.cat([width, width])
-    raise UnsupportedModelError(
-        "the radial networks change too fast to be tabulated near "
-        f"{float(start[0]):.2f} Å: use backend='exact'"
-    )
-
-
-def _spread(start: Tensor, width: Tensor, needed: Tensor) -> Tensor:
-    """Spread knots over adjoining intervals, as many or as few as needed, without the end."""
-    if not len(start):
-        return start
-    ends = np.append(start.cpu(), (start + width)[-1:].cpu())
-    total = np.append(0.0, needed.cumsum(0).cpu())
-    levels = np.linspace(0.0, total[-1], math.ceil(total[-1]), endpoint=False)
-    return torch.from_numpy(np.interp(levels, total, ends)).to(start)
-
-
-def _scales(function: RadialFunction, distance: Tensor) -> Tensor:
-    """Return the largest value and slope, float64 [2]."""
-    value, slope = _differentiate(function, distance)
-    return torch.stack([value.abs().max(), slope.abs().max()]).clamp(min=1e-300)
-
-
-def _interval_errors(function: RadialFunction, start: Tensor, width: Tensor) -> Tensor:
-    """Return the largest errors of value and slope in each interval, float64 [n, 2]."""
-    fractions = start.new_tensor(SAMPLES)
-    size = CHUNK // (len(SAMPLES) + 2)
+def _interval_errors(model: TensorNet, limits: _Limits, start: Tensor, width: Tensor) -> Tensor:
+    """Return the largest relative errors of value and slope in each interval, float64 [n, 2]."""
+    fractions = start.new_tensor([0.0, *SAMPLES, 1.0])
+    weights = torch.cat(_blending_weights(fractions[1:-1]))
+    size = CHUNK // len(fractions)
     chunks = []
-    for part, span in zip(start.split(size), width.split(size), strict=True):
-        table = _table(function, torch.stack([part, part + span], dim=1).flatten())
-        t = fractions.repeat(len(part))
-        interval = 2 * torch.arange(len(part), device=start.device)
-        interval = interval.repeat_interleave(len(fractions))
-        exact = _differentiate(function, (part[:, None] + span[:, None] * fractions).flatten())
-        h = span.repeat_interleave(len(fractions))
-        found = look_up(table, interval, t, h), look_up_slope(table, interval, t, h)
-        errors = [
-            (f.transpose(0, 1).flatten(1) - e).abs().amax(1).unflatten(0, (-1, len(fractions)))
-            for f, e in zip(found, exact, strict=True)
-        ]
-        chunks.append(torch.stack([error.amax(1) for error in errors], dim=1))
+    for part, h in zip(start.split(size), width[:, None, None].split(size), strict=True):
+        distance = part[:, None] + h[:, 0] * fractions
+        rows = evaluate(model, distance.flatten()).flatten(3).unflatten(1, distance.shape)
+        value, slope = rows.unbind(3)  # [T, n, 5, 3 F]
+        secant = (value[:, :, -1:] - value[:, :, :1]) / h
+        blend = weights @ torch.cat([slope[:, :, :1], secant, slope[:, :, -1:]], dim=2)
+        of_value, of_slope = blend.tensor_split(2, dim=2)
+        errors = value[:, :, :1] + h * of_value - value[:, :, 1:-1], of_slope - slope[:, :, 1:-1]
+        chunks.append(limits.relative(torch.stack([e.abs().amax((2, 3)) for e in errors], 2)))
     return torch.cat(chunks)
 
 
-def _table(function: RadialFunction, positions: Tensor) -> Tensor:
-    """Return the table [K + 1, 3, 3, F] with knots at float64 ``positions``."""
-    parts = [_differentiate(function, p) for p in positions.split(CHUNK)]
-    value, slope = (torch.cat(arrays) for arrays in zip(*parts, strict=True))
-    secant = torch.zeros_like(value)
-    secant[:-1] = value.diff(dim=0) / positions.diff()[:, None]
-    table: Tensor = torch.stack([value, slope, secant], dim=1).unflatten(2, (3, -1))
-    return table
+def _blending_weights(fraction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights, [n, 3] each, of the first slope, the secant and the last slope.
+
+    They are for `look_up`, less the first value and per Å of width, and for `look_up_slope`.
+    """
+    table = fraction.new_zeros(2, 3, 3, 3)  # of three functions
+    table[0, 1, :, 0] = table[0, 2, :, 1] = table[1, 1, :, 2] = 1.0
+    where = torch.zeros_like(fraction).int(), fraction, torch.ones_like(fraction)
+    return look_up(table, *where)[0], look_up_slope(table, *where)[0]
 
 
-def _differentiate(function: RadialFunction, distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values and slopes, float64 [n, 3 F] each."""
-    tangent = torch.ones_like(distance)
-    value, slope = torch.func.jvp(function, (distance,), (tangent,))  # type: ignore[misc]
-    return value, slope
+def _table(rows: Tensor, positions: Tensor) -> Tensor:
+    """Return the table [K + 1, 3, 3, F] of values and slopes [K + 1, 2, 3, F] at the knots."""
+    secant = torch.zeros_like(rows[:, :1])
+    secant[:-1, 0] = rows[:, 0].diff(dim=0) / positions.diff()[:, None, None]
+    return torch.cat([rows, secant], dim=1)
 
 
 def _first_intervals(positions: Tensor) -> Tensor:
     """Return the first interval in each equal cell, see `Knots`, int32."""
     count = math.ceil(float((positions[-1] - positions[0]) / positions.diff().min())) + 1
-    cells = torch.linspace(0, 1, count + 1, dtype=torch.float64, device=positions.device)[:-1]
+    cells = torch.linspace(0, 1, count + 1, dtype=torch.float64)[:-1]
     starts = positions[0] + cells * (positions[-1] - positions[0])
     return torch.searchsorted(positions, starts, right=True).int() - 1
 
 
-def _self_factors(functions: list[RadialFunction], model: TensorNet) -> tuple[Tensor, list[Tensor]]:
+def _self_factors(model: TensorNet) -> tuple[Tensor, list[Tensor]]:
+    """Return the factors of the embedding [F] and of each layer [3, F] at distance 0."""
     if not model.config.self_loops:
         zeros = model.std.new_zeros(3, model.config.hidden_channels)
         return zeros[0], [zeros] * len(model.layers)
-    origin = model.std.new_zeros(1)
-    embedding, *layers = [f(origin).unflatten(1, (3, -1))[0] for f in functions]
-    return embedding[0].contiguous(), layers
+    embedding, *layers = evaluate(model, model.std.new_zeros(1))[:, 0, 0].clone()
+    return embedding[0], layers

@@ -1,0 +1,82 @@
+"""Small files in the user's cache folder: results that another process can compute again.
+
+The cache never raises. A file that is missing, damaged or foreign counts as absent, and a folder
+that cannot be written stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from mlff_triton._common.files import replace_file
+from mlff_triton.errors import OutputError
+
+FOLDER = "MLFF_TRITON_CACHE"  # environment variable
+LARGEST = 256 << 20  # bytes of all files of one kind; the oldest are removed beyond it
+
+
+def folder() -> Path:
+    """Return ``$MLFF_TRITON_CACHE``, or the package's folder in the user's cache."""
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # as in PyTorch
+    return Path(caches) / "mlff_triton"
+
+
+def read(kind: str, key: str) -> bytes | None:
+    """Return what `write` stored under a key, or None.
+
+    Parameters
+    ----------
+    kind : str
+        Subfolder.
+    key : str
+        Name of the file.
+    """
+    try:
+        stored = _path(kind, key).read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return None
+    content = stored[hashlib.sha256().digest_size :]
+    return content if stored == _signed(key, content) else None
+
+
+def write(kind: str, key: str, content: bytes) -> None:
+    """Store bytes under a key, all at once, and remove the oldest files if there are too many.
+
+    Parameters
+    ----------
+    kind, key : str
+        As for `read`.
+    content : bytes
+        At most `LARGEST` bytes; more are not stored.
+    """
+    if len(content) > LARGEST:
+        return
+    with suppress(OSError, OutputError, RuntimeError):
+        path = _path(kind, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, _signed(key, content))
+        _remove_oldest(path.parent)
+
+
+def _path(kind: str, key: str) -> Path:
+    return folder() / kind / key
+
+
+def _signed(key: str, content: bytes) -> bytes:
+    """Put the hash of key and content before the content."""
+    return hashlib.sha256(key.encode() + content).digest() + content
+
+
+def _remove_oldest(kept: Path) -> None:
+    """Remove files until the others have `LARGEST` bytes at most."""
+    files = [(path.stat(), path) for path in kept.iterdir()]
+    total = 0
+    for status, path in sorted(files, key=lambda file: -file[0].st_mtime_ns):
+        total += status.st_size
+        if total > LARGEST:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Values and slopes of a model's radial networks, exact and in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.model.radial_basis import cosine_cutoff
+from mlff_triton.model.tensornet import TensorNet
+
+CHUNK = 640  # distances per evaluation, whose hidden values fit in the caches of a CPU
+
+Function = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def evaluate(model: TensorNet, distance: Tensor) -> Tensor:
+    """Evaluate the factors that all radial networks return, and their derivatives.
+
+    Parameters
+    ----------
+    model : TensorNet
+        In float64.
+    distance : float64 [n]
+        Å.
+
+    Returns
+    -------
+    float64 [T, n, 2, 3, F]
+        Value and slope of each factor, cutoff included. The first of the T networks is that of the
+        embedding, and the others are those of the layers.
+    """
+    layers = [(layer.radial, layer.activation) for layer in model.interactions]
+    channels = model.config.hidden_channels
+    result = distance.new_empty(1 + len(layers), len(distance), 2, 3, channels)
+    for begin in range(0, len(distance), CHUNK):
+        part = slice(begin, begin + CHUNK)
+        basis = _differentiate(model.basis, distance[part])
+        weight = _differentiate(lambda d: _cutoff(model, d), distance[part])
+        _store(result[0, part], _propagate(basis, [model.embedding.radial]), weight)
+        for rows, (linears, activation) in zip(result[1:, part], layers, strict=True):
+            _store(rows, _propagate(basis, linears, activation), weight)
+    return result
+
+
+def _cutoff(model: TensorNet, distance: Tensor) -> Tensor:
+    """Return the cosine cutoff, [..., 1]."""
+    config = model.config
+    return cosine_cutoff(distance[..., None], config.cutoff_lower, config.cutoff_upper)
+
+
+def _differentiate(function: Function, distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and slopes, [n, m] each, of m functions of the distance.
+
+    The gradient of a weighted sum is linear in the weights, so its derivatives by the weights are
+    the slopes. PyTorch's forward differentiation would import and compile for seconds.
+    """
+    with torch.enable_grad():
+        distance = distance.detach().requires_grad_()
+        value = function(distance)
+        weights = torch.ones_like(value, requires_grad=True)
+        (gradient,) = torch.autograd.grad((weights * value).sum(), distance, create_graph=True)
+        (slope,) = torch.autograd.grad(gradient.sum(), weights)
+    lost = slope.isnan().any(1)  # PyTorch's gradient of sinc cannot be differentiated at 0
+    if lost.any():
+        slope[lost] = _differentiate_apart(function, distance[lost], value.shape[1])
+    return value.detach(), slope
+
+
+def _differentiate_apart(function: Function, distance: Tensor, count: int) -> Tensor:
+    """Return slopes [n, m], with a copy of the distance for each of m functions."""
+    with torch.enable_grad():
+        copies = distance.detach()[:, None].repeat(1, count).requires_grad_()
+        total = function(copies).diagonal(dim1=1, dim2=2).sum()
+        (slope,) = torch.autograd.grad(total, copies)
+    return slope
+
+
+def _propagate(
+    basis: tuple[Tensor, Tensor], linears: Iterable[nn.Module], activation: Function | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return values and slopes of a network [n, 3 F] from those of the basis [n, num_rbf]."""
+    value, slope = basis
+    for linear in linears:
+        assert isinstance(linear, nn.Linear)
+        value, slope = linear(value), slope @ linear.weight.T
+        if activation is not None:
+            value, slope = _activate(activation, value, slope)
+    return value, slope
+
+
+def _activate(activation: Function, value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply a function to each element."""
+    with torch.enable_grad():
+        value = value.detach().requires_grad_()
+        result = activation(value)
+        (slope,) = torch.autograd.grad((result * slope).sum(), value)
+    return result.detach(), slope
+
+
+def _store(rows: Tensor, factors: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]) -> None:
+    """Write values and slopes of factors times cutoff to rows [n, 2, 3, F]."""
+    values, slopes = (part.flatten(1) for part in rows.unbind(1))  # views
+    torch.mul(factors[0], weight[0], out=values)
+    torch.mul(factors[1], weight[0], out=slopes).addcmul_(factors[0], weight[1])
