@@ -19,7 +19,7 @@ from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, Device
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from mlff_triton.kernels.neighbors.edges import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
+from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.neighbors.box import Box, check_box
 
 UNFIT = SHORT | FAR

@@ -38,5 +38,5 @@ class Totals:
 
     @property
     def status(self) -> Tensor:
-        """Highest status of any atom, see `mlff_triton.kernels.neighbors.edges`, float64 [B]."""
+        """Highest status of any atom, see `mlff_triton.kernels.types.status`, float64 [B]."""
         return self.values[:, STATUS]

@@ -22,13 +22,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
-
-AGE = 255
-"""Bits of an atom's status that tell how far it has moved, in 1/256 of its limit."""
-STALE, OVERLAP, SHORT, FAR, NOT_FINITE = (256 << bit for bit in range(5))
-"""Bits of an atom's status for each problem, the most severe one highest: it has moved too far, or
-lies on another one; rows are too short, or shifts too large, in the whole matrix; its position is
-not finite."""
+from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 
 _AGE = tl.constexpr(AGE)
 _STALE, _OVERLAP, _SHORT, _FAR, _NOT_FINITE = (
@@ -263,7 +257,7 @@ def edges(
     edges : Edges
         Edges of the atoms, sorted as in the neighbor matrix.
     status : int32 [N]
-        Age and problems of each atom, see `AGE` and `STALE`, in the user's order.
+        Status of each atom, see `mlff_triton.kernels.types.status`, in the user's order.
     """
     check_device(positions)
     n_atoms, capacity = rows.senders.shape

@@ -189,7 +189,7 @@ def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
     atoms : float64 [7, N]
         From `forces`.
     status : int32 [N]
-        Status bits of each atom, see `mlff_triton.kernels.neighbors.edges`.
+        Status bits of each atom, see `mlff_triton.kernels.types.status`.
     system_ptr : int32 [B + 1]
         First atom of each system.
 

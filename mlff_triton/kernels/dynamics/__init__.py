@@ -1,0 +1,1 @@
+"""Molecular dynamics in fused kernels: integrators, thermostats and a barostat."""

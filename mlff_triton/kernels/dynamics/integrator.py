@@ -1,0 +1,246 @@
+"""Velocity Verlet and Langevin dynamics: one kernel from forces to forces.
+
+A step is a half kick, a drift, and another half kick with the new forces:
+
+    v += h F / m      x += h v      [v = c v + sqrt((1 - c^2) kT / m) xi]      x += h v      v += h F / m
+
+with ``h`` half the time step. In brackets is the thermostat in the middle of the drift, with
+``c = exp(-friction * timestep)``: BAOAB, B. Leimkuhler, C. Matthews, J. Chem. Phys. 138, 174102
+(2013), https://doi.org/10.1063/1.4802990.
+
+A step counts only if its forces are valid. If the neighbor matrix does not hold, or a position is
+not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix, the
+same launches continue from where the simulation stands.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.dynamics.random import THERMOSTAT, normals
+from mlff_triton.kernels.types.status import STALE
+from mlff_triton.kernels.types.motion import ATOMS, Integration, Motion
+
+_STALE = tl.constexpr(STALE)
+_WIDTH = tl.constexpr(11)  # of the totals of a system; the last one is its highest status
+
+
+@triton.jit
+def highest_status(totals_ptr, n_systems):
+    """Return the highest status of any system."""
+    lane = tl.arange(0, 128)
+    worst = tl.zeros((128,), tl.float64)
+    for start in range(0, n_systems, 128):
+        system = start + lane
+        status = totals_ptr + _WIDTH * system + _WIDTH - 1
+        worst = tl.maximum(worst, tl.load(status, system < n_systems, other=0.0))
+    return tl.max(worst).to(tl.int32)
+
+
+@triton.jit
+def _load_vectors(pointer, atom, live):
+    """Load three float64 blocks, the components of [N, 3]."""
+    return (
+        tl.load(pointer + 3 * atom, live, other=0.0),
+        tl.load(pointer + 3 * atom + 1, live, other=0.0),
+        tl.load(pointer + 3 * atom + 2, live, other=0.0),
+    )
+
+
+@triton.jit
+def _store_vectors(pointer, atom, live, vectors):
+    """Store three blocks as the components of [N, 3]."""
+    for d in tl.static_range(3):
+        tl.store(pointer + 3 * atom + d, vectors[d], live)
+
+
+@triton.jit
+def _add(a, factor, b):
+    """Return ``a + factor * b`` for vectors, rounded once."""
+    return tl.fma(factor, b[0], a[0]), tl.fma(factor, b[1], a[1]), tl.fma(factor, b[2], a[2])
+
+
+@triton.jit
+def _kinetic(velocities, inverse_mass):
+    """Return kinetic energies."""
+    x, y, z = velocities
+    return tl.fma(z, z, tl.fma(y, y, x * x)) / inverse_mass * 0.5
+
+
+@triton.jit
+def _drift(position, velocity, inverse_mass, timestep, damping, kt, noise, LANGEVIN: tl.constexpr):
+    """Move atoms for a time step; return positions, velocities, and the heat that they received."""
+    if LANGEVIN:
+        position = _add(position, 0.5 * timestep, velocity)
+        before = _kinetic(velocity, inverse_mass)
+        width = tl.sqrt((1 - damping * damping) * kt * inverse_mass)
+        velocity = damping * velocity[0], damping * velocity[1], damping * velocity[2]
+        velocity = _add(velocity, width, noise)
+        position = _add(position, 0.5 * timestep, velocity)
+        heat = _kinetic(velocity, inverse_mass) - before
+    else:
+        position = _add(position, timestep, velocity)
+        heat = tl.zeros_like(inverse_mass)
+    return position, velocity, heat
+
+
+@triton.jit
+def _is_due(clock, started, window_ptr, totals_ptr, n_systems, FINISH: tl.constexpr):
+    """Return True if a step can be finished, or without FINISH if the next one is to be started."""
+    if FINISH:
+        valid = highest_status(totals_ptr, n_systems) < _STALE
+        due = valid & (clock >= tl.load(window_ptr)) & (clock < tl.load(window_ptr + 1))
+    else:
+        due = started < clock
+    return due
+
+
+@triton.jit
+def _advance_kernel(
+    positions_ptr,
+    velocities_ptr,
+    cell_ptr,
+    done_positions_ptr,
+    done_velocities_ptr,
+    done_cell_ptr,
+    inverse_mass_ptr,
+    system_ptr,
+    stream_ptr,
+    temperature_ptr,
+    heat_ptr,
+    scale_ptr,
+    clock_ptr,
+    started_ptr,
+    window_ptr,
+    oldest_ptr,
+    forces_ptr,
+    totals_ptr,
+    n_systems,
+    seed,
+    timestep: tl.float64,
+    damping: tl.float64,
+    FINISH: tl.constexpr,
+    START: tl.constexpr,
+    LANGEVIN: tl.constexpr,
+    ATOMS: tl.constexpr,
+):
+    """Finish a step with the forces at its end, start the next one, or both.
+
+    Grid: a program per ``ATOMS`` atoms, and systems. Reads the state of `Motion`, ``forces[N, 3]``
+    and ``totals[B, 11]``. FINISH writes the state that is done, ``clock[B, P]`` and ``oldest``.
+    START writes the pending state, ``heat[N]`` and ``started[B, P]``. Without FINISH, it first
+    multiplies the velocities by ``scale[B]``.
+    """
+    part, system = tl.program_id(0), tl.program_id(1)
+    program = system * tl.num_programs(0) + part
+    clock, started = tl.load(clock_ptr + program), tl.load(started_ptr + program)
+    if _is_due(clock, started, window_ptr, totals_ptr, n_systems, FINISH):
+        begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
+        local = part * ATOMS + tl.arange(0, ATOMS)
+        live, atom = begin + local < end, (begin + local).to(tl.int64)
+        inverse_mass = tl.load(inverse_mass_ptr + atom, live, other=1.0)
+        duration = timestep + 0 * inverse_mass  # float64, also under the interpreter
+        kick = 0.5 * duration * inverse_mass
+        force = _load_vectors(forces_ptr, atom, live)
+        if FINISH:
+            position = _load_vectors(positions_ptr, atom, live)
+            velocity = _load_vectors(velocities_ptr, atom, live)
+            velocity = _add(velocity, kick, force)
+            _store_vectors(done_positions_ptr, atom, live, position)
+            clock += 1
+            tl.store(clock_ptr + program, clock)
+            if part == 0:
+                entry = tl.arange(0, 16)
+                entries = tl.load(cell_ptr + 9 * system + entry, entry < 9)
+                tl.store(done_cell_ptr + 9 * system + entry, entries, entry < 9)
+            if program == 0:
+                worst = highest_status(totals_ptr, n_systems)
+                tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
+        else:
+            position = _load_vectors(done_positions_ptr, atom, live)
+            velocity = _load_vectors(done_velocities_ptr, atom, live)
+            scale = tl.load(scale_ptr + system)
+            velocity = scale * velocity[0], scale * velocity[1], scale * velocity[2]
+        _store_vectors(done_velocities_ptr, atom, live, velocity)
+        if START:
+            velocity = _add(velocity, kick, force)
+            slope = tl.load(temperature_ptr + 2 * system + 1)
+            kt = tl.fma(slope, clock.to(tl.float64), tl.load(temperature_ptr + 2 * system))
+            noise = velocity
+            if LANGEVIN:
+                stream = tl.load(stream_ptr + system)
+                x, y, z, _ = normals(seed, clock, THERMOSTAT, local, stream)
+                noise = x, y, z
+            position, velocity, heat = _drift(
+                position, velocity, inverse_mass, duration, damping, kt, noise, LANGEVIN
+            )
+            heat += tl.load(heat_ptr + atom, live, other=0.0)
+            tl.store(heat_ptr + atom, heat, live)
+            _store_vectors(positions_ptr, atom, live, position)
+            _store_vectors(velocities_ptr, atom, live, velocity)
+            tl.store(started_ptr + program, clock)
+
+
+def advance(
+    motion: Motion,
+    forces: Tensor,
+    totals: Tensor,
+    integration: Integration,
+    *,
+    finish: bool = True,
+    start: bool = True,
+) -> None:
+    """Finish a step if its forces are valid, and start the next one, in place.
+
+    Parameters
+    ----------
+    motion : Motion
+        The state of the simulation.
+    forces : float64 [N, 3]
+        Forces at the pending positions, or at the current ones without ``finish``, eV/Å.
+    totals : float64 [B, 11]
+        Totals of the same step, with the status.
+    integration : Integration
+        Time step, thermostat and seed.
+    finish : bool
+        If True, finish the step that is pending, if it lies in the current block of steps.
+    start : bool
+        If True, start a step from each step that was finished. Without ``finish``, velocities are
+        first multiplied by `Motion.scale`.
+    """
+    check_device(motion.positions, forces, totals)
+    n_systems, programs = motion.clock.shape
+    with torch.cuda.device_of(forces):
+        _advance_kernel[(programs, n_systems)](
+            motion.positions,
+            motion.velocities,
+            motion.cell,
+            motion.done_positions,
+            motion.done_velocities,
+            motion.done_cell,
+            motion.inverse_mass,
+            motion.system_ptr,
+            motion.stream,
+            motion.temperature,
+            motion.heat,
+            motion.scale,
+            motion.clock,
+            motion.started,
+            motion.window,
+            motion.oldest,
+            forces,
+            totals,
+            n_systems,
+            integration.seed,
+            integration.timestep,
+            integration.damping,
+            FINISH=finish,
+            START=start,
+            LANGEVIN=integration.friction > 0,
+            ATOMS=ATOMS,
+            num_warps=4,
+        )

@@ -1,0 +1,1 @@
+"""The same integrators, thermostats and barostat in plain PyTorch."""

@@ -1,0 +1,83 @@
+"""Velocity Verlet and Langevin dynamics, see `mlff_triton.kernels.dynamics.integrator`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.dynamics.reference.random import THERMOSTAT, normals
+from mlff_triton.kernels.types.motion import Integration, Motion
+from mlff_triton.kernels.types.status import STALE
+
+
+def advance(
+    motion: Motion,
+    forces: Tensor,
+    totals: Tensor,
+    integration: Integration,
+    *,
+    finish: bool = True,
+    start: bool = True,
+) -> None:
+    """Finish a step if its forces are valid, and start the next one, in place.
+
+    Arguments are those of `mlff_triton.kernels.dynamics.integrator.advance`.
+    """
+    clock, worst = int(motion.clock[0, 0]), int(totals[:, -1].max())
+    begin, end = motion.window.tolist()
+    if not (worst < STALE and begin <= clock < end if finish else motion.started[0, 0] < clock):
+        return
+    inverse_mass = motion.inverse_mass[:, None]
+    kick = 0.5 * integration.timestep * inverse_mass * forces
+    system = system_of_atoms(motion)
+    if finish:
+        motion.done_positions.copy_(motion.positions)
+        motion.done_velocities.copy_(motion.velocities + kick)
+        motion.done_cell.copy_(motion.cell)
+        motion.clock.add_(1)
+        motion.oldest.clamp_(min=worst)
+        clock += 1
+    else:
+        motion.done_velocities.mul_(motion.scale[system, None])
+    if start:
+        _start(motion, kick, integration, clock, system)
+
+
+def _start(
+    motion: Motion, kick: Tensor, integration: Integration, clock: int, system: Tensor
+) -> None:
+    """Start a step after ``clock`` others."""
+    h, damping = 0.5 * integration.timestep, integration.damping
+    inverse_mass = motion.inverse_mass[:, None]
+    position, velocity = motion.done_positions, motion.done_velocities + kick
+    if integration.friction > 0:
+        position = position + h * velocity
+        before = kinetic_energies(motion, velocity)
+        kt = thermal_energy(motion, clock)[system, None]
+        local = torch.arange(len(position), device=kick.device) - motion.system_ptr[system]
+        stream = motion.stream[system].cpu().numpy()
+        noise = normals(integration.seed, clock, THERMOSTAT, local, stream)[:3].T
+        velocity = damping * velocity + ((1 - damping**2) * kt * inverse_mass).sqrt() * noise
+        motion.heat.add_(kinetic_energies(motion, velocity) - before)
+        motion.positions.copy_(position + h * velocity)
+    else:
+        motion.positions.copy_(position + 2 * h * velocity)
+    motion.velocities.copy_(velocity)
+    motion.started.fill_(clock)
+
+
+def system_of_atoms(motion: Motion) -> Tensor:
+    """Return the system of each atom, int64 [N]."""
+    counts = motion.system_ptr.diff().long()
+    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+
+
+def kinetic_energies(motion: Motion, velocities: Tensor) -> Tensor:
+    """Return the kinetic energy of each atom in eV, float64 [N]."""
+    return 0.5 * velocities.square().sum(1) / motion.inverse_mass
+
+
+def thermal_energy(motion: Motion, step: int) -> Tensor:
+    """Return ``kT`` of each system at a step in eV, float64 [B]."""
+    first, slope = motion.temperature.unbind(1)
+    return first + slope * step

@@ -1,0 +1,205 @@
+"""State of a simulation of N atoms in B systems, and the constants of its integrator.
+
+Units are Å, eV and atomic mass units. Hence the unit of time is Å (amu / eV)^(1/2), about 10.18 fs,
+as in ASE.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ATOMS = 256
+"""Atoms that a program of the integrator moves."""
+
+
+@dataclass(frozen=True)
+class Motion:
+    """Positions and velocities, at the end of the last step and within the next one.
+
+    A step is *done* once the forces at its end are known. The integrator then stores the state at
+    that time, and goes on to the positions of the next step, for which forces are still *pending*.
+    So one kernel advances a simulation from forces to forces.
+
+    Attributes
+    ----------
+    positions : float64 [N, 3]
+        Pending positions, Å.
+    velocities : float64 [N, 3]
+        Velocities that have led to them.
+    cell : float64 [B, 3, 3]
+        Pending lattice vectors (rows), Å.
+    done_positions, done_velocities, done_cell
+        The same at the end of the last step that is done.
+    inverse_mass : float64 [N]
+        1/amu.
+    system_ptr : int32 [B + 1]
+        First atom of each system.
+    stream : int32 [B]
+        Number of the random stream of each system.
+    temperature : float64 [B, 2]
+        Temperature times Boltzmann's constant at step 0, and its increment per step, eV.
+    heat : float64 [N]
+        Heat that each atom has received from its thermostat, eV.
+    work : float64 [B]
+        Energy that each system has received otherwise, eV.
+    scale : float64 [B]
+        Factor of the velocities, from the thermostat that rescales them.
+    strain : float64 [B, 2, 6]
+        Symmetric matrices by which the barostat multiplies positions and velocities: xx, yy, zz,
+        yz, xz, xy.
+    clock : int64 [B, P]
+        Steps done, counted by each of the P programs of a system.
+    started : int64 [B, P]
+        Steps done before the one that was started last.
+    pressed : int64 [B]
+        Steps done when the barostat last chose a cell.
+    stretched : int64 [B, P]
+        Steps done when positions were last stretched with it.
+    window : int64 [2]
+        Steps done at the start and at the end of the current block of steps.
+    oldest : int32 []
+        Highest age of the neighbor matrix since it was set to zero, see
+        `mlff_triton.kernels.types.status`.
+    """
+
+    positions: Tensor
+    velocities: Tensor
+    cell: Tensor
+    done_positions: Tensor
+    done_velocities: Tensor
+    done_cell: Tensor
+    inverse_mass: Tensor
+    system_ptr: Tensor
+    stream: Tensor
+    temperature: Tensor
+    heat: Tensor
+    work: Tensor
+    scale: Tensor
+    strain: Tensor
+    clock: Tensor
+    started: Tensor
+    pressed: Tensor
+    stretched: Tensor
+    window: Tensor
+    oldest: Tensor
+
+    @classmethod
+    def zeros(cls, positions: Tensor, cell: Tensor, counts: Tensor) -> Motion:
+        """Allocate the state of systems at rest.
+
+        Parameters
+        ----------
+        positions : float64 [N, 3]
+            Becomes the tensor of the pending positions.
+        cell : float64 [B, 3, 3]
+            Becomes the tensor of the pending cells.
+        counts : int64 [B]
+            Number of atoms in each system.
+        """
+        n_atoms, n_systems, device = len(positions), len(cell), positions.device
+        programs = -(-int(counts.max()) // ATOMS)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return cls(
+            positions=positions,
+            velocities=floats(n_atoms, 3),
+            cell=cell,
+            done_positions=positions.clone(),
+            done_velocities=floats(n_atoms, 3),
+            done_cell=cell.clone(),
+            inverse_mass=floats(n_atoms),
+            system_ptr=ends.to(device, torch.int32),
+            stream=torch.arange(n_systems, dtype=torch.int32, device=device),
+            temperature=floats(n_systems, 2),
+            heat=floats(n_atoms),
+            work=floats(n_systems),
+            scale=floats(n_systems) + 1,
+            strain=floats(n_systems, 2, 6),
+            clock=integers(n_systems, programs),
+            started=integers(n_systems, programs) - 1,
+            pressed=integers(n_systems) - 1,
+            stretched=integers(n_systems, programs) - 1,
+            window=integers(2),
+            oldest=integers(dtype=torch.int32),
+        )
+
+
+class Integration(NamedTuple):
+    """Constants of an integrator.
+
+    Attributes
+    ----------
+    timestep : float
+        Å (amu / eV)^(1/2).
+    seed : int
+        Key of all random numbers.
+    friction : float
+        Friction of the Langevin thermostat in inverse units of time; 0 for none.
+    """
+
+    timestep: float
+    seed: int = 0
+    friction: float = 0.0
+
+    @property
+    def damping(self) -> float:
+        """Factor by which friction reduces velocities in a step."""
+        return math.exp(-self.friction * self.timestep)
+
+
+class Rescaling(NamedTuple):
+    """Constants of the thermostat that rescales velocities.
+
+    Attributes
+    ----------
+    time : float
+        Relaxation time of the kinetic energy, Å (amu / eV)^(1/2).
+    freedom : int
+        Degrees of freedom that a system loses to conserved momenta.
+    """
+
+    time: float
+    freedom: int
+
+    def decay(self, timestep: float) -> float:
+        """Return the factor by which deviations decay in a time step."""
+        return math.exp(-timestep / self.time)
+
+
+class Barostat(NamedTuple):
+    """Constants of the barostat.
+
+    Attributes
+    ----------
+    pressure : float
+        eV/Å^3.
+    compressibility : float
+        Å^3/eV. It only sets the relaxation time.
+    time : float
+        Relaxation time of the volume, Å (amu / eV)^(1/2).
+    every : int
+        Steps from one action to the next.
+    isotropic : bool
+        If True, the cell keeps its shape.
+    """
+
+    pressure: float
+    compressibility: float
+    time: float
+    every: int
+    isotropic: bool
+
+    def rate(self, timestep: float) -> float:
+        """Return the strain of the volume that a unit of pressure causes at each action, Å^3/eV."""
+        return self.compressibility * self.every * timestep / self.time

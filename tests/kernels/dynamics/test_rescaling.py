@@ -1,0 +1,89 @@
+"""Thermostat and barostat against the reference, and the laws that they must obey."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlff_triton.kernels.dynamics.reference import rescaling as reference
+from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
+from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
+from tests.kernels.dynamics.test_integrator import assert_same, given, motion_of, on
+
+INTEGRATION = Integration(timestep=0.05, seed=99)
+RESCALING = Rescaling(time=0.7, freedom=0)
+
+
+def barostat(isotropic: bool) -> Barostat:
+    return Barostat(pressure=0.01, compressibility=7.0, time=400.0, every=3, isotropic=isotropic)
+
+
+@pytest.mark.parametrize("freedom", [0, 3])
+def test_scales_agree_with_the_reference(freedom, device):
+    expected = motion_of((3, 300))
+    expected.started.sub_(1)
+    found = on(device, expected)
+    rescaling = RESCALING._replace(freedom=freedom)
+    choose_scale(found, INTEGRATION, rescaling)
+    reference.choose_scale(expected, INTEGRATION, rescaling)
+    assert_same(found, expected)
+    assert (expected.scale != 1).all()
+
+
+def test_a_scale_is_chosen_once(device):
+    motion = motion_of()
+    found = on(device, motion)
+    choose_scale(found, INTEGRATION, RESCALING)
+    reference.choose_scale(motion, INTEGRATION, RESCALING)
+    assert_same(found, motion_of())
+    assert_same(motion, motion_of())
+
+
+def test_systems_at_rest_stay_so(device):
+    motion = motion_of()
+    motion.started.sub_(1)
+    motion.done_velocities.zero_()
+    found = on(device, motion)
+    choose_scale(found, INTEGRATION, RESCALING)
+    assert found.scale.tolist() == [1.0] * 3
+    assert torch.equal(found.work.cpu(), motion.work)
+
+
+@pytest.mark.parametrize("isotropic", [True, False])
+def test_cells_agree_with_the_reference(isotropic, device):
+    expected = motion_of()
+    expected.window.copy_(torch.tensor([5, 7]))
+    _, totals = given()
+    found = on(device, expected)
+    before = expected.cell.clone()
+    press(found, totals.to(device), INTEGRATION, barostat(isotropic))
+    reference.press(expected, totals, INTEGRATION, barostat(isotropic))
+    assert_same(found, expected)
+    assert not torch.equal(expected.cell, before)
+    again = on(device, found)
+    press(again, totals.to(device), INTEGRATION, barostat(isotropic))
+    assert_same(again, on("cpu", found))
+
+
+@pytest.mark.parametrize("window", [(5, 8), (8, 9)])
+def test_cells_change_only_when_a_block_is_done(window, device):
+    motion = motion_of()
+    motion.window.copy_(torch.tensor(window))
+    found = on(device, motion)
+    press(found, given()[1].to(device), INTEGRATION, barostat(True))
+    assert_same(found, motion)
+
+
+def test_momenta_shrink_as_positions_grow(device):
+    """The phase space volume is kept: positions grow by a matrix, momenta shrink by it."""
+    motion = motion_of((5,))
+    motion.window.copy_(torch.tensor([5, 7]))
+    found = on(device, motion)
+    press(found, given((5,))[1].to(device), INTEGRATION, barostat(False))
+    found = on("cpu", found)
+    grown, shrunk = (
+        torch.linalg.lstsq(getattr(motion, name), getattr(found, name)).solution
+        for name in ("positions", "velocities")
+    )
+    torch.testing.assert_close(grown @ shrunk, torch.eye(3).double(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(motion.cell[0] @ grown, found.cell[0], rtol=1e-10, atol=1e-10)
