@@ -1,0 +1,77 @@
+"""Files that grow by complete records of bytes and can be cut to an earlier size."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mlff_triton._common.files import reported
+from mlff_triton.errors import OutputError
+
+
+class AppendOnlyFile:
+    """A file that grows by complete records.
+
+    Parameters
+    ----------
+    path : path
+        The file. The first record creates it.
+    size : int
+        Number of bytes to keep of an existing file, which is truncated to it.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    size : int
+        Its size in bytes after the last complete record.
+
+    Raises
+    ------
+    OutputError
+        If an existing file is shorter than ``size``, or cannot be written.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        with reported(path):
+            present = path.stat().st_size if path.exists() else 0
+            if present < size:
+                raise OutputError(
+                    f"{path} has {present} bytes, but the restart file expects {size}: "
+                    "restore the original"
+                )
+            if present > size:
+                os.truncate(path, size)
+
+    def append(self, record: bytes) -> None:
+        """Append a record in one system call. If that fails, remove the part already written.
+
+        Raises
+        ------
+        OutputError
+            If the record cannot be written.
+        """
+        with reported(self.path), self.path.open("ab", buffering=0) as file:
+            try:
+                written = file.write(record)
+            except OSError:
+                file.truncate(self.size)
+                raise
+            if written != len(record):
+                file.truncate(self.size)
+                raise OutputError(f"cannot write {self.path}: the disk is full, free some space")
+        self.size += len(record)
+
+    def overwrite(self, offset: int, data: bytes) -> None:
+        """Replace bytes inside the file.
+
+        Raises
+        ------
+        OutputError
+            If they cannot be written.
+        """
+        with reported(self.path), self.path.open("r+b", buffering=0) as file:
+            file.seek(offset)
+            file.write(data)

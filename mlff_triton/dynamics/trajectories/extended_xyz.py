@@ -1,0 +1,72 @@
+"""Extended XYZ, with the bytes that ASE writes but much faster."""
+
+from __future__ import annotations
+
+import io
+
+import ase.io
+import numpy as np
+import numpy.typing as npt
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import chemical_symbols
+
+from mlff_triton.dynamics.trajectories.fixed_point import FIELD, fits, fixed_point
+from mlff_triton.dynamics.trajectories.frame import Frame
+from mlff_triton.dynamics.trajectories.trajectory_file import TrajectoryFile
+
+SYMBOLS = np.array([symbol.ljust(2) for symbol in chemical_symbols], "S2")
+
+
+class ExtendedXYZTrajectory(TrajectoryFile):
+    """Text with positions, momenta, forces, custom masses, energy, step, time and stage.
+
+    Numbers have eight decimals; energy, time and cell have all their digits.
+    """
+
+    def _encode(self, frame: Frame) -> bytes:
+        columns = [frame.positions, frame.momenta, frame.forces]
+        if frame.masses is not None:
+            columns.append(frame.masses[:, None])
+        values = np.concatenate(columns, axis=1)
+        symbols = SYMBOLS[frame.numbers]
+        rows = _table(symbols, values) if fits(values) else _wide_table(symbols, values)
+        return f"{len(frame.numbers)}\n{_comment(frame)}\n".encode() + rows
+
+
+def _comment(frame: Frame) -> str:
+    """Return the second line, as ASE writes it for the first atom alone."""
+    first = slice(0, 1)
+    atoms = Atoms(frame.numbers[first], frame.positions[first], cell=frame.cell, pbc=frame.pbc)
+    atoms.set_momenta(frame.momenta[first])
+    columns = ["symbols", "positions", "momenta", "forces"]
+    if frame.masses is not None:
+        atoms.set_masses(frame.masses[first])
+        columns.append("masses")
+    atoms.info = frame.info | {
+        "step": frame.step,
+        "time_ps": frame.time_ps,
+        "stage": frame.stage,
+    }
+    atoms.calc = SinglePointCalculator(atoms, energy=frame.energy, forces=frame.forces[first])
+    text = io.StringIO()
+    ase.io.write(text, atoms, format="extxyz", columns=columns)
+    return text.getvalue().split("\n")[1]
+
+
+def _table(symbols: npt.NDArray[np.bytes_], values: npt.NDArray[np.float64]) -> bytes:
+    """Format one line per atom."""
+    line = [("symbol", "S2"), ("values", FIELD, (values.shape[1],)), ("end", "S1")]
+    rows = np.empty(len(values), np.dtype(line))
+    rows["symbol"] = symbols
+    fixed_point(values, rows["values"])
+    rows["end"] = b"\n"
+    return rows.tobytes()
+
+
+def _wide_table(symbols: npt.NDArray[np.bytes_], values: npt.NDArray[np.float64]) -> bytes:
+    """Format one line per atom, with numbers of any size."""
+    return b"".join(
+        symbol + b"".join(b" %16.8f" % value for value in row) + b"\n"
+        for symbol, row in zip(symbols.tolist(), values.tolist(), strict=True)
+    )

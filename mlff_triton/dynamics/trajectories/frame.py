@@ -1,0 +1,95 @@
+"""One frame of a trajectory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from ase import Atoms
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """State of a system at one time step. The frame owns its arrays: nobody changes them.
+
+    Attributes
+    ----------
+    step : int
+        Number of time steps done.
+    time_ps : float
+        Time in ps.
+    stage : str
+        Label of the stage.
+    energy : float
+        Potential energy in eV.
+    numbers : int64 [N]
+        Atomic numbers.
+    positions : float64 [N, 3]
+        Positions in Å, as simulated.
+    momenta : float64 [N, 3]
+        Momenta in the units of ASE.
+    forces : float64 [N, 3]
+        Forces in eV/Å.
+    cell : float64 [3, 3]
+        Lattice vectors as rows, in Å; zeros without a cell.
+    pbc : bool [3]
+        Periodic directions.
+    masses : float64 [N] or None
+        Masses in u, if they are not those of the elements.
+    info : dict
+        More about the structure, such as its charge, for extended XYZ.
+    """
+
+    step: int
+    time_ps: float
+    stage: str
+    energy: float
+    numbers: npt.NDArray[np.int64]
+    positions: Array
+    momenta: Array
+    forces: Array
+    cell: Array
+    pbc: npt.NDArray[np.bool_]
+    masses: Array | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, atoms: Atoms, step: int, time_ps: float, stage: str) -> Frame:
+        """Copy the state of a structure and the results of its calculator.
+
+        Parameters
+        ----------
+        atoms : Atoms
+            A structure with a calculator.
+        step : int
+            Number of time steps done.
+        time_ps : float
+            Time in ps.
+        stage : str
+            Label of the stage.
+        """
+        return cls(
+            step=step,
+            time_ps=time_ps,
+            stage=stage,
+            energy=float(atoms.get_potential_energy()),
+            numbers=atoms.get_atomic_numbers(),
+            positions=atoms.get_positions(),
+            momenta=atoms.get_momenta(),
+            forces=np.array(atoms.get_forces()),
+            cell=atoms.cell.array.copy(),
+            pbc=atoms.get_pbc(),
+            masses=atoms.get_masses() if atoms.has("masses") else None,
+            info=copy.deepcopy(atoms.info),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays in bytes."""
+        arrays = (self.numbers, self.positions, self.momenta, self.forces, self.masses)
+        return sum(array.nbytes for array in arrays if array is not None)

@@ -1,0 +1,76 @@
+"""Extended XYZ, byte by byte as ASE writes it."""
+
+from __future__ import annotations
+
+import io
+
+import ase.io
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from mlff_triton.dynamics.trajectories import Frame
+from tests.dynamics.trajectories.frames import CELLS, frame, opened, random_atoms
+
+
+def written(path, *frames):
+    file = opened(path)
+    for each in frames:
+        file.append(each)
+    return path.read_text()
+
+
+def text_of_ase(atoms, step, time_ps, stage, columns=()):
+    snapshot = atoms.copy()
+    snapshot.info |= {"step": step, "time_ps": time_ps, "stage": stage}
+    snapshot.calc = SinglePointCalculator(
+        snapshot, energy=atoms.get_potential_energy(), forces=atoms.get_forces()
+    )
+    text = io.StringIO()
+    names = ["symbols", "positions", "momenta", "forces", *columns]
+    ase.io.write(text, snapshot, format="extxyz", columns=names)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("count", [1, 20])
+def test_bytes_are_those_of_ase(tmp_path, cell, count):
+    atoms = random_atoms(count, cell=cell)
+    text = written(tmp_path / "t.xyz", Frame.of(atoms, 7, 0.0035, "nvt 300 K"))
+    assert text == text_of_ase(atoms, 7, 0.0035, "nvt 300 K")
+
+
+def test_custom_masses_are_a_column(tmp_path):
+    atoms = random_atoms()
+    atoms.set_masses(np.linspace(1, 300, len(atoms)))
+    text = written(tmp_path / "t.extxyz", Frame.of(atoms, 7, 0.0035, "nve"))
+    assert text == text_of_ase(atoms, 7, 0.0035, "nve", ["masses"])
+
+
+@pytest.mark.parametrize("value", [1e4, -123456.78912345678, 1e7, np.nan, -np.inf])
+def test_numbers_of_any_size(tmp_path, value):
+    atoms = random_atoms()
+    momenta = atoms.get_momenta()
+    momenta[3, 1] = value
+    atoms.set_momenta(momenta)
+    text = written(tmp_path / "t.xyz", Frame.of(atoms, 7, 0.0035, "nve"))
+    assert text == text_of_ase(atoms, 7, 0.0035, "nve")
+
+
+def test_ase_reads_all_frames(tmp_path):
+    frames = [frame(index) for index in range(3)]
+    written(tmp_path / "t.xyz", *frames)
+    read = ase.io.read(tmp_path / "t.xyz", ":")
+    assert len(read) == 3
+    for atoms, each in zip(read, frames, strict=True):
+        np.testing.assert_array_equal(atoms.numbers, each.numbers)
+        np.testing.assert_array_equal(atoms.cell.array, each.cell)
+        for array, expected in [
+            (atoms.positions, each.positions),
+            (atoms.get_momenta(), each.momenta),
+            (atoms.get_forces(), each.forces),
+        ]:
+            np.testing.assert_allclose(array, expected, rtol=0, atol=0.51e-8)
+        assert atoms.get_potential_energy() == each.energy
+        info = {"charge": 1, "step": each.step, "time_ps": each.time_ps, "stage": "nvt"}
+        assert atoms.info == info
