@@ -176,6 +176,21 @@ class Batch:
             return self
         return replace(self, boxes=(Box.of(cell, self.boxes[0].pbc if pbc is None else pbc),))
 
+    def with_cells(self, cells: FloatArray) -> Batch:
+        """Return this batch in other cells, float64 [B, 3, 3] in Å, or itself if none differs.
+
+        Raises
+        ------
+        InputError
+            If a cell is not one; see `mlff_triton.neighbors.box.Box.of`.
+        """
+        boxes = tuple(
+            box if (box.cell[box.pbc] == cell[box.pbc]).all() else Box.of(cell, box.pbc)
+            for box, cell in zip(self.boxes, cells, strict=True)
+        )
+        same_boxes = all(new is old for new, old in zip(boxes, self.boxes, strict=True))
+        return self if same_boxes else replace(self, boxes=boxes)
+
 
 def _same_pbc(pbc: NDArray[np.generic], box: Box) -> bool:
     """Return True if periodic directions, bool or bool [3], are those of a box."""

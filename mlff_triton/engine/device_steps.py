@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray, to_tensor
 from mlff_triton.engine.device_batches import DeviceBatches
+from mlff_triton.engine.device_dynamics import DeviceDynamics
 from mlff_triton.engine.device_neighbors import Capacity, DeviceModel
 from mlff_triton.engine.device_resident import DeviceResident
 from mlff_triton.engine.parameters import Parameters
@@ -28,6 +29,7 @@ from mlff_triton.errors import BackendError
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.model.prediction import Prediction
+from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.verlet_list import check_skin
 
 
@@ -120,6 +122,11 @@ class DeviceSteps(Steps):
                 return system.step(positions, cell)
 
         return step
+
+    def dynamics(self, batch: Batch, masses: FloatArray) -> DeviceDynamics:
+        """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`."""
+        with self._on_gpu(batch):
+            return DeviceDynamics(self._model, batch, masses, lambda: self._on_gpu(batch))
 
     @contextmanager
     def _on_gpu(self, batch: Batch) -> Iterator[None]:

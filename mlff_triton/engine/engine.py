@@ -18,6 +18,7 @@ from mlff_triton.checkpoints import load_model
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.batch import Batch, as_array
 from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
+from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError, InputError
@@ -234,6 +235,31 @@ class Engine:
         with self._lock:
             members = [steps.resident(batch, units) for steps in self._steps]
         return ResidentSystem(len(batch.numbers), members, self._lock)
+
+    def dynamics(self, batch: Batch, masses: ArrayLike) -> Dynamics | None:
+        """Prepare a checked batch to be moved on the GPU.
+
+        Parameters
+        ----------
+        batch : Batch
+            The systems.
+        masses : float [N]
+            amu.
+
+        Returns
+        -------
+        Dynamics or None
+            None if the engine does not run on a GPU, or has several members.
+
+        Raises
+        ------
+        InputError, UnknownElementError, BackendError
+            As for `compute`.
+        """
+        check_neutral(self.uses_charge, batch.charge)
+        if len(self._steps) > 1:
+            return None
+        return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64))
 
 
 @dataclass(frozen=True)

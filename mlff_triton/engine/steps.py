@@ -9,7 +9,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.engine.motion import Dynamics
 from mlff_triton.model.prediction import Prediction
+from mlff_triton.neighbors.box import FloatArray
 
 CANNOT_PREPARE = "only single models on a GPU can be prepared: use compute"
 
@@ -66,3 +68,15 @@ class Steps(ABC):
     @abstractmethod
     def resident(self, batch: Batch, units: Units) -> ResidentStep:
         """Return the step of one system, whose positions may differ at each call."""
+
+    def dynamics(self, batch: Batch, masses: FloatArray) -> Dynamics | None:  # noqa: ARG002
+        """Return what moves the atoms of a batch on a GPU, or None if the host has to.
+
+        Parameters
+        ----------
+        batch : Batch
+            The systems.
+        masses : float64 [N]
+            amu.
+        """
+        return None

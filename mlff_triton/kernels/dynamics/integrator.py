@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.dynamics.random import THERMOSTAT, normals
-from mlff_triton.kernels.types.status import STALE
 from mlff_triton.kernels.types.motion import ATOMS, Integration, Motion
+from mlff_triton.kernels.types.status import STALE
 
 _STALE = tl.constexpr(STALE)
 _WIDTH = tl.constexpr(11)  # of the totals of a system; the last one is its highest status
@@ -104,14 +104,15 @@ def _advance_kernel(
     positions_ptr,
     velocities_ptr,
     cell_ptr,
+    heat_ptr,
     done_positions_ptr,
     done_velocities_ptr,
     done_cell_ptr,
+    done_heat_ptr,
     inverse_mass_ptr,
     system_ptr,
     stream_ptr,
     temperature_ptr,
-    heat_ptr,
     scale_ptr,
     clock_ptr,
     started_ptr,
@@ -132,7 +133,7 @@ def _advance_kernel(
 
     Grid: a program per ``ATOMS`` atoms, and systems. Reads the state of `Motion`, ``forces[N, 3]``
     and ``totals[B, 11]``. FINISH writes the state that is done, ``clock[B, P]`` and ``oldest``.
-    START writes the pending state, ``heat[N]`` and ``started[B, P]``. Without FINISH, it first
+    START writes the pending state and ``started[B, P]``. Without FINISH, it first
     multiplies the velocities by ``scale[B]``.
     """
     part, system = tl.program_id(0), tl.program_id(1)
@@ -150,6 +151,8 @@ def _advance_kernel(
             position = _load_vectors(positions_ptr, atom, live)
             velocity = _load_vectors(velocities_ptr, atom, live)
             velocity = _add(velocity, kick, force)
+            heat = tl.load(heat_ptr + atom, live, other=0.0)
+            tl.store(done_heat_ptr + atom, heat, live)
             _store_vectors(done_positions_ptr, atom, live, position)
             clock += 1
             tl.store(clock_ptr + program, clock)
@@ -161,6 +164,7 @@ def _advance_kernel(
                 worst = highest_status(totals_ptr, n_systems)
                 tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
         else:
+            heat = tl.load(done_heat_ptr + atom, live, other=0.0)
             position = _load_vectors(done_positions_ptr, atom, live)
             velocity = _load_vectors(done_velocities_ptr, atom, live)
             scale = tl.load(scale_ptr + system)
@@ -175,11 +179,10 @@ def _advance_kernel(
                 stream = tl.load(stream_ptr + system)
                 x, y, z, _ = normals(seed, clock, THERMOSTAT, local, stream)
                 noise = x, y, z
-            position, velocity, heat = _drift(
+            position, velocity, received = _drift(
                 position, velocity, inverse_mass, duration, damping, kt, noise, LANGEVIN
             )
-            heat += tl.load(heat_ptr + atom, live, other=0.0)
-            tl.store(heat_ptr + atom, heat, live)
+            tl.store(heat_ptr + atom, heat + received, live)
             _store_vectors(positions_ptr, atom, live, position)
             _store_vectors(velocities_ptr, atom, live, velocity)
             tl.store(started_ptr + program, clock)
@@ -219,14 +222,15 @@ def advance(
             motion.positions,
             motion.velocities,
             motion.cell,
+            motion.heat,
             motion.done_positions,
             motion.done_velocities,
             motion.done_cell,
+            motion.done_heat,
             motion.inverse_mass,
             motion.system_ptr,
             motion.stream,
             motion.temperature,
-            motion.heat,
             motion.scale,
             motion.clock,
             motion.started,

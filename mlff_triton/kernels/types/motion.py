@@ -33,7 +33,9 @@ class Motion:
         Velocities that have led to them.
     cell : float64 [B, 3, 3]
         Pending lattice vectors (rows), Å.
-    done_positions, done_velocities, done_cell
+    heat : float64 [N]
+        Heat that each atom has received from its thermostat until then, eV.
+    done_positions, done_velocities, done_cell, done_heat
         The same at the end of the last step that is done.
     inverse_mass : float64 [N]
         1/amu.
@@ -43,8 +45,6 @@ class Motion:
         Number of the random stream of each system.
     temperature : float64 [B, 2]
         Temperature times Boltzmann's constant at step 0, and its increment per step, eV.
-    heat : float64 [N]
-        Heat that each atom has received from its thermostat, eV.
     work : float64 [B]
         Energy that each system has received otherwise, eV.
     scale : float64 [B]
@@ -70,14 +70,15 @@ class Motion:
     positions: Tensor
     velocities: Tensor
     cell: Tensor
+    heat: Tensor
     done_positions: Tensor
     done_velocities: Tensor
     done_cell: Tensor
+    done_heat: Tensor
     inverse_mass: Tensor
     system_ptr: Tensor
     stream: Tensor
     temperature: Tensor
-    heat: Tensor
     work: Tensor
     scale: Tensor
     strain: Tensor
@@ -115,14 +116,15 @@ class Motion:
             positions=positions,
             velocities=floats(n_atoms, 3),
             cell=cell,
+            heat=floats(n_atoms),
             done_positions=positions.clone(),
             done_velocities=floats(n_atoms, 3),
             done_cell=cell.clone(),
+            done_heat=floats(n_atoms),
             inverse_mass=floats(n_atoms),
             system_ptr=ends.to(device, torch.int32),
             stream=torch.arange(n_systems, dtype=torch.int32, device=device),
             temperature=floats(n_systems, 2),
-            heat=floats(n_atoms),
             work=floats(n_systems),
             scale=floats(n_systems) + 1,
             strain=floats(n_systems, 2, 6),

@@ -35,6 +35,7 @@ def motion_of(counts: tuple[int, ...] = COUNTS) -> Motion:
     motion.temperature.copy_(random(n_systems, 2).exp() * torch.tensor([0.03, 1e-4]).double())
     motion.stream.add_(5)
     motion.heat.copy_(random(n_atoms))
+    motion.done_heat.copy_(random(n_atoms))
     motion.clock.fill_(7)
     motion.started.fill_(7)
     motion.window.copy_(torch.tensor([5, 9]))
@@ -140,7 +141,7 @@ def test_replicas_move_as_if_alone(device):
     alone = dataclasses.replace(alone, system_ptr=ends, **second)
     advance(batch, forces, totals, LANGEVIN)
     advance(alone, forces[300:].clone(), totals[1:].clone(), LANGEVIN)
-    for name in ("positions", "velocities", "done_velocities", "heat"):
+    for name in ("positions", "velocities", "done_velocities", "heat", "done_heat"):
         assert torch.equal(getattr(batch, name)[300:], getattr(alone, name)), name
 
 

@@ -34,6 +34,7 @@ def advance(
         motion.done_positions.copy_(motion.positions)
         motion.done_velocities.copy_(motion.velocities + kick)
         motion.done_cell.copy_(motion.cell)
+        motion.done_heat.copy_(motion.heat)
         motion.clock.add_(1)
         motion.oldest.clamp_(min=worst)
         clock += 1
@@ -50,6 +51,7 @@ def _start(
     h, damping = 0.5 * integration.timestep, integration.damping
     inverse_mass = motion.inverse_mass[:, None]
     position, velocity = motion.done_positions, motion.done_velocities + kick
+    motion.heat.copy_(motion.done_heat)
     if integration.friction > 0:
         position = position + h * velocity
         before = kinetic_energies(motion, velocity)

@@ -1,0 +1,160 @@
+"""Simulations with any ASE calculator, step by step on the host."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, PropertyNotImplementedError
+from torch import Tensor
+
+from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
+from mlff_triton.engine.totals import WIDTH, Totals
+from mlff_triton.kernels.dynamics.reference.integrator import advance
+from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale, press
+from mlff_triton.kernels.types.motion import Motion
+
+
+class HostDynamics:
+    """Molecular dynamics of several systems; see `mlff_triton.engine.motion.Dynamics`.
+
+    Parameters
+    ----------
+    systems : sequence of Atoms
+        The systems, which are copied.
+    calculator : Calculator
+        Any ASE calculator with energy, forces and, for a barostat, stress. One with a method
+        ``calculate_many``, such as ours, computes all systems in one batch.
+    """
+
+    def __init__(self, systems: Sequence[Atoms], calculator: Calculator) -> None:
+        self._systems = [atoms.copy() for atoms in systems]
+        self._calculator = calculator
+        counts = torch.tensor([len(atoms) for atoms in systems])
+        positions = torch.zeros(int(counts.sum()), 3, dtype=torch.float64)
+        cell = torch.zeros(len(systems), 3, 3, dtype=torch.float64)
+        self._motion = Motion.zeros(positions, cell, counts)
+        masses = np.concatenate([atoms.get_masses() for atoms in systems])
+        self._motion.inverse_mass.copy_(torch.from_numpy(1 / masses))
+        self._ends = counts.cumsum(0).tolist()
+        self._queue: deque[tuple[int, bool]] = deque()
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return int(self._motion.clock[0, 0])
+
+    def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
+        """Compute forces, and prepare the next step."""
+        motion = self._motion
+        for name in ("positions", "cell"):
+            for tensor in (getattr(motion, name), getattr(motion, f"done_{name}")):
+                tensor.copy_(torch.from_numpy(getattr(state, name)))
+        motion.done_velocities.copy_(torch.from_numpy(state.velocities))
+        motion.done_heat.copy_(torch.from_numpy(state.heat))
+        motion.work.copy_(torch.from_numpy(state.work))
+        motion.temperature.copy_(torch.from_numpy(conditions.temperature))
+        motion.stream.copy_(torch.from_numpy(conditions.stream))
+        motion.scale.fill_(1.0)
+        motion.clock.fill_(state.step)
+        for counter in (motion.started, motion.pressed, motion.stretched):
+            counter.fill_(state.step - 1)
+        motion.window.fill_(state.step)
+        self._queue.clear()
+        self._conditions = conditions
+        forces, totals = self._evaluate()
+        advance(motion, forces, totals, conditions.integration, finish=False)
+        if is_continued:
+            self._press(totals)
+        return self._observe(forces, totals)
+
+    def queue(self, stop: int, *, is_observed: bool) -> None:
+        """Queue all steps up to ``stop``."""
+        self._queue.append((stop, is_observed))
+
+    def collect(self) -> Observation | None:
+        """Take the steps of the oldest block, and return what was observed at its end, if anything.
+
+        Raises
+        ------
+        MlffTritonError
+            If our calculator cannot evaluate a step. `step` then tells how many steps were valid.
+        """
+        stop, is_observed = self._queue.popleft()
+        motion, conditions = self._motion, self._conditions
+        motion.window.copy_(torch.tensor([self.step, stop]))
+        while self.step < stop:
+            forces, totals = self._evaluate()
+            given = motion, forces, totals, conditions.integration
+            if conditions.rescaling is None:
+                advance(*given)
+            else:
+                advance(*given, start=False)
+                choose_scale(motion, conditions.integration, conditions.rescaling)
+                advance(*given, finish=False)
+        self._press(totals)
+        return self._observe(forces, totals) if is_observed else None
+
+    def _press(self, totals: Tensor) -> None:
+        barostat = self._conditions.barostat
+        if barostat is not None and self._conditions.presses_after(self.step):
+            press(self._motion, totals, self._conditions.integration, barostat)
+
+    def _observe(self, forces: Tensor, totals: Tensor) -> Observation:
+        motion = self._motion
+        sources = motion.done_positions, motion.done_velocities, motion.done_cell
+        arrays = (tensor.numpy().copy() for tensor in (*sources, motion.done_heat, motion.work))
+        sums = Totals(totals)
+        return Observation(
+            State(self.step, *arrays), forces.numpy(), sums.energy.numpy(), sums.virial.numpy()
+        )
+
+    def _evaluate(self) -> tuple[Tensor, Tensor]:
+        """Return forces [N, 3] and totals [B, 11] of the pending positions."""
+        motion = self._motion
+        parts = np.split(motion.positions.numpy(), self._ends[:-1])
+        for atoms, positions, cell in zip(self._systems, parts, motion.cell.numpy(), strict=True):
+            atoms.set_positions(positions)
+            atoms.set_cell(cell)
+        totals = np.zeros((len(parts), WIDTH))
+        forces = []
+        for row, atoms, results in zip(totals, self._systems, self._results(), strict=True):
+            energy, force, stress = results
+            row[0] = energy
+            row[1:10] = np.nan if stress is None else (stress * _volume(atoms)).ravel()
+            forces.append(force)
+        return torch.from_numpy(np.concatenate(forces)), torch.from_numpy(totals)
+
+    def _results(self) -> list[tuple[float, FloatArray, FloatArray | None]]:
+        """Return energy, forces and stress [3, 3] of each system."""
+        many = getattr(self._calculator, "calculate_many", None)
+        if many is None or len(self._systems) == 1:
+            return [self._result(atoms) for atoms in self._systems]
+        found = many(self._systems)
+        return [(r["energy"], r["forces"], _matrix(r.get("stress"))) for r in found]
+
+    def _result(self, atoms: Atoms) -> tuple[float, FloatArray, FloatArray | None]:
+        atoms.calc = self._calculator
+        energy, forces = float(atoms.get_potential_energy()), atoms.get_forces().copy()
+        stress = None
+        if atoms.pbc.all():
+            try:
+                stress = atoms.get_stress(voigt=False)
+            except PropertyNotImplementedError:
+                stress = None
+        return energy, forces, stress
+
+
+def _matrix(stress: FloatArray | None) -> FloatArray | None:
+    """Convert a stress in Voigt's notation to a matrix."""
+    if stress is None:
+        return None
+    xx, yy, zz, yz, xz, xy = stress
+    return np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
+
+
+def _volume(atoms: Atoms) -> float:
+    return abs(float(np.linalg.det(atoms.cell.array)))

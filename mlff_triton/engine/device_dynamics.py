@@ -1,0 +1,346 @@
+"""Simulations whose steps follow one another on the GPU, without a host that looks at each.
+
+The host queues blocks of steps, and looks at a block while the GPU is busy with the next one. A
+step is a graph of the model and the integrator, which advances nothing unless the step is valid
+(see `mlff_triton.kernels.dynamics.integrator`). So it is enough to look at how far a block has
+come. If it is incomplete, the host makes the matrix fit, and queues what is missing.
+
+The neighbor matrix is built after every few steps, whose number is chosen from its age at the end
+of past intervals. Neither this nor the size of blocks changes any result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.batch import Batch, to_tensor
+from mlff_triton.engine.device_neighbors import DeviceModel
+from mlff_triton.engine.device_state import UNFIT, DeviceState, pinned
+from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
+from mlff_triton.engine.step import Outputs
+from mlff_triton.engine.step_graph import StepGraph
+from mlff_triton.engine.totals import WIDTH, Totals
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.dynamics.integrator import advance
+from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
+from mlff_triton.kernels.types.motion import Motion
+from mlff_triton.kernels.types.status import AGE, NOT_FINITE, STALE
+
+DEPTH = 2
+"""Blocks that are queued at a time."""
+AIM = 0.7
+"""Age of the neighbor matrix when it is renewed, relative to the highest one."""
+FIRST_INTERVAL, LAST_INTERVAL = 3, 1000
+"""Steps from one neighbor matrix to the next: at the start, and at most."""
+
+
+class Downloads:
+    """Pinned memory for what the host sees of a block.
+
+    Parameters
+    ----------
+    motion : Motion
+        The state of the simulation.
+    """
+
+    def __init__(self, motion: Motion) -> None:
+        device = motion.positions.device
+        n_atoms, n_systems = len(motion.positions), len(motion.cell)
+        self.clock = pinned(device, 2)  # steps done, and age of the last neighbor matrix
+        self._atoms = [pinned(device, n_atoms, 3) for _ in range(3)]
+        self._heat = pinned(device, n_atoms)
+        self._cell = pinned(device, n_systems, 3, 3)
+        self._work = pinned(device, n_systems)
+        self._totals = pinned(device, n_systems, WIDTH)
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def queue(self, motion: Motion, aged: Tensor, outputs: Outputs | None) -> None:
+        """Queue the copies; without outputs, of the clock alone."""
+        self.clock[0].copy_(motion.clock[0, 0], non_blocking=True)
+        self.clock[1].copy_(aged, non_blocking=True)
+        if outputs is not None:
+            atoms = (motion.done_positions, motion.done_velocities, outputs.forces)
+            sources = [
+                *atoms,
+                motion.done_heat,
+                motion.done_cell,
+                motion.work,
+                outputs.totals.values,
+            ]
+            targets = [*self._atoms, self._heat, self._cell, self._work, self._totals]
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> tuple[int, int]:
+        """Wait for the copies, and return the steps done and the age of the last matrix."""
+        if self._event is not None:
+            self._event.synchronize()
+        clock, age = self.clock.tolist()
+        return int(clock), int(age)
+
+    def observation(self) -> Observation:
+        """Return copies of what was downloaded."""
+        positions, velocities, forces = (tensor.numpy().copy() for tensor in self._atoms)
+        rest = (self._cell, self._heat, self._work)
+        state = State(int(self.clock[0]), positions, velocities, *(t.numpy().copy() for t in rest))
+        totals = Totals(self._totals.clone())
+        return Observation(state, forces, totals.energy.numpy(), totals.virial.numpy())
+
+
+@dataclass
+class Block:
+    """Steps that were queued together: all after ``start``, up to ``stop``.
+
+    Attributes
+    ----------
+    start, stop : int
+        Steps done before and after.
+    is_observed : bool
+        True if the state is downloaded at the end.
+    downloads : Downloads
+        Where to.
+    lifetime : int
+        Steps that the last neighbor matrix served which was replaced in this block; 0 for none.
+    """
+
+    start: int
+    stop: int
+    is_observed: bool
+    downloads: Downloads
+    lifetime: int = 0
+
+
+class DeviceDynamics:
+    """Molecular dynamics of a batch on a GPU.
+
+    Call `begin`, then `queue` and `collect` blocks of steps, at most `DEPTH` at a time.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        The model, on the GPU.
+    batch : Batch
+        The systems.
+    masses : float64 [N]
+        amu.
+    on_gpu : callable
+        Returns a context in which the GPU is current, and which explains a lack of memory.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        batch: Batch,
+        masses: FloatArray,
+        on_gpu: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._state = DeviceState(model, len(batch.numbers), len(batch.boxes))
+        self._state.set_batch(batch)
+        atoms = self._state.atoms
+        counts = torch.from_numpy(batch.counts)
+        self._motion = Motion.zeros(atoms.positions, atoms.cell, counts)
+        self._motion.inverse_mass.copy_(to_tensor(1 / masses, model.device))
+        self._on_gpu = on_gpu
+        self._stepping: StepGraph[Outputs] = StepGraph(model.pool)
+        self._downloads = [Downloads(self._motion) for _ in range(DEPTH)]
+        self._free = deque(self._downloads)
+        self._blocks: deque[Block] = deque()
+        self._conditions: Conditions | None = None
+        self._aged = torch.zeros_like(self._motion.oldest)
+        self._interval, self._since = FIRST_INTERVAL, 0
+        self._repaired_at = -1
+        self._repairs = 0
+
+    def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
+        """Compute forces, and prepare the next step.
+
+        Parameters
+        ----------
+        state : State
+            The systems.
+        conditions : Conditions
+            Integrator, thermostats and barostat, from here on.
+        is_continued : bool
+            True if the last step of this state was taken under the same conditions.
+
+        Raises
+        ------
+        InputError
+            If a position is not finite, a cell is far too small, or atoms lie too far outside
+            theirs.
+        OverlappingAtomsError
+            If two atoms coincide.
+        BackendError
+            If the GPU has too little memory. The message says how much is needed.
+        """
+        if self._conditions is None or conditions.constants != self._conditions.constants:
+            self._stepping.discard()
+        self._conditions = conditions
+        with self._on_gpu(), torch.no_grad():
+            self._upload(state, conditions)
+            outputs = self._forces()
+            motion, integration = self._motion, conditions.integration
+            advance(motion, outputs.forces, outputs.totals.values, integration, finish=False)
+            if is_continued and conditions.presses_after(state.step):
+                self._press(outputs, conditions)
+            downloads = self._free[0]
+            downloads.queue(motion, self._aged, outputs)
+            downloads.wait()
+            self._capture()
+            return downloads.observation()
+
+    def _upload(self, state: State, conditions: Conditions) -> None:
+        motion, device = self._motion, self._state.model.device
+        batch = self._state.batch.with_cells(state.cell)
+        self._state.set_batch(batch)
+        self._state.atoms.upload_boxes(batch.boxes)  # the pending ones may differ from the last
+        given = {
+            "positions": state.positions,
+            "done_positions": state.positions,
+            "done_velocities": state.velocities,
+            "done_heat": state.heat,
+            "work": state.work,
+            "temperature": conditions.temperature,
+            "stream": conditions.stream,
+        }
+        for name, array in given.items():
+            getattr(motion, name).copy_(to_tensor(array, device))
+        motion.done_cell.copy_(motion.cell)
+        motion.scale.fill_(1.0)
+        motion.clock.fill_(state.step)
+        for counter in (motion.started, motion.pressed, motion.stretched):
+            counter.fill_(state.step - 1)
+        motion.window.fill_(state.step)
+        self._blocks.clear()
+        self._free = deque(self._downloads)
+        self._next = state.step
+
+    def _forces(self) -> Outputs:
+        """Compute energies and forces of the current positions, and wait for them."""
+        outputs: Outputs | None = None
+
+        def run() -> int:
+            nonlocal outputs
+            outputs = self._state.launch()
+            return int(outputs.totals.status.max())
+
+        self._state.settle(run)
+        assert outputs is not None
+        return outputs
+
+    def queue(self, stop: int, *, is_observed: bool) -> None:
+        """Queue all steps up to ``stop``, and if it is observed, the download of the state."""
+        block = Block(self._next, stop, is_observed, self._free.popleft())
+        self._blocks.append(block)
+        self._next = stop
+        with self._on_gpu(), torch.no_grad():
+            self._launch_block(block, block.start)
+
+    def collect(self) -> Observation | None:
+        """Wait for the oldest block, and return what was observed at its end, if anything.
+
+        Raises
+        ------
+        InputError, OverlappingAtomsError, BackendError
+            As `begin` does. `step` then tells how many steps were valid.
+        """
+        block = self._blocks[0]
+        with self._on_gpu(), torch.no_grad():
+            step, age = block.downloads.wait()
+            while step < block.stop:
+                self._repair()
+                for other in self._blocks:
+                    self._launch_block(other, max(other.start, self.step))
+                step, age = block.downloads.wait()
+        self._adapt(age, block.lifetime)
+        self._blocks.popleft()
+        self._free.append(block.downloads)
+        return block.downloads.observation() if block.is_observed else None
+
+    @property
+    def step(self) -> int:
+        """Number of steps done. This waits for the GPU."""
+        return int(self._motion.clock[0, 0])
+
+    def _launch_block(self, block: Block, start: int) -> None:
+        """Launch the steps of a block after ``start``, and what follows them."""
+        self._motion.window[0].fill_(block.start)
+        self._motion.window[1].fill_(block.stop)
+        conditions = self._conditions
+        assert conditions is not None  # as `begin` precedes everything else
+        for _ in range(start, block.stop):
+            if self._since >= self._interval:
+                block.lifetime = self._since
+                self._rebuild()
+            outputs = self._run_step()
+            self._since += 1
+        if conditions.presses_after(block.stop):
+            self._press(outputs, conditions)
+        block.downloads.queue(self._motion, self._aged, outputs if block.is_observed else None)
+
+    def _run_step(self) -> Outputs:
+        return self._stepping.run(self._launch_step, self._state.neighbors.layout)
+
+    def _launch_step(self) -> Outputs:
+        """Launch a step of the model and the integrator."""
+        outputs, motion, conditions = self._state.launch(), self._motion, self._conditions
+        assert conditions is not None
+        given = motion, outputs.forces, outputs.totals.values, conditions.integration
+        if conditions.rescaling is None:
+            advance(*given)
+        else:
+            advance(*given, start=False)
+            choose_scale(motion, conditions.integration, conditions.rescaling)
+            advance(*given, finish=False)
+        return outputs
+
+    def _press(self, outputs: Outputs, conditions: Conditions) -> None:
+        assert conditions.barostat is not None
+        press(self._motion, outputs.totals.values, conditions.integration, conditions.barostat)
+
+    def _capture(self) -> None:
+        """Capture the graphs, without taking a step."""
+        self._motion.window.fill_(-1)
+        self._run_step()
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Queue a new neighbor matrix, and note the age of the last one."""
+        self._aged.copy_(self._motion.oldest)
+        self._motion.oldest.zero_()
+        self._state.rebuild()
+        self._since = 0
+
+    def _adapt(self, age: int, lifetime: int) -> None:
+        """Choose the interval between neighbor matrices from the age that the last one reached."""
+        if lifetime:
+            wanted = int(lifetime * AIM * (AGE + 1) / max(age, 1))
+            self._interval = max(1, min(wanted, 2 * lifetime, LAST_INTERVAL))
+
+    def _repair(self) -> None:
+        """Make the neighbor matrix fit the next step, or raise what prevents that."""
+        state, step = self._state, self.step
+        self._repairs = self._repairs + 1 if step == self._repaired_at else 0
+        self._repaired_at = step
+        worst = int(self._run_step().totals.status.max())
+        if worst & NOT_FINITE or not worst & (STALE | UNFIT):
+            state.raise_problem(worst)
+        if self._repairs > 2:
+            raise InputError(
+                "the neighbor list does not survive a single time step: use a larger skin, or a "
+                "smaller time step"
+            )
+        self._interval = max(1, self._interval // 2)
+        if worst & UNFIT:
+            state.build()
+            self._capture()
+        else:
+            self._rebuild()

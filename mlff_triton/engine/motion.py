@@ -1,0 +1,128 @@
+"""The interface between a simulation and the code that moves its atoms, on a GPU or the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that the next steps of B systems depend on, in the units of `Motion`.
+
+    Attributes
+    ----------
+    step : int
+        Steps done.
+    positions : float64 [N, 3]
+        Å.
+    velocities : float64 [N, 3]
+        Å per unit of time.
+    cell : float64 [B, 3, 3]
+        Lattice vectors (rows), Å.
+    heat : float64 [N]
+        Heat that each atom has received from its thermostat, eV.
+    work : float64 [B]
+        Energy that each system has received otherwise, eV.
+    """
+
+    step: int
+    positions: FloatArray
+    velocities: FloatArray
+    cell: FloatArray
+    heat: FloatArray
+    work: FloatArray
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The state of B systems and what the model says of it.
+
+    Attributes
+    ----------
+    state : State
+        The state.
+    forces : float64 [N, 3]
+        eV/Å.
+    energy : float64 [B]
+        Potential energies, eV.
+    virial : float64 [B, 3, 3]
+        ``dE/dstrain``, eV.
+    """
+
+    state: State
+    forces: FloatArray
+    energy: FloatArray
+    virial: FloatArray
+
+
+class Dynamics(Protocol):
+    """What moves the atoms of B systems, in blocks of steps that are queued and then collected."""
+
+    def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
+        """Compute forces, and prepare the next step.
+
+        Parameters
+        ----------
+        state : State
+            The systems.
+        conditions : Conditions
+            Integrator, thermostats and barostat, from here on.
+        is_continued : bool
+            True if the last step of this state was taken under the same conditions.
+        """
+
+    def queue(self, stop: int, *, is_observed: bool) -> None:
+        """Queue all steps up to ``stop``; at most two blocks may be queued at a time."""
+
+    def collect(self) -> Observation | None:
+        """Wait for the oldest block, and return what was observed at its end, if anything."""
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+
+
+class Conditions(NamedTuple):
+    """Constants of a stage of a simulation.
+
+    Attributes
+    ----------
+    integration : Integration
+        Time step, seed and Langevin thermostat.
+    temperature : float64 [B, 2]
+        As in `Motion`.
+    stream : int32 [B]
+        Number of the random stream of each system.
+    rescaling : Rescaling or None
+        The thermostat that rescales velocities.
+    barostat : Barostat or None
+        The barostat.
+    """
+
+    integration: Integration
+    temperature: FloatArray
+    stream: NDArray[np.int32]
+    rescaling: Rescaling | None = None
+    barostat: Barostat | None = None
+
+    @property
+    def constants(self) -> tuple[object, ...]:
+        """What launches are captured with, unlike temperatures and streams."""
+        return self.integration, self.rescaling, self.barostat
+
+    def presses_after(self, step: int) -> bool:
+        """Return True if the barostat acts after a step."""
+        return self.barostat is not None and step % self.barostat.every == 0
+
+
+def at_start(positions: FloatArray, velocities: FloatArray, cell: FloatArray) -> State:
+    """Return a state before the first step; arguments are its attributes."""
+    return State(0, positions, velocities, cell, np.zeros(len(positions)), np.zeros(len(cell)))
