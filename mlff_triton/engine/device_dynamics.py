@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, to_tensor
@@ -202,7 +204,7 @@ class DeviceDynamics:
         batch = self._state.batch.with_cells(state.cell)
         self._state.set_batch(batch)
         self._state.atoms.upload_boxes(batch.boxes)  # the pending ones may differ from the last
-        given = {
+        given: dict[str, NDArray[Any]] = {
             "positions": state.positions,
             "done_positions": state.positions,
             "done_velocities": state.velocities,

@@ -1,16 +1,19 @@
 """Velocity Verlet and Langevin dynamics: one kernel from forces to forces.
 
-A step is a half kick, a drift, and another half kick with the new forces:
+A step is a half kick, a drift, and another half kick with the new forces. With ``h`` half the time
+step,
 
-    v += h F / m      x += h v      [v = c v + sqrt((1 - c^2) kT / m) xi]      x += h v      v += h F / m
+    v += h F / m
+    x += h v          v = c v + sqrt((1 - c^2) kT / m) xi          x += h v
+    v += h F / m
 
-with ``h`` half the time step. In brackets is the thermostat in the middle of the drift, with
-``c = exp(-friction * timestep)``: BAOAB, B. Leimkuhler, C. Matthews, J. Chem. Phys. 138, 174102
-(2013), https://doi.org/10.1063/1.4802990.
+The thermostat in the middle of the drift damps by ``c = exp(-friction * timestep)`` and adds normal
+numbers ``xi``: BAOAB, B. Leimkuhler, C. Matthews, J. Chem. Phys. 138, 174102 (2013),
+https://doi.org/10.1063/1.4802990.
 
 A step counts only if its forces are valid. If the neighbor matrix does not hold, or a position is
-not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix, the
-same launches continue from where the simulation stands.
+not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix,
+the same launches continue from where the simulation stands.
 """
 
 from __future__ import annotations

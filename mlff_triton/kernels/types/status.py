@@ -5,6 +5,6 @@ from __future__ import annotations
 AGE = 255
 """Bits that tell how far an atom has moved, in 1/256 of its limit."""
 STALE, OVERLAP, SHORT, FAR, NOT_FINITE = (256 << bit for bit in range(5))
-"""Bits for each problem, the most severe one highest: the atom has moved too far, or lies on another
-one; rows are too short, or shifts too large, in the whole neighbor matrix; its position is not
-finite."""
+"""Bits for each problem, the most severe one highest: the atom has moved too far, or lies on
+another one; rows are too short, or shifts too large, in the whole neighbor matrix; the atom's
+position is not finite."""

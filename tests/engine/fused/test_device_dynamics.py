@@ -106,7 +106,7 @@ def test_simulations_continue_from_their_states(stage, new_steps):
 
 @pytest.mark.parametrize("stage", ["langevin", "rescaling"])
 def test_replicas_move_as_if_alone(stage, fused):
-    """The network runs in kernels everywhere, as bits of PyTorch's products depend on their size."""
+    """The network runs in kernels everywhere: bits of PyTorch's products depend on their size."""
     systems = [crystal(2, "triclinic"), crystal(2, "cubic")]
     state, options = state_of(*systems), {"dtype": torch.float32}
     together = run(dynamics_of(fused, *systems, **options), state, conditions(stage, 2), [1])[-1]

@@ -27,15 +27,15 @@ def test_philox_is_the_published_one(counters, key, expected):
 
 
 @triton.jit
-def _draw_kernel(out_ptr, seed, step_ptr, stream, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
-    item = tl.arange(0, BLOCK)
+def _draw_kernel(out_ptr, seed, step_ptr, stream, normal: tl.constexpr):
+    item = tl.arange(0, 64)
     step = tl.load(step_ptr)
-    if NORMAL:
+    if normal:
         numbers = random.normals(seed, step, random.BAROSTAT, item, stream)
     else:
         numbers = random.uniforms(seed, step, random.BAROSTAT, item, stream)
     for k in tl.static_range(4):
-        tl.store(out_ptr + k * BLOCK + item, numbers[k])
+        tl.store(out_ptr + 64 * k + item, numbers[k])
 
 
 @pytest.mark.parametrize("step", [0, 7, 2**31 + 5, 2**40 + 1])
@@ -44,7 +44,7 @@ def test_kernels_draw_the_same_numbers(step, seed, device):
     steps = torch.tensor([step], device=device)
     for normal in (False, True):
         out = torch.empty(4, 64, dtype=torch.float64, device=device)
-        _draw_kernel[(1,)](out, seed, steps, 9, NORMAL=normal, BLOCK=64)
+        _draw_kernel[(1,)](out, seed, steps, 9, normal=normal)
         draw = reference.normals if normal else reference.uniforms
         expected = draw(seed, step, reference.BAROSTAT, torch.arange(64), 9)
         torch.testing.assert_close(out.cpu(), expected, rtol=1e-13, atol=1e-13)

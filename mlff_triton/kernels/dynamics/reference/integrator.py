@@ -57,7 +57,7 @@ def _start(
         before = kinetic_energies(motion, velocity)
         kt = thermal_energy(motion, clock)[system, None]
         local = torch.arange(len(position), device=kick.device) - motion.system_ptr[system]
-        stream = motion.stream[system].cpu().numpy()
+        stream = motion.stream[system]
         noise = normals(integration.seed, clock, THERMOSTAT, local, stream)[:3].T
         velocity = damping * velocity + ((1 - damping**2) * kt * inverse_mass).sqrt() * noise
         motion.heat.add_(kinetic_energies(motion, velocity) - before)

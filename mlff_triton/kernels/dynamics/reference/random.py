@@ -47,7 +47,8 @@ def uniforms(seed: int, step: int, purpose: int, item: Tensor, stream: Tensor | 
     -------
     float64 [4, ...]
     """
-    items, streams = np.broadcast_arrays(item.cpu().numpy(), np.asarray(stream))
+    streams = stream.cpu().numpy() if isinstance(stream, Tensor) else np.asarray(stream)
+    items, streams = np.broadcast_arrays(item.cpu().numpy(), streams)
     low = np.full(items.shape, step & 0x7FFFFFFF)
     high = np.full(items.shape, step >> 31 << 8 | purpose)
     bits = philox(seed, np.stack([low, high, items, streams]).astype(np.uint64))

@@ -23,7 +23,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
         return
     twice = _kinetic_tensors(motion).diagonal(dim1=1, dim2=2).sum(1)
     stream, seed = motion.stream, integration.seed
-    r = normals(seed, step, RESCALING, torch.zeros_like(stream), stream.cpu().numpy())[0]
+    r = normals(seed, step, RESCALING, torch.zeros_like(stream), stream)[0]
     n = (3 * motion.system_ptr.diff() - rescaling.freedom).double()
     squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
     decay = rescaling.decay(integration.timestep)
@@ -37,7 +37,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
 def _gamma(seed: int, step: int, stream: Tensor, shape: Tensor) -> Tensor:
     """Draw a gamma variate of each shape, float64 [B], by the method of Marsaglia and Tsang."""
     attempt = torch.arange(ATTEMPTS, device=shape.device)[None]
-    streams = stream[:, None].cpu().numpy()
+    streams = stream[:, None]
     d = shape[:, None] - 1 / 3
     x = normals(seed, step, RESCALING, 2 * attempt + 2, streams)[0]
     u = uniforms(seed, step, RESCALING, 2 * attempt + 3, streams)[0]
@@ -80,11 +80,12 @@ def _choose_strain(
     excess = internal - barostat.pressure * unit
     rate = barostat.rate(integration.timestep)
     spread = (2 * thermal_energy(motion, step) * rate / volume).sqrt()
-    stream, zero = motion.stream.cpu().numpy(), torch.zeros_like(motion.stream)
+    stream, zero = motion.stream, torch.zeros_like(motion.stream)
     a, b, c, _ = normals(integration.seed, step, BAROSTAT, zero, stream)
     if barostat.isotropic:
         mean = excess.diagonal(dim1=1, dim2=2).mean(1)
-        return ((rate * mean + spread * a) / 3)[:, None, None] * unit
+        strain: Tensor = ((rate * mean + spread * a) / 3)[:, None, None] * unit
+        return strain
     f, g, h, _ = normals(integration.seed, step, BAROSTAT, zero + 1, stream)
     noise = torch.stack([a, h / 2**0.5, g / 2**0.5, b, f / 2**0.5, c], 1)
     upper = torch.zeros_like(excess)
