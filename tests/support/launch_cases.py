@@ -21,6 +21,8 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.kernels.alignment import alignment, edit_distance
+from mlff_triton.kernels.dynamics.integrator import advance
+from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
 from mlff_triton.kernels.neighbors import edges, neighbor_list
 from mlff_triton.kernels.ops import (
     attention,
@@ -49,6 +51,7 @@ from mlff_triton.kernels.transformer import (
 )
 from mlff_triton.kernels.transformer.rotation import Rotary
 from mlff_triton.kernels.types.edges import Knots
+from mlff_triton.kernels.types.motion import Barostat, Integration, Motion, Rescaling
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
@@ -219,6 +222,20 @@ def neighbor_rows() -> object:
     return neighbor_list.build_rows(positions, cell, pbc, batch, radius=2.0, capacity=64)
 
 
+def moves() -> object:
+    """Move atoms by every integrator, thermostat and barostat."""
+    positions, cell = torch.ones(N, 3).double(), torch.eye(3).double()[None]
+    motion = Motion.zeros(positions, cell, torch.tensor([N]))
+    totals = torch.zeros(1, 11).double()
+    for integration in (Integration(0.1), Integration(0.1, seed=1, friction=0.1)):
+        for finish, start in ((True, True), (True, False), (False, True)):
+            advance(motion, positions, totals, integration, finish=finish, start=start)
+    choose_scale(motion, integration, Rescaling(1.0, 3))
+    for isotropic in (True, False):
+        press(motion, totals, integration, Barostat(0.1, 1.0, 10.0, 5, isotropic))
+    return motion
+
+
 def sequence_pairs(*lengths: int, residue: int) -> Pairs:
     """Return pairs of sequences that repeat one residue."""
     length = torch.tensor(lengths)
@@ -342,6 +359,7 @@ def main() -> None:
         single, double = torch.float32, torch.float64
         all_calls = calls(single) | steps(STEPS, single)
         all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
+        all_calls |= {"dynamics": moves}
         all_calls |= token_calls(torch.float16)
         all_calls |= alignments() | {"edit_distance": edit_distances}
         if target in WIDE_TARGETS:
