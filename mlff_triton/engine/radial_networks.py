@@ -1,4 +1,4 @@
-"""Values and slopes of a model's radial networks, exact and in float64."""
+"""A model's radial networks, and their derivatives in float64, without tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,25 @@ CHUNK = 640  # distances per evaluation, whose hidden values fit in the caches o
 Function = Callable[[Tensor], Tensor]
 
 
+def radial_functions(model: TensorNet) -> list[Function]:
+    """Return functions of distances [n] to factors [n, 3 F], for the embedding and each layer."""
+
+    def function(linears: Iterable[nn.Module], activation: Function | None) -> Function:
+        def values(distance: Tensor) -> Tensor:
+            x: Tensor = model.basis(distance)
+            for linear in linears:
+                x = linear(x) if activation is None else activation(linear(x))
+            return x * _cutoff(model, distance)
+
+        return values
+
+    layers = [function(layer.radial, layer.activation) for layer in model.interactions]
+    return [function([model.embedding.radial], None), *layers]
+
+
 @torch.no_grad()
 def evaluate(model: TensorNet, distance: Tensor) -> Tensor:
-    """Evaluate the factors that all radial networks return, and their derivatives.
+    """Evaluate all radial functions and their derivatives.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from mlff_triton._common import cache
 from mlff_triton._common.timing import device_name
-from mlff_triton.engine.radial_networks import CHUNK, evaluate
+from mlff_triton.engine.radial_networks import CHUNK, evaluate, radial_functions
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.common.reference.radial_table import look_up, look_up_slope
 from mlff_triton.kernels.types.edges import Knots
@@ -356,5 +356,6 @@ def _self_factors(model: TensorNet) -> tuple[Tensor, list[Tensor]]:
     if not model.config.self_loops:
         zeros = model.std.new_zeros(3, model.config.hidden_channels)
         return zeros[0], [zeros] * len(model.layers)
-    embedding, *layers = evaluate(model, model.std.new_zeros(1))[:, 0, 0].clone()
-    return embedding[0], layers
+    origin = model.std.new_zeros(1)
+    embedding, *layers = [f(origin).unflatten(1, (3, -1))[0] for f in radial_functions(model)]
+    return embedding[0].contiguous(), layers

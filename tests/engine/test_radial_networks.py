@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.engine import radial_networks
-from mlff_triton.engine.radial_networks import evaluate
+from mlff_triton.engine.radial_networks import evaluate, radial_functions
 from mlff_triton.testing import assert_close
 from tests.engine.test_radial_tables import (
     CHANNELS,
@@ -36,6 +36,12 @@ def test_values_and_slopes_are_exact(model, distance):
     for row, values, slopes in zip(rows, *exact, strict=True):
         assert_close(row[:, 0].transpose(0, 1), values, 0)
         assert_close(row[:, 1].transpose(0, 1), slopes, 1)
+
+
+def test_functions_return_the_values(model, distance):
+    exact = exact_factors(model, distance)
+    for function, values in zip(radial_functions(model), exact, strict=True):
+        assert_close(function(distance).unflatten(1, (3, -1)).transpose(0, 1), values, 0)
 
 
 def test_chunks_change_nothing(model, distance, monkeypatch):
