@@ -12,7 +12,8 @@ from ase.calculators.calculator import Calculator, all_changes
 from numpy.typing import NDArray
 
 from mlff_triton.calculators._session import Session, System
-from mlff_triton.engine.batch import same
+from mlff_triton.engine.batch import Batch, same
+from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
@@ -130,6 +131,23 @@ class TensorNetCalculator(Calculator):
             prediction = self.session.evaluate_many([_system_of(atoms) for atoms in chunk])
             results += _results(chunk, prediction)
         return results
+
+    def dynamics(self, systems: Sequence[Atoms]) -> Dynamics | None:
+        """Prepare systems to be moved on the GPU, as `mlff_triton.dynamics.Simulation` does.
+
+        Parameters
+        ----------
+        systems : sequence of Atoms
+            Systems of any size and periodicity.
+
+        Returns
+        -------
+        Dynamics or None
+            None if the model does not run on a GPU, or is an ensemble.
+        """
+        masses = np.concatenate([atoms.get_masses() for atoms in systems])
+        batch = Batch.concatenate([_system_of(atoms).check() for atoms in systems])
+        return self.session.engine.dynamics(batch, masses)
 
 
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 def md(
     context: typer.Context,
-    structure: Annotated[
-        str | None,
-        typer.Argument(help="Structure file that ASE can read, or alanine-dipeptide-water."),
+    structures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STRUCTURE]...",
+            help="Structure files that ASE can read, or alanine-dipeptide-water.",
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="Shipped model or checkpoint.")] = "default",
     ensemble: Annotated[
@@ -29,11 +32,30 @@ def md(
     steps: Annotated[
         list[int], typer.Option(help="Time steps: once for all stages, or once per stage.")
     ] = [2000],  # noqa: B006
-    temperature: Annotated[float, typer.Option(help="Temperature in K.")] = 300.0,
+    temperature: Annotated[
+        str, typer.Option(help="Temperature in K; for replicas also LOWEST:HIGHEST.")
+    ] = "300",
+    heat_from: Annotated[
+        float | None,
+        typer.Option(help="Start at this temperature, K, and rise in the first stage."),
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Simulate each structure so many times.")] = 1,
+    exchange_every: Annotated[
+        int, typer.Option(help="Steps between exchanges of temperatures; 0 for none.")
+    ] = 0,
     pressure: Annotated[float, typer.Option(help="Pressure in bar, for npt.")] = 1.0,
     timestep: Annotated[float, typer.Option(help="Time step in fs.")] = 0.5,
-    friction: Annotated[float, typer.Option(help="Friction in 1/ps, for nvt.")] = 5.0,
-    every: Annotated[int, typer.Option(help="Steps between frames, log rows and restarts.")] = 20,
+    hydrogen_mass: Annotated[
+        float | None, typer.Option(help="Mass of hydrogen in amu, taken from its neighbors.")
+    ] = None,
+    thermostat: Annotated[str, typer.Option(help="langevin or rescaling.")] = "langevin",
+    friction: Annotated[float, typer.Option(help="Friction in 1/ps, for langevin.")] = 5.0,
+    barostat: Annotated[str, typer.Option(help="isotropic or anisotropic.")] = "isotropic",
+    every: Annotated[int, typer.Option(help="Steps between frames and restarts.")] = 20,
+    log_every: Annotated[
+        int | None, typer.Option(help="Steps between log rows; by default as for frames.")
+    ] = None,
+    trajectory: Annotated[str, typer.Option(help="Format: xyz, dcd or xtc.")] = "xyz",
     seed: Annotated[int, typer.Option(help="Random seed of velocities and thermostat.")] = 0,
     minimize: Annotated[
         bool, typer.Option("--minimize", help="Minimize the energy first.")
@@ -54,28 +76,56 @@ def md(
 ) -> None:
     """Run molecular dynamics in one or several stages.
 
-    Ctrl-C finishes the current step and leaves a restart file.
+    Several structures, or replicas of one, run in one batch. Ctrl-C leaves a restart file.
     """
     from mlff_triton.dynamics import Settings, stages_of
 
     if restart is not None:
         simulation = _resume(restart, _given_options(context))
-    elif structure is None:
+    elif not structures:
         raise InputError("give a STRUCTURE to simulate, or --restart FILE")
     else:
+        if replicas < 1:
+            raise InputError(f"--replicas must be at least one, not {replicas}")
         settings = Settings(
             stages=stages_of(ensemble, steps),
-            temperature=temperature,
+            temperature=_temperatures(temperature, replicas * len(structures)),
+            heat_from=heat_from,
             pressure=pressure,
             timestep=timestep,
+            thermostat=thermostat,
             friction=friction,
+            barostat=barostat,
             every=every,
+            log_every=log_every,
+            exchange_every=exchange_every,
             seed=seed,
             minimize=minimize,
+            hydrogen_mass=hydrogen_mass,
+            trajectory=trajectory,
         )
         recipe = {"model": _model_id(model), "device": device, "dtype": dtype}
-        simulation = _start(structure, charge, settings, recipe, out, overwrite)
+        simulation = _start(structures, replicas, charge, settings, recipe, out, overwrite)
     _run_and_report(simulation)
+
+
+def _temperatures(text: str, n_systems: int) -> float | tuple[float, ...]:
+    """Read one temperature, or a range that is divided geometrically, as for exchanges."""
+    try:
+        bounds = [float(part) for part in text.split(":")]
+    except ValueError:
+        bounds = []
+    if len(bounds) not in (1, 2):
+        raise InputError(f"--temperature {text!r} must be a number, or LOWEST:HIGHEST")
+    if len(bounds) == 1:
+        return bounds[0]
+    lowest, highest = bounds
+    if n_systems < 2 or not 0 < lowest <= highest:
+        raise InputError(
+            f"--temperature {text!r} needs two or more --replicas, and LOWEST below HIGHEST"
+        )
+    ratio = (highest / lowest) ** (1 / (n_systems - 1))
+    return tuple(lowest * ratio**k for k in range(n_systems))
 
 
 def _given_options(context: typer.Context) -> dict[str, Any]:
@@ -104,7 +154,8 @@ def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
 
 
 def _start(
-    structure: str,
+    structures: list[str],
+    replicas: int,
     charge: int | None,
     settings: Settings,
     recipe: dict[str, str],
@@ -113,16 +164,17 @@ def _start(
 ) -> Simulation:
     """Set up a new run. Inexpensive checks come first, before the model is loaded."""
     from mlff_triton.dynamics import Simulation, read_structure
-    from mlff_triton.dynamics.integrators import check_ensembles
+    from mlff_triton.dynamics.conditions import check_ensembles
     from mlff_triton.dynamics.outputs import check_directory
 
-    atoms = read_structure(structure)
+    systems = [read_structure(name) for name in structures for _ in range(replicas)]
     if charge is not None:
-        atoms.info["charge"] = charge
-    check_ensembles(atoms, settings)
+        for atoms in systems:
+            atoms.info["charge"] = charge
+    check_ensembles(systems, settings)
     check_directory(out, overwrite)
     calculator = _make_calculator(recipe)
-    return Simulation.start(atoms, calculator, settings, out, overwrite=overwrite, recipe=recipe)
+    return Simulation.start(systems, calculator, settings, out, overwrite=overwrite, recipe=recipe)
 
 
 def _resume(restart: Path, given: dict[str, Any]) -> Simulation:
@@ -144,11 +196,13 @@ def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) 
         **snapshot.recipe,
         "ensemble": [stage.ensemble for stage in stages],
         "steps": [stage.steps for stage in stages],
-        "charge": snapshot.atoms.info.get("charge"),
+        "charge": snapshot.systems[0].info.get("charge"),
         "out": restart.parent.resolve(),
         "restart": restart,
     }
     wanted = dict(given)
+    if "temperature" in wanted:
+        wanted["temperature"] = _temperatures(wanted["temperature"], len(snapshot.systems))
     if "steps" in wanted:
         wanted["steps"] = [s.steps for s in stages_of(recorded["ensemble"], wanted["steps"])]
     if "model" in wanted:
@@ -156,11 +210,13 @@ def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) 
     if "out" in wanted:
         wanted["out"] = wanted["out"].resolve()
     for name, value in wanted.items():
-        if name in ("structure", "overwrite"):
-            raise InputError(f"--restart continues a run unchanged: leave out {name}")
+        if name in ("structures", "replicas", "overwrite"):
+            word = name.removesuffix("s") if name == "structures" else name
+            raise InputError(f"--restart continues a run unchanged: leave out {word}")
         if value != recorded[name]:
+            option = name.replace("_", "-")
             raise InputError(
-                f"--{name} contradicts the restart file, which says {recorded[name]}: leave it "
+                f"--{option} contradicts the restart file, which says {recorded[name]}: leave it "
                 "out, or start a new run"
             )
 
@@ -169,6 +225,7 @@ def _run_and_report(simulation: Simulation) -> None:
     """Run a simulation with a progress bar, then print a table and draw a summary."""
     from mlff_triton.dynamics import draw_summary
     from mlff_triton.dynamics.interrupt import StopRequest
+    from mlff_triton.dynamics.outputs import LOG, names
     from mlff_triton.dynamics.report import Reporter, summary_table
 
     console = Console()
@@ -178,7 +235,8 @@ def _run_and_report(simulation: Simulation) -> None:
     ):
         is_complete = simulation.run(reporter, stop)
     if simulation.is_prepared:
-        draw_summary(simulation.directory, len(simulation.atoms))
+        first = names(LOG, len(simulation.systems))[0]
+        draw_summary(simulation.directory, len(simulation.atoms), first)
         console.print(summary_table(simulation, reporter))
     if not is_complete:
         console.print(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
 from mlff_triton.engine.totals import WIDTH, Totals
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.dynamics.reference.integrator import advance
 from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale, press
 from mlff_triton.kernels.types.motion import Motion
@@ -47,6 +48,11 @@ class HostDynamics:
         """Number of steps done."""
         return int(self._motion.clock[0, 0])
 
+    @property
+    def depth(self) -> int:
+        """Number of blocks that may be queued: one, as nothing happens meanwhile."""
+        return 1
+
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
         """Compute forces, and prepare the next step."""
         motion = self._motion
@@ -58,6 +64,7 @@ class HostDynamics:
         motion.work.copy_(torch.from_numpy(state.work))
         motion.temperature.copy_(torch.from_numpy(conditions.temperature))
         motion.stream.copy_(torch.from_numpy(conditions.stream))
+        motion.lost.copy_(torch.from_numpy(conditions.lost))
         motion.scale.fill_(1.0)
         motion.clock.fill_(state.step)
         for counter in (motion.started, motion.pressed, motion.stretched):
@@ -65,11 +72,11 @@ class HostDynamics:
         motion.window.fill_(state.step)
         self._queue.clear()
         self._conditions = conditions
-        forces, totals = self._evaluate()
+        self._last = forces, totals = self._evaluate()
         advance(motion, forces, totals, conditions.integration, finish=False)
         if is_continued:
             self._press(totals)
-        return self._observe(forces, totals)
+        return self.observe()
 
     def queue(self, stop: int, *, is_observed: bool) -> None:
         """Queue all steps up to ``stop``."""
@@ -87,7 +94,9 @@ class HostDynamics:
         motion, conditions = self._motion, self._conditions
         motion.window.copy_(torch.tensor([self.step, stop]))
         while self.step < stop:
-            forces, totals = self._evaluate()
+            self._last = forces, totals = self._evaluate()
+            if not np.isfinite(motion.positions.numpy()).all() or not totals[:, 0].isfinite().all():
+                raise InputError("positions or energies are NaN or infinite")
             given = motion, forces, totals, conditions.integration
             if conditions.rescaling is None:
                 advance(*given)
@@ -96,21 +105,21 @@ class HostDynamics:
                 choose_scale(motion, conditions.integration, conditions.rescaling)
                 advance(*given, finish=False)
         self._press(totals)
-        return self._observe(forces, totals) if is_observed else None
+        return self.observe() if is_observed else None
 
     def _press(self, totals: Tensor) -> None:
         barostat = self._conditions.barostat
         if barostat is not None and self._conditions.presses_after(self.step):
             press(self._motion, totals, self._conditions.integration, barostat)
 
-    def _observe(self, forces: Tensor, totals: Tensor) -> Observation:
-        motion = self._motion
+    def observe(self) -> Observation:
+        """Return what can be observed at the end of the last block, when none is queued."""
+        motion, (forces, totals) = self._motion, self._last
         sources = motion.done_positions, motion.done_velocities, motion.done_cell
         arrays = (tensor.numpy().copy() for tensor in (*sources, motion.done_heat, motion.work))
         sums = Totals(totals)
-        return Observation(
-            State(self.step, *arrays), forces.numpy(), sums.energy.numpy(), sums.virial.numpy()
-        )
+        state = State(self.step, *arrays)
+        return Observation(state, forces.numpy(), sums.energy.numpy(), sums.virial.numpy())
 
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Return forces [N, 3] and totals [B, 11] of the pending positions."""
@@ -118,7 +127,7 @@ class HostDynamics:
         parts = np.split(motion.positions.numpy(), self._ends[:-1])
         for atoms, positions, cell in zip(self._systems, parts, motion.cell.numpy(), strict=True):
             atoms.set_positions(positions)
-            atoms.set_cell(cell)
+            atoms.cell.array[atoms.pbc] = cell[atoms.pbc]
         totals = np.zeros((len(parts), WIDTH))
         forces = []
         for row, atoms, results in zip(totals, self._systems, self._results(), strict=True):

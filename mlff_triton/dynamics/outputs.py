@@ -1,48 +1,77 @@
 """Output files of a run, which never contain incomplete records.
 
-``trajectory.xyz`` and ``log.csv`` grow by complete records and can be truncated to an earlier
-length. Other files are replaced atomically.
+Trajectories and ``log.csv`` grow by complete records and can be truncated to an earlier length.
+Other files are replaced atomically. A thread writes all of them, in order.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
-import os
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import ase.io
+import numpy as np
 from ase import Atoms, units
-from ase.calculators.calculator import PropertyNotImplementedError
-from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton._common.files import reported
+from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.systems import split
+from mlff_triton.dynamics.trajectories import Frame, Recorder, open_trajectory
+from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
+from mlff_triton.engine.motion import Observation
 from mlff_triton.errors import OutputError
 
-TRAJECTORY = "trajectory.xyz"
+TRAJECTORY = "trajectory"
 LOG = "log.csv"
 RESTART = "restart.npz"
 SUMMARY = "summary.png"
-OUTPUTS = (TRAJECTORY, LOG, RESTART, SUMMARY)
+TOPOLOGY = "topology.pdb"
+
+
+def names(name: str, n_systems: int) -> list[str]:
+    """Return the name of a file of each system: numbered, unless there is one system.
+
+    Examples
+    --------
+    >>> names("log.csv", 2)
+    ['log-000.csv', 'log-001.csv']
+    """
+    if n_systems == 1:
+        return [name]
+    path = Path(name)
+    digits = max(3, len(str(n_systems - 1)))
+    return [f"{path.stem}-{k:0{digits}d}{path.suffix}" for k in range(n_systems)]
+
+
+def trajectory_names(settings: Settings, n_systems: int) -> list[str]:
+    """Return the name of each trajectory."""
+    return names(f"{TRAJECTORY}.{settings.trajectory}", n_systems)
 
 
 @dataclass(frozen=True)
 class LogRow:
-    """One line of ``log.csv``; None becomes an empty field."""
+    """One line of ``log.csv``; None becomes an empty field.
+
+    The temperature refers to 3N degrees of freedom. The pressure includes the kinetic contribution.
+    In nvt, the conserved energy is the total energy without heat from the thermostat. In npt, there
+    is none.
+    """
 
     step: int
     time_ps: float
     stage: str
+    target_K: float  # noqa: N815
     temperature_K: float  # noqa: N815
     potential_eV: float  # noqa: N815
     kinetic_eV: float  # noqa: N815
     total_eV: float  # noqa: N815
-    conserved_eV: float  # noqa: N815
+    conserved_eV: float | None  # noqa: N815
     volume_A3: float | None  # noqa: N815
     pressure_bar: float | None
 
-    FORMATS = ("d", ".9g", "s", ".4f", ".9f", ".9f", ".9f", ".9f", ".6f", ".4f")
+    FORMATS = ("d", ".9g", "s", ".4f", ".4f", ".9f", ".9f", ".9f", ".9f", ".6f", ".4f")
 
     @classmethod
     def header(cls) -> str:
@@ -59,96 +88,136 @@ class LogRow:
         return ",".join(texts) + "\n"
 
 
-def observe(atoms: Atoms, step: int, time: float, stage: str, conserved: float) -> LogRow:
-    """Compute a log row from the calculator's current results.
-
-    The temperature refers to 3N degrees of freedom. The pressure includes the kinetic contribution.
-    """
-    potential, kinetic = atoms.get_potential_energy(), atoms.get_kinetic_energy()
-    volume = pressure = None
-    if atoms.pbc.all():
-        volume = float(atoms.get_volume())
-        pressure = _pressure(atoms)
-    return LogRow(
-        step=step,
-        time_ps=time,
-        stage=stage,
-        temperature_K=float(atoms.get_temperature()),
-        potential_eV=float(potential),
-        kinetic_eV=float(kinetic),
-        total_eV=float(potential + kinetic),
-        conserved_eV=conserved,
-        volume_A3=volume,
-        pressure_bar=pressure,
-    )
-
-
-def _pressure(atoms: Atoms) -> float | None:
-    """Compute the pressure in bar, or return None if the calculator has no stress."""
-    try:
-        stress = atoms.get_stress(voigt=False, include_ideal_gas=True)
-    except PropertyNotImplementedError:
-        return None
-    return float(-stress.trace() / 3 / units.bar)
-
-
-def frame(atoms: Atoms, row: LogRow) -> str:
-    """Format a frame of extended XYZ with energy, momenta, forces, step, time and stage."""
-    snapshot = atoms.copy()
-    snapshot.calc = SinglePointCalculator(
-        snapshot, energy=row.potential_eV, forces=atoms.get_forces()
-    )
-    snapshot.info |= {"step": row.step, "time_ps": row.time_ps, "stage": row.stage}
-    columns = ["symbols", "positions", "momenta", "forces"]
-    if atoms.has("masses"):
-        columns.append("masses")
-    text = io.StringIO()
-    ase.io.write(text, snapshot, format="extxyz", columns=columns)
-    return text.getvalue()
+def observe(
+    systems: Sequence[Atoms],
+    observation: Observation,
+    settings: Settings,
+    temperatures: Sequence[float],
+) -> list[LogRow]:
+    """Compute the log row of each system."""
+    state, step = observation.state, observation.state.step
+    span = settings.span_of(step)
+    velocities, heats = split(state.velocities, systems), split(state.heat, systems)
+    rows = []
+    for k, atoms in enumerate(systems):
+        masses = atoms.get_masses()
+        potential = float(observation.energy[k])
+        kinetic = float(0.5 * (masses * (velocities[k] ** 2).sum(1)).sum())
+        conserved = volume = pressure = None
+        if span.ensemble != "npt":
+            conserved = potential + kinetic - float(heats[k].sum()) - float(state.work[k])
+        if atoms.pbc.all():
+            volume = float(abs(np.linalg.det(state.cell[k])))
+            pressure = (2 * kinetic - observation.virial[k].trace()) / (3 * volume * units.bar)
+            pressure = float(pressure) if np.isfinite(pressure) else None
+        rows.append(
+            LogRow(
+                step=step,
+                time_ps=settings.time(step),
+                stage=span.label,
+                target_K=temperatures[k],
+                temperature_K=2 * kinetic / (3 * len(atoms) * units.kB),
+                potential_eV=potential,
+                kinetic_eV=kinetic,
+                total_eV=potential + kinetic,
+                conserved_eV=conserved,
+                volume_A3=volume,
+                pressure_bar=pressure,
+            )
+        )
+    return rows
 
 
-class RecordFile:
-    """A text file that grows by complete records.
+def frames(systems: Sequence[Atoms], observation: Observation, settings: Settings) -> list[Frame]:
+    """Return the frame of each system, whose atoms are in the observed state."""
+    step = observation.state.step
+    stage = settings.span_of(step).label
+    return [
+        Frame(
+            step=step,
+            time_ps=settings.time(step),
+            stage=stage,
+            energy=float(observation.energy[k]),
+            numbers=atoms.get_atomic_numbers(),
+            positions=atoms.get_positions(),
+            momenta=atoms.get_momenta(),
+            forces=forces.copy(),
+            cell=atoms.cell.array.copy(),
+            pbc=atoms.get_pbc(),
+            masses=atoms.get_masses() if atoms.has("masses") else None,
+            info=dict(atoms.info),
+        )
+        for k, (atoms, forces) in enumerate(
+            zip(systems, split(observation.forces, systems), strict=True)
+        )
+    ]
+
+
+class Records:
+    """Logs and trajectories of all systems of a run.
 
     Parameters
     ----------
-    path : path
-        The file. The first record creates it.
-    size : int
-        Number of bytes to keep of an existing file, which is truncated to it.
+    directory : Path
+        Directory of the run.
+    settings : Settings
+        Settings of the run.
+    n_systems : int
+        Number of systems.
+    sizes : dict of int
+        Bytes to keep of each file, by name.
 
     Raises
     ------
     OutputError
-        If an existing file is shorter than ``size``, or cannot be written.
+        If a file is missing or shorter than it must be, or cannot be written.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        self.path = path
-        self.size = size
-        with reported(path):
-            present = path.stat().st_size if path.exists() else 0
-            if present < size:
-                raise OutputError(
-                    f"{path} has {present} bytes, but the restart file expects {size}: "
-                    "restore the original"
-                )
-            if present:
-                os.truncate(path, size)
+    def __init__(
+        self, directory: Path, settings: Settings, n_systems: int, sizes: dict[str, int]
+    ) -> None:
+        self._files = [
+            open_trajectory(
+                directory / name,
+                timestep_ps=settings.timestep / 1000,
+                interval=settings.every,
+                size=sizes.get(name, 0),
+            )
+            for name in trajectory_names(settings, n_systems)
+        ]
+        self._logs = [
+            AppendOnlyFile(directory / name, sizes.get(name, 0)) for name in names(LOG, n_systems)
+        ]
+        self._recorder = Recorder(self._files)
 
-    def append(self, record: str) -> None:
-        """Append a record in one system call. If that fails, remove the part already written."""
-        data = record.encode()
-        with reported(self.path), self.path.open("ab", buffering=0) as file:
-            try:
-                written = file.write(data)
-            except OSError:
-                file.truncate(self.size)
-                raise
-            if written != len(data):
-                file.truncate(self.size)
-                raise OutputError(f"cannot write {self.path}: the disk is full, free some space")
-        self.size += len(data)
+    def log(self, rows: Sequence[LogRow] | None = None) -> None:
+        """Append a row to each log; the header by default."""
+        lines = [LogRow.header()] * len(self._logs) if rows is None else [r.line() for r in rows]
+
+        def write(_: tuple[int, ...]) -> None:
+            for file, line in zip(self._logs, lines, strict=True):
+                file.append(line.encode())
+
+        self._recorder.call(write)
+
+    def add(self, frames: Sequence[Frame]) -> None:
+        """Append a frame to each trajectory."""
+        for k, frame in enumerate(frames):
+            self._recorder.append(frame, k)
+
+    def call(self, action: Callable[[dict[str, int]], None], nbytes: int = 0) -> None:
+        """Call a function of the sizes of all files, in bytes by name, once all is written."""
+        self._recorder.call(lambda _: action(self.sizes), nbytes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each file in bytes, by name."""
+        sizes = {file.path.name: file.size for file in self._files}
+        return sizes | {file.path.name: file.size for file in self._logs}
+
+    def flush(self) -> None:
+        """Wait until everything is written, and raise errors."""
+        self._recorder.flush()
 
 
 def check_directory(directory: Path, overwrite: bool) -> None:
@@ -164,9 +233,22 @@ def check_directory(directory: Path, overwrite: bool) -> None:
         )
 
 
+OUTPUTS = (TRAJECTORY, "log", "restart", "summary", "topology")
+
+
+def outputs_in(directory: Path) -> list[Path]:
+    """Return the output files of a run, of all replicas."""
+    return sorted(
+        path
+        for stem in OUTPUTS
+        for path in directory.glob(f"{stem}*.*")
+        if re.fullmatch(rf"{stem}(-\d+)?\.(xyz|dcd|xtc|csv|npz|png|pdb)", path.name)
+    )
+
+
 def clear_directory(directory: Path) -> None:
     """Create a directory and remove the outputs of an earlier run from it, but no other files."""
     with reported(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        for name in OUTPUTS:
-            (directory / name).unlink(missing_ok=True)
+        for path in outputs_in(directory):
+            path.unlink()

@@ -71,10 +71,17 @@ def draw_momenta(atoms: Atoms, temperature: float, rng: np.random.Generator) -> 
     """
     masses = atoms.get_masses()[:, None]
     momenta = np.sqrt(masses * units.kB * temperature) * rng.standard_normal((len(atoms), 3))
+    atoms.set_momenta(momenta)
     if len(atoms) > 1:
-        momenta -= masses * momenta.sum(axis=0) / masses.sum()
-        if not atoms.pbc.any():
-            momenta -= masses * _rotation(atoms, momenta)
+        remove_overall_motion(atoms)
+
+
+def remove_overall_motion(atoms: Atoms) -> None:
+    """Set the total momentum to zero and, without periodic boundaries, the angular momentum."""
+    masses, momenta = atoms.get_masses()[:, None], atoms.get_momenta()
+    momenta = momenta - masses * momenta.sum(axis=0) / masses.sum()
+    if not atoms.pbc.any():
+        momenta -= masses * _rotation(atoms, momenta)
     atoms.set_momenta(momenta)
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from mlff_triton._common.progress import ProgressBar
 from mlff_triton.dynamics import outputs
+from mlff_triton.dynamics.outputs import LogRow, names, outputs_in
 from mlff_triton.dynamics.preparation import MAX_FORCE, Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.simulation import Monitor, Simulation
@@ -41,10 +42,11 @@ class Reporter(ProgressBar, Monitor):
         self.steps_done = 0
         self._first_step = first_step
         self._started = time.monotonic()
+        self._row: LogRow | None = None
 
     @property
     def seconds(self) -> float:
-        """Wall time since the end of minimization, or since the start without one."""
+        """Wall time since the first forces, s."""
         return time.monotonic() - self._started
 
     @property
@@ -54,22 +56,26 @@ class Reporter(ProgressBar, Monitor):
         return simulated / max(self.seconds, 1e-9) * SECONDS_PER_DAY
 
     def minimizing(self, progress: Minimization) -> None:
-        """Show the largest force, and restart the clock, which times the dynamics alone."""
+        """Show the largest force."""
         self._show(
             "minimizing",
             self._first_step,
             f"iteration {progress.iterations}, largest force {progress.max_force:.3f} eV/Å",
         )
-        self._started = time.monotonic()
 
-    def stepped(self, step: int, potential: float, temperature: float) -> None:
-        """Show speed, energy and temperature."""
+    def stepped(self, step: int) -> None:
+        """Show speed, and energy and temperature as last observed."""
         self.steps_done = step - self._first_step
-        self._show(
-            self.settings.span_of(step).label,
-            step,
-            f"{self.nanoseconds_per_day:.3g} ns/day, {potential:.3f} eV, {temperature:.0f} K",
-        )
+        seen = self._row
+        values = f", {seen.potential_eV:.3f} eV, {seen.temperature_K:.0f} K" if seen else ""
+        label = self.settings.span_of(step).label
+        self._show(label, step, f"{self.nanoseconds_per_day:.3g} ns/day{values}")
+
+    def observed(self, row: LogRow) -> None:
+        """Keep the energy and temperature to show, and start the clock at the first row."""
+        if self._row is None:
+            self._started = time.monotonic()
+        self._row = row
 
     def _show(self, title: str, step: int, state: str) -> None:
         line = f"{title}: step {step} of {self.settings.total_steps}, {state}"
@@ -81,17 +87,29 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
     table = Table(title="Molecular dynamics", show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("atoms", str(len(simulation.atoms)))
+    systems = simulation.systems
+    table.add_row("atoms", _count_text([len(atoms) for atoms in systems]))
     table.add_row("steps", f"{simulation.step} of {simulation.settings.total_steps}")
     table.add_row("wall time", f"{reporter.seconds:.1f} s for {reporter.steps_done} steps")
-    table.add_row("speed", f"{reporter.nanoseconds_per_day:.3g} ns/day")
+    speed = reporter.nanoseconds_per_day
+    together = f", {speed * len(systems):.3g} ns/day together" if len(systems) > 1 else ""
+    table.add_row("speed", f"{speed:.3g} ns/day{together}")
     if simulation.minimization is not None:
         table.add_row("minimization", _minimization_text(simulation.minimization))
-    for record in read_log(simulation.directory / outputs.LOG):
+    first = names(outputs.LOG, len(systems))[0]
+    for record in read_log(simulation.directory / first):
         table.add_row(f"stage {record.label}", _stage_text(record, len(simulation.atoms)))
-    present = [name for name in outputs.OUTPUTS if (simulation.directory / name).exists()]
-    table.add_row(f"files in {simulation.directory}", ", ".join(present))
+    present = [path.name for path in outputs_in(simulation.directory)]
+    shown = present if len(present) <= 6 else [*present[:2], "...", present[-1]]
+    table.add_row(f"files in {simulation.directory}", ", ".join(shown))
     return table
+
+
+def _count_text(counts: list[int]) -> str:
+    if len(counts) == 1:
+        return str(counts[0])
+    same = len(set(counts)) == 1
+    return f"{len(counts)} systems of {counts[0] if same else f'{min(counts)} to {max(counts)}'}"
 
 
 def _minimization_text(minimization: Minimization) -> str:

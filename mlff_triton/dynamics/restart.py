@@ -13,12 +13,13 @@ import numpy as np
 from ase import Atoms
 
 from mlff_triton._common.files import replace_file
-from mlff_triton.dynamics.integrators import State
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
+from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
 
-FORMAT = "mlff_triton.md.1"
+FORMAT = "mlff_triton.dynamics.1"
+STATE = ("positions", "velocities", "cell", "heat", "work")  # fields of `State`, in order
 
 # Raised for damaged or foreign files by NumPy, zipfile, json, or while reading their contents.
 UNREADABLE = (
@@ -42,30 +43,27 @@ class Snapshot:
         Stages and conditions.
     recipe : dict of str
         The caller's own record of how to make the calculator; not interpreted here.
-    atoms : Atoms
-        Positions, momenta, cell, masses and total charge.
-    step : int
-        Number of time steps done.
+    systems : list of Atoms
+        Elements, periodicity, masses and total charge of each replica.
+    state : State
+        Step, positions, velocities, cells, and exchanged heat and work.
+    temperatures : tuple of float
+        Current temperature of each replica in K.
     is_prepared : bool
         True once minimization and initial velocities are done.
     minimization : Minimization or None
         Result of the minimization, if there was one.
-    random_state : dict
-        State of the random bit generator.
-    integrator_state : dict
-        State of the integrator of the current stage; empty at the start of a stage.
     sizes : dict of int
-        Lengths in bytes of the trajectory and the log, by file name.
+        Lengths in bytes of trajectories and logs, by file name.
     """
 
     settings: Settings
     recipe: dict[str, str]
-    atoms: Atoms
-    step: int
+    systems: list[Atoms]
+    state: State
+    temperatures: tuple[float, ...]
     is_prepared: bool
     minimization: Minimization | None
-    random_state: dict[str, Any]
-    integrator_state: State
     sizes: dict[str, int]
 
 
@@ -77,30 +75,27 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
     OutputError
         If the file cannot be written.
     """
-    atoms = snapshot.atoms
-    minimization = snapshot.minimization
+    state, systems, minimization = snapshot.state, snapshot.systems, snapshot.minimization
     rest = {
         "format": FORMAT,
         "settings": snapshot.settings.to_dict(),
         "recipe": snapshot.recipe,
-        "charge": np.asarray(atoms.info.get("charge")).item(),
-        "step": snapshot.step,
+        "charges": [np.asarray(atoms.info.get("charge")).item() for atoms in systems],
+        "step": state.step,
+        "temperatures": snapshot.temperatures,
         "is_prepared": snapshot.is_prepared,
         "minimization": None if minimization is None else asdict(minimization),
-        "random_state": snapshot.random_state,
-        "integrator_state": snapshot.integrator_state,
         "sizes": snapshot.sizes,
     }
-    arrays = {
-        "numbers": atoms.numbers,
-        "positions": atoms.positions,
-        "momenta": atoms.get_momenta(),
-        "cell": atoms.cell.array,
-        "pbc": atoms.pbc,
+    arrays = {name: getattr(state, name) for name in STATE}
+    arrays |= {
+        "counts": np.array([len(atoms) for atoms in systems]),
+        "numbers": np.concatenate([atoms.numbers for atoms in systems]),
+        "pbc": np.stack([atoms.pbc for atoms in systems]),
         "rest": np.array(json.dumps(rest)),  # JSON preserves floats exactly
     }
-    if atoms.has("masses"):
-        arrays["masses"] = atoms.get_masses()
+    if any(atoms.has("masses") for atoms in systems):
+        arrays["masses"] = np.concatenate([atoms.get_masses() for atoms in systems])
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
     replace_file(path, content.getvalue())
@@ -144,25 +139,28 @@ def load_restart(path: str | Path) -> Snapshot:
 
 
 def _snapshot(arrays: np.lib.npyio.NpzFile, rest: dict[str, Any]) -> Snapshot:
-    atoms = Atoms(
-        numbers=arrays["numbers"],
-        positions=arrays["positions"],
-        masses=arrays.get("masses"),
-        cell=arrays["cell"],
-        pbc=arrays["pbc"],
-    )
-    atoms.set_momenta(arrays["momenta"])
-    if rest["charge"] is not None:
-        atoms.info["charge"] = rest["charge"]
+    state = State(int(rest["step"]), *(arrays[name] for name in STATE))
+    systems, start = [], 0
+    for count, pbc, cell, charge in zip(
+        arrays["counts"], arrays["pbc"], state.cell, rest["charges"], strict=True
+    ):
+        part = slice(start, start + int(count))
+        masses = arrays["masses"][part] if "masses" in arrays else None
+        atoms = Atoms(arrays["numbers"][part], state.positions[part], masses=masses, pbc=pbc)
+        atoms.cell.array[pbc] = cell[pbc]
+        atoms.set_velocities(state.velocities[part])
+        if charge is not None:
+            atoms.info["charge"] = charge
+        systems.append(atoms)
+        start = part.stop
     minimization = rest["minimization"]
     return Snapshot(
         settings=Settings.from_dict(rest["settings"]),
         recipe=rest["recipe"],
-        atoms=atoms,
-        step=rest["step"],
+        systems=systems,
+        state=state,
+        temperatures=tuple(rest["temperatures"]),
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
-        random_state=rest["random_state"],
-        integrator_state=rest["integrator_state"],
         sizes=rest["sizes"],
     )

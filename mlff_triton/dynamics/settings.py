@@ -51,6 +51,22 @@ class Span:
     stop: int
 
 
+CHOICES = {
+    "thermostat": ("langevin", "rescaling"),
+    "barostat": ("isotropic", "anisotropic"),
+    "trajectory": ("xyz", "dcd", "xtc"),
+}
+POSITIVE = (
+    "timestep",
+    "friction",
+    "thermostat_time",
+    "barostat_time",
+    "compressibility",
+    "heat_from",
+    "hydrogen_mass",
+)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Stages of a run, and the conditions that they share.
@@ -59,20 +75,43 @@ class Settings:
     ----------
     stages : tuple of Stage
         Stages, which run one after another and write to one trajectory.
-    temperature : float
-        Temperature in K of the initial velocities and of the thermostats.
+    temperature : float or tuple of float
+        Temperature in K of the initial velocities and of the thermostats, of all replicas or of
+        each.
+    heat_from : float or None
+        Temperature in K at the start, from which that of the first stage rises linearly.
     pressure : float
         Pressure of the barostat in bar.
     timestep : float
         Time step in fs.
+    thermostat : {"langevin", "rescaling"}
+        Langevin dynamics, which acts on every atom, or stochastic rescaling of all velocities,
+        which disturbs diffusion least.
     friction : float
         Friction of the Langevin thermostat in 1/ps.
+    thermostat_time : float
+        Relaxation time of the rescaling thermostat in fs.
+    barostat : {"isotropic", "anisotropic"}
+        Stochastic rescaling of the cell, which keeps its shape or not.
+    barostat_time : float
+        Relaxation time of the volume in fs.
+    compressibility : float
+        Estimate in 1/bar, by default that of water. It only influences the relaxation time.
     every : int
-        Number of steps between frames, log rows and restarts.
+        Number of steps between frames and restarts.
+    log_every : int or None
+        Number of steps between log rows; by default as for frames.
+    exchange_every : int
+        Number of steps between exchanges of temperatures among replicas; 0 for none.
     seed : int
-        Seed of the random stream, which the initial velocities and the thermostat share.
+        Key of all random numbers.
     minimize : bool
         If True, minimize the energy first.
+    hydrogen_mass : float or None
+        Mass of hydrogen atoms in amu, which is taken from the atoms that they are bonded to; by
+        default the natural one.
+    trajectory : {"xyz", "dcd", "xtc"}
+        Format of the trajectory.
 
     Raises
     ------
@@ -81,27 +120,63 @@ class Settings:
     """
 
     stages: tuple[Stage, ...] = (Stage("nvt", 2000),)
-    temperature: float = 300.0
+    temperature: float | tuple[float, ...] = 300.0
+    heat_from: float | None = None
     pressure: float = 1.0
     timestep: float = 0.5
+    thermostat: str = "langevin"
     friction: float = 5.0
+    thermostat_time: float = 100.0
+    barostat: str = "isotropic"
+    barostat_time: float = 1000.0
+    compressibility: float = 4.5e-5
     every: int = 20
+    log_every: int | None = None
+    exchange_every: int = 0
     seed: int = 0
     minimize: bool = False
+    hydrogen_mass: float | None = None
+    trajectory: str = "xyz"
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise InputError("a run needs at least one stage")
-        for name in ("temperature", "timestep", "friction"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} must be a positive number, not {value:g}")
+        given = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
+        for value in given:
+            _check_positive("temperature", value)
+        for name in POSITIVE:
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
         if not math.isfinite(self.pressure):
             raise InputError(f"pressure must be a number, not {self.pressure:g}")
-        if self.every < 1:
-            raise InputError(f"every must be at least one step, not {self.every}")
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, not {self.seed}")
+        for name, least in (("every", 1), ("log_every", 1), ("exchange_every", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} must be at least {least}, not {value}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must not be negative, nor exceed 63 bits, not {self.seed}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(known)}"
+                )
+
+    def temperatures(self, n_systems: int) -> tuple[float, ...]:
+        """Return the temperature of each replica in K.
+
+        Raises
+        ------
+        InputError
+            If there are more or fewer temperatures than replicas.
+        """
+        if not isinstance(self.temperature, tuple):
+            return (self.temperature,) * n_systems
+        if len(self.temperature) != n_systems:
+            raise InputError(
+                f"{n_systems} replicas need {n_systems} temperatures, or one, not "
+                f"{len(self.temperature)}"
+            )
+        return self.temperature
 
     @property
     def total_steps(self) -> int:
@@ -124,8 +199,16 @@ class Settings:
         return next(span for span in self.spans if step <= span.stop)
 
     def is_due(self, step: int) -> bool:
-        """Return True if a step is recorded: regularly, and at the end of each stage."""
+        """Return True if a frame of a step is recorded: regularly, and at the end of each stage."""
         return step % self.every == 0 or any(step == span.stop for span in self.spans)
+
+    def is_logged(self, step: int) -> bool:
+        """Return True if a step gets a log row: regularly, and with every frame."""
+        return step % (self.log_every or self.every) == 0 or self.is_due(step)
+
+    def is_exchanged(self, step: int) -> bool:
+        """Return True if replicas may exchange their temperatures after a step."""
+        return self.exchange_every > 0 and step > 0 and step % self.exchange_every == 0
 
     def time(self, step: int) -> float:
         """Return the simulated time at a step, ps."""
@@ -139,7 +222,15 @@ class Settings:
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """Make settings from the result of `to_dict`."""
         stages = tuple(Stage(**stage) for stage in values["stages"])
-        return cls(**{**values, "stages": stages})
+        temperature = values["temperature"]
+        if isinstance(temperature, list):
+            temperature = tuple(temperature)
+        return cls(**{**values, "stages": stages, "temperature": temperature})
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a positive number, not {value:g}")
 
 
 def stages_of(ensembles: list[str], steps: list[int]) -> tuple[Stage, ...]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +14,29 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator
 
 from mlff_triton.dynamics import outputs
-from mlff_triton.dynamics.integrators import Integrator, State, check_ensembles, make_integrator
-from mlff_triton.dynamics.outputs import LogRow, RecordFile, frame, observe
-from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimize
+from mlff_triton.dynamics.conditions import check_ensembles, conditions_of, conserves_momentum
+from mlff_triton.dynamics.exchange import exchange
+from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
+from mlff_triton.dynamics.preparation import (
+    Minimization,
+    draw_momenta,
+    minimize,
+    remove_overall_motion,
+)
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings, Span
+from mlff_triton.dynamics.systems import (
+    make_dynamics,
+    put_state,
+    repartition_masses,
+    state_of,
+)
+from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
+from mlff_triton.engine.motion import Observation
 from mlff_triton.errors import InputError, MlffTritonError, SimulationError
+
+LOOK_EVERY = 0.2  # s; time of a block of steps, after which a run can be interrupted
+FIRST_BLOCK, LAST_BLOCK = 1, 2000  # steps
 
 
 class Monitor:
@@ -24,19 +45,24 @@ class Monitor:
     def minimizing(self, progress: Minimization) -> None:
         """Receive the progress after each iteration of the minimization."""
 
-    def stepped(self, step: int, potential: float, temperature: float) -> None:
-        """Receive number, potential energy (eV) and temperature (K) after each time step."""
+    def stepped(self, step: int) -> None:
+        """Receive the number of steps done, several times per second if steps are fast."""
+
+    def observed(self, row: LogRow) -> None:
+        """Receive each log row of the first system."""
 
 
 class Simulation:
-    """Molecular dynamics in stages, with exact restarts.
+    """Molecular dynamics of one or several systems in stages, with exact restarts.
 
-    Create a simulation with `start` or `resume`, then call `run`.
+    Create a simulation with `start` or `resume`, then call `run`. With our calculator on a GPU, all
+    steps run there, and systems are computed in one batch. With any other calculator, they run on
+    the host. Results depend neither on the number of systems nor on interruptions.
 
     Attributes
     ----------
-    atoms : Atoms
-        The current state of the system.
+    systems : list of Atoms
+        The systems, as last recorded.
     settings : Settings
         Stages and conditions.
     directory : Path
@@ -46,30 +72,32 @@ class Simulation:
     is_prepared : bool
         True once minimization and initial velocities are done.
     minimization : Minimization or None
-        Result of the minimization, if there was one.
+        Result of the minimization of the last system, if there was one.
+    temperatures : tuple of float
+        Current temperature of each system in K.
     """
 
     def __init__(self, snapshot: Snapshot, calculator: Calculator, directory: Path) -> None:
-        self.atoms = snapshot.atoms
-        self.atoms.calc = calculator
+        self.systems = snapshot.systems
+        for atoms in self.systems:
+            atoms.calc = calculator
         self.settings = snapshot.settings
         self.directory = directory
-        self.step = snapshot.step
         self.minimization = snapshot.minimization
-        self._recipe = snapshot.recipe
+        self.temperatures = snapshot.temperatures
         self.is_prepared = snapshot.is_prepared
-        self._rng = np.random.default_rng()
-        self._rng.bit_generator.state = snapshot.random_state
-        self._integrator_state = snapshot.integrator_state
-        self._trajectory = RecordFile(
-            directory / outputs.TRAJECTORY, snapshot.sizes[outputs.TRAJECTORY]
-        )
-        self._log = RecordFile(directory / outputs.LOG, snapshot.sizes[outputs.LOG])
+        self._calculator = calculator
+        self._recipe = snapshot.recipe
+        self._state = snapshot.state
+        self._reached = snapshot.state.step
+        self._is_new = False
+        n_systems = len(self.systems)
+        self._records = Records(directory, self.settings, n_systems, snapshot.sizes)
 
     @classmethod
     def start(
         cls,
-        atoms: Atoms,
+        atoms: Atoms | Sequence[Atoms],
         calculator: Calculator,
         settings: Settings,
         directory: str | Path,
@@ -77,12 +105,12 @@ class Simulation:
         overwrite: bool = False,
         recipe: dict[str, str] | None = None,
     ) -> Simulation:
-        """Set up a new run. Nothing is written unless the energy of the structure is finite.
+        """Set up a new run. Nothing is written unless the energies of the structures are finite.
 
         Parameters
         ----------
-        atoms : Atoms
-            The structure, which is copied.
+        atoms : Atoms or sequence of Atoms
+            The structure or structures, which are copied. Each is simulated on its own.
         calculator : Calculator
             Any ASE calculator with energy, forces and, for npt, stress. Restarts are exact if the
             same positions always give bitwise the same results.
@@ -102,28 +130,38 @@ class Simulation:
         Raises
         ------
         InputError
-            If the structure does not suit the settings, or its energy is not finite.
+            If a structure does not suit the settings, or its energy is not finite.
         OutputError
             If the directory is not empty or cannot be written.
         """
         folder = Path(directory)
+        systems = [atoms.copy()] if isinstance(atoms, Atoms) else [one.copy() for one in atoms]
+        if not systems:
+            raise InputError("there are no structures: give at least one")
         outputs.check_directory(folder, overwrite)
-        check_ensembles(atoms, settings)
-        system = atoms.copy()
-        system.calc = calculator
-        if not np.isfinite(system.get_potential_energy()):
-            raise InputError("the energy of the structure is NaN or infinite: check its geometry")
+        check_ensembles(systems, settings)
+        names = outputs.trajectory_names(settings, len(systems))
+        for name, system in zip(names, systems, strict=True):
+            check_trajectory(name, system)
+            if settings.hydrogen_mass is not None:
+                repartition_masses(system, settings.hydrogen_mass)
+            system.calc = calculator
+            if not np.isfinite(system.get_potential_energy()):
+                raise InputError("the energy of a structure is NaN or infinite: check its geometry")
         outputs.clear_directory(folder)
+        if settings.trajectory != "xyz":
+            topologies = outputs.names(outputs.TOPOLOGY, len(systems))
+            for name, system in zip(topologies, systems, strict=True):
+                write_topology(folder / name, system)
         snapshot = Snapshot(
             settings=settings,
             recipe=recipe or {},
-            atoms=system,
-            step=0,
+            systems=systems,
+            state=state_of(systems),
+            temperatures=settings.temperatures(len(systems)),
             is_prepared=False,
             minimization=None,
-            random_state=dict(np.random.default_rng(settings.seed).bit_generator.state),
-            integrator_state={},
-            sizes={outputs.TRAJECTORY: 0, outputs.LOG: 0},
+            sizes={},
         )
         save_restart(snapshot, folder / outputs.RESTART)
         return cls(snapshot, calculator, folder)
@@ -155,6 +193,16 @@ class Simulation:
         return cls(snapshot, calculator, Path(directory))
 
     @property
+    def atoms(self) -> Atoms:
+        """The first system."""
+        return self.systems[0]
+
+    @property
+    def step(self) -> int:
+        """Number of time steps done."""
+        return self._reached
+
+    @property
     def restart_path(self) -> Path:
         """Path of the restart file."""
         return self.directory / outputs.RESTART
@@ -165,7 +213,10 @@ class Simulation:
         return self.step == self.settings.total_steps
 
     def run(
-        self, monitor: Monitor | None = None, should_stop: Callable[[], bool] = lambda: False
+        self,
+        monitor: Monitor | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        block: int | None = None,
     ) -> bool:
         """Run to the end, or until told to stop.
 
@@ -174,9 +225,12 @@ class Simulation:
         monitor : Monitor, optional
             Callbacks on the progress.
         should_stop : callable
-            Function called after every step. If it returns True, a restart file, the last frame
-            and its log row are written, and the run ends. `resume` then removes a frame and a row
-            that an uninterrupted run would not have.
+            Function called after every block of steps. If it returns True, a restart file, the last
+            frame and its log row are written, and the run ends. `resume` then removes a frame and a
+            row that an uninterrupted run would not have.
+        block : int, optional
+            Largest number of steps in a block, by default as many as take 0.2 s. No result depends
+            on it.
 
         Returns
         -------
@@ -188,109 +242,178 @@ class Simulation:
         SimulationError
             If the simulation blew up. The restart file contains the last recorded step.
         OutputError
-            If a file cannot be written.
+            If a file cannot be written. The restart file is valid.
         """
         watcher = monitor or Monitor()
-        if not self.is_prepared and not self._prepare(watcher, should_stop):
-            return False
-        for span in self.settings.spans:
-            if self.step < span.stop and not self._run_span(span, watcher, should_stop):
+        self._block, self._fixed_block = block or FIRST_BLOCK, block
+        try:
+            if not self.is_prepared and not self._prepare(watcher, should_stop):
                 return False
-        return True
+            if self.is_complete:
+                return True
+            self._dynamics = make_dynamics(self.systems, self._calculator)
+            for span in self.settings.spans:
+                if self.step < span.stop and not self._run_span(span, watcher, should_stop):
+                    return False
+            return True
+        finally:
+            self._records.flush()
 
     def _prepare(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         """Minimize and draw velocities. A run stopped meanwhile resumes from the beginning."""
-        if self.settings.minimize:
-            for progress in minimize(self.atoms):
-                self.minimization = progress
-                monitor.minimizing(progress)
-                if should_stop():
-                    return False
-        draw_momenta(self.atoms, self.settings.temperature, self._rng)
-        self._log.append(LogRow.header())
-        self.is_prepared = True
-        first = self.settings.spans[0]
-        self._record(self._integrator(first))
+        settings = self.settings
+        for k, atoms in enumerate(self.systems):
+            if settings.minimize:
+                for progress in minimize(atoms):
+                    self.minimization = progress
+                    monitor.minimizing(progress)
+                    if should_stop():
+                        return False
+            first = settings.heat_from or self.temperatures[k]
+            draw_momenta(atoms, first, np.random.default_rng((settings.seed, k)))
+        self._state = state_of(self.systems)
+        self._records.log()
+        self.is_prepared = self._is_new = True
         return True
 
     def _run_span(self, span: Span, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
-        integrator = self._integrator(span)
-        while self.step < span.stop:
-            self._advance(integrator, monitor)
-            is_due = self.settings.is_due(self.step)
-            if is_due:
-                self._record(integrator)
+        """Run a stage to its end; return False if told to stop before the end of the run."""
+        if 0 < self.step == span.start and conserves_momentum(self.settings, span):
+            self._stop_overall_motion()
+        observation = self._begin(span)
+        if self._is_new:
+            self._is_new = False
+            self._record(observation, monitor)
+        queued: deque[int] = deque()
+        for stop in self._stops(span):
+            self._dynamics.queue(stop, is_observed=self._is_observed(stop, span))
+            queued.append(stop)
+            is_turn = self.settings.is_exchanged(stop) or stop == span.stop
+            while len(queued) == self._dynamics.depth or (is_turn and queued):
+                self._collect(queued.popleft(), span, monitor)
             if should_stop() and not self.is_complete:
-                if not is_due:
-                    self._record_out_of_turn(integrator)
-                return False
+                while queued:
+                    self._collect(queued.popleft(), span, monitor)
+                if not self.is_complete:
+                    self._pause()
+                    return False
         return True
 
-    def _integrator(self, span: Span) -> Integrator:
-        """Make the integrator of a stage, with its saved state if the stage is in progress."""
-        integrator = make_integrator(span.ensemble, self.atoms, self.settings, self._rng)
-        if self.step > span.start:
-            integrator.set_state(self._integrator_state)
-        return integrator
+    def _stops(self, span: Span) -> Iterator[int]:
+        """Yield the last step of each block."""
+        settings = self.settings
+        conditions = conditions_of(settings, span, self.systems, self.temperatures)
+        regular = [settings.every, settings.log_every or settings.every, settings.exchange_every]
+        regular.append(conditions.barostat.every if conditions.barostat else 0)
+        step = self._state.step
+        while step < span.stop:
+            ends = [step + self._block, span.stop, *(step // n * n + n for n in regular if n)]
+            step = min(ends)
+            yield step
 
-    def _advance(self, integrator: Integrator, monitor: Monitor) -> None:
-        """Take one step, and raise `SimulationError` if its result is not plausible."""
+    def _is_observed(self, step: int, span: Span) -> bool:
+        settings = self.settings
+        return settings.is_logged(step) or settings.is_exchanged(step) or step == span.stop
+
+    def _begin(self, span: Span) -> Observation:
+        conditions = conditions_of(self.settings, span, self.systems, self.temperatures)
+        self._reached, self._looked = self._state.step, time.monotonic()
+        is_continued = self._reached > span.start
         try:
-            with np.errstate(all="ignore"):  # overflows are detected below
-                integrator.step()
-                potential = float(self.atoms.get_potential_energy())
-                temperature = float(self.atoms.get_temperature())
+            return self._dynamics.begin(self._state, conditions, is_continued=is_continued)
         except MlffTritonError as error:
-            raise SimulationError(self._failure(str(error))) from error
-        limit = 10 * self.settings.temperature + 10_000
-        finite = np.isfinite(self.atoms.positions).all() and np.isfinite(potential)
-        if not (finite and temperature <= limit):  # false for NaN, too
-            raise SimulationError(
-                self._failure(f"energy {potential:g} eV, temperature {temperature:.4g} K")
-            )
-        self.step += 1
-        monitor.stepped(self.step, potential, temperature)
+            raise SimulationError(self._failure(self._reached, str(error))) from error
 
-    def _failure(self, reason: str) -> str:
+    def _collect(self, stop: int, span: Span, monitor: Monitor) -> None:
+        """Wait for a block of steps, and record what was observed at its end."""
+        try:
+            observation = self._dynamics.collect()
+        except MlffTritonError as error:
+            raise SimulationError(self._failure(self._dynamics.step, str(error))) from error
+        now = time.monotonic()
+        pace = max(now - self._looked, 1e-9) / (stop - self._reached)
+        if self._fixed_block is None:
+            self._block = int(min(max(LOOK_EVERY / pace, 1), 2 * self._block, LAST_BLOCK))
+        self._reached, self._looked = stop, now
+        if observation is not None:
+            if self.settings.is_exchanged(stop):
+                observation = self._exchange(observation, span)
+            self._record(observation, monitor)
+        monitor.stepped(stop)
+
+    def _exchange(self, observation: Observation, span: Span) -> Observation:
+        """Let replicas exchange temperatures, and go on from there."""
+        settings, before = self.settings, self.temperatures
+        state, self.temperatures = exchange(
+            self.systems, observation, before, settings.seed, settings.exchange_every
+        )
+        self._state = state
+        if self.temperatures != before and state.step < span.stop:
+            self._begin(span)
+        return replace(observation, state=state)
+
+    def _stop_overall_motion(self) -> None:
+        put_state(self._state, self.systems)
+        for atoms in self.systems:
+            remove_overall_motion(atoms)
+        velocities = np.concatenate([atoms.get_velocities() for atoms in self.systems])
+        self._state = replace(self._state, velocities=velocities)
+
+    def _failure(self, step: int, reason: str) -> str:
         return (
-            f"the simulation blew up in step {self.step + 1} ({reason}): minimize first, or use a "
+            f"the simulation blew up in step {step + 1} ({reason}): minimize first, or use a "
             f"smaller time step; {self.restart_path} holds the last good frame"
         )
 
-    def _record(self, integrator: Integrator) -> None:
-        """Write a frame, a log row, and a restart file that includes both."""
-        self._append(integrator)
-        self._save(integrator.get_state())
+    def _record(self, observation: Observation, monitor: Monitor) -> None:
+        """Write log rows, and when they are due, frames and a restart file that includes both."""
+        rows = observe(self.systems, observation, self.settings, self.temperatures)
+        self._check(rows)
+        self._state = observation.state
+        put_state(self._state, self.systems)
+        step = self._state.step
+        if self.settings.is_logged(step):
+            self._records.log(rows)
+        if self.settings.is_due(step):
+            self._records.add(frames(self.systems, observation, self.settings))
+            self._save()
+        monitor.observed(rows[0])
 
-    def _record_out_of_turn(self, integrator: Integrator) -> None:
-        """Write a restart file, then a frame and a log row that it does not include.
+    def _check(self, rows: Sequence[LogRow]) -> None:
+        """Raise `SimulationError` if energies or temperatures are not plausible."""
+        for row, target in zip(rows, self.temperatures, strict=True):
+            limit = 10 * target + 10_000
+            if not (np.isfinite(row.potential_eV) and row.temperature_K <= limit):  # NaN too
+                reason = f"energy {row.potential_eV:g} eV, temperature {row.temperature_K:.4g} K"
+                raise SimulationError(self._failure(row.step - 1, reason))
+
+    def _pause(self) -> None:
+        """Write a restart file of the last step, then a frame and a row that it does not include.
 
         An uninterrupted run has no record of this step, so `resume` removes it.
         """
-        self._save(integrator.get_state())
-        self._append(integrator)
+        if self.settings.is_due(self.step):
+            return
+        observation = self._dynamics.observe()
+        self._state = observation.state
+        put_state(self._state, self.systems)
+        self._save()
+        if not self.settings.is_logged(self.step):
+            rows = observe(self.systems, observation, self.settings, self.temperatures)
+            self._records.log(rows)
+        self._records.add(frames(self.systems, observation, self.settings))
 
-    def _append(self, integrator: Integrator) -> None:
-        row = observe(
-            self.atoms,
-            step=self.step,
-            time=self.settings.time(self.step),
-            stage=self.settings.span_of(self.step).label,
-            conserved=integrator.conserved_energy(),
-        )
-        self._trajectory.append(frame(self.atoms, row))
-        self._log.append(row.line())
-
-    def _save(self, integrator_state: State) -> None:
+    def _save(self) -> None:
+        """Have a restart file written after all records so far."""
         snapshot = Snapshot(
             settings=self.settings,
             recipe=self._recipe,
-            atoms=self.atoms,
-            step=self.step,
+            systems=[copy.copy(atoms) for atoms in self.systems],
+            state=self._state,
+            temperatures=self.temperatures,
             is_prepared=self.is_prepared,
             minimization=self.minimization,
-            random_state=dict(self._rng.bit_generator.state),
-            integrator_state=integrator_state,
-            sizes={outputs.TRAJECTORY: self._trajectory.size, outputs.LOG: self._log.size},
+            sizes={},
         )
-        save_restart(snapshot, self.restart_path)
+        path = self.restart_path
+        self._records.call(lambda sizes: save_restart(replace(snapshot, sizes=sizes), path))

@@ -30,7 +30,7 @@ class StageRecord:
     temperature : float64 [M]
         Temperature in K.
     total, conserved : float64 [M]
-        Total and conserved energy in eV.
+        Total and conserved energy in eV; NaN if none is conserved.
     """
 
     label: str
@@ -63,7 +63,7 @@ def read_log(path: Path) -> list[StageRecord]:
 
 def _stage_record(label: str, rows: list[dict[str, str]]) -> StageRecord:
     names = ("time_ps", "temperature_K", "total_eV", "conserved_eV")
-    columns = [np.array([float(row[name]) for row in rows]) for name in names]
+    columns = [np.array([float(row[name] or "nan") for row in rows]) for name in names]
     return StageRecord(label, *columns)
 
 
@@ -79,7 +79,7 @@ def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
     return Drift(slope, float(np.sqrt(variance / (time @ time))))
 
 
-def draw_summary(directory: Path, n_atoms: int) -> None:
+def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     """Draw ``summary.png``: temperature and energy drift over time, with the stages marked.
 
     The drift is the change of the conserved energy, which is the total energy in nve, since the
@@ -91,13 +91,15 @@ def draw_summary(directory: Path, n_atoms: int) -> None:
         Directory of the run, with its ``log.csv``.
     n_atoms : int
         Number of atoms.
+    log : str, optional
+        Name of the log.
 
     Raises
     ------
     OutputError
         If the figure cannot be written.
     """
-    records = read_log(directory / outputs.LOG)
+    records = read_log(directory / log)
     figure = Figure(figsize=(7, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     for index, record in enumerate(records):

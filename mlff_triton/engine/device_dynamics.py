@@ -36,8 +36,10 @@ from mlff_triton.kernels.types.status import AGE, NOT_FINITE, STALE
 
 DEPTH = 2
 """Blocks that are queued at a time."""
-AIM = 0.7
-"""Age of the neighbor matrix when it is renewed, relative to the highest one."""
+AIM = 0.75
+"""Age of neighbor matrices when they are renewed, relative to the highest one."""
+MEMORY = 8
+"""Blocks whose oldest matrix is taken into account."""
 FIRST_INTERVAL, LAST_INTERVAL = 3, 1000
 """Steps from one neighbor matrix to the next: at the start, and at most."""
 
@@ -54,7 +56,7 @@ class Downloads:
     def __init__(self, motion: Motion) -> None:
         device = motion.positions.device
         n_atoms, n_systems = len(motion.positions), len(motion.cell)
-        self.clock = pinned(device, 2)  # steps done, and age of the last neighbor matrix
+        self.clock = pinned(device, 2)  # steps done, and age of the oldest neighbor matrix
         self._atoms = [pinned(device, n_atoms, 3) for _ in range(3)]
         self._heat = pinned(device, n_atoms)
         self._cell = pinned(device, n_systems, 3, 3)
@@ -82,7 +84,7 @@ class Downloads:
             self._event.record()
 
     def wait(self) -> tuple[int, int]:
-        """Wait for the copies, and return the steps done and the age of the last matrix."""
+        """Wait for the copies, and return the steps done and the age of the oldest matrix."""
         if self._event is not None:
             self._event.synchronize()
         clock, age = self.clock.tolist()
@@ -108,9 +110,9 @@ class Block:
     is_observed : bool
         True if the state is downloaded at the end.
     downloads : Downloads
-        Where to.
+        Memory that it is downloaded to.
     lifetime : int
-        Steps that the last neighbor matrix served which was replaced in this block; 0 for none.
+        Steps that a neighbor matrix served which was replaced in this block; 0 for none.
     """
 
     start: int
@@ -158,6 +160,7 @@ class DeviceDynamics:
         self._conditions: Conditions | None = None
         self._aged = torch.zeros_like(self._motion.oldest)
         self._interval, self._since = FIRST_INTERVAL, 0
+        self._aging: deque[float] = deque(maxlen=MEMORY)  # per step, in recent blocks
         self._repaired_at = -1
         self._repairs = 0
 
@@ -212,6 +215,7 @@ class DeviceDynamics:
             "work": state.work,
             "temperature": conditions.temperature,
             "stream": conditions.stream,
+            "lost": conditions.lost,
         }
         for name, array in given.items():
             getattr(motion, name).copy_(to_tensor(array, device))
@@ -267,13 +271,27 @@ class DeviceDynamics:
         self._free.append(block.downloads)
         return block.downloads.observation() if block.is_observed else None
 
+    def observe(self) -> Observation:
+        """Return what can be observed at the end of the last block, when none is queued."""
+        downloads = self._free[0]
+        with self._on_gpu():
+            downloads.queue(self._motion, self._aged, self._outputs)
+            downloads.wait()
+        return downloads.observation()
+
     @property
     def step(self) -> int:
         """Number of steps done. This waits for the GPU."""
         return int(self._motion.clock[0, 0])
 
+    @property
+    def depth(self) -> int:
+        """Number of blocks that may be queued."""
+        return DEPTH
+
     def _launch_block(self, block: Block, start: int) -> None:
         """Launch the steps of a block after ``start``, and what follows them."""
+        self._aged.zero_()
         self._motion.window[0].fill_(block.start)
         self._motion.window[1].fill_(block.stop)
         conditions = self._conditions
@@ -286,6 +304,7 @@ class DeviceDynamics:
             self._since += 1
         if conditions.presses_after(block.stop):
             self._press(outputs, conditions)
+        self._outputs = outputs
         block.downloads.queue(self._motion, self._aged, outputs if block.is_observed else None)
 
     def _run_step(self) -> Outputs:
@@ -316,16 +335,17 @@ class DeviceDynamics:
 
     def _rebuild(self) -> None:
         """Queue a new neighbor matrix, and note the age of the last one."""
-        self._aged.copy_(self._motion.oldest)
+        torch.maximum(self._aged, self._motion.oldest, out=self._aged)
         self._motion.oldest.zero_()
         self._state.rebuild()
         self._since = 0
 
     def _adapt(self, age: int, lifetime: int) -> None:
-        """Choose the interval between neighbor matrices from the age that the last one reached."""
+        """Choose the interval between neighbor matrices from how fast recent ones have aged."""
         if lifetime:
-            wanted = int(lifetime * AIM * (AGE + 1) / max(age, 1))
-            self._interval = max(1, min(wanted, 2 * lifetime, LAST_INTERVAL))
+            self._aging.append(max(age, 1) / lifetime)
+            wanted = int(AIM * (AGE + 1) / max(self._aging))
+            self._interval = max(1, min(wanted, 2 * self._interval, LAST_INTERVAL))
 
     def _repair(self) -> None:
         """Make the neighbor matrix fit the next step, or raise what prevents that."""

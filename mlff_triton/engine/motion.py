@@ -64,7 +64,7 @@ class Observation:
 
 
 class Dynamics(Protocol):
-    """What moves the atoms of B systems, in blocks of steps that are queued and then collected."""
+    """The motion of B systems, in blocks of steps that are queued and then collected."""
 
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
         """Compute forces, and prepare the next step.
@@ -80,14 +80,21 @@ class Dynamics(Protocol):
         """
 
     def queue(self, stop: int, *, is_observed: bool) -> None:
-        """Queue all steps up to ``stop``; at most two blocks may be queued at a time."""
+        """Queue all steps up to ``stop``; at most `depth` blocks may be queued at a time."""
 
     def collect(self) -> Observation | None:
         """Wait for the oldest block, and return what was observed at its end, if anything."""
 
+    def observe(self) -> Observation:
+        """Return what can be observed at the end of the last block, when none is queued."""
+
     @property
     def step(self) -> int:
         """Number of steps done."""
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks that may be queued."""
 
 
 class Conditions(NamedTuple):
@@ -101,6 +108,8 @@ class Conditions(NamedTuple):
         As in `Motion`.
     stream : int32 [B]
         Number of the random stream of each system.
+    lost : int32 [B]
+        As in `Motion`.
     rescaling : Rescaling or None
         The thermostat that rescales velocities.
     barostat : Barostat or None
@@ -110,12 +119,13 @@ class Conditions(NamedTuple):
     integration: Integration
     temperature: FloatArray
     stream: NDArray[np.int32]
+    lost: NDArray[np.int32]
     rescaling: Rescaling | None = None
     barostat: Barostat | None = None
 
     @property
     def constants(self) -> tuple[object, ...]:
-        """What launches are captured with, unlike temperatures and streams."""
+        """Constants of captured launches, unlike temperatures and streams."""
         return self.integration, self.rescaling, self.barostat
 
     def presses_after(self, step: int) -> bool:

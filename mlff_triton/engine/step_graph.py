@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 
 from mlff_triton._common.cuda_graphs import record
+from mlff_triton.kernels.common.compilation import compile_ahead
 
 Result = TypeVar("Result")
 
@@ -33,7 +34,8 @@ class StepGraph(Generic[Result]):
         ----------
         launch : callable
             Launches kernels on the current stream, and returns tensors. It must be the same
-            function at every call, and is not kept, so that its owner is freed in time.
+            function at every call, and is not kept, so that its owner is freed in time. Before it
+            is captured, it is called to compile its kernels: see `compile_ahead`.
         layout : int
             Identifies the addresses of the buffers that it uses. The graph is captured again when
             it differs from that of the last call.
@@ -48,6 +50,7 @@ class StepGraph(Generic[Result]):
         if layout != self._layout:
             self.discard()  # before a new capture takes memory from the same pool
         if self._captured is None:
+            compile_ahead(launch)
             self._captured = record(launch, self._pool)
             self._layout = layout
         graph, result = self._captured

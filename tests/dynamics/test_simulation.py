@@ -18,9 +18,11 @@ from mlff_triton.dynamics import (
     Stage,
     load_restart,
 )
-from mlff_triton.dynamics.outputs import LOG, RESTART, TRAJECTORY
+from mlff_triton.dynamics.outputs import LOG, RESTART
 from mlff_triton.errors import InputError, OutputError, SimulationError
 from tests.support.springs import FailsAfter, Springs, stop_at
+
+TRAJECTORY = "trajectory.xyz"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_a_continued_run_equals_an_unbroken_one(tmp_path, tiny_model, plan, stop
     folder = tmp_path / "broken"
     broken = Simulation.start(box, TensorNetCalculator(tiny_model, device="cpu"), settings, folder)
     for stop in stops:
-        assert not broken.run(should_stop=stop_at(broken, stop))
+        assert not broken.run(should_stop=stop_at(broken, stop), block=1)
         if stop:
             assert ase.io.read(folder / TRAJECTORY).info["step"] == broken.step == stop
         calculator = TensorNetCalculator(tiny_model, device="cpu")
@@ -100,7 +102,7 @@ def test_any_interruption_can_be_continued(tmp_path_factory, stop, every, seed):
     unbroken = Simulation.start(atoms, Springs(atoms.positions), settings, folder / "a")
     unbroken.run()
     broken = Simulation.start(atoms, Springs(atoms.positions), settings, folder / "b")
-    broken.run(should_stop=stop_at(broken, stop))
+    broken.run(should_stop=stop_at(broken, stop), block=1)
     snapshot = load_restart(folder / "b" / RESTART)
     assert Simulation.resume(snapshot, Springs(atoms.positions), folder / "b").run()
     assert contents(folder / "a") == contents(folder / "b")
@@ -110,7 +112,7 @@ def test_what_a_killed_run_wrote_after_its_restart_is_cut_off(tmp_path):
     atoms = molecule("CH3CH2OH")
     settings = Settings(stages=(Stage("nve", 20),), every=5)
     simulation = Simulation.start(atoms, Springs(atoms.positions), settings, tmp_path / "a")
-    simulation.run(should_stop=stop_at(simulation, 10))
+    simulation.run(should_stop=stop_at(simulation, 10), block=1)
     for name in (TRAJECTORY, LOG):
         with (tmp_path / "a" / name).open("a") as file:
             file.write("9\nhalf a fra")
@@ -166,9 +168,9 @@ def test_the_trajectory_holds_energy_momenta_and_forces(tmp_path, tiny_model):
     assert last.get_potential_energy() == pytest.approx(simulation.atoms.get_potential_energy())
     assert last.info["time_ps"] == pytest.approx(0.006)
     rows = (tmp_path / LOG).read_text().splitlines()
-    assert rows[0].startswith("step,time_ps,stage,temperature_K,potential_eV,kinetic_eV,total_eV")
+    assert rows[0].startswith("step,time_ps,stage,target_K,temperature_K,potential_eV,kinetic_eV")
     assert [row.split(",")[0] for row in rows[1:]] == ["0", "5", "10", "12"]
-    assert float(rows[1].split(",")[8]) == pytest.approx(6.0 * 6.5 * 7.0)
+    assert float(rows[1].split(",")[9]) == pytest.approx(6.0 * 6.5 * 7.0)
 
 
 def test_directories_are_respected(tmp_path):
@@ -208,7 +210,7 @@ def test_a_failure_names_the_step_and_leaves_a_restart(tmp_path, energy):
         SimulationError, match=r"blew up in step 13 .*smaller time step; .*restart\.npz"
     ):
         simulation.run()
-    assert load_restart(tmp_path / RESTART).step == 10
+    assert load_restart(tmp_path / RESTART).state.step == 10
     assert len(ase.io.read(tmp_path / TRAJECTORY, index=":")) == 3
 
 

@@ -230,7 +230,7 @@ def moves() -> object:
     for integration in (Integration(0.1), Integration(0.1, seed=1, friction=0.1)):
         for finish, start in ((True, True), (True, False), (False, True)):
             advance(motion, positions, totals, integration, finish=finish, start=start)
-    choose_scale(motion, integration, Rescaling(1.0, 3))
+    choose_scale(motion, integration, Rescaling(1.0))
     for isotropic in (True, False):
         press(motion, totals, integration, Barostat(0.1, 1.0, 10.0, 5, isotropic))
     return motion

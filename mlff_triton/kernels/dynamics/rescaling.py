@@ -83,6 +83,7 @@ def _rescale_kernel(
     inverse_mass_ptr,
     system_ptr,
     stream_ptr,
+    lost_ptr,
     temperature_ptr,
     work_ptr,
     scale_ptr,
@@ -91,7 +92,6 @@ def _rescale_kernel(
     programs,
     seed,
     decay: tl.float64,
-    freedom,
 ):
     """Choose the factor of the velocities. Grid: one program per system.
 
@@ -106,7 +106,7 @@ def _rescale_kernel(
         twice = xx + yy + zz
         stream = tl.load(stream_ptr + system)
         r, _, _, _ = normals(seed, step, RESCALING, stream * 0, stream)
-        n = (3 * (end - begin) - freedom).to(tl.float64)
+        n = (3 * (end - begin) - tl.load(lost_ptr + system)).to(tl.float64)
         squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
         kt = _thermal_energy(temperature_ptr, system, step)
         share = (1 - decay) * kt / tl.where(twice > 0, twice, 1.0)
@@ -127,7 +127,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
     integration : Integration
         Time step and seed.
     rescaling : Rescaling
-        Relaxation time, and degrees of freedom that do not count.
+        Relaxation time.
     """
     check_device(motion.positions)
     n_systems, programs = motion.clock.shape
@@ -137,6 +137,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
             motion.inverse_mass,
             motion.system_ptr,
             motion.stream,
+            motion.lost,
             motion.temperature,
             motion.work,
             motion.scale,
@@ -145,7 +146,6 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
             programs,
             integration.seed,
             rescaling.decay(integration.timestep),
-            rescaling.freedom,
             num_warps=4,
         )
 

@@ -43,6 +43,8 @@ class Motion:
         First atom of each system.
     stream : int32 [B]
         Number of the random stream of each system.
+    lost : int32 [B]
+        Degrees of freedom that do not count for the thermostat that rescales velocities.
     temperature : float64 [B, 2]
         Temperature times Boltzmann's constant at step 0, and its increment per step, eV.
     work : float64 [B]
@@ -78,6 +80,7 @@ class Motion:
     inverse_mass: Tensor
     system_ptr: Tensor
     stream: Tensor
+    lost: Tensor
     temperature: Tensor
     work: Tensor
     scale: Tensor
@@ -124,6 +127,7 @@ class Motion:
             inverse_mass=floats(n_atoms),
             system_ptr=ends.to(device, torch.int32),
             stream=torch.arange(n_systems, dtype=torch.int32, device=device),
+            lost=torch.zeros(n_systems, dtype=torch.int32, device=device),
             temperature=floats(n_systems, 2),
             work=floats(n_systems),
             scale=floats(n_systems) + 1,
@@ -167,12 +171,9 @@ class Rescaling(NamedTuple):
     ----------
     time : float
         Relaxation time of the kinetic energy, Å (amu / eV)^(1/2).
-    freedom : int
-        Degrees of freedom that a system loses to conserved momenta.
     """
 
     time: float
-    freedom: int
 
     def decay(self, timestep: float) -> float:
         """Return the factor by which deviations decay in a time step."""

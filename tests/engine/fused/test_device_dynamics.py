@@ -32,7 +32,7 @@ BAROSTAT = Barostat(pressure=0.0, compressibility=5.0, time=50 * units.fs, every
 STAGES = {
     "verlet": (VERLET, None, None),
     "langevin": (LANGEVIN, None, None),
-    "rescaling": (Integration(TIMESTEP, seed=3), Rescaling(10 * units.fs, 3), None),
+    "rescaling": (Integration(TIMESTEP, seed=3), Rescaling(10 * units.fs), None),
     "barostat": (LANGEVIN, None, BAROSTAT),
 }
 
@@ -41,7 +41,8 @@ def conditions(stage: str, n_systems: int = 1, first_stream: int = 0) -> Conditi
     integration, rescaling, barostat = STAGES[stage]
     temperature = np.tile([KT, 1e-5], (n_systems, 1))
     stream = np.arange(first_stream, first_stream + n_systems, dtype=np.int32)
-    return Conditions(integration, temperature, stream, rescaling, barostat)
+    lost = np.full(n_systems, 3, dtype=np.int32)
+    return Conditions(integration, temperature, stream, lost, rescaling, barostat)
 
 
 def state_of(*systems: Atoms, speed: float = 0.05) -> State:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-THERMOSTAT, RESCALING, BAROSTAT = range(3)
+THERMOSTAT, RESCALING, BAROSTAT, EXCHANGE = range(4)
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10

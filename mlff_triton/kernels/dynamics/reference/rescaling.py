@@ -24,7 +24,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
     twice = _kinetic_tensors(motion).diagonal(dim1=1, dim2=2).sum(1)
     stream, seed = motion.stream, integration.seed
     r = normals(seed, step, RESCALING, torch.zeros_like(stream), stream)[0]
-    n = (3 * motion.system_ptr.diff() - rescaling.freedom).double()
+    n = (3 * motion.system_ptr.diff() - motion.lost).double()
     squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
     decay = rescaling.decay(integration.timestep)
     share = (1 - decay) * thermal_energy(motion, step) / twice

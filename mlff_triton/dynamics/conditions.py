@@ -1,0 +1,89 @@
+"""Settings of a stage as constants of the integrator, in the units of ASE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from ase import Atoms, units
+
+from mlff_triton.dynamics.settings import Settings, Span
+from mlff_triton.engine.motion import Conditions, FloatArray
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
+
+PRESS_EVERY = 10  # steps
+
+
+def check_ensembles(systems: Sequence[Atoms], settings: Settings) -> None:
+    """Raise an `InputError` if systems do not suit the stages of a run."""
+    ensembles = [stage.ensemble for stage in settings.stages]
+    if "npt" in ensembles and not all(atoms.pbc.all() for atoms in systems):
+        raise InputError("npt needs a cell that is periodic in three directions: use nvt or nve")
+    if settings.exchange_every and (len(systems) < 2 or set(ensembles) != {"nvt"}):
+        raise InputError("replicas exchange temperatures in nvt only, and two or more are needed")
+    if settings.thermostat == "rescaling" and min(len(atoms) for atoms in systems) < 3:
+        raise InputError("the rescaling thermostat needs three atoms or more: use langevin")
+    settings.temperatures(len(systems))
+
+
+def conserves_momentum(settings: Settings, span: Span) -> bool:
+    """Return True if the thermostat of a stage neither creates nor destroys momentum."""
+    return settings.thermostat == "rescaling" and span.ensemble != "nve"
+
+
+def conditions_of(
+    settings: Settings, span: Span, systems: Sequence[Atoms], temperatures: Sequence[float]
+) -> Conditions:
+    """Return the constants of a stage.
+
+    Parameters
+    ----------
+    settings : Settings
+        Settings of the run.
+    span : Span
+        The stage.
+    systems : sequence of Atoms
+        The systems.
+    temperatures : sequence of float
+        Current temperature of each system in K.
+    """
+    is_thermal = span.ensemble != "nve"
+    is_langevin = is_thermal and settings.thermostat == "langevin"
+    friction = settings.friction / (1000 * units.fs) if is_langevin else 0.0
+    rescaling = None
+    if conserves_momentum(settings, span):
+        rescaling = Rescaling(settings.thermostat_time * units.fs)
+    return Conditions(
+        integration=Integration(settings.timestep * units.fs, settings.seed, friction),
+        temperature=_schedule(settings, span, temperatures),
+        stream=np.arange(len(systems), dtype=np.int32),
+        lost=np.array([lost_freedom(atoms) for atoms in systems], dtype=np.int32),
+        rescaling=rescaling,
+        barostat=_barostat(settings) if span.ensemble == "npt" else None,
+    )
+
+
+def _schedule(settings: Settings, span: Span, temperatures: Sequence[float]) -> FloatArray:
+    """Return temperature at step 0 and increment per step of each system, eV."""
+    final = units.kB * np.array(temperatures, dtype=np.float64)
+    slope = np.zeros_like(final)
+    if settings.heat_from is not None and span.start == 0:
+        slope = (final - units.kB * settings.heat_from) / span.stop
+        final = np.full_like(final, units.kB * settings.heat_from)
+    return np.stack([final, slope], axis=1)
+
+
+def _barostat(settings: Settings) -> Barostat:
+    return Barostat(
+        pressure=settings.pressure * units.bar,
+        compressibility=settings.compressibility / units.bar,
+        time=settings.barostat_time * units.fs,
+        every=PRESS_EVERY,
+        isotropic=settings.barostat == "isotropic",
+    )
+
+
+def lost_freedom(atoms: Atoms) -> int:
+    """Return the degrees of freedom of a system at rest that its conserved momenta take away."""
+    return 3 if atoms.pbc.any() else 6

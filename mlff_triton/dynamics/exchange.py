@@ -1,0 +1,74 @@
+"""Exchange of temperatures among replicas, by the criterion of Metropolis.
+
+Y. Sugita, Y. Okamoto, Chem. Phys. Lett. 314, 141 (1999),
+https://doi.org/10.1016/S0009-2614(99)01123-9. Replicas keep their files and random streams, and
+their velocities are rescaled to the new temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from ase import Atoms, units
+
+from mlff_triton.dynamics.systems import split
+from mlff_triton.engine.motion import FloatArray, Observation, State
+from mlff_triton.kernels.dynamics.reference.random import EXCHANGE, uniforms
+
+
+def exchange(
+    systems: Sequence[Atoms],
+    observation: Observation,
+    temperatures: Sequence[float],
+    seed: int,
+    every: int,
+) -> tuple[State, tuple[float, ...]]:
+    """Let replicas of neighboring temperatures exchange them.
+
+    Even pairs of the ladder and odd ones take turns.
+
+    Parameters
+    ----------
+    systems : sequence of Atoms
+        The replicas.
+    observation : Observation
+        Their state and energies.
+    temperatures : sequence of float
+        Their temperatures in K.
+    seed : int
+        Key of the random numbers, which also depend on the step.
+    every : int
+        Steps from one exchange to the next.
+
+    Returns
+    -------
+    State
+        The state, with rescaled velocities.
+    tuple of float
+        New temperatures in K.
+    """
+    state, energy = observation.state, observation.energy
+    new = list(temperatures)
+    ladder = np.argsort(temperatures, kind="stable").tolist()
+    first = state.step // every % 2
+    pairs = list(zip(ladder[first::2], ladder[first + 1 :: 2], strict=False))
+    drawn = uniforms(seed, state.step, EXCHANGE, torch.arange(len(pairs)), 0)[0].tolist()
+    for (cold, hot), number in zip(pairs, drawn, strict=True):
+        gap = 1 / temperatures[cold] - 1 / temperatures[hot]
+        if np.log(number) < gap * (energy[cold] - energy[hot]) / units.kB:
+            new[cold], new[hot] = temperatures[hot], temperatures[cold]
+    return _rescaled(systems, state, np.array(new) / np.array(temperatures)), tuple(new)
+
+
+def _rescaled(systems: Sequence[Atoms], state: State, ratios: FloatArray) -> State:
+    """Multiply the kinetic energy of each system, and count the difference as work."""
+    velocities, work = split(state.velocities, systems), state.work.copy()
+    for k, atoms in enumerate(systems):
+        if ratios[k] != 1:
+            kinetic = 0.5 * (atoms.get_masses() * (velocities[k] ** 2).sum(1)).sum()
+            work[k] += (ratios[k] - 1) * kinetic
+            velocities[k] = velocities[k] * np.sqrt(ratios[k])
+    return replace(state, velocities=np.concatenate(velocities), work=work)

@@ -1,0 +1,83 @@
+"""Structures and the states of simulations, converted to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import Calculator
+
+from mlff_triton.dynamics.host_dynamics import HostDynamics
+from mlff_triton.engine.motion import Dynamics, FloatArray, State
+from mlff_triton.errors import InputError
+
+
+def make_dynamics(systems: Sequence[Atoms], calculator: Calculator) -> Dynamics:
+    """Return what moves systems: the GPU of our calculator if it has one, otherwise the host."""
+    on_device = getattr(calculator, "dynamics", None)
+    dynamics: Dynamics | None = on_device(systems) if on_device else None
+    return dynamics or HostDynamics(systems, calculator)
+
+
+def state_of(systems: Sequence[Atoms]) -> State:
+    """Return the state of systems before the first step."""
+    return State(
+        step=0,
+        positions=np.concatenate([atoms.get_positions() for atoms in systems]),
+        velocities=np.concatenate([atoms.get_velocities() for atoms in systems]),
+        cell=np.stack([atoms.cell.array for atoms in systems]),
+        heat=np.zeros(sum(len(atoms) for atoms in systems)),
+        work=np.zeros(len(systems)),
+    )
+
+
+def put_state(state: State, systems: Sequence[Atoms]) -> None:
+    """Set positions, velocities and the periodic cell vectors of systems."""
+    parts = zip(
+        systems, split(state.positions, systems), split(state.velocities, systems), strict=True
+    )
+    for k, (atoms, positions, velocities) in enumerate(parts):
+        atoms.set_positions(positions)
+        atoms.set_velocities(velocities)
+        atoms.cell.array[atoms.pbc] = state.cell[k][atoms.pbc]
+
+
+def split(values: FloatArray, systems: Sequence[Atoms]) -> list[FloatArray]:
+    """Split an array of all atoms into one per system."""
+    return np.split(values, np.cumsum([len(atoms) for atoms in systems])[:-1])
+
+
+def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
+    """Make hydrogen atoms heavier, at the expense of the heavy atom that is nearest to each.
+
+    This slows down the fastest vibrations, so that time steps may be longer, and changes no
+    property that depends on positions alone.
+
+    Parameters
+    ----------
+    atoms : Atoms
+        The system. Modified in place.
+    hydrogen_mass : float
+        New mass of hydrogen atoms in amu.
+
+    Raises
+    ------
+    InputError
+        If a heavy atom would become lighter than hydrogen.
+    """
+    masses, is_hydrogen = atoms.get_masses(), atoms.numbers == 1
+    heavy = np.flatnonzero(~is_hydrogen)
+    if not len(heavy):
+        raise InputError("hydrogen_mass needs other atoms to take the mass from")
+    for atom in np.flatnonzero(is_hydrogen):
+        distances = atoms.get_distances(atom, heavy, mic=bool(atoms.pbc.any()))
+        masses[heavy[distances.argmin()]] -= hydrogen_mass - masses[atom]
+        masses[atom] = hydrogen_mass
+    if (masses[heavy] < hydrogen_mass).any():
+        atom = heavy[masses[heavy].argmin()]
+        raise InputError(
+            f"hydrogen_mass={hydrogen_mass:g} leaves atom {atom} with {masses[atom]:.3g} amu: use "
+            "3 or less"
+        )
+    atoms.set_masses(masses)
