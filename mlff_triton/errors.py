@@ -33,6 +33,10 @@ class BackendError(MlffTritonError):
     """The requested backend or device cannot serve the model; the message names one that can."""
 
 
+class DeviceMemoryError(BackendError, RuntimeError):
+    """The GPU has too little memory. PyTorch's own error is a `RuntimeError`, too."""
+
+
 class SimulationError(MlffTritonError):
     """A simulation left the range in which its potential or its time step is valid."""
 

@@ -156,10 +156,11 @@ class DeviceNeighbors:
         size = len(self._atoms.positions), len(self._atoms.cell)
         return NeighborMatrix.empty(*size, capacity, self._model.device)
 
-    def launch(self) -> None:
-        """Launch the kernels that build the matrix for the current positions and cells."""
-        atoms = self._atoms
-        fill_rows(self.matrix, atoms.positions, atoms.system, atoms.boxes, self._model.radius)
+    def launch(self, wanted: Tensor | None = None) -> None:
+        """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
+        atoms, radius = self._atoms, self._model.radius
+        given = atoms.positions, atoms.system, atoms.boxes
+        fill_rows(self.matrix, *given, radius, wanted=wanted)
 
     def fit(self) -> None:
         """Build the matrix with as many slots as it needs; this waits for the GPU.
@@ -179,14 +180,24 @@ class DeviceNeighbors:
                 )
             if needed <= self.matrix.capacity:
                 return
-            capacity = self._model.capacity.for_neighbors(needed)
-            if capacity > MAX_CAPACITY:
-                raise InputError(
-                    f"an atom has {needed} neighbors within {self._model.radius:g} Å, more than "
-                    f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
-                )
-            self.matrix = self._empty(capacity)
-            self.layout += 1
+            self.grow(needed)
+
+    def grow(self, needed: int) -> None:
+        """Replace the matrix by one for so many neighbors per atom, which has yet to be built.
+
+        Raises
+        ------
+        InputError
+            If they are too many.
+        """
+        capacity = self._model.capacity.for_neighbors(needed)
+        if capacity > MAX_CAPACITY:
+            raise InputError(
+                f"an atom has {needed} neighbors within {self._model.radius:g} Å, more than "
+                f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
+            )
+        self.matrix = self._empty(capacity)
+        self.layout += 1
 
     def edges(self) -> tuple[Edges, Tensor]:
         """Launch the kernel that finds the current edges and the status of each atom."""

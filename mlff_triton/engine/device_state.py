@@ -106,15 +106,16 @@ class DeviceState:
 
     def rebuild(self) -> None:
         """Queue the same without waiting; the next step reports whether slots suffice."""
-        self._rebuilding.run(self._launch_rebuild, self.neighbors.layout)
+        self._rebuilding.run(self.launch_build, self.neighbors.layout)
         self._count_build()
 
     def _count_build(self) -> None:
         self._is_built, self._age, self._last_age = True, 0, 0
         self.model.n_builds += 1
 
-    def _launch_rebuild(self) -> None:
-        self.neighbors.launch()
+    def launch_build(self, wanted: Tensor | None = None) -> None:
+        """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
+        self.neighbors.launch(wanted)
         self._sort()
 
     def _sort(self) -> None:
@@ -176,6 +177,10 @@ class DeviceState:
         if worst & NOT_FINITE:
             bad = self._flagged(NOT_FINITE)
             raise InputError(
+    def raise_problems(self) -> None:
+        """Raise the error that the last step stands for, if any. This waits."""
+        self.raise_problem(int(self._status.max()))
+
                 f"the position of atom {bad[0]} is NaN or infinite ({len(bad)} such atoms): "
                 "the simulation may have blown up"
             )

@@ -23,9 +23,10 @@ from mlff_triton.engine.device_batches import DeviceBatches
 from mlff_triton.engine.device_dynamics import DeviceDynamics
 from mlff_triton.engine.device_neighbors import Capacity, DeviceModel
 from mlff_triton.engine.device_resident import DeviceResident
+from mlff_triton.engine.device_stream import DeviceStream
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.steps import ResidentStep, Steps, Units
-from mlff_triton.errors import BackendError
+from mlff_triton.engine.steps import ResidentStep, Steps, TensorBatch, Units
+from mlff_triton.errors import DeviceMemoryError
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.model.prediction import Prediction
@@ -85,6 +86,7 @@ class DeviceSteps(Steps):
         )
         self._kept_sizes = kept_sizes
         self._batches: OrderedDict[tuple[int, int], DeviceBatches] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], DeviceStream] = OrderedDict()
 
     @property
     def n_builds(self) -> int:
@@ -123,13 +125,23 @@ class DeviceSteps(Steps):
 
         return step
 
+    def queue(self, batch: TensorBatch) -> Prediction:
+        """Queue the step of a batch on the GPU, see `DeviceStream.run`."""
+        with self._on_gpu(batch):
+            size = len(batch.numbers), len(batch.cell)
+            stream = self._streams.pop(size, None) or DeviceStream(self._model, *size)
+            self._streams[size] = stream
+            while len(self._streams) > self._kept_sizes:
+                self._streams.popitem(last=False)
+            return stream.run(batch)
+
     def dynamics(self, batch: Batch, masses: FloatArray) -> DeviceDynamics:
         """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`."""
         with self._on_gpu(batch):
             return DeviceDynamics(self._model, batch, masses, lambda: self._on_gpu(batch))
 
     @contextmanager
-    def _on_gpu(self, batch: Batch) -> Iterator[None]:
+    def _on_gpu(self, batch: Batch | TensorBatch) -> Iterator[None]:
         """Make the GPU current, and turn out-of-memory errors into ones that name the need."""
         parameters = self._model.parameters
         try:
@@ -137,11 +149,13 @@ class DeviceSteps(Steps):
                 yield
         except torch.OutOfMemoryError as error:
             self._batches.clear()
+            self._streams.clear()
             config, n_atoms = parameters.config, len(batch.numbers)
             size = config.hidden_channels, config.num_layers, self._model.dtype
-            raise BackendError(
-                f"{n_atoms} atoms need about {step_memory(n_atoms, *size) / 2**30:.2g} GiB of GPU "
-                "memory, more than is free: use fewer atoms at a time, or dtype='float32'"
+            need = step_memory(n_atoms, *size) / 2**30
+            raise DeviceMemoryError(
+                f"CUDA out of memory: {n_atoms} atoms need about {need:.2g} GiB of GPU memory, "
+                "more than is free: use fewer atoms at a time, or dtype='float32'"
             ) from error
 
     def _upload(self, batch: Batch) -> DeviceBatches:

@@ -20,7 +20,7 @@ from mlff_triton.engine.batch import Batch, as_array
 from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
+from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
@@ -159,11 +159,7 @@ class Engine:
         """Compute a checked batch as `compute` does, and return the results on the CPU."""
         check_neutral(self.uses_charge, batch.charge)
         with self._lock:
-            predictions = [steps.evaluate(batch) for steps in self._steps]
-        if len(predictions) == 1:
-            return predictions[0]
-        columns = zip(*(vars(p).values() for p in predictions), strict=True)
-        return Prediction(*(torch.stack(tensors).mean(0) for tensors in columns))
+            return _mean([steps.evaluate(batch) for steps in self._steps])
 
     def prepare(
         self,
@@ -260,6 +256,80 @@ class Engine:
         if len(self._steps) > 1:
             return None
         return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64))
+
+    def queue(
+        self,
+        numbers: Tensor,
+        positions: Tensor,
+        cell: Tensor,
+        pbc: Tensor | bool,
+        batch: Tensor,
+        charge: Tensor | None = None,
+    ) -> Prediction:
+        """Compute tensors that are on the engine's device, without waiting for a GPU.
+
+        All values may change between calls. A call waits only if ``numbers``, ``pbc``, ``batch`` or
+        ``charge`` are other tensors than in the last call for as many atoms and systems, or have
+        been written to. Such a call raises the errors of `compute`. Other calls return NaN
+
+        - for systems whose positions or cells are unusable, or in which atoms coincide,
+        - for all systems if an atom has suddenly far more neighbors than ever before. A call soon
+          after that raises an error, and provides for more neighbors.
+
+        Parameters
+        ----------
+        numbers : int [N]
+            Atomic numbers.
+        positions : float [N, 3]
+            Å; atoms may lie up to a million cells from the origin.
+        cell : float [B, 3, 3]
+            Lattice vectors (rows) in Å of each system.
+        pbc : bool, bool [3] or bool [B, 3]
+            Periodic directions, of all systems or of each.
+        batch : int [N]
+            System of each atom, ascending from 0 without gaps.
+        charge : float [B], optional
+            Total charge of each system in elementary charges; 0 by default.
+
+        Returns
+        -------
+        Prediction
+            New tensors on the engine's device, without gradients.
+
+        Raises
+        ------
+        InputError
+            If shapes disagree, and for the reasons given for `compute`.
+        UnknownElementError, OverlappingAtomsError, BackendError
+            As for `compute`.
+        SimulationError
+            If the results of an earlier call are NaN, because an atom had too many neighbors.
+
+        Examples
+        --------
+        >>> engine = Engine("default", device="cpu")
+        >>> positions = torch.tensor([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]])
+        >>> batch = torch.zeros(3, dtype=torch.int64)
+        >>> cell = torch.zeros(1, 3, 3)
+        >>> engine.queue(torch.tensor([8, 1, 1]), positions, cell, False, batch).energy.shape
+        torch.Size([1])
+        """
+        given = TensorBatch(numbers, positions, cell, pbc, batch, charge)
+        given.check_shapes()
+        with torch.inference_mode(mode=False), self._lock:
+            queued = [steps.queue(given) for steps in self._steps]
+        predictions = [prediction for prediction in queued if prediction is not None]
+        if len(predictions) < len(queued):
+            return self.compute(*given)
+        return _mean(predictions)
+
+
+def _mean(predictions: list[Prediction]) -> Prediction:
+    """Return the mean of the predictions of all members."""
+    if len(predictions) == 1:
+        return predictions[0]
+    columns = zip(*(vars(p).values() for p in predictions), strict=True)
+    return Prediction(*(torch.stack(tensors).mean(0) for tensors in columns))
 
 
 @dataclass(frozen=True)

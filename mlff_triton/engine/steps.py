@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.motion import Dynamics
+from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.neighbors.box import FloatArray
 
@@ -34,6 +35,51 @@ class Units(NamedTuple):
 
     length: float = 1.0
     energy: float = 1.0
+
+
+class TensorBatch(NamedTuple):
+    """Systems as tensors of another program; see `mlff_triton.engine.engine.Engine.queue`.
+
+    Attributes
+    ----------
+    numbers : int [N]
+        Atomic numbers.
+    positions : float [N, 3]
+        Å.
+    cell : float [B, 3, 3]
+        Lattice vectors (rows) in Å.
+    pbc : bool, bool [3] or bool [B, 3]
+        Periodic directions.
+    system : int [N]
+        System of each atom, ascending from 0 without gaps.
+    charge : float [B], optional
+        Total charge of each system in elementary charges.
+    """
+
+    numbers: Tensor
+    positions: Tensor
+    cell: Tensor
+    pbc: Tensor | bool
+    system: Tensor
+    charge: Tensor | None
+
+    def check_shapes(self) -> None:
+        """Raise `InputError` unless all shapes agree."""
+        n_atoms, n_systems = len(self.positions), len(self.cell)
+        expected: dict[str, list[int]] = {
+            "numbers": [n_atoms],
+            "positions": [n_atoms, 3],
+            "cell": [n_systems, 3, 3],
+            "system": [n_atoms],
+        }
+        if self.charge is not None:
+            expected["charge"] = [n_systems]
+        for name, shape in expected.items():
+            found = list(getattr(self, name).shape)
+            if found != shape:
+                raise InputError(
+                    f"{name} has shape {found}: {n_atoms} atoms in {n_systems} systems need {shape}"
+                )
 
 
 class Steps(ABC):
@@ -68,6 +114,10 @@ class Steps(ABC):
     @abstractmethod
     def resident(self, batch: Batch, units: Units) -> ResidentStep:
         """Return the step of one system, whose positions may differ at each call."""
+
+    def queue(self, batch: TensorBatch) -> Prediction | None:  # noqa: ARG002
+        """Queue the step of a batch on a GPU, and return its results, or None without a GPU."""
+        return None
 
     def dynamics(self, batch: Batch, masses: FloatArray) -> Dynamics | None:  # noqa: ARG002
         """Return what moves the atoms of a batch on a GPU, or None if the host has to.

@@ -24,6 +24,8 @@ from mlff_triton.kernels.alignment import alignment, edit_distance
 from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
 from mlff_triton.kernels.neighbors import edges, neighbor_list
+from mlff_triton.kernels.neighbors.bins import Boxes
+from mlff_triton.kernels.neighbors.renewal import place_atoms
 from mlff_triton.kernels.ops import (
     attention,
     decomposition,
@@ -222,6 +224,18 @@ def neighbor_rows() -> object:
     return neighbor_list.build_rows(positions, cell, pbc, batch, radius=2.0, capacity=64)
 
 
+def renewed_rows() -> object:
+    """Place atoms, and build their neighbor matrix if it does not hold."""
+    positions, cell = torch.ones(9, 3).double(), torch.eye(3).double()[None]
+    one, system = torch.ones(1, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+    boxes = Boxes(cell, torch.ones(1, 3, dtype=torch.uint8), torch.tensor([0, 9]).int())
+    rows = NeighborMatrix.empty(9, 1, 64, torch.device("cpu"))
+    inputs = positions, cell, system, boxes, rows, positions, 1.5, 2.0, 1e8
+    place_atoms(*inputs, positions=positions, lost=one, wanted=one[0])
+    neighbor_list.fill_rows(rows, positions, system, boxes, 2.0, wanted=one[0])
+    return rows
+
+
 def moves() -> object:
     """Move atoms by every integrator, thermostat and barostat."""
     positions, cell = torch.ones(N, 3).double(), torch.eye(3).double()[None]
@@ -359,6 +373,7 @@ def main() -> None:
         single, double = torch.float32, torch.float64
         all_calls = calls(single) | steps(STEPS, single)
         all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
+        all_calls |= {"renewed_rows": renewed_rows}
         all_calls |= {"dynamics": moves}
         all_calls |= token_calls(torch.float16)
         all_calls |= alignments() | {"edit_distance": edit_distances}

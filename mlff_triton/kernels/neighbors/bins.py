@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.neighbors.motion import is_unwanted
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 ATOMS_PER_BIN = tl.constexpr(8)  # lower bound of the mean, which limits the number of bins
@@ -81,7 +82,7 @@ def first_bin_of(first_atom, system):
 
 
 @triton.jit
-def _plane(cell_ptr, DIRECTION: tl.constexpr):
+def plane(cell_ptr, DIRECTION: tl.constexpr):
     """Return the gradient of a fractional coordinate (3 scalars), and the height of the cell."""
     a_ptr = cell_ptr + 3 * DIRECTION
     b_ptr = cell_ptr + 3 * ((DIRECTION + 1) % 3)
@@ -105,6 +106,7 @@ def _bins_kernel(
     shape_ptr,
     span_ptr,
     inverse_ptr,
+    wanted_ptr,
     radius: tl.float64,
 ):
     """Choose the bins of each system. Grid: one program per system.
@@ -113,13 +115,15 @@ def _bins_kernel(
     ``shape[B, 3]``, ``span[B, 3]``, ``planes[B, 3, 3]``, with ``g = floor(pos . plane)``, and the
     ``inverse[B, 3, 3]`` of the cell.
     """
+    if is_unwanted(wanted_ptr):
+        return
     system = tl.program_id(0).to(tl.int64)
     n_atoms = tl.load(first_atoms_ptr + system + 1) - tl.load(first_atoms_ptr + system)
     limit = tl.maximum(n_atoms // ATOMS_PER_BIN, 1).to(tl.float64)
     least = radius * (1 + SLACK)
     n_open = 0
     for d in tl.static_range(3):
-        x, y, z, height = _plane(cell_ptr + 9 * system, d)
+        x, y, z, height = plane(cell_ptr + 9 * system, d)
         scale = height / least
         if tl.load(pbc_ptr + 3 * system + d) != 0:
             scale = tl.minimum(tl.maximum(tl.floor(scale), 1.0), limit)
@@ -152,6 +156,7 @@ def _assign_kernel(
     shape_ptr,
     bin_of_atom_ptr,
     images_ptr,
+    wanted_ptr,
     n_atoms,
     BLOCK: tl.constexpr,
 ):
@@ -161,6 +166,8 @@ def _assign_kernel(
     ``planes[B, 3, 3]`` and the number of bins ``shape[B, 3]``. Writes ``bin_of_atom[N]``, numbered
     through all systems, and ``images[N, 3]``.
     """
+    if is_unwanted(wanted_ptr):
+        return
     atom = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n_atoms
     system = tl.load(batch_ptr + atom, mask, other=0)
@@ -169,10 +176,10 @@ def _assign_kernel(
     z = tl.load(positions_ptr + 3 * atom + 2, mask, other=0.0)
     index = tl.zeros((BLOCK,), tl.int64)
     for d in tl.static_range(3):
-        plane = planes_ptr + 9 * system + 3 * d
-        g = tl.load(plane, mask, other=0.0) * x
-        g += tl.load(plane + 1, mask, other=0.0) * y
-        g += tl.load(plane + 2, mask, other=0.0) * z
+        scaled = planes_ptr + 9 * system + 3 * d
+        g = tl.load(scaled, mask, other=0.0) * x
+        g += tl.load(scaled + 1, mask, other=0.0) * y
+        g += tl.load(scaled + 2, mask, other=0.0) * z
         somewhere = tl.abs(g) < NOWHERE
         g = tl.floor(tl.where(somewhere, g, 0.0))
         n = tl.load(shape_ptr + 3 * system + d, mask, other=1)
@@ -195,6 +202,7 @@ def _arrange_kernel(
     built_ptr,
     sorted_positions_ptr,
     sorted_images_ptr,
+    wanted_ptr,
     n_atoms,
     BLOCK: tl.constexpr,
 ):
@@ -204,6 +212,8 @@ def _arrange_kernel(
     sorted atom. Writes ``order[N]``, ``rank[N]``, ``sorted_positions[3, N]``,
     ``sorted_images[3, N]``, and a copy ``built[N, 3]`` of the positions.
     """
+    if is_unwanted(wanted_ptr):
+        return
     rank = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = rank < n_atoms
     atom = tl.load(sorted_ptr + rank, mask, other=0)
@@ -218,7 +228,12 @@ def _arrange_kernel(
 
 
 def bin_atoms(
-    positions: Tensor, batch: Tensor, boxes: Boxes, radius: float, out: NeighborMatrix
+    positions: Tensor,
+    batch: Tensor,
+    boxes: Boxes,
+    radius: float,
+    out: NeighborMatrix,
+    wanted: Tensor | None,
 ) -> Bins:
     """Choose bins for the radius, and sort the atoms into them.
 
@@ -234,11 +249,15 @@ def bin_atoms(
         Å.
     out : NeighborMatrix
         Its ``order``, ``rank``, ``positions`` and ``inverse`` are written.
+    wanted : int32 [], optional
+        If given and 0, nothing is written.
     """
     n_atoms, n_systems, device = len(positions), len(boxes.cell), positions.device
     planes = torch.empty_like(boxes.cell)
     shape, span = (batch.new_empty((n_systems, 3), dtype=torch.int32) for _ in range(2))
-    _bins_kernel[(n_systems,)](*boxes, planes, shape, span, out.inverse, radius, num_warps=1)
+    _bins_kernel[(n_systems,)](
+        *boxes, planes, shape, span, out.inverse, wanted, radius, num_warps=1
+    )
     bin_of_atom = batch.new_empty(n_atoms, dtype=torch.int32)
     images = batch.new_empty((n_atoms, 3), dtype=torch.int32)
     grid = (triton.cdiv(n_atoms, 256),)
@@ -251,6 +270,7 @@ def bin_atoms(
         shape,
         bin_of_atom,
         images,
+        wanted,
         n_atoms,
         BLOCK=256,
     )
@@ -270,6 +290,7 @@ def bin_atoms(
         out.positions,
         sorted_positions,
         sorted_images,
+        wanted,
         n_atoms,
         BLOCK=256,
     )

@@ -4,12 +4,7 @@
 
 The neighbor matrix holds all neighbors within cutoff plus skin at the time it was built. Each step
 selects those within the cutoff, in the order of the rows, and reports in ``status`` whether the
-matrix still holds. An atom may move until a pair outside the matrix could have come within the
-cutoff. If the cell has changed since by ``F``, that is
-
-    limit = (sigma(F) radius - cutoff) / 2        of  |pos - pos_built @ F|
-
-where sigma is a lower bound of the smallest singular value of F.
+matrix still holds: see `mlff_triton.kernels.neighbors.motion`.
 """
 
 from __future__ import annotations
@@ -20,6 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.neighbors.motion import (
+    load_columns,
+    load_vector,
+    motion,
+    norm,
+    subtract_product,
+)
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
@@ -30,43 +32,6 @@ _STALE, _OVERLAP, _SHORT, _FAR, _NOT_FINITE = (
 )
 _MAX_REACH = tl.constexpr(MAX_REACH)
 _MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_list`
-_MARGIN = tl.constexpr(1e-6)  # Å; subtracted from the limit, against rounding
-
-
-@triton.jit
-def _load_vector(pointer, index):
-    """Load the three components of one vector of [N, 3]."""
-    return (
-        tl.load(pointer + 3 * index),
-        tl.load(pointer + 3 * index + 1),
-        tl.load(pointer + 3 * index + 2),
-    )
-
-
-@triton.jit
-def _load_columns(pointer):
-    """Load the columns of a 3x3 matrix."""
-    return (
-        (tl.load(pointer), tl.load(pointer + 3), tl.load(pointer + 6)),
-        (tl.load(pointer + 1), tl.load(pointer + 4), tl.load(pointer + 7)),
-        (tl.load(pointer + 2), tl.load(pointer + 5), tl.load(pointer + 8)),
-    )
-
-
-@triton.jit
-def _subtract_product(a, b, columns):
-    """Return ``a - b @ matrix`` for vectors a, b and the columns of a 3x3 matrix."""
-    return a[0] - _dot(b, columns[0]), a[1] - _dot(b, columns[1]), a[2] - _dot(b, columns[2])
-
-
-@triton.jit
-def _dot(a, b):
-    """Return the dot product of vectors, rounded in the same way in every kernel.
-
-    In ``x * x + y * y`` the compiler chooses which product to fuse with the sum, and may choose
-    differently for another BLOCK. Geometry must not depend on the capacity of the matrix.
-    """
-    return tl.fma(a[2], b[2], tl.fma(a[1], b[1], a[0] * b[0]))
 
 
 @triton.jit
@@ -77,31 +42,6 @@ def _unpack_shifts(shifts):
         (((shifts >> 8) & 255) - 128).to(tl.float64),
         (((shifts >> 16) & 255) - 128).to(tl.float64),
     )
-
-
-@triton.jit
-def _norm(v):
-    """Return the length of vectors."""
-    return tl.sqrt(_dot(v, v))
-
-
-@triton.jit
-def _deformation(inverse_ptr, columns):
-    """Return the columns of ``F = inverse @ matrix``, and a lower bound of how it scales lengths.
-
-    Gershgorin's circles bound the eigenvalues of ``F^T F``, exactly if it is diagonal.
-    """
-    i = inverse_ptr
-    first = tl.load(i), tl.load(i + 1), tl.load(i + 2)
-    second = tl.load(i + 3), tl.load(i + 4), tl.load(i + 5)
-    third = tl.load(i + 6), tl.load(i + 7), tl.load(i + 8)
-    x = _dot(first, columns[0]), _dot(second, columns[0]), _dot(third, columns[0])
-    y = _dot(first, columns[1]), _dot(second, columns[1]), _dot(third, columns[1])
-    z = _dot(first, columns[2]), _dot(second, columns[2]), _dot(third, columns[2])
-    yz, xz, xy = tl.abs(_dot(y, z)), tl.abs(_dot(x, z)), tl.abs(_dot(x, y))
-    lowest = tl.minimum(_dot(x, x) - xy - xz, _dot(y, y) - xy - yz)
-    lowest = tl.minimum(lowest, _dot(z, z) - xz - yz)
-    return (x, y, z), tl.sqrt(tl.maximum(lowest, 0.0))
 
 
 @triton.jit
@@ -174,10 +114,10 @@ def _edges_kernel(
     """
     atom = tl.program_id(0)
     user_atom = tl.load(order_ptr + atom).to(tl.int64)
-    position = _load_vector(positions_ptr, user_atom)
+    position = load_vector(positions_ptr, user_atom)
     count = tl.load(count_ptr + atom)
     system = tl.load(system_ptr + user_atom).to(tl.int64)
-    cell = _load_columns(cell_ptr + 9 * system)
+    cell = load_columns(cell_ptr + 9 * system)
     begin = atom * capacity
 
     lane = tl.arange(0, BLOCK)
@@ -192,8 +132,8 @@ def _edges_kernel(
         position[1] - tl.load(positions_ptr + 3 * user_sender + 1, live, other=0.0),
         position[2] - tl.load(positions_ptr + 3 * user_sender + 2, live, other=0.0),
     )
-    vector = _subtract_product(vector, shift, cell)
-    distance = _norm(vector)
+    vector = subtract_product(vector, shift, cell)
+    distance = norm(vector)
     near = live & (distance - cutoff < 0)
     interval, fraction, width = _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells)
 
@@ -210,10 +150,9 @@ def _edges_kernel(
     tl.store(distance_ptr + out, distance.to(dtype), near)
     tl.store(slot_end_ptr + atom, begin + tl.sum(near.to(tl.int32)))
 
-    strain, stretch = _deformation(inverse_ptr + 9 * system, cell)
-    built = _load_vector(built_ptr, user_atom)
-    moved = _norm(_subtract_product(position, built, strain))
-    limit = (stretch * radius - cutoff) / 2 - _MARGIN
+    built = load_vector(built_ptr, user_atom)
+    inverse = inverse_ptr + 9 * system
+    moved, limit = motion(position, cell, built, inverse, cutoff, radius)
     size = tl.abs(position[0]) + tl.abs(position[1]) + tl.abs(position[2])
     closest = tl.min(tl.where(live, distance, float("inf")))
     needed, reach = tl.load(needed_ptr), tl.load(reach_ptr)

@@ -129,6 +129,7 @@ def fill_rows(
     boxes: Boxes,
     radius: float,
     *,
+    wanted: Tensor | None = None,
     atoms_per_program: int = 2,
 ) -> None:
     """Do what `build_rows` does in existing tensors, so that a CUDA graph can.
@@ -145,9 +146,11 @@ def fill_rows(
         Cells of the systems.
     radius : float
         Å.
+    wanted : int32 [], optional
+        Flag on the GPU. If it is 0, the matrix stays what it is, at little cost.
     atoms_per_program : int
         Same as for `build_rows`.
     """
-    bins = bin_atoms(positions, batch, boxes, radius, rows)
-    keys = find_edges(bins, batch, boxes, radius, atoms_per_program, rows)
-    complete_rows(keys, rows)
+    bins = bin_atoms(positions, batch, boxes, radius, rows, wanted)
+    keys = find_edges(bins, batch, boxes, radius, atoms_per_program, rows, wanted)
+    complete_rows(keys, rows, wanted)

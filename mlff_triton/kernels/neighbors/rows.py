@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.neighbors.motion import is_unwanted
 from mlff_triton.kernels.neighbors.search import NO_SHIFT, THREE_BYTES
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
@@ -21,6 +22,7 @@ def _sort_kernel(
     keys_ptr,
     senders_ptr,
     shifts_ptr,
+    wanted_ptr,
     K: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -31,6 +33,8 @@ def _sort_kernel(
     ``keys[N, K]``, ``senders[N, K]`` and ``shifts[N, K]``. The slot of a key is the number of
     smaller keys.
     """
+    if is_unwanted(wanted_ptr):
+        return
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
     count = tl.load(count_ptr + row)
@@ -57,6 +61,7 @@ def _reverse_kernel(
     count_ptr,
     senders_ptr,
     reverse_ptr,
+    wanted_ptr,
     n_atoms,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -68,6 +73,8 @@ def _reverse_kernel(
     Reads the sorted ``keys[N, K]``, ``order[N]``, ``count[N]`` and ``senders[N, K]``. Writes
     ``reverse[N, K]``.
     """
+    if is_unwanted(wanted_ptr):
+        return
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     slot = tl.arange(0, SLOTS)[None, :]
     edge = row * K + slot
@@ -88,7 +95,7 @@ def _reverse_kernel(
     tl.store(reverse_ptr + edge, tl.where(used, reverse, edge).to(tl.int32), exists)
 
 
-def complete_rows(found: Tensor, out: NeighborMatrix) -> None:
+def complete_rows(found: Tensor, out: NeighborMatrix, wanted: Tensor | None) -> None:
     """Sort the keys of each row, and find the opposite of each edge.
 
     Parameters
@@ -98,6 +105,8 @@ def complete_rows(found: Tensor, out: NeighborMatrix) -> None:
     out : NeighborMatrix
         Its ``order``, ``rank`` and ``count`` are read; ``senders``, ``shifts`` and ``reverse`` are
         written.
+    wanted : int32 [], optional
+        If given and 0, nothing is written.
     """
     n_atoms, capacity = found.shape
     slots = max(triton.next_power_of_2(capacity), 32)
@@ -109,6 +118,7 @@ def complete_rows(found: Tensor, out: NeighborMatrix) -> None:
         keys,
         out.senders,
         out.shifts,
+        wanted,
         K=capacity,
         SLOTS=slots,
         BLOCK=16,
@@ -121,6 +131,7 @@ def complete_rows(found: Tensor, out: NeighborMatrix) -> None:
         out.count,
         out.senders,
         out.reverse,
+        wanted,
         n_atoms,
         K=capacity,
         ROWS=rows,

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.neighbors.bins import NOWHERE, Bins, Boxes, first_bin_of
+from mlff_triton.kernels.neighbors.motion import is_unwanted
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 NO_SHIFT = tl.constexpr(0x808080)  # three bytes, each plus 128
@@ -65,8 +66,11 @@ def _find_kernel(
     bins_ptr,
     span_ptr,
     count_ptr,
+    needed_ptr,
+    reach_ptr,
     tallies_ptr,
     keys_ptr,
+    wanted_ptr,
     n_atoms,
     squared_radius: tl.float64,
     K: tl.constexpr,
@@ -79,7 +83,8 @@ def _find_kernel(
     ``order[N]``, ``bin_of_atom[N]``; and ``batch[N]``, ``starts[bins + 1]``, ``cell[B, 3, 3]``,
     ``pbc[B, 3]``, ``first_atoms[B + 1]``, ``bins[B, 3]`` and ``span[B, 3]``. Writes the first K
     ``keys[N, K]`` of each atom, their number ``count[N]``, and in ``tallies[2, N]`` the number of
-    all its edges and the largest component of their shifts.
+    all its edges and the largest component of their shifts. If the matrix still holds, these are
+    its ``needed`` and ``reach``, and nothing else is written.
 
     The atoms of a bin share their candidates. Bins that are adjacent in the last direction are
     adjacent in memory.
@@ -88,6 +93,10 @@ def _find_kernel(
     atoms = tl.cast(n_atoms, tl.int64)
     i = first + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     exists = i < atoms
+    if is_unwanted(wanted_ptr):
+        tl.store(tallies_ptr + i, tl.load(needed_ptr), exists)
+        tl.store(tallies_ptr + atoms + i, tl.load(reach_ptr), exists)
+        return
     position_i = _load_three(positions_ptr, atoms, i, exists)
     wa, wb, wc = _load_three(images_ptr, atoms, i, exists)
     bin_of_i = tl.load(bin_of_atom_ptr + i, exists)
@@ -150,6 +159,7 @@ def find_edges(
     radius: float,
     atoms_per_program: int,
     out: NeighborMatrix,
+    wanted: Tensor | None,
 ) -> Tensor:
     """Find the neighbors of each sorted atom.
 
@@ -167,6 +177,8 @@ def find_edges(
         Atoms that share what they load.
     out : NeighborMatrix
         Its ``count``, ``needed`` and ``reach`` are written.
+    wanted : int32 [], optional
+        If given and 0, the matrix keeps what it has.
 
     Returns
     -------
@@ -188,8 +200,11 @@ def find_edges(
         bins.shape,
         bins.span,
         out.count,
+        out.needed,
+        out.reach,
         tallies,
         keys,
+        wanted,
         n_atoms,
         radius**2,
         K=out.capacity,
