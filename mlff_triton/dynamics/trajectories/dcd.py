@@ -28,6 +28,7 @@ REMARKS = "mlff-triton md"
 # Offsets in the header, in bytes
 FRAME_COUNT = 8
 HAS_CELL = 48
+CHARMM_VERSION = 84  # 0 in files of X-PLOR, where the time step is longer and covers `HAS_CELL`
 TITLE_SIZE = 92
 MINIMAL_HEADER = 112  # without its title
 
@@ -119,8 +120,9 @@ class DCDTrajectory(TrajectoryFile):
         if header_size and start[4:8] == b"CORD" and len(end) == 8:
             (atoms,) = struct.unpack_from("=i", end)
             (has_cell,) = struct.unpack_from("=i", start, HAS_CELL)
+            (version,) = struct.unpack_from("=i", start, CHARMM_VERSION)
         if atoms > 0:
-            self._layout = (atoms, bool(has_cell))
+            self._layout = (atoms, bool(version and has_cell))
             self._count, rest = divmod(size - header_size, _frame_size(*self._layout))
         if rest or self._count < 1:
             raise OutputError(
