@@ -33,11 +33,11 @@ class Capacity(NamedTuple):
     """
 
     first: int = 64
-    multiple: int = 16
+    multiple: int = 32
 
     def for_neighbors(self, needed: int) -> int:
-        """Return the capacity for a maximum number of neighbors, with a reserve of 1/16."""
-        return -(-(needed + needed // 16) // self.multiple) * self.multiple
+        """Return the capacity for a maximum number of neighbors, with a reserve of an eighth."""
+        return -(-(needed + needed // 8) // self.multiple) * self.multiple
 
 
 @dataclass

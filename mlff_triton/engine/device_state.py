@@ -19,6 +19,7 @@ from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, Device
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.errors import InputError, OverlappingAtomsError
+from mlff_triton.kernels.common.compilation import compile_ahead
 from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.neighbors.box import Box, check_box
 
@@ -50,6 +51,7 @@ class DeviceState:
         self._rebuilding: StepGraph[None] = StepGraph(model.pool)
         self._status = torch.zeros(n_atoms, dtype=torch.int32, device=model.device)
         self._is_built = False
+        self._compiled_layout = -1
         self._age = self._last_age = 0  # see `_grow_older`
 
     @property
@@ -100,7 +102,10 @@ class DeviceState:
             If atoms lie too far outside their cell, or have too many neighbors.
         """
         self._is_built = False
+        if self._compiled_layout != self.neighbors.layout:
+            compile_ahead(lambda: (self.neighbors.launch(), self.launch()))
         self.neighbors.fit()
+        self._compiled_layout = self.neighbors.layout
         self._sort()
         self._count_build()
 
@@ -172,15 +177,15 @@ class DeviceState:
         """Set the age to what it will be after one more step, if that moves atoms as far."""
         self._age, self._last_age = 2 * age - self._last_age, age
 
+    def raise_problems(self) -> None:
+        """Raise the error that the last step stands for, if any. This waits."""
+        self.raise_problem(int(self._status.max()))
+
     def raise_problem(self, worst: int) -> None:
         """Raise the error that a status stands for, if any."""
         if worst & NOT_FINITE:
             bad = self._flagged(NOT_FINITE)
             raise InputError(
-    def raise_problems(self) -> None:
-        """Raise the error that the last step stands for, if any. This waits."""
-        self.raise_problem(int(self._status.max()))
-
                 f"the position of atom {bad[0]} is NaN or infinite ({len(bad)} such atoms): "
                 "the simulation may have blown up"
             )
