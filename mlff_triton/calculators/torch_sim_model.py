@@ -1,0 +1,183 @@
+"""TensorNet as a model of TorchSim: batches of systems that stay on the GPU.
+
+The interface is `torch_sim.models.interface.ModelInterface` of torch-sim-atomistic.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.engine import Engine
+from mlff_triton.errors import InputError
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
+
+SUPPORTED = "0.3", "0.7"
+"""First version of TorchSim that is supported, and first one that is not."""
+CHARGES = "total_charge", "charge"
+"""Names that TorchSim recommends for the total charge of each system, the preferred one first."""
+
+
+def _check_version() -> None:
+    """Raise `InputError` unless TorchSim is installed in a version that is supported."""
+    first, end = SUPPORTED
+    try:
+        found = version("torch-sim-atomistic")
+    except PackageNotFoundError as error:
+        raise InputError("TorchSim is missing: pip install 'mlff-triton[torch-sim]'") from error
+    if not _release(first) <= _release(found) < _release(end):
+        raise InputError(
+            f"TorchSim {found} is not supported: pip install 'torch-sim-atomistic>={first},<{end}'"
+        )
+
+
+def _release(name: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(number) for number in name.split(".")[:2])
+
+
+_check_version()
+
+from torch_sim.models.interface import ModelInterface  # noqa: E402 (its version is checked first)
+from torch_sim.state import SimState  # noqa: E402
+
+
+class TorchSimModel(ModelInterface):
+    """Energies, forces and stresses of a TensorNet for simulations with TorchSim.
+
+    On a GPU with Triton, a call queues kernels and does not wait for them. Only the first call for
+    new atoms waits: atomic numbers, ``system_idx``, ``pbc`` and charge are recognized by their
+    tensors, so calls with a clone of the state wait, too. See `mlff_triton.Engine.queue` for when
+    results are NaN. On other devices, each call computes its results through the CPU.
+
+    The total charge is that of ``state.total_charge`` or ``state.charge``, [n_systems], if there is
+    one, and 0 otherwise. Positions need not be wrapped into the cell.
+
+    Parameters
+    ----------
+    model : str, path, TensorNet or Ensemble
+        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
+        TorchMD-NET or MatGL, or a loaded model, which is copied.
+    device : str or torch.device
+        ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``...
+    dtype : {"float32", "float64"}
+        Precision of the network. Energies are summed in float64 either way.
+    state_dtype : torch.dtype, optional
+        Dtype of states that TorchSim makes for this model; that of the network by default. Results
+        have the dtype of the state's positions.
+    backend : str
+        ``"auto"``, or one of the backends of `mlff_triton.Engine`.
+    skin : float
+        Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
+        rebuilt less often.
+    compute_forces, compute_stress : bool
+        Results to return; both may be set later. They take no additional time.
+
+    Notes
+    -----
+    Versions 0.3 to 0.6 of torch-sim-atomistic are supported. Units are eV, eV/Å and eV/Å^3. The
+    stress of a system without a volume is zero. Results carry no gradients. Memory grows with the
+    number of atoms, which ``memory_scales_with`` tells TorchSim's autobatchers.
+
+    Raises
+    ------
+    InputError
+        If TorchSim is missing, its version is not supported, or an option is invalid.
+    BackendError
+        If the requested device or backend cannot serve the model.
+
+    Examples
+    --------
+    >>> import torch_sim
+    >>> from ase.build import molecule
+    >>> model = TorchSimModel(device="cpu")
+    >>> state = torch_sim.io.atoms_to_state([molecule("H2O")] * 2, model.device, model.dtype)
+    >>> model(state)["forces"].shape
+    torch.Size([6, 3])
+    """
+
+    def __init__(
+        self,
+        model: str | Path | TensorNet | Ensemble = "default",
+        *,
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        state_dtype: torch.dtype | None = None,
+        backend: str = "auto",
+        skin: float = 0.5,
+        compute_forces: bool = True,
+        compute_stress: bool = True,
+    ) -> None:
+        super().__init__()
+        self.engine = Engine(model, device, dtype, backend, skin=skin)
+        self._device = self.engine.device
+        self._dtype = self.engine.dtype if state_dtype is None else state_dtype
+        if not self._dtype.is_floating_point:
+            raise InputError(f"state_dtype={state_dtype} is not a floating-point type")
+        self._compute_forces = compute_forces
+        self._compute_stress = compute_stress
+        self._memory_scales_with = "n_atoms"
+
+    def _set_compute_forces(self, value: bool) -> None:
+        self._compute_forces = value
+
+    def _set_compute_stress(self, value: bool) -> None:
+        self._compute_stress = value
+
+    compute_forces = ModelInterface.compute_forces.setter(_set_compute_forces)
+    compute_stress = ModelInterface.compute_stress.setter(_set_compute_stress)
+
+    def forward(self, state: SimState | dict[str, Any]) -> dict[str, Tensor]:
+        """Compute energies, forces and stresses of all systems of a state.
+
+        Parameters
+        ----------
+        state : SimState or dict
+            A state of TorchSim on the model's device, or a dictionary of its fields.
+
+        Returns
+        -------
+        dict of str to Tensor
+            ``energy`` [n_systems], and, unless they are switched off, ``forces`` [n_atoms, 3] and
+            ``stress`` [n_systems, 3, 3]. New tensors on the model's device.
+
+        Raises
+        ------
+        InputError, UnknownElementError, OverlappingAtomsError, BackendError, SimulationError
+            As for `mlff_triton.Engine.queue`.
+        """
+        if isinstance(state, dict):
+            state = SimState(masses=torch.ones_like(state["positions"][:, 0]), **state)
+        prediction = self.engine.queue(
+            state.atomic_numbers,
+            state.positions,
+            state.cell.mT,
+            state.pbc,
+            state.system_idx,
+            _charge(state),
+        )
+        results = {"energy": prediction.energy}
+        if self.compute_forces:
+            results["forces"] = prediction.forces
+        if self.compute_stress:
+            results["stress"] = _stress(prediction.virial, state.cell)
+        return {name: tensor.to(state.positions.dtype) for name, tensor in results.items()}
+
+
+def _charge(state: SimState) -> Tensor | None:
+    """Return the total charge of each system, or None if the state has none."""
+    found = (getattr(state, name, None) for name in CHARGES)
+    return next((charge for charge in found if charge is not None), None)
+
+
+def _stress(virial: Tensor, cell: Tensor) -> Tensor:
+    """Divide virials [B, 3, 3] by the volumes of cells [B, 3, 3]; 0 for those without a volume."""
+    a, b, c = cell.detach().to(virial).unbind(-1)
+    volume = (a * torch.linalg.cross(b, c)).sum(-1).abs()[:, None, None]
+    stress: Tensor = (virial + virial.mT) / (2 * volume)
+    return stress.masked_fill(volume == 0, 0.0)

@@ -1,0 +1,79 @@
+"""The parts of TorchSim that a model meets, for environments without TorchSim.
+
+Names and signatures are those of torch-sim-atomistic 0.3 to 0.6.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+
+class ModelInterface(torch.nn.Module, ABC):
+    """Base class of models, whose flags can be read only, unless a model defines setters."""
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def compute_stress(self) -> bool:
+        return self._compute_stress
+
+    @property
+    def compute_forces(self) -> bool:
+        return self._compute_forces
+
+    @property
+    def memory_scales_with(self) -> str:
+        return self._memory_scales_with
+
+    @abstractmethod
+    def forward(self, state: SimState) -> dict[str, Tensor]:
+        """Compute energy, forces and stress."""
+
+
+@dataclass
+class SimState:
+    """A state, with cells as column vectors."""
+
+    positions: Tensor
+    masses: Tensor
+    cell: Tensor
+    pbc: Tensor | bool
+    atomic_numbers: Tensor
+    system_idx: Tensor
+
+
+@contextmanager
+def doubled(version: str = "0.6.0") -> Iterator[None]:
+    """Let imports find these classes, and the metadata of packages a version of TorchSim."""
+    package, models, interface, state = (
+        ModuleType(name)
+        for name in (
+            "torch_sim",
+            "torch_sim.models",
+            "torch_sim.models.interface",
+            "torch_sim.state",
+        )
+    )
+    interface.ModelInterface = ModelInterface
+    state.SimState = SimState
+    modules = {module.__name__: module for module in (package, models, interface, state)}
+    with (
+        mock.patch.dict(sys.modules, modules),
+        mock.patch("importlib.metadata.version", return_value=version),
+    ):
+        yield
