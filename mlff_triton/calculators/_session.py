@@ -57,7 +57,7 @@ class Session:
         device: str = "auto",
         dtype: str = "float32",
         backend: str = "auto",
-        skin: float = 0.5,
+        skin: float | str = "auto",
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
         self._batch: Batch | None = None

@@ -38,9 +38,10 @@ class TensorNetCalculator(Calculator):
         Precision of the network. Energies are summed in float64 either way.
     backend : str
         ``"auto"``, or one of the backends of `mlff_triton.engine.engine.Engine`.
-    skin : float
+    skin : float or "auto"
         Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
-        rebuilt less often.
+        rebuilt less often. By default, it suits the device and the number of atoms. Results do not
+        depend on it.
 
     Notes
     -----
@@ -75,7 +76,7 @@ class TensorNetCalculator(Calculator):
         device: str = "auto",
         dtype: str = "float32",
         backend: str = "auto",
-        skin: float = 0.5,
+        skin: float | str = "auto",
     ) -> None:
         super().__init__()
         self.session = Session(model, device, dtype, backend, skin)

@@ -139,8 +139,6 @@ class Settings:
     trajectory: str = "xyz"
 
     def __post_init__(self) -> None:
-        if not self.stages:
-            raise InputError("a run needs at least one stage")
         given = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
         for value in given:
             _check_positive("temperature", value)
@@ -155,6 +153,11 @@ class Settings:
                 raise InputError(f"{name} must be at least {least}, not {value}")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed must not be negative, nor exceed 63 bits, not {self.seed}")
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        if not self.stages:
+            raise InputError("a run needs at least one stage")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise InputError(

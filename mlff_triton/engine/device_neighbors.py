@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.neighbors.box import Box
+from mlff_triton.neighbors.verlet_list import automatic_skin
+
+LIQUID = 0.11  # atoms/Å^3, a little more than in water
 
 
 class Capacity(NamedTuple):
@@ -26,14 +30,21 @@ class Capacity(NamedTuple):
 
     Attributes
     ----------
-    first : int
-        Slots before the number of neighbors is known.
+    first : int or None
+        Slots before the number of neighbors is known, by default those of a liquid.
     multiple : int
         Larger capacities are multiples of this, as kernels are compiled for each of them.
     """
 
-    first: int = 64
+    first: int | None = None
     multiple: int = 32
+
+    def before(self, n_atoms: int, radius: float) -> int:
+        """Return the capacity before the number of neighbors is known."""
+        if self.first is not None:
+            return self.first
+        in_liquid = LIQUID * 4 / 3 * math.pi * radius**3
+        return min(self.for_neighbors(max(min(n_atoms - 1, int(in_liquid)), 1)), MAX_CAPACITY)
 
     def for_neighbors(self, needed: int) -> int:
         """Return the capacity for a maximum number of neighbors, with a reserve of an eighth."""
@@ -50,8 +61,10 @@ class DeviceModel:
         The model, on the GPU.
     operators : StepOperators
         Operators that compute the network.
-    cutoff, skin : float
+    cutoff : float
         Å.
+    skin : float or None
+        Å; None for one that suits the number of atoms.
     device : torch.device
         The GPU.
     dtype : torch.dtype
@@ -67,17 +80,16 @@ class DeviceModel:
     parameters: Parameters
     operators: StepOperators
     cutoff: float
-    skin: float
+    skin: float | None
     device: torch.device
     dtype: torch.dtype
     capacity: Capacity
     pool: tuple[int, int] | None
     n_builds: int = 0
 
-    @property
-    def radius(self) -> float:
-        """Radius of the neighbor matrix in Å."""
-        return self.cutoff + self.skin
+    def radius(self, n_atoms: int) -> float:
+        """Return the radius of the neighbor matrix of so many atoms, in Å."""
+        return self.cutoff + (automatic_skin(n_atoms) if self.skin is None else self.skin)
 
 
 @dataclass(frozen=True)
@@ -150,7 +162,9 @@ class DeviceNeighbors:
         self.layout = 0
         self._model = model
         self._atoms = atoms
-        self.matrix = self._empty(model.capacity.first)
+        n_atoms = len(atoms.positions)
+        self.radius = model.radius(n_atoms)
+        self.matrix = self._empty(model.capacity.before(n_atoms, self.radius))
 
     def _empty(self, capacity: int) -> NeighborMatrix:
         size = len(self._atoms.positions), len(self._atoms.cell)
@@ -158,9 +172,8 @@ class DeviceNeighbors:
 
     def launch(self, wanted: Tensor | None = None) -> None:
         """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
-        atoms, radius = self._atoms, self._model.radius
-        given = atoms.positions, atoms.system, atoms.boxes
-        fill_rows(self.matrix, *given, radius, wanted=wanted)
+        given = self._atoms.positions, self._atoms.system, self._atoms.boxes
+        fill_rows(self.matrix, *given, self.radius, wanted=wanted)
 
     def fit(self) -> None:
         """Build the matrix with as many slots as it needs; this waits for the GPU.
@@ -193,7 +206,7 @@ class DeviceNeighbors:
         capacity = self._model.capacity.for_neighbors(needed)
         if capacity > MAX_CAPACITY:
             raise InputError(
-                f"an atom has {needed} neighbors within {self._model.radius:g} Å, more than "
+                f"an atom has {needed} neighbors within {self.radius:g} Å, more than "
                 f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
             )
         self.matrix = self._empty(capacity)
@@ -209,6 +222,6 @@ class DeviceNeighbors:
             self.matrix,
             model.parameters.tables.knots,
             model.cutoff,
-            model.radius,
+            self.radius,
             model.dtype,
         )

@@ -73,7 +73,7 @@ class DeviceState:
         last = self._batch
         changed = _changed_boxes(last, batch)
         for k in changed:
-            check_box(int(batch.counts[k]), batch.boxes[k], self.model.radius)
+            check_box(int(batch.counts[k]), batch.boxes[k], self.neighbors.radius)
         if last is None or not last.same_atoms(batch):
             self._set_atoms(batch)
         if changed:
@@ -103,7 +103,7 @@ class DeviceState:
         """
         self._is_built = False
         if self._compiled_layout != self.neighbors.layout:
-            compile_ahead(lambda: (self.neighbors.launch(), self.launch()))
+            compile_ahead(self._launch_both)
         self.neighbors.fit()
         self._compiled_layout = self.neighbors.layout
         self._sort()
@@ -113,6 +113,10 @@ class DeviceState:
         """Queue the same without waiting; the next step reports whether slots suffice."""
         self._rebuilding.run(self.launch_build, self.neighbors.layout)
         self._count_build()
+
+    def _launch_both(self) -> None:
+        self.neighbors.launch()
+        self.launch()
 
     def _count_build(self) -> None:
         self._is_built, self._age, self._last_age = True, 0, 0

@@ -47,8 +47,8 @@ class DeviceSteps(Steps):
         The GPU.
     dtype : torch.dtype
         Precision of the network.
-    skin : float
-        Additional radius of the neighbor matrix in Å.
+    skin : float or None
+        Additional radius of the neighbor matrix in Å; None for one that suits the number of atoms.
     graphs : bool
         If True, steps are captured as CUDA graphs.
     operators : StepOperators
@@ -65,14 +65,15 @@ class DeviceSteps(Steps):
         cutoff: float,
         device: torch.device,
         dtype: torch.dtype,
-        skin: float,
+        skin: float | None,
         graphs: bool = True,
         *,
         operators: StepOperators = fused,
         capacity: Capacity = Capacity(),  # noqa: B008 (immutable)
         kept_sizes: int = 8,
     ) -> None:
-        check_skin(skin)
+        if skin is not None:
+            check_skin(skin)
         self.device, self.dtype, self.operators = device, dtype, operators
         self._model = DeviceModel(
             parameters=parameters,

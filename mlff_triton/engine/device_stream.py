@@ -108,7 +108,7 @@ class DeviceStream:
             self._state.neighbors.matrix,
             self._wraps,
             self._model.cutoff,
-            self._model.radius,
+            self._state.neighbors.radius,
             MAX_EDGES,
             positions=atoms.positions,
             lost=self._lost,

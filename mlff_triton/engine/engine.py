@@ -24,6 +24,7 @@ from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Tensor
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.verlet_list import HOST_SKIN, check_skin
 
 PRECISIONS = ("exact", "tf32")
 ANGSTROM_EV = Units()
@@ -47,9 +48,10 @@ class Engine:
     precision : {"exact", "tf32"}
         With "tf32", factors of float32 matrix products are rounded to eleven bits. This is faster,
         and accurate to three digits only.
-    skin : float
+    skin : float or "auto"
         Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
-        rebuilt less often.
+        rebuilt less often. By default, it suits the device and the number of atoms. Results do not
+        depend on it.
 
     Notes
     -----
@@ -78,7 +80,7 @@ class Engine:
         dtype: str = "float32",
         backend: str = "auto",
         precision: str = "exact",
-        skin: float = 0.5,
+        skin: float | str = "auto",
     ) -> None:
         if precision not in PRECISIONS:
             raise InputError(f"precision={precision!r}: use one of {', '.join(PRECISIONS)}")
@@ -89,20 +91,22 @@ class Engine:
         self.uses_charge = loaded.uses_charge
         self.cutoff = loaded.cutoff
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
-        self._steps = [self._make_steps(member, precision, skin) for member in members]
+        given = check_skin(skin)
+        self._steps = [self._make_steps(member, precision, given) for member in members]
         self._lock = threading.RLock()
 
-    def _make_steps(self, model: TensorNet, precision: str, skin: float) -> Steps:
+    def _make_steps(self, model: TensorNet, precision: str, skin: float | None) -> Steps:
+        on_host = HOST_SKIN if skin is None else skin
         if self.backend == "exact":
-            return ExactSteps(model, self.device, self.dtype, skin)
+            return ExactSteps(model, self.device, self.dtype, on_host)
         parameters = Parameters.of(model, self.device, self.dtype, tf32=precision == "tf32")
-        common = (parameters, model.cutoff, self.device, self.dtype, skin)
+        common = (parameters, model.cutoff, self.device, self.dtype)
         if self.backend == "torch":
-            return TorchSteps(*common)
+            return TorchSteps(*common, on_host)
         # This imports Triton, which need not be installed.
         from mlff_triton.engine.device_steps import DeviceSteps
 
-        return DeviceSteps(*common, graphs=self.backend == "triton-graph")
+        return DeviceSteps(*common, skin, graphs=self.backend == "triton-graph")
 
     @property
     def n_builds(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -16,11 +18,28 @@ from mlff_triton.neighbors.neighbor_list import (
     find_pairs,
 )
 
+HOST_SKIN = 0.5
+"""Skin in Å of lists on the CPU, where steps take long."""
+SKINS = ((1500, 2.0), (10_000, 1.0), (math.inf, 0.5))
+"""Skins in Å on a GPU, up to so many atoms."""
 
-def check_skin(skin: float) -> None:
-    """Raise `InputError` unless a skin is finite and not negative."""
-    if not 0 <= skin < np.inf:
-        raise InputError(f"skin must be finite and not negative, not {skin}")
+
+def check_skin(skin: float | str) -> float | None:
+    """Check a skin, and return it, or None for "auto"; it must be finite and not negative."""
+    if skin == "auto":
+        return None
+    if isinstance(skin, str) or not 0 <= skin < math.inf:
+        raise InputError(f"skin must be finite and not negative, or 'auto', not {skin!r}")
+    return skin
+
+
+def automatic_skin(n_atoms: int) -> float:
+    """Return the skin in Å with which a step on a GPU takes least time, with its share of a build.
+
+    These were measured on an NVIDIA H200, with water at 300 K and 0.5 fs. Results do not depend on
+    the skin.
+    """
+    return next(skin for size, skin in SKINS if n_atoms <= size)
 
 
 class VerletList:

@@ -1,4 +1,4 @@
-"""Several systems in one run: each as if alone, with its own files; and what settings do to them."""
+"""Several systems in one run, each as if alone and with its own files; settings of systems."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def create_openmm_force(
     dtype: str = "float32",
     backend: str = "auto",
     route: str = "auto",
-    skin: float = 0.5,
+    skin: float | str = "auto",
     force_group: int = 0,
     remove_references: bool = False,
 ) -> openmm.Force:

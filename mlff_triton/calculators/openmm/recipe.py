@@ -26,7 +26,7 @@ class Options:
     dtype: str = "float32"
     backend: str = "auto"
     route: str = "auto"
-    skin: float = 0.5
+    skin: float | str = "auto"
     force_group: int = 0
     remove_references: bool = False
 
@@ -64,7 +64,7 @@ class Recipe:
     device: str = "auto"
     dtype: str = "float32"
     backend: str = "auto"
-    skin: float = 0.5
+    skin: float | str = "auto"
     shift: float = 0.0
 
     def engine(self) -> Engine:

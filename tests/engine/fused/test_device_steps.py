@@ -161,7 +161,7 @@ def test_rows_too_short_lose_nothing(new_steps):
     """Atoms collapse: at each step there are more neighbors than slots."""
     steps = new_steps(wrap=Recording, capacity=Capacity(first=4, multiple=4))
     atoms, capacities = random_cluster(14), []
-    for scale in (3.0, 1.0, 0.6, 3.0):
+    for scale in (3.0, 1.3, 0.6, 3.0):
         check(steps, Atoms(atoms.numbers, scale * atoms.positions))
         capacities.append(steps.operators.capacities[-1])
     assert capacities[0] == 4 < capacities[1] < capacities[2] == capacities[3]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.neighbors.edges import edges
-from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.kernels.neighbors.reference.neighbor_list import build_rows
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
+from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close
