@@ -72,9 +72,9 @@ class TorchSimModel(ModelInterface):
         have the dtype of the state's positions.
     backend : str
         ``"auto"``, or one of the backends of `mlff_triton.Engine`.
-    skin : float
+    skin : float or "auto"
         Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
-        rebuilt less often.
+        rebuilt less often. By default, it suits the device and the number of atoms.
     compute_forces, compute_stress : bool
         Results to return; both may be set later. They take no additional time.
 
@@ -109,7 +109,7 @@ class TorchSimModel(ModelInterface):
         dtype: str = "float32",
         state_dtype: torch.dtype | None = None,
         backend: str = "auto",
-        skin: float = 0.5,
+        skin: float | str = "auto",
         compute_forces: bool = True,
         compute_stress: bool = True,
     ) -> None:
