@@ -44,7 +44,7 @@ class DeviceStream:
     def __init__(self, model: DeviceModel, n_atoms: int, n_systems: int) -> None:
         self._model = model
         self._state = DeviceState(model, n_atoms, n_systems)
-        self._graph: StepGraph[Prediction] = StepGraph(model.pool)
+        self._graph: StepGraph[Prediction] = StepGraph(model.pool, keeps_state=True)
         self._batch: Batch | None = None
         self._marks: Marks | None = None
         # Set by the program, and what becomes of it: see `place_atoms`

@@ -20,10 +20,14 @@ class StepGraph(Generic[Result]):
     ----------
     pool : tuple of int or None
         Memory pool of the graph; None to launch at every call.
+    keeps_state : bool
+        True if PyTorch's operators in the function keep something from call to call, so that it
+        cannot be called to compile its kernels: see `compile_ahead`.
     """
 
-    def __init__(self, pool: tuple[int, int] | None) -> None:
+    def __init__(self, pool: tuple[int, int] | None, *, keeps_state: bool = False) -> None:
         self._pool = pool
+        self._keeps_state = keeps_state
         self._layout = 0
         self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
@@ -34,8 +38,7 @@ class StepGraph(Generic[Result]):
         ----------
         launch : callable
             Launches kernels on the current stream, and returns tensors. It must be the same
-            function at every call, and is not kept, so that its owner is freed in time. Before it
-            is captured, it is called to compile its kernels: see `compile_ahead`.
+            function at every call, and is not kept, so that its owner is freed in time.
         layout : int
             Identifies the addresses of the buffers that it uses. The graph is captured again when
             it differs from that of the last call.
@@ -50,7 +53,8 @@ class StepGraph(Generic[Result]):
         if layout != self._layout:
             self.discard()  # before a new capture takes memory from the same pool
         if self._captured is None:
-            compile_ahead(launch)
+            if not self._keeps_state:
+                compile_ahead(launch)
             self._captured = record(launch, self._pool)
             self._layout = layout
         graph, result = self._captured

@@ -247,6 +247,7 @@ def test_torch_sim_may_be_missing(home):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("backend", ["triton", "triton-graph"])
 def test_calls_do_not_wait(home, backend):
     systems = [water_box(8) for _ in range(3)]
@@ -255,9 +256,9 @@ def test_calls_do_not_wait(home, backend):
     model(state)
     noise = [0.3 * torch.randn_like(state.positions) for _ in range(5)]
     first = state.positions
-    torch.cuda.set_sync_debug_mode("error")
+    found = []
     try:
-        found = []
+        torch.cuda.set_sync_debug_mode("error")
         for shift in noise:
             state.positions = first + shift
             state.cell = 1.001 * state.cell

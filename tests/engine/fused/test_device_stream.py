@@ -40,15 +40,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow) encountered"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
 ]
 
 
 @contextmanager
 def never_waiting() -> Iterator[None]:
     """Let PyTorch raise an error where it would wait for the GPU."""
-    if torch.cuda.is_available():
-        torch.cuda.set_sync_debug_mode("error")
     try:
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         if torch.cuda.is_available():
