@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from ase import Atoms, units
-from ase.optimize import LBFGS
 
 MAX_FORCE = 0.05  # eV/Å
 MAX_ITERATIONS = 200
@@ -47,6 +46,8 @@ def minimize(atoms: Atoms) -> Iterator[Minimization]:
     Minimization
         The progress after each iteration.
     """
+    from ase.optimize import LBFGS  # takes almost a second
+
     with LBFGS(atoms, logfile=None) as optimizer:  # type: ignore[arg-type] # None: no log
         for _ in optimizer.irun(fmax=MAX_FORCE, steps=MAX_ITERATIONS):
             force = float(np.linalg.norm(atoms.get_forces(), axis=1).max())

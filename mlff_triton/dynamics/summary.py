@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mlff_triton._common.files import replace_file
@@ -99,6 +98,8 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     OutputError
         If the figure cannot be written.
     """
+    from matplotlib.figure import Figure  # takes over half a second
+
     records = read_log(directory / log)
     figure = Figure(figsize=(7, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)

@@ -22,7 +22,7 @@ from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.verlet_list import automatic_skin
 
-LIQUID = 0.11  # atoms/Å^3, a little more than in water
+LIQUID = 0.12  # atoms/Å^3: neighbors of an atom in water when they are most
 
 
 class Capacity(NamedTuple):
