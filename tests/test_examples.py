@@ -81,6 +81,15 @@ def training_modules(monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
+def test_replicas_exchange_their_temperatures(tmp_path):
+    out = run("09_replicas.py", "--steps", 40, cwd=tmp_path)
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"log-{k:03d}.csv" for k in range(4)]
+    assert sorted(numbers_in(line)[-1] for line in lines) == [300, 345, 395, 450]
+    assert sum(int(re.search(r": (\d+) exchanges", line)[1]) for line in lines) > 0
+    assert len(list((tmp_path / "replicas").glob("trajectory-*.xyz"))) == 4
+
+
 def test_ase_md(tmp_path):
     rows = [numbers_in(line) for line in run("01_ase_md.py", cwd=tmp_path).splitlines()]
     times, energies, temperatures = zip(*rows, strict=True)
