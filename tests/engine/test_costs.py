@@ -430,7 +430,7 @@ def test_an_interrupted_calibration_keeps_nothing(run, measured_by):
 
     measured_by(time)
     assert run()[0] == 130
-    assert not cache_file().parent.exists()
+    assert not cache_file().exists()
 
 
 @pytest.mark.parametrize(
