@@ -85,10 +85,11 @@ def neighbor_matrix(graph: Graph, positions: Tensor, cell: Tensor, capacity: int
     shifts.view(-1)[slot] = pack_shifts(graph.shifts)
     reverse = torch.arange(n_atoms * capacity, device=device)
     reverse[slot] = slot[graph.reverse]
-    identity = atoms.int()
+    identity, begin = atoms.int(), atoms.int() * capacity
     largest = (count.max().int(), graph.shifts.abs().max().int())
     return NeighborMatrix(
-        *(identity, identity, count.int(), senders.int(), shifts, reverse.int(), *largest),
+        *(identity, identity, begin, count.int()),
+        *(senders.int(), shifts, reverse.int(), *largest),
         positions=positions,
         inverse=torch.linalg.inv(cell).contiguous(),
     )

@@ -6,6 +6,7 @@ code that runs on the GPU. ``TRITON_INTERPRET`` must not be set.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,9 +176,16 @@ def _source(launch: Launch, target: str) -> tuple[ASTSource, dict[str, Any]]:
 
 
 def _error(launch: Launch, target: str) -> str | None:
-    """Return the error that compiling a launch raises, or None."""
+    """Return the error that compiling a launch raises, or what is wrong with its code, or None."""
     try:
-        compile_launch(launch, target)
+        compiled = compile_launch(launch, target)
     except Exception as error:  # noqa: BLE001 - compilers raise many types, and all are reported
         return f"{type(error).__name__}: {error}"
-    return None
+    return early_access(compiled.asm.get("ptx", ""))
+
+
+def early_access(ptx: str) -> str | None:
+    """Return the first access to global memory before the wait for the previous kernel, or None."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    found = re.search(r"\b(ld|st|atom|red|cp|prefetch)\.\S*global.*", before)
+    return f"before the wait for the previous kernel: {found.group()}" if wait and found else None

@@ -294,7 +294,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     integers = torch.zeros(n_atoms, dtype=torch.int32)
     slots = torch.zeros(n_atoms, ROW, dtype=torch.int32)
     positions, cell = torch.ones(n_atoms, 3).double(), torch.eye(3).double()[None]
-    lists = integers, integers, integers, slots, slots, slots.flatten()
+    lists = integers, integers, integers, integers, slots, slots, slots.flatten()
     rows = NeighborMatrix(*lists, integers[0], integers[0], positions, cell)
     knots = p.tables.knots
     found, status = edges.edges(positions, cell, integers, rows, knots, 5.0, 6.0, dtype)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.neighbors.motion import (
     load_columns,
     load_vector,
@@ -103,6 +104,7 @@ def _edges_kernel(
     cutoff: tl.float64,
     radius: tl.float64,
     BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Select the neighbors of an atom that are within the cutoff. Grid: one program per atom.
 
@@ -112,6 +114,7 @@ def _edges_kernel(
     ``slot_end[N]`` and the fields [slots] of `Edges` in the first slots of each row, and
     ``status[N]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
     user_atom = tl.load(order_ptr + atom).to(tl.int64)
     position = load_vector(positions_ptr, user_atom)
@@ -210,7 +213,7 @@ def edges(
         return torch.empty(shape, dtype=dtype, device=device)
 
     found = Edges(
-        slot_begin=torch.arange(0, n_slots, capacity, dtype=torch.int32, device=device),
+        slot_begin=rows.begin,
         slot_end=integers(n_atoms),
         senders=integers(n_slots),
         origin=integers(n_slots),
@@ -254,5 +257,6 @@ def edges(
             radius,
             BLOCK=triton.next_power_of_2(capacity),
             num_warps=1 if capacity <= 128 else 4,
+            **early_launch(positions),
         )
     return found, status

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.types.edges import Edges
 
 _N_TOTALS = tl.constexpr(11)  # per system: energy, nine entries of the virial, highest status
@@ -36,6 +37,7 @@ def _forces_kernel(
     n_atoms,
     n_slots,
     BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum the force, virial and energy of an atom. Grid: one program per atom.
 
@@ -43,6 +45,7 @@ def _forces_kernel(
     ``reverse[slots]``, ``direction[3, slots]`` and ``distance[slots]`` of `Edges`; ``energies[N]``,
     ``offsets[N]`` and ``order[N]``. Writes ``forces[N, 3]`` and ``atoms[7, N]``, in user order.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
     begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
     out = tl.load(order_ptr + atom).to(tl.int64)
@@ -99,12 +102,14 @@ def _totals_kernel(
     totals_ptr,
     n_atoms,
     BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum over the atoms of each system. Grid: one program per system and total.
 
     Reads ``atoms[7, N]``, ``status[N]`` and the first atom ``system[B + 1]`` of each system. Writes
     ``totals[B, 11]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     system, column = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
     lane = tl.arange(0, BLOCK)
@@ -177,6 +182,7 @@ def forces(
             len(edges.senders),
             BLOCK=64,
             num_warps=1,
+            **early_launch(edge_grad),
         )
     return out, atoms
 
@@ -202,6 +208,13 @@ def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
     out = atoms.new_empty(len(system_ptr) - 1, _N_TOTALS.value)
     with torch.cuda.device_of(atoms):
         _totals_kernel[tuple(out.shape)](
-            atoms, status, system_ptr, out, atoms.shape[1], BLOCK=1024, num_warps=8
+            atoms,
+            status,
+            system_ptr,
+            out,
+            atoms.shape[1],
+            BLOCK=1024,
+            num_warps=8,
+            **early_launch(atoms),
         )
     return out

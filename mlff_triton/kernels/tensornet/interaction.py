@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.irreps import (
     add,
     combine,
@@ -72,11 +73,13 @@ def _linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Map one component. Grid: one program per component, M atoms and N of F output channels.
 
     Reads ``x[9, N, F]`` and the halves of ``weight[3, F, F]``. Writes ``y[9, N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     component = tl.program_id(0) % 9
     part = tl.where(component == 0, 0, tl.where(component < 4, 1, 2))
     atoms = tl.program_id(0) // 9 * M + tl.arange(0, M)
@@ -103,12 +106,14 @@ def _embedding_fwd_kernel(
     ACTIVATION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Scale and normalize mapped tensors. Grid: one program per M atoms and N channels.
 
     Reads ``mapped[9, N, F]`` and ``scales[N, 3, F]``. Writes ``out[9, N, F]`` and
     ``inverse[N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
     mapped = load_tensor(mapped_ptr + offset, stride, inside)
     rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
@@ -132,12 +137,14 @@ def _update_kernel(
     NORMALIZE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Add D and its square to tensors. Grid: one program per M atoms and N channels.
 
     Reads ``delta[9, N, F]``, ``x[9, N, F]`` and ``charge_factor[N]``. Writes ``out[9, N, F]`` and,
     with NORMALIZE, ``inverse[N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     delta = load_tensor(delta_ptr + offset, stride, inside)
     charge_factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
@@ -164,12 +171,14 @@ def _product_bwd_kernel(
     GROUP: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Differentiate the normalized product. Grid: one program per M atoms and N channels.
 
     Reads ``grad[9, N, F]``, ``y[9, N, F]``, ``message[9, N, F]`` and ``charge_factor[N]``. Writes
     ``grad_y[9, N, F]``, which may be ``grad`` itself, and ``grad_message[9, N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = load_tensor(grad_ptr + offset, stride, inside)
     a = compose(load_tensor(y_ptr + offset, stride, inside))
@@ -215,6 +224,7 @@ def _update_bwd_kernel(
     F: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Differentiate normalization and update. Grid: one program per M atoms and N channels.
 
@@ -222,6 +232,7 @@ def _update_bwd_kernel(
     ``charge_factor[N]``. Writes ``grad_x[9, N, F]``, which may be ``grad_y`` itself, and
     ``grad_delta[9, N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
     store_tensor(grad_x_ptr + offset, stride, grad, inside)
@@ -246,6 +257,7 @@ def _embedding_bwd_kernel(
     ACTIVATION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Differentiate normalization and scaling. Grid: one program per M atoms and N channels.
 
@@ -253,6 +265,7 @@ def _embedding_bwd_kernel(
     ``scales[N, 3, F]``. Writes ``grad_mapped[9, N, F]``, which may be ``grad_y`` itself, and
     ``grad_scales[N, 3, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
     rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
@@ -275,12 +288,14 @@ def _embedding_input_bwd_kernel(
     F: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Add the gradients through the norms. Grid: one program per M atoms and N channels.
 
     Reads ``grad[9, N, F]``, ``x[9, N, F]`` and ``grad_norm[N, F]``. Writes ``grad_x[9, N, F]``,
     which may be ``grad`` itself.
     """
+    wait_for_previous(EARLY_LAUNCH)
     _, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = load_tensor(grad_ptr + offset, stride, inside)
     x = load_tensor(x_ptr + offset, stride, inside)
@@ -309,6 +324,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
             PRECISION=precision_of(weight),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(x),
         )
     return y
 
@@ -328,6 +344,7 @@ def _launch(kernel, x: Tensor, *tensors: Tensor, **constants: object) -> None:
             M=blocks.atoms,
             N=blocks.channels,
             num_warps=blocks.warps,
+            **early_launch(x),
         )
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.irreps import (
     add,
     compose,
@@ -56,6 +57,7 @@ def _radial_message_fwd_kernel(
     BLOCK_F: tl.constexpr,
     UNROLL: tl.constexpr,
     GROUP: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum messages and multiply. Grid: one program per ATOMS atoms and BLOCK_F channels.
 
@@ -65,6 +67,7 @@ def _radial_message_fwd_kernel(
     ``product[9, N, F]``. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of an
     atom.
     """
+    wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
@@ -128,6 +131,7 @@ def _radial_message_bwd_kernel(
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum the gradients of messages at their senders. Grid: one program per ATOMS atoms.
 
@@ -136,6 +140,7 @@ def _radial_message_bwd_kernel(
     ``fraction`` and ``width`` [slots]. Writes ``grad_y[9, N, F]`` and ``slope[slots]``. Blocks have
     R = ATOMS * LANES rows: LANES lanes share the neighbors of an atom.
     """
+    wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.arange(0, F)
@@ -255,6 +260,7 @@ def message_product(
             UNROLL=blocks.unroll,
             GROUP=group,
             num_warps=blocks.warps,
+            **early_launch(y),
         )
     return message, product
 
@@ -317,5 +323,6 @@ def message_backward(
             UNROLL=blocks.unroll,
             ACCUMULATE=accumulate,
             num_warps=blocks.warps,
+            **early_launch(y),
         )
     return grad_y

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.irreps import (
     combine,
     load_parts,
@@ -68,12 +69,14 @@ def _readout_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute z. Grid: one program per M atoms and N of F outputs.
 
     Reads ``x[9, N, F]``, ``gain[3 F]``, ``shift[3 F]``, the halves of ``weight[F, 3 F]`` and
     ``bias[F]``. Writes ``hidden[N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -114,12 +117,14 @@ def _scalar_head_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute energies and their gradients. Grid: one program per M atoms.
 
     Reads ``hidden[N, F]``, the halves of ``weight1[H, F]`` and of its adjoint [F, H],
     ``bias1[H]``, ``weight2[H]`` and ``bias2[1]``. Writes ``energy[N]`` and ``grad[N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = tl.program_id(0) * M + tl.arange(0, M)
     mask = atoms < n_atoms
     inside = mask[:, None]
@@ -160,12 +165,14 @@ def _invariants_bwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of the invariants. Grid: one program per M atoms.
 
     Reads ``grad[N, F]``, ``x[9, N, F]``, ``gain[3 F]`` and the halves of the adjoint weight
     [3 F, F]. Writes ``factors[N, 3, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     channel = tl.arange(0, F)
     inside = atoms < n_atoms
@@ -207,12 +214,14 @@ def _tensors_bwd_kernel(
     F: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of the last tensors. Grid: one program per M atoms and N channels.
 
     Reads ``factors[N, 3, F]``, ``x[9, N, F]``, ``delta[9, N, F]`` and ``charge_factor[N]``. Writes
     ``grad_x[9, N, F]`` and ``grad_delta[9, N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     row = tl.program_id(0) * M + tl.arange(0, M)
     channel = tl.program_id(1) * N + tl.arange(0, N)
     inside = (row < n_atoms)[:, None]
@@ -266,6 +275,7 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: T
             PRECISION=precision_of(weight),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(x),
         )
     return hidden
 
@@ -323,6 +333,7 @@ def scalar_head(
             PRECISION=precision_of(weight1),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(hidden),
         )
     return energies, grad
 
@@ -375,6 +386,7 @@ def readout_backward(
             PRECISION=precision_of(weight),
             num_warps=rows.warps,
             num_stages=rows.stages,
+            **early_launch(x),
         )
         _tensors_bwd_kernel[(triton.cdiv(n_atoms, tensors.atoms), channels // tensors.channels)](
             factors,
@@ -388,5 +400,6 @@ def readout_backward(
             M=tensors.atoms,
             N=tensors.channels,
             num_warps=tensors.warps,
+            **early_launch(x),
         )
     return grad_x, grad_delta

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.nuclei import SCREENING, Nuclei
 
@@ -44,6 +45,7 @@ def _repulsion_kernel(
     energies_ptr,
     n_slots,
     BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum the repulsion energy of an atom, and update its edges. Grid: one program per atom.
 
@@ -51,6 +53,7 @@ def _repulsion_kernel(
     ``senders[slots]``, ``origin[slots]``, ``direction[3, slots]`` and ``distance[slots]`` of
     `Edges`. Writes ``energies[N]``, and adds the gradients to ``edge_grad[3, slots]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
     begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
     own_element = tl.load(species_ptr + atom)
@@ -139,5 +142,6 @@ def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) 
             len(edges.senders),
             BLOCK=64,
             num_warps=1,
+            **early_launch(edge_grad),
         )
     return energies

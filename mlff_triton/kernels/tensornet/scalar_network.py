@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.launch_sizes import row_blocks
 from mlff_triton.kernels.types.split_weight import SplitWeight
@@ -46,12 +47,14 @@ def _hidden_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute z1, with the layer norm. Grid: one program per M atoms and N of 2 F outputs.
 
     Reads ``norm[N, F]``, ``gain[F]``, ``shift[F]``, the halves of ``weight1[2 F, F]`` and
     ``bias1[2 F]``. Writes ``hidden[N, 2 F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -81,12 +84,14 @@ def _scales_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute z2, with the activation of z1. Grid: one program per M atoms and N of 3 F outputs.
 
     Reads ``hidden[N, 2 F]``, the halves of ``weight2[3 F, 2 F]`` and ``bias2[3 F]``. Writes
     ``scales[N, 3 F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -114,12 +119,14 @@ def _hidden_bwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of z1. Grid: one program per M atoms and N of 2 F channels.
 
     Reads ``grad[N, 3 F]``, the halves of the adjoint weight [2 F, 3 F] and ``hidden[N, 2 F]``.
     Writes ``grad_hidden[N, 2 F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
@@ -147,12 +154,14 @@ def _norm_bwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of the norms. Grid: one program per M atoms.
 
     Reads ``grad[N, 2 F]``, ``norm[N, F]``, ``gain[F]`` and the halves of the adjoint weight
     [F, 2 F]. Writes ``grad_norm[N, F]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
     channel = tl.arange(0, F)
     inside = atoms < n_atoms
@@ -224,6 +233,7 @@ def scalar_network(
             PRECISION=precision,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(norm),
         )
         _scales_fwd_kernel[(programs, 3 * channels // blocks.channels)](
             hidden,
@@ -239,6 +249,7 @@ def scalar_network(
             PRECISION=precision,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(norm),
         )
     return hidden, scales
 
@@ -283,6 +294,7 @@ def scalar_network_backward(
             PRECISION=precision,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(norm),
         )
         _norm_bwd_kernel[(programs,)](
             grad_hidden,
@@ -297,5 +309,6 @@ def scalar_network_backward(
             PRECISION=precision,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
+            **early_launch(norm),
         )
     return grad_norm

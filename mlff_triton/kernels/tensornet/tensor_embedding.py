@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.irreps import (
     add,
     load_tensor,
@@ -50,6 +51,7 @@ def _tensor_embedding_fwd_kernel(
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK_F: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum the first tensors. Grid: one program per ATOMS atoms and BLOCK_F channels.
 
@@ -59,6 +61,7 @@ def _tensor_embedding_fwd_kernel(
     Writes ``x[9, N, F]`` and ``norm[N, F]``. Blocks have R = ATOMS * LANES rows: LANES lanes share
     the neighbors of an atom.
     """
+    wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
@@ -125,6 +128,7 @@ def _tensor_embedding_bwd_kernel(
     F: tl.constexpr,
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of edge vectors. Grid: one program per ATOMS atoms.
 
@@ -135,6 +139,7 @@ def _tensor_embedding_bwd_kernel(
     ``edge_grad[3, slots]``. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of
     an atom.
     """
+    wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.arange(0, F)
@@ -241,6 +246,7 @@ def tensor_embedding(
             LANES=blocks.lanes,
             BLOCK_F=blocks.channels,
             num_warps=blocks.warps,
+            **early_launch(x),
         )
     return x, norm
 
@@ -298,5 +304,6 @@ def tensor_embedding_backward(
             ATOMS=blocks.atoms,
             LANES=blocks.lanes,
             num_warps=blocks.warps,
+            **early_launch(grad),
         )
     return edge_grad

@@ -30,6 +30,8 @@ class NeighborMatrix:
         User's index of each sorted atom.
     rank : int32 [N]
         Sorted index of each of the user's atoms: the inverse of ``order``.
+    begin : int32 [N]
+        First slot of the row of each sorted atom: multiples of ``K``.
     count : int32 [N]
         Used slots in the row of each sorted atom, at most ``K``.
     senders : int32 [N, K]
@@ -50,6 +52,7 @@ class NeighborMatrix:
 
     order: Tensor
     rank: Tensor
+    begin: Tensor
     count: Tensor
     senders: Tensor
     shifts: Tensor
@@ -74,6 +77,7 @@ class NeighborMatrix:
         return cls(
             order=integers(n_atoms),
             rank=integers(n_atoms),
+            begin=torch.arange(n_atoms, dtype=torch.int32, device=device) * capacity,
             count=integers(n_atoms),
             senders=integers(n_atoms, capacity),
             shifts=integers(n_atoms, capacity),

@@ -54,6 +54,7 @@ def build_rows(
     return NeighborMatrix(
         order=order,
         rank=rank,
+        begin=index[::capacity].clone(),
         count=total[order.long()].clamp(max=capacity).int(),
         senders=rows["senders"].view(n_atoms, capacity),
         shifts=rows["shifts"].view(n_atoms, capacity),
