@@ -15,6 +15,9 @@ from benchmarks.bio import encoders as bio
 from benchmarks.calculators import fidelity
 from benchmarks.calculators.ase_calculator import ASE
 from benchmarks.calculators.openmm_forces import OPENMM
+from benchmarks.dynamics import cases as md
+from benchmarks.dynamics.melted import FOLDER
+from benchmarks.dynamics.runner import run_md
 from benchmarks.engine.cases import CASES, Case
 from benchmarks.engine.implementations import OURS, Implementation
 from benchmarks.engine.peers import PEERS
@@ -30,7 +33,8 @@ from mlff_triton.errors import InputError, MlffTritonError
 
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
 CALCULATORS = {"ase": ASE, "openmm": OPENMM}  # with their own peers and the engine alone
-BENCHES = (*STEP_BENCHES, "ops", "bio", "fidelity", "alignment")
+MD_CASES = {case.name: case for case in md.CASES}
+BENCHES = (*STEP_BENCHES, "ops", "bio", "fidelity", "alignment", "md")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -50,6 +54,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=Budget.total, help="start nothing new after this time")
     add("--each", type=float, default=Budget.each, help="limit per implementation and case, s")
     add("--sampling", type=float, default=Budget.sampling, help="time to repeat a step for, s")
+    add("--melted", type=Path, default=FOLDER, help="folder of the systems that md starts from")
     add("--seed", type=int, help="seed of the sequences to align (default: new in every run)")
     add("--profile", action="store_true", help="print kernels by time only")
     for tool in COMMANDS:
@@ -98,6 +103,12 @@ def _run(options: argparse.Namespace) -> None:
     seed = int(time.time()) if options.seed is None else options.seed
     aligned = _named(options, "alignment", alignment.CASES, alignment.METHODS)
     alignment.run_alignment(lab, *aligned, seed)
+    simulated, names = _named(options, "md", MD_CASES, _md_implementations(options))
+    run_md(lab, [MD_CASES[name] for name in simulated], names, options.melted)
+
+
+def _md_implementations(options: argparse.Namespace) -> tuple[str, ...]:
+    return md.OURS if options.peers == "none" else md.IMPLEMENTATIONS
 
 
 def _named(
@@ -122,6 +133,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += fidelity.CASES if "fidelity" in benches else ()
     names += bio.CASES if "bio" in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
+    names += MD_CASES if "md" in benches else ()
     wanted = _known(options.cases, [*names, *map(str, sizes)], "case")
     cases = [case for case in cases if case.name in wanted]
     some_operators = [op for op in operators if op.name in wanted]
@@ -161,6 +173,7 @@ def implementations_of(case: Case, options: argparse.Namespace) -> list[Implemen
 def _only(options: argparse.Namespace) -> list[str]:
     """Return the implementations named by ``--only``; empty without the option."""
     names = [*(one.name for one in (*OURS, *ASE, *OPENMM, *PEERS)), *fidelity.SIMULATIONS]
+    names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
     return _known(given, [*names, *bio.IMPLEMENTATIONS, *alignment.METHODS], "implementation")
 

@@ -38,6 +38,14 @@ ALIGNERS = {  # labels and markers
     "kernel": ("mlff_triton, sequences on the GPU", "o"),
 }
 CELLS, ROWS = "torch-cells", "torch-rows"
+COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET
+SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
+    "command": "mlff-triton md",
+    "ase": "ASE",
+    "openmm": "OpenMM on the GPU",
+    "openmm-host": "OpenMM on the host",
+    "torch-sim": "TorchSim",
+}
 BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
 NS_PER_DAY = 0.5e-6 * 86400e3  # for steps of 0.5 fs that take 1 ms
 Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
@@ -76,6 +84,21 @@ def _plot_steps(axes: Axes, times: Times) -> None:
     axes.set(xlabel="atoms", ylabel="energy and forces, ms per step")
 
 
+def _plot_simulations(axes: Axes, times: Times) -> None:
+    """Plot ns/day of water over the number of atoms, a line per route."""
+    water = {case: rows for case, rows in times.items() if case.isdigit() and "ase" in rows}
+    lines = {label: _rows_of(water, name) for name, label in SIMULATIONS.items()}
+    best = [best_torchmd_net(rows) for rows in water.values()]
+    lines["TorchMD-NET, best route"] = [row for row in best if row]
+    for label, rows in lines.items():
+        if rows:
+            is_ours = label == SIMULATIONS[COMMAND]
+            style = {"linewidth": 2.5, "marker": "o"} if is_ours else {"marker": "."}
+            speeds = [NS_PER_DAY / _p50(row) for row in rows]
+            axes.loglog([row.atoms for row in rows], speeds, label=label, **style)
+    axes.set(xlabel="atoms", ylabel="ns/day at 0.5 fs")
+
+
 def _plot_bio(axes: Axes, times: Times) -> None:
     """Plot times of forward passes, one row per case."""
     best = [best_peer(rows, BIO_PEERS) for rows in times.values()]
@@ -111,6 +134,7 @@ def _plot_points(
 PLOTS = {
     "step": _plot_steps,
     "shipped": _plot_steps,
+    "md": _plot_simulations,
     "bio": _plot_bio,
     "alignment": _plot_alignment,
 }
@@ -120,7 +144,12 @@ def tables(folder: Path) -> str:
     """Return every table that has data, as Markdown."""
     parts = [step_table(folder, bench) for bench in ("step", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
-    parts += [openmm_table(folder), step_table(folder, "matpes"), bio_table(folder)]
+    parts += [
+        openmm_table(folder),
+        simulations(folder),
+        step_table(folder, "matpes"),
+        bio_table(folder),
+    ]
     parts += [alignment_table(folder), cells_table(folder)]
     return "\n\n".join(part for part in parts if part)
 
@@ -245,6 +274,30 @@ def openmm_table(folder: Path) -> str:
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
+def simulations(folder: Path) -> str:
+    """Tabulate simulations with moving atoms; empty without data.
+
+    The speed-up compares the command with the fastest route to TorchMD-NET.
+    """
+    times = passed(read_rows(folder / "md.csv"))
+    head = ["case", "engine at rest", *SIMULATIONS.values(), "ASE, NVE"]
+    head += ["TorchMD-NET, best route", "speed-up"]
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        if COMMAND not in rows:
+            continue
+        ours, theirs = rows[COMMAND], best_torchmd_net(rows)
+        cells = [_speed(rows.get(name)) for name in (*SIMULATIONS, "ase-verlet")]
+        route = f" ({theirs.impl.removeprefix(TORCHMD_NET)})" if theirs else ""
+        name = f"{ours.atoms:,}" if case.isdigit() else case
+        rest = [_ms(rows.get(OURS)), *cells, _speed(theirs) + route, _ratio(theirs, ours)]
+        lines.append([name, *rest])
+    if len(lines) == 2:
+        return ""
+    note = "Cells are ns/day at 0.5 fs, with ms per step in parentheses; the engine at rest in ms. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
 def bio_table(folder: Path) -> str:
     """Tabulate forward passes of protein language models; empty without data."""
     times = passed(read_rows(folder / "bio.csv"))
@@ -322,6 +375,11 @@ def best_peer(rows: dict[str, Row], peers: Sequence[str] = PEERS) -> Row | None:
     return min(found, key=_p50, default=None)
 
 
+def best_torchmd_net(rows: dict[str, Row]) -> Row | None:
+    """Return the fastest simulation of TorchMD-NET that passed."""
+    return best_peer(rows, [name for name in rows if name.startswith(TORCHMD_NET)])
+
+
 def speed_up(slow: Row, fast: Row) -> float:
     """Return the ratio of the medians."""
     return _p50(slow) / _p50(fast)
@@ -346,6 +404,11 @@ def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
 
 def _ms(row: Row | None) -> str:
     return f"{_p50(row):.3g}" if row else "–"
+
+
+def _speed(row: Row | None) -> str:
+    """Write ns/day, and ms per step in parentheses."""
+    return f"{NS_PER_DAY / _p50(row):.3g} ({_ms(row)})" if row else "–"
 
 
 def _gcups(row: AlignmentRow | None) -> str:

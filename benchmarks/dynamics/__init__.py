@@ -1,0 +1,1 @@
+"""Simulations with moving atoms: the command, our calculators and their peers."""

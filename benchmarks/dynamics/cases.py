@@ -1,0 +1,199 @@
+"""The cases of bench "md", and the lengths of its simulations.
+
+All simulations are Langevin dynamics at 300 K with a friction of 5/ps and time steps of 0.5 fs,
+except for ``ase-verlet``, which is NVE, and the cases ``npt-*``, which add a barostat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benchmarks.systems import systems
+from benchmarks.systems.systems import System
+
+TIME_STEP = 0.5  # fs
+TEMPERATURE = 300.0  # K
+FRICTION = 5.0  # 1/ps
+FRAME_EVERY = 500  # steps between frames of the command
+PICOSECOND = int(1000 / TIME_STEP)  # steps
+
+OURS = ("command", "engine", "ase", "ase-verlet", "openmm", "openmm-host", "torch-sim")
+PEERS = ("torchmd-net-ase", "torchmd-net-openmm", "torchmd-net-openmm-host")
+IMPLEMENTATIONS = (*OURS, *PEERS)
+COMMAND = ("command", "engine")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A system to simulate.
+
+    Attributes
+    ----------
+    name : str
+        Name in the results.
+    build : callable
+        Return the system before it is melted.
+    ms : float
+        Approximate time per step of the command on an H200, which sets its number of steps.
+    hold : int
+        Steps at 300 K that melt the system; zero for systems that are not melted.
+    repeats : int
+        Copies of the melted system along each axis.
+    settle : int
+        Steps at 300 K after the system is repeated, which make the copies differ.
+    model : str
+        Key of `benchmarks.systems.models.MODELS`.
+    ensemble : {"nvt", "npt"}
+        Ensemble of the command.
+    replicas : int
+        Copies of the first system that the command simulates side by side.
+    steps : int, optional
+        Steps of the command; by default as many as take ten seconds.
+    log_every : int
+        Steps between log rows of the command.
+    implementations : tuple of str
+        Implementations that take part.
+    """
+
+    name: str
+    build: Callable[[], System]
+    ms: float
+    hold: int = 0
+    repeats: int = 1
+    settle: int = 0
+    model: str = "shipped"
+    ensemble: str = "nvt"
+    replicas: int = 1
+    steps: int | None = None
+    log_every: int = 100
+    implementations: tuple[str, ...] = IMPLEMENTATIONS
+
+    @property
+    def has_temperature(self) -> bool:
+        """True if the temperature is checked: the forces of random models mean nothing."""
+        return self.model != "random"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lengths of simulations.
+
+    Attributes
+    ----------
+    seconds : float
+        Least time for which implementations in this process are measured.
+    chunk : int
+        Least number of steps between readings of the clock, unless these take too long.
+    patience : float
+        Longest time between readings of the clock, s.
+    chunks : int
+        Least number of readings.
+    warm_up : int
+        Steps before the measurement.
+    command_seconds : float
+        Time that the steps of the command should take.
+    command_steps : int
+        Least number of steps of the command.
+    heating : int
+        Steps in which systems are heated to 300 K after a minimization; zero for neither.
+    longest : int
+        Largest number of steps for which systems are melted.
+    """
+
+    seconds: float = 3.0
+    chunk: int = 100
+    patience: float = 1.5
+    chunks: int = 3
+    warm_up: int = 100
+    command_seconds: float = 10.0
+    command_steps: int = 200
+    heating: int = PICOSECOND // 2
+    longest: int = 1_000_000
+
+    @classmethod
+    def of(cls, device: torch.device) -> Plan:
+        """Return the plan for a device; on CPUs, it only shows that everything works."""
+        return cls() if device.type == "cuda" else QUICK
+
+    def steps(self, case: Case) -> int:
+        """Return the number of steps of the command, in whole intervals of its log."""
+        wanted = int(max(self.command_steps, 1000 * self.command_seconds / case.ms))
+        every = self.log_every(case)
+        return max((case.steps or wanted) // every, 1) * every
+
+    def log_every(self, case: Case) -> int:
+        """Return the number of steps between log rows of the command."""
+        return min(case.log_every, self.command_steps // 2)
+
+
+QUICK = Plan(
+    seconds=0.0,
+    chunk=2,
+    chunks=2,
+    warm_up=1,
+    command_seconds=0.0,
+    command_steps=4,
+    heating=0,
+    longest=2,
+)
+
+
+def _water(n_molecules: int, ms: float, repeats: int = 1) -> Case:
+    """Return a case of water that is melted for 5 ps and, if repeated, settles for 1 ps."""
+    name = str(3 * n_molecules * repeats**3)
+    settle = PICOSECOND if repeats > 1 else 0
+    build = partial(systems.water, n_molecules)
+    return Case(name, build, ms, 5 * PICOSECOND, repeats, settle)
+
+
+def _npt(n_molecules: int, ms: float) -> Case:
+    return Case(
+        f"npt-{3 * n_molecules}",
+        partial(systems.water, n_molecules),
+        ms,
+        5 * PICOSECOND,
+        ensemble="npt",
+        implementations=("command",),
+    )
+
+
+def _random(name: str, n_atoms: int, ms: float, steps: int, log_every: int = 100) -> Case:
+    return Case(
+        name,
+        partial(systems.random_box, n_atoms),
+        ms,
+        model="random",
+        steps=steps,
+        log_every=log_every,
+        implementations=COMMAND,
+    )
+
+
+_REPLICAS = 256
+
+CASES: tuple[Case, ...] = (  # cubic numbers of molecules fill the box
+    _water(7, 0.13),
+    _water(64, 0.18),
+    _water(343, 0.35),
+    _water(1331, 0.85),
+    _water(729, 3.1, repeats=2),
+    _water(2744, 11.0, repeats=2),
+    _npt(343, 0.4),
+    _npt(1331, 0.9),
+    Case(
+        f"{_REPLICAS}xaspirin",
+        partial(systems.conformers, "aspirin", _REPLICAS),
+        1.2,
+        2 * PICOSECOND,
+        replicas=_REPLICAS,
+        implementations=(*COMMAND, "torch-sim"),
+    ),
+    _random("random-1024", 1024, 0.6, 2000),
+    _random("random-4096", 4096, 1.7, 1000),
+    _random("random-65536", 65536, 23.0, 200),
+    _random("1000000", 1_000_000, 340.0, 40, log_every=20),
+)

@@ -1,0 +1,207 @@
+"""TorchMD-NET in its fastest mode, compiled once for all simulations of a system.
+
+ASE and OpenMM take energies and forces from the same compiled function. Positions are copied into
+its input, and nothing else is converted or copied in a step. TorchMD-NET's own calculator for ASE
+makes all inputs anew in every step, so it is slower than this.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, all_changes
+from torch import Tensor
+
+from benchmarks.dynamics.melted import FloatArray, Start
+from benchmarks.engine.gate import GateError, Truth
+from benchmarks.engine.implementations import PEER_TOLERANCE, Outcome
+from benchmarks.engine.peers import compiled, eager, graphed, lone_atoms, peer_inputs, rebuild
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
+
+ROOM = 1.05  # capacity of the neighbor list over the number of edges at the start
+LEAST = 64  # neighbors per atom, TorchMD-NET's default capacity
+MODES: dict[str, tuple[Callable[..., Any], dict[str, bool]]] = {  # suffix -> runner, options
+    "": (compiled, {"warp": True, "static_shapes": True, "derivative": False}),
+    "-graph": (graphed, {"warp": True, "static_shapes": True}),
+    "-eager": (eager, {"warp": False}),
+}
+GPU_MODES, CPU_MODES = ("", "-graph"), ("-eager",)
+CALLS = 3
+THREAD_OBJECTS = ("tree_manager_containers", "tree_manager_locks")
+
+
+class SharedModel:
+    """A network of TorchMD-NET that all routes to one system share.
+
+    A list of neighbors that overflows stops the process of TorchMD-NET, so it has room for five
+    percent more edges than there are at the start.
+
+    Parameters
+    ----------
+    network : TensorNet
+        The model whose weights it gets.
+    start : Start
+        System to compute.
+    device : torch.device
+        Device to compute on.
+    mode : str
+        Key of `MODES`.
+    """
+
+    def __init__(self, network: TensorNet, start: Start, device: torch.device, mode: str) -> None:
+        run, options = MODES[mode]
+        system = start.system
+        per_atom = 1 + system.count_edges(network.cutoff) / system.n_atoms
+        capacity = max(LEAST, 16 * math.ceil(ROOM * per_atom / 16))
+        theirs = rebuild(network, neighbors=capacity, **options).to(device)
+        self.mode = mode
+        self.is_periodic = system.cell is not None
+        self._inputs = peer_inputs(system, device)
+        self._references = lone_atoms(network, system).item()
+        self._run = run(theirs, self._inputs)
+        self._thread_objects = _thread_objects() if run is compiled else {}
+        self._thread = threading.local()
+
+    def compute(self, positions: FloatArray) -> tuple[float, FloatArray]:
+        """Return the energy in eV and forces in eV/Å at positions in Å, from any thread."""
+        self._enter_thread()
+        with torch.no_grad():
+            self._inputs["pos"].copy_(torch.from_numpy(positions))
+        energy, forces = self._run()
+        return energy.item() + self._references, _array(forces)
+
+    def outcome(self, positions: FloatArray) -> Outcome:
+        """Return the results as the gate expects them."""
+        energy, forces = self.compute(positions)
+        return Outcome(torch.tensor([energy]).double(), torch.from_numpy(forces))
+
+    def _enter_thread(self) -> None:
+        """Give a thread of OpenMM the captured graphs, which PyTorch keeps per thread."""
+        if self._thread_objects and not hasattr(self._thread, "is_ready"):
+            from torch._inductor import cudagraph_trees
+
+            self._thread.is_ready = True
+            for name, value in self._thread_objects.items():
+                setattr(cudagraph_trees.local, name, value)
+                torch._C._stash_obj_in_tls(name, value)
+
+
+def _thread_objects() -> dict[str, Any]:
+    from torch._inductor import cudagraph_trees
+
+    return {name: cudagraph_trees.get_obj(cudagraph_trees.local, name) for name in THREAD_OBJECTS}
+
+
+def _array(values: Tensor) -> FloatArray:
+    return np.asarray(values.detach().cpu().double().numpy())
+
+
+class Sharing:
+    """The model of the latest system, compiled at its first use; also why that failed."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def has(self, start: Start) -> bool:
+        """Return True if the model of this system is kept."""
+        return self._start is start
+
+    def model(
+        self, network: TensorNet, start: Start, device: torch.device, truth: Truth | None
+    ) -> SharedModel:
+        """Return the model of a system in the fastest mode whose results are right at the start."""
+        if self._start is not start:
+            self._start, self._made = start, _failure(RuntimeError("its compilation was stopped"))
+            try:
+                made = fastest(network, start, device, truth)
+            except Exception as error:  # noqa: BLE001 - the other routes fail for the same reason
+                self._made = _failure(error)
+            else:
+                self._made = lambda: made
+        return self._made()
+
+    def forget(self) -> None:
+        """Free the memory of the model."""
+        self._start: Start | None = None
+        self._made: Callable[[], SharedModel] = _failure(RuntimeError("it was forgotten"))
+
+
+def _failure(error: Exception) -> Callable[[], SharedModel]:
+    def fail() -> SharedModel:
+        raise error
+
+    return fail
+
+
+def fastest(
+    network: TensorNet, start: Start, device: torch.device, truth: Truth | None
+) -> SharedModel:
+    """Compile a network, or if its results are then wrong, capture it in a CUDA graph.
+
+    Raises
+    ------
+    GateError
+        If neither is right.
+    """
+    *others, last = GPU_MODES if device.type == "cuda" else CPU_MODES
+    for mode in others:
+        shared = SharedModel(network, start, device, mode)
+        try:
+            _check(shared, start, truth)
+        except GateError:
+            continue
+        return shared
+    shared = SharedModel(network, start, device, last)
+    _check(shared, start, truth)
+    return shared
+
+
+def _check(shared: SharedModel, start: Start, truth: Truth | None) -> None:
+    """Raise a `GateError` if the third call, the first that replays a graph, is wrong."""
+    for _ in range(CALLS):
+        outcome = shared.outcome(start.system.positions)
+    if truth is not None:
+        truth.check(outcome, PEER_TOLERANCE)
+
+
+class SharedCalculator(Calculator):
+    """A `SharedModel` as a calculator of ASE."""
+
+    implemented_properties = ["energy", "forces"]  # noqa: RUF012 - the attribute of ASE
+
+    def __init__(self, shared: SharedModel) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: list[str] | None = None,
+        system_changes: list[str] = all_changes,
+    ) -> None:
+        """Compute energy and forces."""
+        super().calculate(atoms, properties, system_changes)
+        energy, forces = self._shared.compute(self.atoms.positions)
+        self.results = {"energy": energy, "forces": forces}
+
+
+def openmm_force(shared: SharedModel) -> Any:
+    """Return a `SharedModel` as a PythonForce, as openmm-ml makes one."""
+    import openmm
+
+    def compute(state: Any) -> tuple[float, FloatArray]:
+        positions = np.empty((state._getNumParticles(), 3))
+        state._getVectorAsNumpy(state.Positions, positions)
+        energy, forces = shared.compute(positions * NM)
+        return energy * EV_TO_KJ_PER_MOL, forces * (EV_TO_KJ_PER_MOL * NM)
+
+    force = openmm.PythonForce(compute)
+    force.setUsesPeriodicBoundaryConditions(shared.is_periodic)
+    return force
