@@ -10,7 +10,7 @@ from ase import Atoms, units
 from mlff_triton.dynamics.settings import Settings, Span
 from mlff_triton.engine.motion import Conditions, FloatArray
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
+from mlff_triton.kernels.types.motion import Barostat, Descent, Integration, Rescaling
 
 PRESS_EVERY = 10  # steps
 
@@ -61,6 +61,18 @@ def conditions_of(
         lost=np.array([lost_freedom(atoms) for atoms in systems], dtype=np.int32),
         rescaling=rescaling,
         barostat=_barostat(settings) if span.ensemble == "npt" else None,
+    )
+
+
+def minimizing(n_systems: int, max_force: float) -> Conditions:
+    """Return the constants of a minimization until no force exceeds a limit, eV/Å."""
+    zeros = np.zeros(n_systems, dtype=np.int32)
+    return Conditions(
+        integration=Integration(0.0),
+        temperature=np.zeros((n_systems, 2)),
+        stream=zeros,
+        lost=zeros,
+        descent=Descent(max_force),
     )
 
 

@@ -11,12 +11,15 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError
 from torch import Tensor
 
-from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
+from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.dynamics.reference.descent import descend
 from mlff_triton.kernels.dynamics.reference.integrator import advance
 from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale, press
 from mlff_triton.kernels.types.motion import Motion
+
+Results = tuple[float, FloatArray, FloatArray | None]  # energy, forces, stress [3, 3]
 
 
 class HostDynamics:
@@ -42,6 +45,8 @@ class HostDynamics:
         self._motion.inverse_mass.copy_(torch.from_numpy(1 / masses))
         self._ends = counts.cumsum(0).tolist()
         self._queue: deque[tuple[int, bool]] = deque()
+        self._found: list[Results] = [(np.nan, np.empty((0, 3)), None)] * len(systems)
+        self._last: tuple[Tensor, Tensor] | None = None
 
     @property
     def step(self) -> int:
@@ -65,15 +70,14 @@ class HostDynamics:
         motion.temperature.copy_(torch.from_numpy(conditions.temperature))
         motion.stream.copy_(torch.from_numpy(conditions.stream))
         motion.lost.copy_(torch.from_numpy(conditions.lost))
-        motion.scale.fill_(1.0)
-        motion.clock.fill_(state.step)
-        for counter in (motion.started, motion.pressed, motion.stretched):
-            counter.fill_(state.step - 1)
-        motion.window.fill_(state.step)
+        motion.reset(state.step, conditions.descent)
         self._queue.clear()
         self._conditions = conditions
+        self._is_evaluated = False
         self._last = forces, totals = self._evaluate()
-        advance(motion, forces, totals, conditions.integration, finish=False)
+        self._is_evaluated = True
+        if conditions.descent is None:
+            advance(motion, forces, totals, conditions.integration, finish=False)
         if is_continued:
             self._press(totals)
         return self.observe()
@@ -98,7 +102,9 @@ class HostDynamics:
             if not np.isfinite(motion.positions.numpy()).all() or not totals[:, 0].isfinite().all():
                 raise InputError("positions or energies are NaN or infinite")
             given = motion, forces, totals, conditions.integration
-            if conditions.rescaling is None:
+            if conditions.descent is not None:
+                descend(motion, forces, totals, conditions.descent)
+            elif conditions.rescaling is None:
                 advance(*given)
             else:
                 advance(*given, start=False)
@@ -114,38 +120,57 @@ class HostDynamics:
 
     def observe(self) -> Observation:
         """Return what can be observed at the end of the last block, when none is queued."""
+        assert self._last is not None  # as `begin` precedes everything else
         motion, (forces, totals) = self._motion, self._last
         sources = motion.done_positions, motion.done_velocities, motion.done_cell
         arrays = (tensor.numpy().copy() for tensor in (*sources, motion.done_heat, motion.work))
         sums = Totals(totals)
         state = State(self.step, *arrays)
-        return Observation(state, forces.numpy(), sums.energy.numpy(), sums.virial.numpy())
+        progress = motion.progress.numpy().copy()
+        return Observation(
+            state, forces.numpy(), sums.energy.numpy(), sums.virial.numpy(), progress
+        )
+
+    def suspect(self) -> Suspect | None:
+        """Return the atom to blame for an error; None if no forces are known."""
+        if self._last is None:
+            return None
+        return Suspect.of(self._motion.positions.numpy(), self._last[0].numpy())
 
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Return forces [N, 3] and totals [B, 11] of the pending positions."""
         motion = self._motion
         parts = np.split(motion.positions.numpy(), self._ends[:-1])
+        waiting = [k for k, atoms in enumerate(self._systems) if self._is_new(atoms, parts[k])]
         for atoms, positions, cell in zip(self._systems, parts, motion.cell.numpy(), strict=True):
             atoms.set_positions(positions)
             atoms.cell.array[atoms.pbc] = cell[atoms.pbc]
+        for k, results in zip(waiting, self._results(waiting), strict=True):
+            self._found[k] = results
         totals = np.zeros((len(parts), WIDTH))
         forces = []
-        for row, atoms, results in zip(totals, self._systems, self._results(), strict=True):
+        for row, atoms, results in zip(totals, self._systems, self._found, strict=True):
             energy, force, stress = results
             row[0] = energy
             row[1:10] = np.nan if stress is None else (stress * _volume(atoms)).ravel()
             forces.append(force)
         return torch.from_numpy(np.concatenate(forces)), torch.from_numpy(totals)
 
-    def _results(self) -> list[tuple[float, FloatArray, FloatArray | None]]:
-        """Return energy, forces and stress [3, 3] of each system."""
+    def _is_new(self, atoms: Atoms, positions: FloatArray) -> bool:
+        """Return False if a system that is minimized rests where it was evaluated last."""
+        is_minimized = self._conditions.descent is not None and self._is_evaluated
+        return not (is_minimized and np.array_equal(atoms.positions, positions))
+
+    def _results(self, which: Sequence[int]) -> list[Results]:
+        """Return energy, forces and stress [3, 3] of some systems."""
+        systems = [self._systems[k] for k in which]
         many = getattr(self._calculator, "calculate_many", None)
-        if many is None or len(self._systems) == 1:
-            return [self._result(atoms) for atoms in self._systems]
-        found = many(self._systems)
+        if many is None or len(systems) == 1:
+            return [self._result(atoms) for atoms in systems]
+        found = many(systems)
         return [(r["energy"], r["forces"], _matrix(r.get("stress"))) for r in found]
 
-    def _result(self, atoms: Atoms) -> tuple[float, FloatArray, FloatArray | None]:
+    def _result(self, atoms: Atoms) -> Results:
         atoms.calc = self._calculator
         energy, forces = float(atoms.get_potential_energy()), atoms.get_forces().copy()
         stress = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from ase.calculators.calculator import Calculator
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of, conserves_momentum
 from mlff_triton.dynamics.exchange import exchange
+from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
+from mlff_triton.dynamics.pace import Pace
 from mlff_triton.dynamics.preparation import (
     Minimization,
     draw_momenta,
@@ -27,23 +29,22 @@ from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings, Span
 from mlff_triton.dynamics.systems import (
     make_dynamics,
+    name_atom,
     put_state,
     repartition_masses,
+    split,
     state_of,
 )
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
-from mlff_triton.engine.motion import Observation
-from mlff_triton.errors import InputError, MlffTritonError, SimulationError
-
-LOOK_EVERY = 0.2  # s; time of a block of steps, after which a run can be interrupted
-FIRST_BLOCK, LAST_BLOCK = 1, 2000  # steps
+from mlff_triton.engine.motion import Dynamics, Observation, Suspect
+from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
 
 
 class Monitor:
     """Callbacks on the progress of a run; subclasses override them."""
 
     def minimizing(self, progress: Minimization) -> None:
-        """Receive the progress after each iteration of the minimization."""
+        """Receive the progress of the minimization, several times per second."""
 
     def stepped(self, step: int) -> None:
         """Receive the number of steps done, several times per second if steps are fast."""
@@ -72,7 +73,7 @@ class Simulation:
     is_prepared : bool
         True once minimization and initial velocities are done.
     minimization : Minimization or None
-        Result of the minimization of the last system, if there was one.
+        Result of the minimization of all systems, if there was one.
     temperatures : tuple of float
         Current temperature of each system in K.
     """
@@ -230,7 +231,7 @@ class Simulation:
             row that an uninterrupted run would not have.
         block : int, optional
             Largest number of steps in a block, by default as many as take 0.2 s. No result depends
-            on it.
+            on it. A minimization takes its iterations in blocks, too.
 
         Returns
         -------
@@ -241,39 +242,58 @@ class Simulation:
         ------
         SimulationError
             If the simulation blew up. The restart file contains the last recorded step.
+        DeviceMemoryError
+            If the GPU has too little memory. For replicas, the message says how many would fit.
         OutputError
             If a file cannot be written. The restart file is valid.
         """
-        watcher = monitor or Monitor()
-        self._block, self._fixed_block = block or FIRST_BLOCK, block
+        self._pace = Pace(block)
         try:
-            if not self.is_prepared and not self._prepare(watcher, should_stop):
-                return False
-            if self.is_complete:
-                return True
-            self._dynamics = make_dynamics(self.systems, self._calculator)
-            for span in self.settings.spans:
-                if self.step < span.stop and not self._run_span(span, watcher, should_stop):
-                    return False
-            return True
+            return self._run(monitor or Monitor(), should_stop)
+        except DeviceMemoryError as error:
+            if len(self.systems) == 1:
+                raise
+            reason = str(error)
         finally:
             self._records.flush()
+        raise self._memory_error(reason)  # out here, where the first error keeps nothing alive
+
+    def _run(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
+        if not self.is_prepared and not self._prepare(monitor, should_stop):
+            return False
+        if self.is_complete:
+            return True
+        self._dynamics = make_dynamics(self.systems, self._calculator)
+        try:
+            for span in self.settings.spans:
+                if self.step < span.stop and not self._run_span(span, monitor, should_stop):
+                    return False
+        finally:
+            del self._dynamics  # frees its memory
+        return True
 
     def _prepare(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         """Minimize and draw velocities. A run stopped meanwhile resumes from the beginning."""
         settings = self.settings
+        if settings.minimize and not self._minimize(monitor, should_stop):
+            return False
         for k, atoms in enumerate(self.systems):
-            if settings.minimize:
-                for progress in minimize(atoms):
-                    self.minimization = progress
-                    monitor.minimizing(progress)
-                    if should_stop():
-                        return False
             first = settings.heat_from or self.temperatures[k]
             draw_momenta(atoms, first, np.random.default_rng((settings.seed, k)))
         self._state = state_of(self.systems)
         self._records.log()
         self.is_prepared = self._is_new = True
+        return True
+
+    def _minimize(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
+        """Minimize all systems; return False if told to stop before the end."""
+        dynamics = make_dynamics(self.systems, self._calculator)
+        with self._explained(dynamics):
+            for progress in minimize(self.systems, dynamics, self._pace):
+                self.minimization = progress
+                monitor.minimizing(progress)
+                if should_stop():
+                    return False
         return True
 
     def _run_span(self, span: Span, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
@@ -307,7 +327,7 @@ class Simulation:
         regular.append(conditions.barostat.every if conditions.barostat else 0)
         step = self._state.step
         while step < span.stop:
-            ends = [step + self._block, span.stop, *(step // n * n + n for n in regular if n)]
+            ends = [step + self._pace.block, span.stop, *(step // n * n + n for n in regular if n)]
             step = min(ends)
             yield step
 
@@ -317,24 +337,19 @@ class Simulation:
 
     def _begin(self, span: Span) -> Observation:
         conditions = conditions_of(self.settings, span, self.systems, self.temperatures)
-        self._reached, self._looked = self._state.step, time.monotonic()
+        self._reached = self._state.step
         is_continued = self._reached > span.start
-        try:
-            return self._dynamics.begin(self._state, conditions, is_continued=is_continued)
-        except MlffTritonError as error:
-            raise SimulationError(self._failure(self._reached, str(error))) from error
+        with self._explained(self._dynamics):
+            observation = self._dynamics.begin(self._state, conditions, is_continued=is_continued)
+        self._pace.start(self._reached)
+        return observation
 
     def _collect(self, stop: int, span: Span, monitor: Monitor) -> None:
         """Wait for a block of steps, and record what was observed at its end."""
-        try:
+        with self._explained(self._dynamics):
             observation = self._dynamics.collect()
-        except MlffTritonError as error:
-            raise SimulationError(self._failure(self._dynamics.step, str(error))) from error
-        now = time.monotonic()
-        pace = max(now - self._looked, 1e-9) / (stop - self._reached)
-        if self._fixed_block is None:
-            self._block = int(min(max(LOOK_EVERY / pace, 1), 2 * self._block, LAST_BLOCK))
-        self._reached, self._looked = stop, now
+        self._pace.look(stop)
+        self._reached = stop
         if observation is not None:
             if self.settings.is_exchanged(stop):
                 observation = self._exchange(observation, span)
@@ -359,16 +374,56 @@ class Simulation:
         velocities = np.concatenate([atoms.get_velocities() for atoms in self.systems])
         self._state = replace(self._state, velocities=velocities)
 
-    def _failure(self, step: int, reason: str) -> str:
-        return (
-            f"the simulation blew up in step {step + 1} ({reason}): minimize first, or use a "
-            f"smaller time step; {self.restart_path} holds the last good frame"
+    @contextmanager
+    def _explained(self, dynamics: Dynamics) -> Iterator[None]:
+        """Turn errors of a step into one that names the step and the atom."""
+        try:
+            yield
+        except DeviceMemoryError:
+            raise  # see `run`
+        except MlffTritonError as error:
+            step = max(self._reached, dynamics.step)
+            raise self._failure(step, str(error), dynamics.suspect()) from error
+
+    def _failure(self, step: int, reason: str, suspect: Suspect | None) -> SimulationError:
+        """Return an error in the step that follows a number of others."""
+        where = ""
+        if suspect is not None:
+            name = name_atom(suspect.atom, self.systems)
+            where = f" at {name}, where the force is {suspect.force:.3g} eV/Å"
+        if not self.is_prepared:
+            return SimulationError(
+                f"the minimization failed in iteration {step + 1}{where} ({reason}): check the "
+                "structure there"
+            )
+        advice = "" if self.settings.minimize else "minimize first, or "
+        return SimulationError(
+            f"the simulation blew up in step {step + 1}{where} ({reason}): {advice}use a smaller "
+            f"time step; {self.restart_path} holds the last good frame"
+        )
+
+    def _memory_error(self, reason: str) -> DeviceMemoryError:
+        """Return an error that says how many systems fit the memory of the GPU."""
+        n_systems, span = len(self.systems), self.settings.span_of(self.step)
+
+        def attempt(count: int) -> None:
+            systems, temperatures = self.systems[:count], self.temperatures[:count]
+            conditions = conditions_of(self.settings, span, systems, temperatures)
+            dynamics = make_dynamics(systems, self._calculator)
+            dynamics.begin(state_of(systems), conditions, is_continued=False)
+
+        count = count_fitting(attempt, n_systems)
+        if count == 0:
+            return DeviceMemoryError(reason)
+        return DeviceMemoryError(
+            f"{n_systems} replicas need more memory than the GPU has free: {count} would fit, so "
+            f"run at most {count} at a time"
         )
 
     def _record(self, observation: Observation, monitor: Monitor) -> None:
         """Write log rows, and when they are due, frames and a restart file that includes both."""
         rows = observe(self.systems, observation, self.settings, self.temperatures)
-        self._check(rows)
+        self._check(rows, observation)
         self._state = observation.state
         put_state(self._state, self.systems)
         step = self._state.step
@@ -379,13 +434,17 @@ class Simulation:
             self._save()
         monitor.observed(rows[0])
 
-    def _check(self, rows: Sequence[LogRow]) -> None:
+    def _check(self, rows: Sequence[LogRow], observation: Observation) -> None:
         """Raise `SimulationError` if energies or temperatures are not plausible."""
-        for row, target in zip(rows, self.temperatures, strict=True):
+        state, first = observation.state, 0
+        positions, forces = (split(x, self.systems) for x in (state.positions, observation.forces))
+        for k, (row, target) in enumerate(zip(rows, self.temperatures, strict=True)):
             limit = 10 * target + 10_000
             if not (np.isfinite(row.potential_eV) and row.temperature_K <= limit):  # NaN too
                 reason = f"energy {row.potential_eV:g} eV, temperature {row.temperature_K:.4g} K"
-                raise SimulationError(self._failure(row.step - 1, reason))
+                atom, force = Suspect.of(positions[k], forces[k])
+                raise self._failure(row.step - 1, reason, Suspect(first + atom, force))
+            first += len(self.systems[k])
 
     def _pause(self) -> None:
         """Write a restart file of the last step, then a frame and a row that it does not include.

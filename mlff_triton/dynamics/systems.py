@@ -48,6 +48,17 @@ def split(values: FloatArray, systems: Sequence[Atoms]) -> list[FloatArray]:
     return np.split(values, np.cumsum([len(atoms) for atoms in systems])[:-1])
 
 
+def name_atom(atom: int, systems: Sequence[Atoms]) -> str:
+    """Describe an atom of a batch, such as "atom 4 (H) of replica 2"; both are counted from 0."""
+    replica = 0
+    while atom >= len(systems[replica]):
+        atom -= len(systems[replica])
+        replica += 1
+    element = systems[replica].symbols[atom]
+    suffix = f" of replica {replica}" if len(systems) > 1 else ""
+    return f"atom {atom} ({element}){suffix}"
+
+
 def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
     """Make hydrogen atoms heavier, at the expense of the heavy atom that is nearest to each.
 

@@ -24,11 +24,12 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.device_neighbors import DeviceModel
 from mlff_triton.engine.device_state import UNFIT, DeviceState, pinned
-from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
+from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
 from mlff_triton.kernels.types.motion import Motion
@@ -62,6 +63,7 @@ class Downloads:
         self._cell = pinned(device, n_systems, 3, 3)
         self._work = pinned(device, n_systems)
         self._totals = pinned(device, n_systems, WIDTH)
+        self._progress = pinned(device, n_systems, 2)
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def queue(self, motion: Motion, aged: Tensor, outputs: Outputs | None) -> None:
@@ -76,8 +78,10 @@ class Downloads:
                 motion.done_cell,
                 motion.work,
                 outputs.totals.values,
+                motion.progress,
             ]
-            targets = [*self._atoms, self._heat, self._cell, self._work, self._totals]
+            rest = [self._heat, self._cell, self._work, self._totals, self._progress]
+            targets = [*self._atoms, *rest]
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
         if self._event is not None:
@@ -96,7 +100,8 @@ class Downloads:
         rest = (self._cell, self._heat, self._work)
         state = State(int(self.clock[0]), positions, velocities, *(t.numpy().copy() for t in rest))
         totals = Totals(self._totals.clone())
-        return Observation(state, forces, totals.energy.numpy(), totals.virial.numpy())
+        progress = self._progress.numpy().copy()
+        return Observation(state, forces, totals.energy.numpy(), totals.virial.numpy(), progress)
 
 
 @dataclass
@@ -158,6 +163,7 @@ class DeviceDynamics:
         self._free = deque(self._downloads)
         self._blocks: deque[Block] = deque()
         self._conditions: Conditions | None = None
+        self._outputs: Outputs | None = None
         self._aged = torch.zeros_like(self._motion.oldest)
         self._interval, self._since = FIRST_INTERVAL, 0
         self._aging: deque[float] = deque(maxlen=MEMORY)  # per step, in recent blocks
@@ -191,9 +197,10 @@ class DeviceDynamics:
         self._conditions = conditions
         with self._on_gpu(), torch.no_grad():
             self._upload(state, conditions)
-            outputs = self._forces()
+            self._outputs = outputs = self._forces()
             motion, integration = self._motion, conditions.integration
-            advance(motion, outputs.forces, outputs.totals.values, integration, finish=False)
+            if conditions.descent is None:
+                advance(motion, outputs.forces, outputs.totals.values, integration, finish=False)
             if is_continued and conditions.presses_after(state.step):
                 self._press(outputs, conditions)
             downloads = self._free[0]
@@ -220,11 +227,7 @@ class DeviceDynamics:
         for name, array in given.items():
             getattr(motion, name).copy_(to_tensor(array, device))
         motion.done_cell.copy_(motion.cell)
-        motion.scale.fill_(1.0)
-        motion.clock.fill_(state.step)
-        for counter in (motion.started, motion.pressed, motion.stretched):
-            counter.fill_(state.step - 1)
-        motion.window.fill_(state.step)
+        motion.reset(state.step, conditions.descent)
         self._blocks.clear()
         self._free = deque(self._downloads)
         self._next = state.step
@@ -279,6 +282,13 @@ class DeviceDynamics:
             downloads.wait()
         return downloads.observation()
 
+    def suspect(self) -> Suspect | None:
+        """Return the atom to blame for an error; None if no forces are known. This waits."""
+        if self._outputs is None:
+            return None
+        pair = self._motion.positions, self._outputs.forces
+        return Suspect.of(*(tensor.cpu().numpy() for tensor in pair))
+
     @property
     def step(self) -> int:
         """Number of steps done. This waits for the GPU."""
@@ -311,11 +321,14 @@ class DeviceDynamics:
         return self._stepping.run(self._launch_step, self._state.neighbors.layout)
 
     def _launch_step(self) -> Outputs:
-        """Launch a step of the model and the integrator."""
+        """Launch a step of the model, and of the integrator or the minimization."""
         outputs, motion, conditions = self._state.launch(), self._motion, self._conditions
         assert conditions is not None
-        given = motion, outputs.forces, outputs.totals.values, conditions.integration
-        if conditions.rescaling is None:
+        forces, totals = outputs.forces, outputs.totals.values
+        given = motion, forces, totals, conditions.integration
+        if conditions.descent is not None:
+            descend(motion, forces, totals, conditions.descent)
+        elif conditions.rescaling is None:
             advance(*given)
         else:
             advance(*given, start=False)

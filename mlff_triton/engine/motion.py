@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
+from mlff_triton.kernels.types.motion import Barostat, Descent, Integration, Rescaling
 
 FloatArray = NDArray[np.float64]
 
@@ -55,16 +55,23 @@ class Observation:
         Potential energies, eV.
     virial : float64 [B, 3, 3]
         ``dE/dstrain``, eV.
+    progress : float64 [B, 2]
+        Of a minimization, see `Motion`.
     """
 
     state: State
     forces: FloatArray
     energy: FloatArray
     virial: FloatArray
+    progress: FloatArray
 
 
 class Dynamics(Protocol):
-    """The motion of B systems, in blocks of steps that are queued and then collected."""
+    """The motion of B systems, in blocks of steps that are queued and then collected.
+
+    The first step of a minimization starts from the given positions, and is done as soon as their
+    forces are known.
+    """
 
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
         """Compute forces, and prepare the next step.
@@ -87,6 +94,9 @@ class Dynamics(Protocol):
 
     def observe(self) -> Observation:
         """Return what can be observed at the end of the last block, when none is queued."""
+
+    def suspect(self) -> Suspect | None:
+        """Return the atom to blame for an error; None if no forces are known."""
 
     @property
     def step(self) -> int:
@@ -114,6 +124,8 @@ class Conditions(NamedTuple):
         The thermostat that rescales velocities.
     barostat : Barostat or None
         The barostat.
+    descent : Descent or None
+        If given, energies are minimized instead.
     """
 
     integration: Integration
@@ -122,11 +134,12 @@ class Conditions(NamedTuple):
     lost: NDArray[np.int32]
     rescaling: Rescaling | None = None
     barostat: Barostat | None = None
+    descent: Descent | None = None
 
     @property
     def constants(self) -> tuple[object, ...]:
         """Constants of captured launches, unlike temperatures and streams."""
-        return self.integration, self.rescaling, self.barostat
+        return self.integration, self.rescaling, self.barostat, self.descent
 
     def presses_after(self, step: int) -> bool:
         """Return True if the barostat acts after a step."""
@@ -136,3 +149,28 @@ class Conditions(NamedTuple):
 def at_start(positions: FloatArray, velocities: FloatArray, cell: FloatArray) -> State:
     """Return a state before the first step; arguments are its attributes."""
     return State(0, positions, velocities, cell, np.zeros(len(positions)), np.zeros(len(cell)))
+
+
+class Suspect(NamedTuple):
+    """An atom that an error is probably due to, and the size of the force on it in eV/Å."""
+
+    atom: int
+    force: float
+
+    @classmethod
+    def of(cls, positions: FloatArray, forces: FloatArray) -> Suspect:
+        """Return the first atom that is not finite, or the one with the largest force.
+
+        Parameters
+        ----------
+        positions : float64 [N, 3]
+            Å.
+        forces : float64 [N, 3]
+            eV/Å.
+        """
+        force = np.linalg.norm(forces, axis=1)
+        lost = ~np.isfinite(positions).all(1)
+        for bad in (lost, ~np.isfinite(force)):
+            if bad.any():
+                return cls(int(bad.argmax()), float(force[bad.argmax()]))
+        return cls(int(force.argmax()), float(force.max()))

@@ -18,7 +18,7 @@ def observation(step: int, energy: np.ndarray, velocities: np.ndarray) -> Observ
     cell, virial = np.zeros((2, n_systems, 3, 3))
     zeros = np.zeros(n_systems)
     state = State(step, np.zeros_like(velocities), velocities, cell, zeros, zeros.copy())
-    return Observation(state, np.zeros_like(velocities), energy, virial)
+    return Observation(state, np.zeros_like(velocities), energy, virial, np.zeros((n_systems, 2)))
 
 
 def test_populations_are_those_of_boltzmann():

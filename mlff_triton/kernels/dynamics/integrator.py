@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.dynamics.random import THERMOSTAT, normals
+from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Integration, Motion
 from mlff_triton.kernels.types.status import STALE
 
@@ -45,29 +46,6 @@ def highest_status(totals_ptr, n_systems):
 
 
 @triton.jit
-def _load_vectors(pointer, atom, live):
-    """Load three float64 blocks, the components of [N, 3]."""
-    return (
-        tl.load(pointer + 3 * atom, live, other=0.0),
-        tl.load(pointer + 3 * atom + 1, live, other=0.0),
-        tl.load(pointer + 3 * atom + 2, live, other=0.0),
-    )
-
-
-@triton.jit
-def _store_vectors(pointer, atom, live, vectors):
-    """Store three blocks as the components of [N, 3]."""
-    for d in tl.static_range(3):
-        tl.store(pointer + 3 * atom + d, vectors[d], live)
-
-
-@triton.jit
-def _add(a, factor, b):
-    """Return ``a + factor * b`` for vectors, rounded once."""
-    return tl.fma(factor, b[0], a[0]), tl.fma(factor, b[1], a[1]), tl.fma(factor, b[2], a[2])
-
-
-@triton.jit
 def _kinetic(velocities, inverse_mass):
     """Return kinetic energies."""
     x, y, z = velocities
@@ -78,28 +56,30 @@ def _kinetic(velocities, inverse_mass):
 def _drift(position, velocity, inverse_mass, timestep, damping, kt, noise, LANGEVIN: tl.constexpr):
     """Move atoms for a time step; return positions, velocities, and the heat that they received."""
     if LANGEVIN:
-        position = _add(position, 0.5 * timestep, velocity)
+        position = add(position, 0.5 * timestep, velocity)
         before = _kinetic(velocity, inverse_mass)
         width = tl.sqrt((1 - damping * damping) * kt * inverse_mass)
         velocity = damping * velocity[0], damping * velocity[1], damping * velocity[2]
-        velocity = _add(velocity, width, noise)
-        position = _add(position, 0.5 * timestep, velocity)
+        velocity = add(velocity, width, noise)
+        position = add(position, 0.5 * timestep, velocity)
         heat = _kinetic(velocity, inverse_mass) - before
     else:
-        position = _add(position, timestep, velocity)
+        position = add(position, timestep, velocity)
         heat = tl.zeros_like(inverse_mass)
     return position, velocity, heat
 
 
 @triton.jit
+def can_finish(clock, window_ptr, totals_ptr, n_systems):
+    """Return True if a step is valid and lies in the current block."""
+    valid = highest_status(totals_ptr, n_systems) < _STALE
+    return valid & (clock >= tl.load(window_ptr)) & (clock < tl.load(window_ptr + 1))
+
+
+@triton.jit
 def _is_due(clock, started, window_ptr, totals_ptr, n_systems, FINISH: tl.constexpr):
     """Return True if a step can be finished, or without FINISH if the next one is to be started."""
-    if FINISH:
-        valid = highest_status(totals_ptr, n_systems) < _STALE
-        due = valid & (clock >= tl.load(window_ptr)) & (clock < tl.load(window_ptr + 1))
-    else:
-        due = started < clock
-    return due
+    return can_finish(clock, window_ptr, totals_ptr, n_systems) if FINISH else started < clock
 
 
 @triton.jit
@@ -149,14 +129,14 @@ def _advance_kernel(
         inverse_mass = tl.load(inverse_mass_ptr + atom, live, other=1.0)
         duration = timestep + 0 * inverse_mass  # float64, also under the interpreter
         kick = 0.5 * duration * inverse_mass
-        force = _load_vectors(forces_ptr, atom, live)
+        force = load_vectors(forces_ptr, atom, live)
         if FINISH:
-            position = _load_vectors(positions_ptr, atom, live)
-            velocity = _load_vectors(velocities_ptr, atom, live)
-            velocity = _add(velocity, kick, force)
+            position = load_vectors(positions_ptr, atom, live)
+            velocity = load_vectors(velocities_ptr, atom, live)
+            velocity = add(velocity, kick, force)
             heat = tl.load(heat_ptr + atom, live, other=0.0)
             tl.store(done_heat_ptr + atom, heat, live)
-            _store_vectors(done_positions_ptr, atom, live, position)
+            store_vectors(done_positions_ptr, atom, live, position)
             clock += 1
             tl.store(clock_ptr + program, clock)
             if part == 0:
@@ -168,13 +148,13 @@ def _advance_kernel(
                 tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
         else:
             heat = tl.load(done_heat_ptr + atom, live, other=0.0)
-            position = _load_vectors(done_positions_ptr, atom, live)
-            velocity = _load_vectors(done_velocities_ptr, atom, live)
+            position = load_vectors(done_positions_ptr, atom, live)
+            velocity = load_vectors(done_velocities_ptr, atom, live)
             scale = tl.load(scale_ptr + system)
             velocity = scale * velocity[0], scale * velocity[1], scale * velocity[2]
-        _store_vectors(done_velocities_ptr, atom, live, velocity)
+        store_vectors(done_velocities_ptr, atom, live, velocity)
         if START:
-            velocity = _add(velocity, kick, force)
+            velocity = add(velocity, kick, force)
             slope = tl.load(temperature_ptr + 2 * system + 1)
             kt = tl.fma(slope, clock.to(tl.float64), tl.load(temperature_ptr + 2 * system))
             noise = velocity
@@ -186,8 +166,8 @@ def _advance_kernel(
                 position, velocity, inverse_mass, duration, damping, kt, noise, LANGEVIN
             )
             tl.store(heat_ptr + atom, heat + received, live)
-            _store_vectors(positions_ptr, atom, live, position)
-            _store_vectors(velocities_ptr, atom, live, velocity)
+            store_vectors(positions_ptr, atom, live, position)
+            store_vectors(velocities_ptr, atom, live, velocity)
             tl.store(started_ptr + program, clock)
 
 

@@ -51,6 +51,8 @@ class Motion:
         Energy that each system has received otherwise, eV.
     scale : float64 [B]
         Factor of the velocities, from the thermostat that rescales them.
+    drift : float64 [B, 3]
+        Velocity of the center of mass, which is subtracted before.
     strain : float64 [B, 2, 6]
         Symmetric matrices by which the barostat multiplies positions and velocities: xx, yy, zz,
         yz, xz, xy.
@@ -62,6 +64,12 @@ class Motion:
         Steps done when the barostat last chose a cell.
     stretched : int64 [B, P]
         Steps done when positions were last stretched with it.
+    descent : float64 [B, 6]
+        State of the minimization of each system: time step, mixing, steps downhill, and what
+        `mlff_triton.kernels.dynamics.descent` has decided for the next step.
+    progress : float64 [B, 2]
+        Iterations of the minimization until the largest force was small enough, and that force in
+        eV/Å.
     window : int64 [2]
         Steps done at the start and at the end of the current block of steps.
     oldest : int32 []
@@ -84,11 +92,14 @@ class Motion:
     temperature: Tensor
     work: Tensor
     scale: Tensor
+    drift: Tensor
     strain: Tensor
     clock: Tensor
     started: Tensor
     pressed: Tensor
     stretched: Tensor
+    descent: Tensor
+    progress: Tensor
     window: Tensor
     oldest: Tensor
 
@@ -131,14 +142,40 @@ class Motion:
             temperature=floats(n_systems, 2),
             work=floats(n_systems),
             scale=floats(n_systems) + 1,
+            drift=floats(n_systems, 3),
             strain=floats(n_systems, 2, 6),
             clock=integers(n_systems, programs),
             started=integers(n_systems, programs) - 1,
             pressed=integers(n_systems) - 1,
             stretched=integers(n_systems, programs) - 1,
+            descent=floats(n_systems, 6),
+            progress=floats(n_systems, 2),
             window=integers(2),
             oldest=integers(dtype=torch.int32),
         )
+
+    def reset(self, step: int, descent: Descent | None = None) -> None:
+        """Forget what was pending, and begin after a number of steps.
+
+        Parameters
+        ----------
+        step : int
+            Steps done.
+        descent : Descent or None
+            The minimization that begins, if any.
+        """
+        self.velocities.zero_()
+        self.scale.fill_(1.0)
+        self.drift.zero_()
+        self.clock.fill_(step)
+        for counter in (self.started, self.pressed, self.stretched):
+            counter.fill_(step - 1)
+        self.window.fill_(step)
+        self.descent.zero_()
+        self.progress.zero_()
+        if descent is not None:
+            self.descent[:, 0].fill_(descent.first)
+            self.descent[:, 1].fill_(descent.mixing)
 
 
 class Integration(NamedTuple):
@@ -206,3 +243,38 @@ class Barostat(NamedTuple):
     def rate(self, timestep: float) -> float:
         """Return the strain of the volume that a unit of pressure causes at each action, Å^3/eV."""
         return self.compressibility * self.every * timestep / self.time
+
+
+class Descent(NamedTuple):
+    """Constants of a minimization; atoms have unit mass.
+
+    The defaults suit water, peptides and small molecules.
+
+    Attributes
+    ----------
+    max_force : float
+        Largest force on an atom of a system that is minimized, eV/Å.
+    max_move : float
+        Largest distance that an atom moves in a step, Å.
+    first, shortest, longest : float
+        Time step at the start and its bounds, Å / eV^(1/2).
+    growth, cut : float
+        Factors of the time step on the way downhill and when it has led uphill.
+    delay : int
+        Steps downhill before the time step grows.
+    mixing : float
+        Share of the direction of the forces in the velocities, at the start.
+    decay : float
+        Factor of the mixing when the time step grows.
+    """
+
+    max_force: float
+    max_move: float = 0.2
+    first: float = 0.1
+    shortest: float = 0.02
+    longest: float = 1.0
+    growth: float = 1.1
+    cut: float = 0.5
+    delay: int = 5
+    mixing: float = 0.1
+    decay: float = 0.99

@@ -23,9 +23,8 @@ def advance(
 
     Arguments are those of `mlff_triton.kernels.dynamics.integrator.advance`.
     """
-    clock, worst = int(motion.clock[0, 0]), int(totals[:, -1].max())
-    begin, end = motion.window.tolist()
-    if not (worst < STALE and begin <= clock < end if finish else motion.started[0, 0] < clock):
+    clock = int(motion.clock[0, 0])
+    if not (can_finish(motion, totals) if finish else motion.started[0, 0] < clock):
         return
     inverse_mass = motion.inverse_mass[:, None]
     kick = 0.5 * integration.timestep * inverse_mass * forces
@@ -36,12 +35,18 @@ def advance(
         motion.done_cell.copy_(motion.cell)
         motion.done_heat.copy_(motion.heat)
         motion.clock.add_(1)
-        motion.oldest.clamp_(min=worst)
+        motion.oldest.clamp_(min=int(totals[:, -1].max()))
         clock += 1
     else:
         motion.done_velocities.mul_(motion.scale[system, None])
     if start:
         _start(motion, kick, integration, clock, system)
+
+
+def can_finish(motion: Motion, totals: Tensor) -> bool:
+    """Return True if a step is valid and lies in the current block."""
+    begin, end = motion.window.tolist()
+    return bool(totals[:, -1].max() < STALE) and begin <= int(motion.clock[0, 0]) < end
 
 
 def _start(

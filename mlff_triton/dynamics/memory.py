@@ -1,0 +1,48 @@
+"""Number of replicas that fit the memory of a GPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+
+from mlff_triton.errors import DeviceMemoryError
+
+
+def count_fitting(attempt: Callable[[int], object], too_many: int) -> int:
+    """Return how many replicas can be simulated together, by bisection.
+
+    Parameters
+    ----------
+    attempt : callable
+        Takes the memory that a number of replicas need, and raises a `DeviceMemoryError` if there
+        is too little.
+    too_many : int
+        A number for which it does.
+
+    Returns
+    -------
+    int
+        The largest number for which it does not; 0 if there is none.
+    """
+    fitting = 0
+    while too_many - fitting > 1:
+        count = (fitting + too_many) // 2
+        if _fits(attempt, count):
+            fitting = count
+        else:
+            too_many = count
+    return fitting
+
+
+def _fits(attempt: Callable[[int], object], count: int) -> bool:
+    """Return True if an attempt succeeds, and free what it has taken."""
+    try:
+        attempt(count)
+    except DeviceMemoryError:
+        return False
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # does nothing if PyTorch has not used a GPU
+    return True

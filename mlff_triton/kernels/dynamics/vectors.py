@@ -1,0 +1,29 @@
+"""Vectors of blocks of atoms, as three float64 blocks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_vectors(pointer, atom, live):
+    """Load three float64 blocks, the components of [N, 3]."""
+    return (
+        tl.load(pointer + 3 * atom, live, other=0.0),
+        tl.load(pointer + 3 * atom + 1, live, other=0.0),
+        tl.load(pointer + 3 * atom + 2, live, other=0.0),
+    )
+
+
+@triton.jit
+def store_vectors(pointer, atom, live, vectors):
+    """Store three blocks as the components of [N, 3]."""
+    for d in tl.static_range(3):
+        tl.store(pointer + 3 * atom + d, vectors[d], live)
+
+
+@triton.jit
+def add(a, factor, b):
+    """Return ``a + factor * b`` for vectors, rounded once."""
+    return tl.fma(factor, b[0], a[0]), tl.fma(factor, b[1], a[1]), tl.fma(factor, b[2], a[2])
