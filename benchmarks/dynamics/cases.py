@@ -98,6 +98,8 @@ class Plan:
         Time that the steps of the command should take.
     command_steps : int
         Least number of steps of the command.
+    command_runs : int
+        Runs of the command, each of which gives one time.
     heating : int
         Steps in which systems are heated to 300 K after a minimization; zero for neither.
     longest : int
@@ -111,6 +113,7 @@ class Plan:
     warm_up: int = 100
     command_seconds: float = 10.0
     command_steps: int = 200
+    command_runs: int = 1
     heating: int = PICOSECOND // 2
     longest: int = 1_000_000
 

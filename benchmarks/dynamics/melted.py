@@ -87,7 +87,7 @@ def start_of(case: Case, folder: Path, device: torch.device, plan: Plan) -> Star
     if not case.hold:
         return drawn(case.build())
     hold, settle = (min(steps, plan.longest) for steps in (case.hold, case.settle))
-    name = f"water-{case.name.removeprefix('npt-')}" if case.name[-1].isdigit() else case.name
+    name = case.name.removeprefix("npt-")
     path = folder / f"{name}.npz"
     found = _read(path, hold + settle)
     if found is not None:

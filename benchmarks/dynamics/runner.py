@@ -135,16 +135,19 @@ class _Bench:
 
 def _run_command(lab: Lab, plan: Plan, case: Case, start: Start) -> Measured:
     """Run the command; its last forces are those of the engine that it uses."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = command.run(case, start, lab.device, plan, Path(folder))
+    runs = []
+    for _ in range(plan.command_runs):
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(command.run(case, start, lab.device, plan, Path(folder)))
+    run = runs[-1]
     prepared = engine(model(case.model), run.system, lab.device)
     forces = prepared.read(prepared.step()).forces
     error = _check(lab, case, Outcome(torch.from_numpy(run.energy), forces), run.system)
     if case.has_temperature:
         interval = plan.log_every(case) * TIME_STEP / 1000
         check_temperature(run.temperatures, interval, run.system.n_atoms)
-    times = {"command": run.ms, "command-total": run.total_ms}
-    return [(name, Timing(ms, ms, ms, None), error) for name, ms in times.items()]
+    times = {"command": [r.ms for r in runs], "command-total": [r.total_ms for r in runs]}
+    return [(name, _timing(values), error) for name, values in times.items()]
 
 
 def _rest(lab: Lab, case: Case, start: Start) -> Measured:
@@ -211,9 +214,13 @@ def time_steps(simulator: Simulator, start: Start, device: torch.device, plan: P
     while sum(times) < plan.seconds or len(times) < plan.chunks:
         times.append(seconds(steps))
         temperatures.append(start.temperature(simulator.state()[1]))
-    p20, p50, p80 = (1000 * np.quantile(times, QUANTILES) / steps).tolist()
-    timing = Timing(p20, p50, p80, _peak_mib(device))
+    timing = _timing([1000 * seconds / steps for seconds in times], _peak_mib(device))
     return Trial(timing, temperatures, steps * TIME_STEP / 1000)
+
+
+def _timing(ms: Sequence[float], peak_mib: float | None = None) -> Timing:
+    p20, p50, p80 = np.quantile(ms, QUANTILES).tolist()
+    return Timing(p20, p50, p80, peak_mib)
 
 
 def _peak_mib(device: torch.device) -> float | None:

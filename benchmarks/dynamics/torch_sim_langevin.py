@@ -74,6 +74,6 @@ def _integrator(model: Any) -> tuple[Any, Any]:
     if hasattr(nvt, "nvt_langevin"):  # before TorchSim 0.4
         return nvt.nvt_langevin(model, **options, seed=0)
     return (
-        lambda state: nvt.nvt_langevin_init(state, model, kT=thermal),
-        lambda state: nvt.nvt_langevin_step(state, model, **options),
+        lambda state: nvt.nvt_langevin_init(state=state, model=model, kT=thermal),
+        lambda state: nvt.nvt_langevin_step(state=state, model=model, **options),
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -53,14 +54,14 @@ def test_simulations_are_measured_from_end_to_end(tmp_path, capfd):
     assert list(rows) == ["command", "command-total", "ase", "openmm-host"]
     assert all(row.gate == "pass" and row.error < 1e-5 for row in rows.values())
     assert rows["command"].ms_p50 < rows["command-total"].ms_p50
-    assert "melted water-21" in capfd.readouterr().out
+    assert "melted 21" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["engine", "ase-verlet", "openmm", "torch-sim"])
 def test_our_other_simulations(lab, droplet, tmp_path, name):
     if implementations.missing(name):
         pytest.skip(f"{implementations.missing(name)} is not installed")
-    melted._write(tmp_path / "water-21.npz", droplet, DROPLET.hold)
+    melted._write(tmp_path / "21.npz", droplet, DROPLET.hold)
     runner.run_md(lab, [DROPLET], [name], tmp_path)
     (row,) = read_rows(lab.results.path("md"))
     assert (row.impl, row.gate) == (name, "pass")
@@ -79,7 +80,7 @@ def test_peers_share_one_model(lab, droplet, tmp_path, monkeypatch):
             super().__init__(*given)
 
     monkeypatch.setattr(torchmd_net, "SharedModel", Counted)
-    melted._write(tmp_path / "water-21.npz", droplet, DROPLET.hold)
+    melted._write(tmp_path / "21.npz", droplet, DROPLET.hold)
     runner.run_md(lab, [DROPLET], md.PEERS, tmp_path)
     rows = rows_of(lab)
     assert list(rows) == [f"{name}-eager" for name in md.PEERS]
@@ -87,23 +88,44 @@ def test_peers_share_one_model(lab, droplet, tmp_path, monkeypatch):
     assert len(made) == 1
 
 
-def test_a_peer_whose_compiled_results_are_wrong_runs_in_a_graph(droplet, monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "is_right", "expected"),
+    [
+        ({"": 0.0, "-graph": 0.01}, {"": True, "-graph": True}, ""),
+        ({"": 0.01, "-graph": 0.0}, {"": True, "-graph": True}, "-graph"),
+        ({"": 0.0, "-graph": 0.01}, {"": False, "-graph": True}, "-graph"),
+    ],
+)
+def test_peers_run_in_the_fastest_mode_that_is_right(
+    droplet, monkeypatch, seconds, is_right, expected
+):
     class Fake:
-        def __init__(self, _network, start, _device, mode) -> None:
-            self.mode, self._system = mode, start.system
+        def __init__(self, _network, _start, _device, mode) -> None:
+            self.mode = mode
 
-        def outcome(self, _positions) -> Outcome:
-            energy = 1.0 if self.mode == "" else 0.0
-            return Outcome(torch.tensor([energy]), torch.zeros(21, 3))
+        def compute(self, _positions) -> None:
+            time.sleep(seconds[self.mode])
+
+        def outcome(self, _positions) -> str:
+            return self.mode
 
     class FakeTruth:
-        def check(self, outcome, _tolerance) -> None:
-            if outcome.energy.item():
+        def check(self, mode, _tolerance) -> None:
+            if not is_right[mode]:
                 raise GateError("energies are off")
 
     monkeypatch.setattr(torchmd_net, "SharedModel", Fake)
     found = torchmd_net.fastest(NETWORK(), droplet, torch.device("cuda"), FakeTruth())
-    assert found.mode == "-graph"
+    assert found.mode == expected
+
+
+def test_a_peer_that_is_never_right_is_an_error(droplet, monkeypatch):
+    def fail(*_given) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torchmd_net, "SharedModel", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torchmd_net.fastest(NETWORK(), droplet, CPU, None)
 
 
 def test_a_peer_that_does_not_compile_is_tried_once(droplet, monkeypatch):
@@ -211,7 +233,7 @@ def test_wrong_forces_have_no_time(lab, droplet, tmp_path, monkeypatch, capfd):
 
     simulators = {"ase": lambda _network, start, _device: Wrong(start)}
     monkeypatch.setattr(runner, "OUR_SIMULATORS", simulators)
-    melted._write(tmp_path / "water-21.npz", droplet, DROPLET.hold)
+    melted._write(tmp_path / "21.npz", droplet, DROPLET.hold)
     runner.run_md(lab, [DROPLET], ["ase"], tmp_path)
     row = rows_of(lab)["ase"]
     assert (row.gate, row.ms_p50) == ("fail", None)
@@ -231,9 +253,9 @@ def test_melted_systems_are_kept_if_they_were_melted_for_long_enough(tmp_path):
     again = melted.start_of(DROPLET, tmp_path, CPU, QUICK)
     np.testing.assert_array_equal(first.system.positions, again.system.positions)
     np.testing.assert_array_equal(first.velocities, again.velocities)
-    assert melted._read(tmp_path / "water-21.npz", DROPLET.hold) is None
-    (tmp_path / "water-21.npz").write_bytes(b"damaged")
-    assert melted._read(tmp_path / "water-21.npz", 1) is None
+    assert melted._read(tmp_path / "21.npz", DROPLET.hold) is None
+    (tmp_path / "21.npz").write_bytes(b"damaged")
+    assert melted._read(tmp_path / "21.npz", 1) is None
 
 
 def test_melted_boxes_are_repeated():
