@@ -128,6 +128,7 @@ class _Bench:
             return [(name, *_simulate(self._lab, self._plan, case, start, simulator, name))]
         truth = Truth.of(network, start.system, device) if _has_truth(start.system) else None
         shared = self._sharing.model(network, start, device, truth)
+        reset_peak(device)  # that of the truth, or of a slower mode
         simulator = PEER_SIMULATORS[name](shared, start, device)
         times = _simulate(self._lab, self._plan, case, start, simulator, name)
         return [(name + shared.mode, *times)]

@@ -298,8 +298,8 @@ def simulations(folder: Path) -> str:
         lines.append([name, *rest])
     if len(lines) == 2:
         return ""
-    note = "ns/day at 0.5 fs, of each replica, with ms per step in parentheses; the engine at rest in "
-    note += "ms. The speed-up is that of the command over TorchMD-NET. "
+    note = "ns/day at 0.5 fs, of each replica, with ms per step in parentheses; at rest in ms. "
+    note += "The speed-up is that of the command over TorchMD-NET. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
