@@ -104,6 +104,7 @@ def md(
             hydrogen_mass=hydrogen_mass,
             trajectory=trajectory,
         )
+        _check_used(_given_options(context), settings)
         recipe = {"model": _model_id(model), "device": device, "dtype": dtype}
         simulation = _start(structures, replicas, charge, settings, recipe, out, overwrite)
     _run_and_report(simulation)
@@ -136,6 +137,21 @@ def _given_options(context: typer.Context) -> dict[str, Any]:
         if source is not None and source.name == "COMMANDLINE":
             given[name] = value
     return given
+
+
+def _check_used(given: dict[str, Any], settings: Settings) -> None:
+    """Raise `InputError` if a given option has no effect, together with the others."""
+    ensembles = {stage.ensemble for stage in settings.stages}
+    has_thermostat, has_barostat = ensembles != {"nve"}, "npt" in ensembles
+    has_friction = has_thermostat and settings.thermostat == "langevin"
+    for name, is_used, need in (
+        ("thermostat", has_thermostat, "--ensemble nvt or npt"),
+        ("friction", has_friction, "--thermostat langevin, in nvt or npt"),
+        ("barostat", has_barostat, "--ensemble npt"),
+        ("pressure", has_barostat, "--ensemble npt"),
+    ):
+        if name in given and not is_used:
+            raise InputError(f"--{name} has no effect without {need}: leave it out, or add that")
 
 
 def _model_id(model: str) -> str:
@@ -182,6 +198,11 @@ def _resume(restart: Path, given: dict[str, Any]) -> Simulation:
     from mlff_triton.dynamics import Simulation, load_restart
 
     snapshot = load_restart(restart)
+    if "model" not in snapshot.recipe:
+        raise InputError(
+            f"{restart} does not say which model to use: continue this run in Python, with "
+            "Simulation.resume"
+        )
     _check_consistent(snapshot, restart, given)
     return Simulation.resume(snapshot, _make_calculator(snapshot.recipe), restart.parent)
 

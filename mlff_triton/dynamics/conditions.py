@@ -20,6 +20,8 @@ def check_ensembles(systems: Sequence[Atoms], settings: Settings) -> None:
     ensembles = [stage.ensemble for stage in settings.stages]
     if "npt" in ensembles and not all(atoms.pbc.all() for atoms in systems):
         raise InputError("npt needs a cell that is periodic in three directions: use nvt or nve")
+    if settings.heat_from is not None and ensembles[0] == "nve":
+        raise InputError("heat_from needs a thermostat in the first stage: use nvt or npt there")
     if settings.exchange_every and (len(systems) < 2 or set(ensembles) != {"nvt"}):
         raise InputError("replicas exchange temperatures in nvt only, and two or more are needed")
     if settings.thermostat == "rescaling" and min(len(atoms) for atoms in systems) < 3:
