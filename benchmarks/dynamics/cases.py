@@ -72,11 +72,6 @@ class Case:
     log_every: int = 100
     implementations: tuple[str, ...] = IMPLEMENTATIONS
 
-    @property
-    def has_temperature(self) -> bool:
-        """True if the temperature is checked: the forces of random models mean nothing."""
-        return self.model != "random"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -127,6 +122,10 @@ class Plan:
         wanted = int(max(self.command_steps, 1000 * self.command_seconds / case.ms))
         every = self.log_every(case)
         return max((case.steps or wanted) // every, 1) * every
+
+    def has_temperature(self, case: Case) -> bool:
+        """Return True if the temperature is known: that of systems melted for long enough."""
+        return 0 < case.hold <= self.longest
 
     def log_every(self, case: Case) -> int:
         """Return the number of steps between log rows of the command."""

@@ -144,7 +144,7 @@ def _run_command(lab: Lab, plan: Plan, case: Case, start: Start) -> Measured:
     prepared = engine(model(case.model), run.system, lab.device)
     forces = prepared.read(prepared.step()).forces
     error = _check(lab, case, Outcome(torch.from_numpy(run.energy), forces), run.system)
-    if case.has_temperature:
+    if plan.has_temperature(case):
         interval = plan.log_every(case) * TIME_STEP / 1000
         check_temperature(run.temperatures, interval, run.system.n_atoms)
     times = {"command": [r.ms for r in runs], "command-total": [r.total_ms for r in runs]}
@@ -164,7 +164,7 @@ def _simulate(
 ) -> tuple[Timing, float | None]:
     """Time a simulation, and check its temperature and its results at its end."""
     trial = time_steps(simulator, start, lab.device, plan)
-    if case.has_temperature:
+    if plan.has_temperature(case):
         atoms = start.system.n_atoms
         check_temperature(trial.temperatures, trial.interval, atoms, mixes=name != "ase-verlet")
     end = moved(start.system, simulator.state()[0])

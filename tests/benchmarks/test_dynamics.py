@@ -241,6 +241,16 @@ def test_wrong_forces_have_no_time(lab, droplet, tmp_path, monkeypatch, capfd):
     assert "forces are off" in capfd.readouterr().err
 
 
+def test_wrong_temperatures_have_no_time(lab, droplet, tmp_path, monkeypatch, capfd):
+    hot = Start(droplet.system, 2 * droplet.velocities)
+    simulators = {"ase": lambda _network, _start, _device: Slow(hot)}
+    monkeypatch.setattr(runner, "OUR_SIMULATORS", simulators)
+    melted._write(tmp_path / "21.npz", droplet, DROPLET.hold)
+    runner.run_md(lab, [DROPLET], ["ase"], tmp_path, replace(QUICK, longest=DROPLET.hold))
+    assert rows_of(lab)["ase"].gate == "fail"
+    assert "the mean temperature is" in capfd.readouterr().err
+
+
 def test_the_time_of_all_simulations_is_bounded(lab, tmp_path, capfd):
     lab.budget.total = 0.0
     runner.run_md(lab, [DROPLET], ["engine"], tmp_path)
