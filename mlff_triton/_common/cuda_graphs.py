@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,48 @@ _CAPTURING = Lock()
 Result = TypeVar("Result")
 
 
-def record(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
+class GraphPool:
+    """Memory that graphs share, kept even while there is none.
+
+    PyTorch fails to capture a graph in a pool whose graphs have all been freed, so the pool keeps
+    a small one. Create a pool on any device, and use it on one.
+    """
+
+    def __init__(self) -> None:
+        self._handle = torch.cuda.graph_pool_handle()
+        self._kept: torch.cuda.CUDAGraph | None = None
+
+    def capture(
+        self, run: Callable[[], Result], stream: torch.cuda.Stream
+    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Capture a function whose kernels are compiled."""
+        with _undisturbed():
+            if self._kept is None:
+                self._kept, _ = self._capture(lambda: torch.zeros(1, device="cuda"), stream)
+            return self._capture(run, stream)
+
+    def _capture(
+        self, run: Callable[[], Result], stream: torch.cuda.Stream
+    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph,
+            pool=self._handle,
+            stream=stream,
+            capture_error_mode="thread_local",  # lets other threads continue
+        ):
+            return graph, run()
+
+
+def record(run: Callable[[], Result], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Capture a function as a graph, after a first run that compiles its kernels.
 
     Parameters
     ----------
     run : callable
         Launches kernels on the current stream.
-    pool : tuple of int
-        Memory pool from `torch.cuda.graph_pool_handle`.
+    pool : GraphPool
+        Memory of its tensors.
 
     Returns
     -------
@@ -39,15 +72,7 @@ def record(run: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
     with torch.cuda.stream(stream):
         run()
     current.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    capture = torch.cuda.graph(
-        graph,
-        pool=pool,
-        stream=stream,
-        capture_error_mode="thread_local",  # lets other threads continue
-    )
-    with _undisturbed(), capture:
-        return graph, run()
+    return pool.capture(run, stream)
 
 
 def is_capturing(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from mlff_triton._common.cuda_graphs import record
+from mlff_triton._common.cuda_graphs import GraphPool, record
 
 Inputs = Sequence[Tensor | None]
 Outputs = tuple[Tensor, ...]
@@ -41,7 +41,7 @@ class GraphCache:
     def __init__(self, function: Callable[[Inputs, Any], Outputs], capacity: int = 16) -> None:
         self._function, self._capacity = function, capacity
         self._captured: OrderedDict[tuple[object, ...], _CapturedGraph | None] = OrderedDict()
-        self._pool: Any = None
+        self._pool: GraphPool | None = None
         self._stream: torch.cuda.Stream | None = None  # of the last replay
         self._lock = RLock()
 
@@ -87,7 +87,7 @@ class GraphCache:
     @torch.inference_mode(False)  # so that the graph's own tensors can be written to in any mode
     def _capture(self, inputs: Inputs, option: Any) -> _CapturedGraph:
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = GraphPool()
         own = [None if x is None else x.clone() for x in inputs]
         with torch.no_grad(), torch.cuda.device_of(_present(inputs)[0]):
             graph, outputs = record(lambda: self._function(own, option), self._pool)

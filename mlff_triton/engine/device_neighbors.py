@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton._common.cuda_graphs import GraphPool
 from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.errors import InputError
@@ -71,8 +72,8 @@ class DeviceModel:
         Precision of the network.
     capacity : Capacity
         Slots per atom.
-    pool : tuple of int or None
-        Memory pool of CUDA graphs; None to launch kernels one by one.
+    pool : GraphPool or None
+        Memory of CUDA graphs; None to launch kernels one by one.
     n_builds : int
         Number of neighbor matrices built so far.
     """
@@ -84,7 +85,7 @@ class DeviceModel:
     device: torch.device
     dtype: torch.dtype
     capacity: Capacity
-    pool: tuple[int, int] | None
+    pool: GraphPool | None
     n_builds: int = 0
 
     def radius(self, n_atoms: int) -> float:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mlff_triton._common.cuda_graphs import GraphPool
 from mlff_triton.engine.batch import Batch, IntArray, to_tensor
 from mlff_triton.engine.device_batches import DeviceBatches
 from mlff_triton.engine.device_dynamics import DeviceDynamics
@@ -83,7 +84,7 @@ class DeviceSteps(Steps):
             device=device,
             dtype=dtype,
             capacity=capacity,
-            pool=torch.cuda.graph_pool_handle() if graphs else None,
+            pool=GraphPool() if graphs else None,
         )
         self._kept_sizes = kept_sizes
         self._batches: OrderedDict[tuple[int, int], DeviceBatches] = OrderedDict()

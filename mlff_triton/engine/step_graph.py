@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from mlff_triton._common.cuda_graphs import record
+from mlff_triton._common.cuda_graphs import GraphPool, record
 from mlff_triton.kernels.common.compilation import compile_ahead
 
 Result = TypeVar("Result")
@@ -18,14 +18,14 @@ class StepGraph(Generic[Result]):
 
     Parameters
     ----------
-    pool : tuple of int or None
-        Memory pool of the graph; None to launch at every call.
+    pool : GraphPool or None
+        Memory of the graph; None to launch at every call.
     keeps_state : bool
         True if PyTorch's operators in the function keep something from call to call, so that it
         cannot be called to compile its kernels: see `compile_ahead`.
     """
 
-    def __init__(self, pool: tuple[int, int] | None, *, keeps_state: bool = False) -> None:
+    def __init__(self, pool: GraphPool | None, *, keeps_state: bool = False) -> None:
         self._pool = pool
         self._keeps_state = keeps_state
         self._layout = 0

@@ -51,6 +51,40 @@ SYSTEMS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("atoms", "count"),
+    [
+        (random_cluster(21), 2),
+        (random_cluster(21), 256),  # one has few atoms, all have many
+        (water_box(64), 3),
+        (water_box(343), 3),
+        (random_crystal(2, "small"), 40),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("channels", [16, 64, 128])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_system_has_the_same_bits_alone_and_in_a_batch(atoms, count, channels, dtype) -> None:
+    calculator = TensorNetCalculator(
+        model_of(hidden_channels=channels), device="cuda", dtype=dtype, backend="triton"
+    )
+    others = [atoms.copy() for _ in range(count - 1)]
+    for seed, other in enumerate(others):
+        other.rattle(0.02, seed=seed)
+    (alone,) = calculator.calculate_many([atoms])
+    *_, last = calculator.calculate_many([*others, atoms])
+    assert last["energy"] == alone["energy"]
+    np.testing.assert_array_equal(last["forces"], alone["forces"])
+
+
+def test_graphs_follow_graphs_that_are_all_gone() -> None:
+    atoms = SYSTEMS["cluster"]
+    engine = Engine("default", "cuda", backend="triton-graph")
+    positions = torch.from_numpy(atoms.positions).cuda()
+    energies = [engine.resident(atoms.numbers).step(positions)[0] for _ in range(3)]
+    assert energies[0] == energies[1] == energies[2]
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_gpu_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:

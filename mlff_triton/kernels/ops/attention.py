@@ -22,7 +22,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape, expanded
 from mlff_triton.kernels.common.dense import accumulator, check_dense
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.ops.reference import attention as reference
 
@@ -161,6 +161,7 @@ def _attention_fwd_kernel(
     Reads q [T, H, DIM], k [T, G, DIM], v [T, G, VALUE_DIM] and bias [B, H, L, L] with the strides
     given, and row_ptr [B + 1]; ``group`` is H / G. Grid: (row blocks of M, H, B).
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(row_ptr_ptr + sequence).to(tl.int64)

@@ -153,16 +153,18 @@ def _radial_message_bwd_kernel(
 
     zero = tl.zeros([ATOMS * LANES, F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
-    for k in range(0, tl.max(end - begin), LANES * UNROLL):
+    fields = senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr
+    slot = begin + row % LANES
+    following = _load_edges(fields, slot, end, LANES, UNROLL)
+    for _ in range(0, tl.max(end - begin), LANES * UNROLL):
+        edges = following
+        slot += LANES * UNROLL
+        # What can be loaded is, before stores, for which it would have to wait.
+        following = _load_edges(fields, slot, end, LANES, UNROLL)
+        slopes = ()
         for u in tl.static_range(UNROLL):
-            slot = begin + k + u * LANES + row % LANES
-            live = slot < end
-            sender = tl.load(senders_ptr + slot, live, other=0).to(tl.int64)
-            origin = tl.load(origin_ptr + slot, live, other=0)
-            interval = tl.load(interval_ptr + slot, live, other=0)
-            fraction = tl.load(fraction_ptr + slot, live, other=0.0)
-            width = tl.load(width_ptr + slot, live, other=1.0)
-            factors, slopes = look_up_with_slope(
+            sender, origin, interval, fraction, width, live = edges[u]
+            factors, changes = look_up_with_slope(
                 table_ptr, interval, fraction, width, channel, live, F
             )
             grad = load_tensor(
@@ -170,10 +172,12 @@ def _radial_message_bwd_kernel(
             )
             acc = add(acc, scale_parts(factors, grad))
             i, a, s = dot_parts(grad, y)
-            slope = tl.sum(slopes[0] * i + slopes[1] * a + slopes[2] * s, axis=1)
+            slope = tl.sum(changes[0] * i + changes[1] * a + changes[2] * s, axis=1)
             if ACCUMULATE:
                 slope += tl.load(slope_ptr + origin, live, other=0.0)
-            tl.store(slope_ptr + origin, slope, live)
+            slopes = slopes + (slope,)  # type: ignore[assignment] # noqa: RUF005 - as Triton appends
+        for u in tl.static_range(UNROLL):
+            tl.store(slope_ptr + edges[u][1], slopes[u], edges[u][5])
 
     atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
     inside = (atom < n_atoms)[:, None]
@@ -184,6 +188,26 @@ def _radial_message_bwd_kernel(
     gathered = sum_lanes(acc, ATOMS, LANES, F)
     grad_y = add(add(gathered, scale_parts(own, grad)), direct)
     store_tensor(grad_y_ptr + offset, stride, grad_y, inside)
+
+
+@triton.jit
+def _load_edges(fields, slot, end, LANES: tl.constexpr, UNROLL: tl.constexpr):
+    """Load sender, origin, interval, fraction, width and mask, each [R], of the next edges."""
+    senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr = fields
+    edges = ()
+    for u in tl.static_range(UNROLL):
+        edge = slot + u * LANES
+        live = edge < end
+        loaded = (
+            tl.load(senders_ptr + edge, live, other=0).to(tl.int64),
+            tl.load(origin_ptr + edge, live, other=0),
+            tl.load(interval_ptr + edge, live, other=0),
+            tl.load(fraction_ptr + edge, live, other=0.0),
+            tl.load(width_ptr + edge, live, other=1.0),
+            live,
+        )
+        edges = edges + (loaded,)  # type: ignore[assignment] # noqa: RUF005
+    return edges
 
 
 @triton.jit

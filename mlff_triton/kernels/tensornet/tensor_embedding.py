@@ -153,20 +153,18 @@ def _tensor_embedding_bwd_kernel(
     i, a0, a1, a2, s00, s01, s02, s11, s12 = load_tensor(grad_ptr + offset, stride, inside[:, None])
 
     n_slots = tl.cast(n_slots, tl.int64)
+    edge_fields = senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr
+    geometry = direction_ptr, direction_ptr + n_slots, direction_ptr + 2 * n_slots, distance_ptr
+    slot = begin + row % LANES
+    following = _load_edges(edge_fields, geometry, species_ptr, slot, slot < end)
     for k in range(0, tl.max(end - begin), LANES):
         slot = begin + k + row % LANES
         live = slot < end
-        sender = tl.load(senders_ptr + slot, live, other=0)
-        origin = tl.load(origin_ptr + slot, live, other=0)
-        interval = tl.load(interval_ptr + slot, live, other=0)
-        fraction = tl.load(fraction_ptr + slot, live, other=0.0)
-        width = tl.load(width_ptr + slot, live, other=1.0)
-        x = tl.load(direction_ptr + slot, live, other=0.0)
-        y = tl.load(direction_ptr + n_slots + slot, live, other=0.0)
-        z = tl.load(direction_ptr + 2 * n_slots + slot, live, other=0.0)
-        distance = tl.load(distance_ptr + slot, live, other=1.0)
+        species, origin, interval, fraction, width, x, y, z, distance = following
+        # Loaded before the stores below, for which it would have to wait.
+        slot += LANES
+        following = _load_edges(edge_fields, geometry, species_ptr, slot, slot < end)
         factors, slopes = look_up_with_slope(table_ptr, interval, fraction, width, channel, live, F)
-        species = tl.load(species_ptr + sender, live, other=0)
         pair = p + tl.load(sender_ptr + species[:, None] * F + channel[None, :])
 
         ux, uy, uz = x[:, None], y[:, None], z[:, None]
@@ -186,6 +184,25 @@ def _tensor_embedding_bwd_kernel(
         tl.store(edge_grad_ptr + origin, radial * x + gx / distance, live)
         tl.store(edge_grad_ptr + n_slots + origin, radial * y + gy / distance, live)
         tl.store(edge_grad_ptr + 2 * n_slots + origin, radial * z + gz / distance, live)
+
+
+@triton.jit
+def _load_edges(fields, geometry, species_ptr, slot, live):
+    """Return the sender's species, origin, radial position, direction and distance of edges [R]."""
+    senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr = fields
+    x_ptr, y_ptr, z_ptr, distance_ptr = geometry
+    sender = tl.load(senders_ptr + slot, live, other=0)
+    return (
+        tl.load(species_ptr + sender, live, other=0),
+        tl.load(origin_ptr + slot, live, other=0),
+        tl.load(interval_ptr + slot, live, other=0),
+        tl.load(fraction_ptr + slot, live, other=0.0),
+        tl.load(width_ptr + slot, live, other=1.0),
+        tl.load(x_ptr + slot, live, other=0.0),
+        tl.load(y_ptr + slot, live, other=0.0),
+        tl.load(z_ptr + slot, live, other=0.0),
+        tl.load(distance_ptr + slot, live, other=1.0),
+    )
 
 
 def tensor_embedding(

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.transformer.rotation import (
     Rotary,
     load_angles,
@@ -44,6 +44,7 @@ def _rotary_kernel(
     The tables of cosines and sines are [n_positions, HALF], the positions [n_rows]. Rows from
     ``live`` [1] on are left as they are. Grid: (row blocks of M, column blocks of N).
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))

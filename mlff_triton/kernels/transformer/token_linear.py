@@ -24,7 +24,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.tiles import tile_in_group
 from mlff_triton.kernels.transformer.rotation import (
@@ -155,6 +155,7 @@ def _token_linear_fwd_kernel(  # noqa: C901 - branches are resolved at compile t
     and angles (see `load_angles`). Rows from ``live`` [1] on are not written. Grid: (blocks of y,),
     in the order of `tile_in_group`.
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def _token_norm_fwd_kernel(
     Weight and bias are [channels]. Rows from ``live`` [1] on are not written. Grid: (row blocks of
     ROWS,).
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
@@ -75,6 +76,7 @@ def _token_moments_kernel(
 
     Rows from ``live`` [1] on are not written. Grid: (row blocks of ROWS,).
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.transformer.token_linear import (
     Moments,
@@ -81,6 +81,7 @@ def _top_logit_fwd_kernel(
     Reads rows x [n_rows, n_in], weight [n_out, n_in], bias and row sums [n_out], and moments
     [2, n_parts, n_rows]. Rows from ``live`` [1] on are not written. Grid: (row blocks of M,).
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     capacity = n_rows
     if live_ptr is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.transformer.row_blocks import (
     ceil_div,
     check_channels,
@@ -43,6 +43,7 @@ def _unpack_rows_fwd_kernel(
 
     Shift, weight and bias are [channels]. Grid: (blocks of ROWS tokens,).
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)

@@ -17,7 +17,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.common.early_launch import early_launch, launches_early, wait_for_previous
+from mlff_triton.kernels.common.early_launch import (
+    allow_next,
+    early_launch,
+    launches_early,
+    wait_for_previous,
+)
 from mlff_triton.kernels.common.hardware import multiprocessors
 from mlff_triton.kernels.common.tiles import tile_in_group
 from mlff_triton.kernels.transformer.rotation import (
@@ -110,6 +115,7 @@ def _wide_linear_fwd_kernel(
     the angles see `load_angles`. Tiles without a row before ``live`` [1] are not written. Grid:
     (PROGRAMS,), each of which takes every PROGRAMS-th tile of M rows and N columns.
     """
+    allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
     if live_ptr is not None:
         n_rows = tl.minimum(n_rows, tl.load(live_ptr))
