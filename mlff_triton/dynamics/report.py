@@ -34,20 +34,18 @@ class Reporter(ProgressBar, Monitor):
     ----------
     steps_done : int
         Number of time steps since then.
+    seconds : float
+        Wall time of these steps, s.
     """
 
     def __init__(self, console: Console, settings: Settings, first_step: int) -> None:
         super().__init__(console, "preparing", settings.total_steps, first_step)
         self.settings = settings
         self.steps_done = 0
+        self.seconds = 0.0
         self._first_step = first_step
         self._started = time.monotonic()
         self._row: LogRow | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Wall time since the first forces, s."""
-        return time.monotonic() - self._started
 
     @property
     def nanoseconds_per_day(self) -> float:
@@ -66,6 +64,7 @@ class Reporter(ProgressBar, Monitor):
     def stepped(self, step: int) -> None:
         """Show speed, and energy and temperature as last observed."""
         self.steps_done = step - self._first_step
+        self.seconds = time.monotonic() - self._started
         seen = self._row
         values = f", {seen.potential_eV:.3f} eV, {seen.temperature_K:.0f} K" if seen else ""
         label = self.settings.span_of(step).label
@@ -90,7 +89,7 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
     systems = simulation.systems
     table.add_row("atoms", _count_text([len(atoms) for atoms in systems]))
     table.add_row("steps", f"{simulation.step} of {simulation.settings.total_steps}")
-    table.add_row("wall time", f"{reporter.seconds:.1f} s for {reporter.steps_done} steps")
+    table.add_row("wall time", f"{reporter.seconds:.2f} s for {reporter.steps_done} steps")
     speed = reporter.nanoseconds_per_day
     together = f", {speed * len(systems):.3g} ns/day together" if len(systems) > 1 else ""
     table.add_row("speed", f"{speed:.3g} ns/day{together}")
