@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator
 
 from mlff_triton.dynamics import outputs
-from mlff_triton.dynamics.conditions import check_ensembles, conditions_of, conserves_momentum
+from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
 from mlff_triton.dynamics.exchange import exchange
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
@@ -23,7 +23,6 @@ from mlff_triton.dynamics.preparation import (
     Minimization,
     draw_momenta,
     minimize,
-    remove_overall_motion,
 )
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings, Span
@@ -298,8 +297,6 @@ class Simulation:
 
     def _run_span(self, span: Span, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         """Run a stage to its end; return False if told to stop before the end of the run."""
-        if 0 < self.step == span.start and conserves_momentum(self.settings, span):
-            self._stop_overall_motion()
         observation = self._begin(span)
         if self._is_new:
             self._is_new = False
@@ -366,13 +363,6 @@ class Simulation:
         if self.temperatures != before and state.step < span.stop:
             self._begin(span)
         return replace(observation, state=state)
-
-    def _stop_overall_motion(self) -> None:
-        put_state(self._state, self.systems)
-        for atoms in self.systems:
-            remove_overall_motion(atoms)
-        velocities = np.concatenate([atoms.get_velocities() for atoms in self.systems])
-        self._state = replace(self._state, velocities=velocities)
 
     @contextmanager
     def _explained(self, dynamics: Dynamics) -> Iterator[None]:

@@ -70,6 +70,19 @@ def _drift(position, velocity, inverse_mass, timestep, damping, kt, noise, LANGE
 
 
 @triton.jit
+def _without_drift(position, velocity, drift_ptr):
+    """Subtract a translation and a rotation about the origin from velocities."""
+    x, y, z = position
+    ux, uy, uz = tl.load(drift_ptr), tl.load(drift_ptr + 1), tl.load(drift_ptr + 2)
+    wx, wy, wz = tl.load(drift_ptr + 3), tl.load(drift_ptr + 4), tl.load(drift_ptr + 5)
+    return (
+        velocity[0] - (ux + (wy * z - wz * y)),
+        velocity[1] - (uy + (wz * x - wx * z)),
+        velocity[2] - (uz + (wx * y - wy * x)),
+    )
+
+
+@triton.jit
 def can_finish(clock, window_ptr, totals_ptr, n_systems):
     """Return True if a step is valid and lies in the current block."""
     valid = highest_status(totals_ptr, n_systems) < _STALE
@@ -97,6 +110,7 @@ def _advance_kernel(
     stream_ptr,
     temperature_ptr,
     scale_ptr,
+    drift_ptr,
     clock_ptr,
     started_ptr,
     window_ptr,
@@ -116,8 +130,8 @@ def _advance_kernel(
 
     Grid: a program per ``ATOMS`` atoms, and systems. Reads the state of `Motion`, ``forces[N, 3]``
     and ``totals[B, 11]``. FINISH writes the state that is done, ``clock[B, P]`` and ``oldest``.
-    START writes the pending state and ``started[B, P]``. Without FINISH, it first
-    multiplies the velocities by ``scale[B]``.
+    START writes the pending state and ``started[B, P]``. Without FINISH, it first subtracts the
+    motion ``drift[B, 6]`` from the velocities, and multiplies them by ``scale[B]``.
     """
     part, system = tl.program_id(0), tl.program_id(1)
     program = system * tl.num_programs(0) + part
@@ -150,6 +164,7 @@ def _advance_kernel(
             heat = tl.load(done_heat_ptr + atom, live, other=0.0)
             position = load_vectors(done_positions_ptr, atom, live)
             velocity = load_vectors(done_velocities_ptr, atom, live)
+            velocity = _without_drift(position, velocity, drift_ptr + 6 * system)
             scale = tl.load(scale_ptr + system)
             velocity = scale * velocity[0], scale * velocity[1], scale * velocity[2]
         store_vectors(done_velocities_ptr, atom, live, velocity)
@@ -195,8 +210,8 @@ def advance(
     finish : bool
         If True, finish the step that is pending, if it lies in the current block of steps.
     start : bool
-        If True, start a step from each step that was finished. Without ``finish``, velocities are
-        first multiplied by `Motion.scale`.
+        If True, start a step from each step that was finished. Without ``finish``, `Motion.drift`
+        is first subtracted from the velocities, which are then multiplied by `Motion.scale`.
     """
     check_device(motion.positions, forces, totals)
     n_systems, programs = motion.clock.shape
@@ -215,6 +230,7 @@ def advance(
             motion.stream,
             motion.temperature,
             motion.scale,
+            motion.drift,
             motion.clock,
             motion.started,
             motion.window,

@@ -8,6 +8,10 @@ https://doi.org/10.1063/1.2408420, eq. A7). With ``c = exp(-timestep / time)`` a
 
 where ``s`` is a sum of ``n - 1`` squares of normal numbers.
 
+Forces leave overall motion alone, which this thermostat would mistake for heat. So it is subtracted
+first, whether Langevin dynamics has left it or rounding errors have added up: the momentum, and
+without periodic boundaries also the angular momentum. Its energy counts as work.
+
 The barostat stretches the cell by ``exp(M)`` and velocities by ``exp(-M)``, with a symmetric M
 (M. Bernetti, G. Bussi, J. Chem. Phys. 153, 114107 (2020), https://doi.org/10.1063/5.0020514). In
 the logarithm of the volume, with compressibility beta,
@@ -28,10 +32,24 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.dynamics.random import BAROSTAT, RESCALING, normals, uniforms
+from mlff_triton.kernels.dynamics.vectors import load_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Barostat, Integration, Motion, Rescaling
 
 _BLOCK = tl.constexpr(1024)
+_TURNING = tl.constexpr(256)  # as moments of rotations need many registers
+_SINGULAR = tl.constexpr(1e-9)  # part of an inertia tensor that keeps those of lines invertible
 _ATTEMPTS = tl.constexpr(32)  # at a gamma variate; all are rejected once in 1e40 times
+
+
+@triton.jit
+def _apply(m, x, y, z):
+    """Multiply vectors by a symmetric matrix (xx, yy, zz, yz, xz, xy)."""
+    xx, yy, zz, yz, xz, xy = m
+    return (
+        tl.fma(xz, z, tl.fma(xy, y, xx * x)),
+        tl.fma(yz, z, tl.fma(yy, y, xy * x)),
+        tl.fma(zz, z, tl.fma(yz, y, xz * x)),
+    )
 
 
 @triton.jit
@@ -49,6 +67,81 @@ def _kinetic_tensor(velocities_ptr, inverse_mass_ptr, begin, end):
         xx, yy, zz = xx + mass * x * x, yy + mass * y * y, zz + mass * z * z
         yz, xz, xy = yz + mass * y * z, xz + mass * x * z, xy + mass * x * y
     return tl.sum(xx), tl.sum(yy), tl.sum(zz), tl.sum(yz), tl.sum(xz), tl.sum(xy)
+
+
+@triton.jit
+def _momentum(velocities_ptr, inverse_mass_ptr, begin, end):
+    """Return twice the kinetic energy of a system, its mass, and its momentum."""
+    zero = tl.zeros((_BLOCK,), tl.float64)
+    twice, total, px, py, pz = zero, zero, zero, zero, zero
+    for start in range(begin, end, _BLOCK):
+        atom = start + tl.arange(0, _BLOCK)
+        live, atom = atom < end, atom.to(tl.int64)
+        mass = tl.where(live, 1 / tl.load(inverse_mass_ptr + atom, live, other=1.0), 0.0)
+        x, y, z = load_vectors(velocities_ptr, atom, live)
+        twice += mass * (x * x + y * y + z * z)
+        total += mass
+        px, py, pz = px + mass * x, py + mass * y, pz + mass * z
+    return tl.sum(twice), tl.sum(total), tl.sum(px), tl.sum(py), tl.sum(pz)
+
+
+@triton.jit
+def _rotation(positions_ptr, velocities_ptr, inverse_mass_ptr, begin, end, total, momentum):
+    """Return the rotation of a system about its center of mass, and twice its energy.
+
+    The rotation is given by the velocity that it has at the origin, and the angular velocity.
+    Moments are summed about the first atom, as they would lose digits far from it.
+    """
+    first = begin.to(tl.int64)
+    origin = positions_ptr + 3 * first
+    ox, oy, oz = tl.load(origin), tl.load(origin + 1), tl.load(origin + 2)
+    zero = tl.zeros((_TURNING,), tl.float64)
+    mx, my, mz, lx, ly, lz = zero, zero, zero, zero, zero, zero
+    xx, yy, zz, yz, xz, xy = zero, zero, zero, zero, zero, zero
+    for start in range(begin, end, _TURNING):
+        atom = start + tl.arange(0, _TURNING)
+        live, atom = atom < end, atom.to(tl.int64)
+        mass = tl.where(live, 1 / tl.load(inverse_mass_ptr + atom, live, other=1.0), 0.0)
+        x, y, z = load_vectors(positions_ptr, atom, live)
+        x, y, z = x - ox, y - oy, z - oz
+        u, v, w = load_vectors(velocities_ptr, atom, live)
+        mx, my, mz = mx + mass * x, my + mass * y, mz + mass * z
+        lx, ly = lx + mass * (y * w - z * v), ly + mass * (z * u - x * w)
+        lz += mass * (x * v - y * u)
+        xx, yy, zz = xx + mass * x * x, yy + mass * y * y, zz + mass * z * z
+        yz, xz, xy = yz + mass * y * z, xz + mass * x * z, xy + mass * x * y
+    cx, cy, cz = tl.sum(mx) / total, tl.sum(my) / total, tl.sum(mz) / total
+    px, py, pz = momentum
+    lx = tl.sum(lx) - (cy * pz - cz * py)
+    ly = tl.sum(ly) - (cz * px - cx * pz)
+    lz = tl.sum(lz) - (cx * py - cy * px)
+    xx = tl.sum(xx) - total * cx * cx
+    yy = tl.sum(yy) - total * cy * cy
+    zz = tl.sum(zz) - total * cz * cz
+    yz = total * cy * cz - tl.sum(yz)  # off the diagonal, as in the inertia tensor
+    xz = total * cx * cz - tl.sum(xz)
+    xy = total * cx * cy - tl.sum(xy)
+    inertia = yy + zz, xx + zz, xx + yy, yz, xz, xy
+    more = 2 * _SINGULAR * (xx + yy + zz)
+    spin = _solve((yy + zz + more, xx + zz + more, xx + yy + more, yz, xz, xy), lx, ly, lz)
+    wx, wy, wz = spin
+    ix, iy, iz = _apply(inertia, wx, wy, wz)
+    energy = wx * (2 * lx - ix) + wy * (2 * ly - iy) + wz * (2 * lz - iz)
+    cx, cy, cz = cx + ox, cy + oy, cz + oz
+    velocity = wz * cy - wy * cz, wx * cz - wz * cx, wy * cx - wx * cy
+    return velocity, spin, energy
+
+
+@triton.jit
+def _solve(m, x, y, z):
+    """Solve a system of linear equations with a symmetric matrix (xx, yy, zz, yz, xz, xy)."""
+    xx, yy, zz, yz, xz, xy = m
+    axx, ayy, azz = yy * zz - yz * yz, xx * zz - xz * xz, xx * yy - xy * xy
+    ayz, axz, axy = xy * xz - xx * yz, xy * yz - yy * xz, yz * xz - xy * zz
+    det = xx * axx + xy * axy + xz * axz
+    u, v, w = _apply((axx, ayy, azz, ayz, axz, axy), x, y, z)
+    det = tl.where(det == 0, 1.0, det)
+    return u / det, v / det, w / det
 
 
 @triton.jit
@@ -79,6 +172,7 @@ def _thermal_energy(temperature_ptr, system, step):
 
 @triton.jit
 def _rescale_kernel(
+    positions_ptr,
     velocities_ptr,
     inverse_mass_ptr,
     system_ptr,
@@ -87,6 +181,7 @@ def _rescale_kernel(
     temperature_ptr,
     work_ptr,
     scale_ptr,
+    drift_ptr,
     clock_ptr,
     started_ptr,
     programs,
@@ -96,25 +191,40 @@ def _rescale_kernel(
     """Choose the factor of the velocities. Grid: one program per system.
 
     Reads the state that is done, and ``clock[B, P]`` and ``started[B, P]``: nothing is done if the
-    next step has been started. Writes ``scale[B]`` and adds to ``work[B]``.
+    next step has been started. Writes ``scale[B]`` and ``drift[B, 6]``, and adds to ``work[B]``.
     """
     system = tl.program_id(0)
     step = tl.load(clock_ptr + system * programs)
     if tl.load(started_ptr + system * programs) < step:
         begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
-        xx, yy, zz, _, _, _ = _kinetic_tensor(velocities_ptr, inverse_mass_ptr, begin, end)
-        twice = xx + yy + zz
+        twice, mass, px, py, pz = _momentum(velocities_ptr, inverse_mass_ptr, begin, end)
+        lost, overall = tl.load(lost_ptr + system), 0 * mass
+        if lost > 0:
+            ux, uy, uz = px / mass, py / mass, pz / mass
+            overall = mass * (ux * ux + uy * uy + uz * uz)
+            if lost == 6:
+                velocity, spin, energy = _rotation(
+                    positions_ptr, velocities_ptr, inverse_mass_ptr, begin, end, mass, (px, py, pz)
+                )
+                ux, uy, uz = ux + velocity[0], uy + velocity[1], uz + velocity[2]
+                overall += energy
+                for d in tl.static_range(3):
+                    tl.store(drift_ptr + 6 * system + 3 + d, spin[d])
+            tl.store(drift_ptr + 6 * system, ux)
+            tl.store(drift_ptr + 6 * system + 1, uy)
+            tl.store(drift_ptr + 6 * system + 2, uz)
+        rest = twice - overall
         stream = tl.load(stream_ptr + system)
         r, _, _, _ = normals(seed, step, RESCALING, stream * 0, stream)
-        n = (3 * (end - begin) - tl.load(lost_ptr + system)).to(tl.float64)
+        n = (3 * (end - begin) - lost).to(tl.float64)
         squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
         kt = _thermal_energy(temperature_ptr, system, step)
-        share = (1 - decay) * kt / tl.where(twice > 0, twice, 1.0)
+        share = (1 - decay) * kt / tl.where(rest > 0, rest, 1.0)
         squared = decay + share * (r * r + squares) + 2 * r * tl.sqrt(decay * share)
-        squared = tl.where(twice > 0, tl.maximum(squared, 0.0), 1.0)
+        squared = tl.where(rest > 0, tl.maximum(squared, 0.0), 1.0)
         tl.store(scale_ptr + system, tl.sqrt(squared))
         work = tl.load(work_ptr + system)
-        tl.store(work_ptr + system, tl.fma(squared - 1, 0.5 * twice, work))
+        tl.store(work_ptr + system, work + 0.5 * ((squared - 1) * rest - overall))
 
 
 def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling) -> None:
@@ -123,7 +233,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
     Parameters
     ----------
     motion : Motion
-        The state of the simulation; ``scale`` and ``work`` are written.
+        The state of the simulation; ``scale``, ``drift`` and ``work`` are written.
     integration : Integration
         Time step and seed.
     rescaling : Rescaling
@@ -133,6 +243,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
     n_systems, programs = motion.clock.shape
     with torch.cuda.device_of(motion.positions):
         _rescale_kernel[(n_systems,)](
+            motion.done_positions,
             motion.done_velocities,
             motion.inverse_mass,
             motion.system_ptr,
@@ -141,6 +252,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
             motion.temperature,
             motion.work,
             motion.scale,
+            motion.drift,
             motion.clock,
             motion.started,
             programs,
@@ -172,17 +284,6 @@ def _product(a, b):
         axy * bxz + ayy * byz + ayz * bzz,
         axx * bxz + axy * byz + axz * bzz,
         axx * bxy + axy * byy + axz * byz,
-    )
-
-
-@triton.jit
-def _apply(m, x, y, z):
-    """Multiply vectors by a symmetric matrix (xx, yy, zz, yz, xz, xy)."""
-    xx, yy, zz, yz, xz, xy = m
-    return (
-        tl.fma(xz, z, tl.fma(xy, y, xx * x)),
-        tl.fma(yz, z, tl.fma(yy, y, xy * x)),
-        tl.fma(zz, z, tl.fma(yz, y, xz * x)),
     )
 
 

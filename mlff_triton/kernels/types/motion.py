@@ -44,15 +44,16 @@ class Motion:
     stream : int32 [B]
         Number of the random stream of each system.
     lost : int32 [B]
-        Degrees of freedom that do not count for the thermostat that rescales velocities.
+        Degrees of freedom that the thermostat that rescales velocities takes away: 3 for the
+        momentum, 6 for the angular momentum as well, or 0.
     temperature : float64 [B, 2]
         Temperature times Boltzmann's constant at step 0, and its increment per step, eV.
     work : float64 [B]
         Energy that each system has received otherwise, eV.
     scale : float64 [B]
         Factor of the velocities, from the thermostat that rescales them.
-    drift : float64 [B, 3]
-        Velocity of the center of mass, which is subtracted before.
+    drift : float64 [B, 6]
+        Overall motion that it subtracts before: velocity at the origin, and angular velocity.
     strain : float64 [B, 2, 6]
         Symmetric matrices by which the barostat multiplies positions and velocities: xx, yy, zz,
         yz, xz, xy.
@@ -142,7 +143,7 @@ class Motion:
             temperature=floats(n_systems, 2),
             work=floats(n_systems),
             scale=floats(n_systems) + 1,
-            drift=floats(n_systems, 3),
+            drift=floats(n_systems, 6),
             strain=floats(n_systems, 2, 6),
             clock=integers(n_systems, programs),
             started=integers(n_systems, programs) - 1,

@@ -38,6 +38,7 @@ def simulate(
     rescaling: Rescaling | None = None,
     barostat: Barostat | None = None,
     speed: float = 0.0,
+    lost: int = 0,
 ) -> Motion:
     """Simulate systems that start from one point in cells of 10 Å."""
     cell = 10 * torch.eye(3, dtype=torch.float64, device=device).repeat(N_SYSTEMS, 1, 1)
@@ -46,6 +47,13 @@ def simulate(
     motion.inverse_mass.copy_(1 / torch.linspace(1, 16, len(positions)))
     motion.temperature[:, 0] = KT
     motion.done_velocities[:, 0] = speed
+    motion.lost.fill_(lost)
+    if lost:
+        generator = torch.Generator().manual_seed(6)
+        for values in (motion.done_positions, motion.done_velocities):
+            noise = torch.randn(values.shape, dtype=values.dtype, generator=generator)
+            values.add_(noise.to(device))
+        motion.positions.copy_(motion.done_positions)
     totals = torch.zeros(N_SYSTEMS, 11, dtype=torch.float64, device=device)
     advance(motion, forces_at(motion.positions), totals, integration, finish=False)
     for step in range(n_steps):
@@ -101,6 +109,21 @@ def test_rescaling_samples_kinetic_energies(n_atoms, device):
     first = 0.5 * 0.09 / motion.inverse_mass.view(N_SYSTEMS, -1)
     gained = kinetic(motion) - first.sum(1).cpu().numpy()
     np.testing.assert_allclose(motion.work.cpu().numpy(), gained, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("lost", [3, 6])
+def test_rescaling_without_overall_motion_samples_kinetic_energies(lost, device):
+    """Systems start with overall motion, which must not count as heat."""
+    integration, rescaling = Integration(0.1, seed=7), Rescaling(time=0.2)
+    motion = simulate(
+        4, 100, integration, torch.zeros_like, device, rescaling=rescaling, lost=lost, speed=2.0
+    )
+    assert_drawn_from(kinetic(motion), stats.gamma(0.5 * (12 - lost), scale=KT))
+    momenta = (motion.done_velocities / motion.inverse_mass[:, None]).view(N_SYSTEMS, 4, 3)
+    assert momenta.sum(1).abs().max() < 1e-12
+    arms = motion.done_positions.view(N_SYSTEMS, 4, 3)
+    angular = torch.linalg.cross(arms, momenta).sum(1).abs()
+    assert (angular.max() < 1e-4) == (lost == 6)
 
 
 @pytest.mark.parametrize("isotropic", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.reference import rescaling as reference
 from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
 from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
@@ -18,7 +19,7 @@ def barostat(isotropic: bool) -> Barostat:
     return Barostat(pressure=0.01, compressibility=7.0, time=400.0, every=3, isotropic=isotropic)
 
 
-@pytest.mark.parametrize("lost", [0, 3])
+@pytest.mark.parametrize("lost", [0, 3, 6])
 def test_scales_agree_with_the_reference(lost, device):
     expected = motion_of((3, 300))
     expected.started.sub_(1)
@@ -28,6 +29,38 @@ def test_scales_agree_with_the_reference(lost, device):
     reference.choose_scale(expected, INTEGRATION, RESCALING)
     assert_same(found, expected)
     assert (expected.scale != 1).all()
+    assert (expected.drift != 0).any(0).tolist() == [lost > 0] * 3 + [lost == 6] * 3
+
+
+@pytest.mark.parametrize("shape", ["bulky", "straight"])
+@pytest.mark.parametrize("lost", [3, 6])
+def test_overall_motion_is_removed(lost, shape, device):
+    """The work is the change of the kinetic energy, and the rest of the motion is only scaled."""
+    counts = (3, 300)
+    motion = motion_of(counts)
+    if shape == "straight":
+        motion.done_positions[:, :2] = 7.0
+    motion.started.sub_(1)
+    motion.lost.fill_(lost)
+    motion.work.zero_()
+    found = on(device, motion)
+    choose_scale(found, INTEGRATION, RESCALING)
+    forces, totals = given(counts)
+    options = {"finish": False}
+    advance(found, forces.to(device), totals.to(device), INTEGRATION, **options)
+    found = on("cpu", found)
+    begin = 0
+    for k, count in enumerate(counts):
+        part = slice(begin, begin + count)
+        mass = 1 / motion.inverse_mass[part, None]
+        old, new = motion.done_velocities[part], found.done_velocities[part]
+        size = (mass * new).abs().sum()
+        assert (mass * new).sum(0).norm() < 1e-13 * size
+        angular = (mass * torch.linalg.cross(motion.done_positions[part], new)).sum(0).norm()
+        assert (angular < 1e-7 * 10 * size) == (lost == 6)
+        gained = 0.5 * (mass * (new.square() - old.square())).sum()
+        torch.testing.assert_close(found.work[k], gained, rtol=1e-12, atol=1e-12)
+        begin += count
 
 
 def test_a_scale_is_chosen_once(device):

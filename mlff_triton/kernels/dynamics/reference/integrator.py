@@ -38,6 +38,8 @@ def advance(
         motion.oldest.clamp_(min=int(totals[:, -1].max()))
         clock += 1
     else:
+        velocity, spin = motion.drift[system].split(3, dim=1)
+        motion.done_velocities.sub_(velocity + torch.linalg.cross(spin, motion.done_positions))
         motion.done_velocities.mul_(motion.scale[system, None])
     if start:
         _start(motion, kick, integration, clock, system)

@@ -10,6 +10,7 @@ from mlff_triton.kernels.dynamics.reference.random import BAROSTAT, RESCALING, n
 from mlff_triton.kernels.types.motion import Barostat, Integration, Motion, Rescaling
 
 ATTEMPTS = 32
+SINGULAR = 1e-9
 PAIRS = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
 
 
@@ -22,16 +23,44 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
     if motion.started[0, 0] >= step:
         return
     twice = _kinetic_tensors(motion).diagonal(dim1=1, dim2=2).sum(1)
+    drift, overall = _overall_motion(motion)
+    motion.drift.copy_(drift)
+    rest = twice - overall
     stream, seed = motion.stream, integration.seed
     r = normals(seed, step, RESCALING, torch.zeros_like(stream), stream)[0]
     n = (3 * motion.system_ptr.diff() - motion.lost).double()
     squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
     decay = rescaling.decay(integration.timestep)
-    share = (1 - decay) * thermal_energy(motion, step) / twice
+    share = (1 - decay) * thermal_energy(motion, step) / rest
     squared = decay + share * (r**2 + squares) + 2 * r * (decay * share).sqrt()
-    squared = torch.where(twice > 0, squared.clamp(min=0), 1.0)
+    squared = torch.where(rest > 0, squared.clamp(min=0), 1.0)
     motion.scale.copy_(squared.sqrt())
-    motion.work.add_((squared - 1) * 0.5 * twice)
+    motion.work.add_(0.5 * ((squared - 1) * rest - overall))
+
+
+def _overall_motion(motion: Motion) -> tuple[Tensor, Tensor]:
+    """Return the motion that each system loses, as in `Motion.drift`, and twice its energy."""
+    system, n_systems = system_of_atoms(motion), len(motion.cell)
+    mass = 1 / motion.inverse_mass[:, None]
+
+    def sums(values: Tensor) -> Tensor:
+        return values.new_zeros(n_systems, *values.shape[1:]).index_add_(0, system, values)
+
+    v, total = motion.done_velocities, sums(mass)
+    velocity, center = sums(mass * v) / total, sums(mass * motion.done_positions) / total
+    arm = motion.done_positions - center[system]
+    angular_momentum = sums(mass * torch.linalg.cross(arm, v))
+    second = sums(mass[:, :, None] * arm[:, :, None] * arm[:, None, :])
+    trace = second.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    unit = torch.eye(3, dtype=v.dtype, device=v.device)
+    inertia = trace * unit - second
+    solvable = inertia + (2 * SINGULAR * trace + (trace == 0)) * unit
+    spin = torch.linalg.solve(solvable, angular_momentum)
+    turns, moves = (motion.lost == 6)[:, None], (motion.lost > 0)[:, None]
+    spin, velocity = spin * turns, velocity * moves
+    overall = (total * velocity.square()).sum(1) + 2 * (spin * angular_momentum).sum(1)
+    overall = overall - (spin[:, None] @ inertia @ spin[:, :, None])[:, 0, 0]
+    return torch.cat([velocity - torch.linalg.cross(spin, center), spin], 1), overall
 
 
 def _gamma(seed: int, step: int, stream: Tensor, shape: Tensor) -> Tensor:
