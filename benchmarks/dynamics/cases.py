@@ -52,7 +52,7 @@ class Case:
     replicas : int
         Copies of the first system that the command simulates side by side.
     steps : int, optional
-        Steps of the command; by default as many as take ten seconds.
+        Steps of the command; by default as many as take six seconds.
     log_every : int
         Steps between log rows of the command.
     implementations : tuple of str
@@ -106,7 +106,7 @@ class Plan:
     patience: float = 1.5
     chunks: int = 3
     warm_up: int = 100
-    command_seconds: float = 10.0
+    command_seconds: float = 6.0
     command_steps: int = 200
     command_runs: int = 1
     heating: int = PICOSECOND // 2
