@@ -82,6 +82,8 @@ def minimize(
         yield progress
         if progress.converged:
             break
+    for _ in queued:  # the GPU is still busy with them, but nothing moves any more
+        observation = moves.collect() or observation
     put_state(observation.state, systems)
 
 

@@ -384,7 +384,7 @@ class Simulation:
         if not self.is_prepared:
             return SimulationError(
                 f"the minimization failed in iteration {step + 1}{where} ({reason}): check the "
-                "structure there"
+                "structure"
             )
         advice = "" if self.settings.minimize else "minimize first, or "
         return SimulationError(
@@ -403,6 +403,7 @@ class Simulation:
             dynamics.begin(state_of(systems), conditions, is_continued=False)
 
         count = count_fitting(attempt, n_systems)
+        count -= count // 10  # as lists of neighbors may grow
         if count == 0:
             return DeviceMemoryError(reason)
         return DeviceMemoryError(

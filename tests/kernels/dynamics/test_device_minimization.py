@@ -8,6 +8,8 @@ import torch
 from ase import Atoms
 
 from mlff_triton.dynamics.conditions import minimizing
+from mlff_triton.dynamics.pace import Pace
+from mlff_triton.dynamics.preparation import minimize
 from mlff_triton.engine.motion import Dynamics, Observation, at_start
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.tensornet import operators
@@ -103,3 +105,14 @@ def test_an_atom_that_is_lost_is_named(make):
         dynamics.collect()
     assert dynamics.step == 1
     assert dynamics.suspect().atom == 1
+
+
+@pytest.mark.parametrize("make", ["network in PyTorch"], indirect=True)
+def test_blocks_that_are_queued_at_the_end_are_waited_for(make):
+    """The forces of this model are so small that it has converged at the start."""
+    atoms = crystal(2, "cubic")
+    before, dynamics = atoms.positions.copy(), make(atoms)
+    seen = list(minimize(atoms, dynamics, Pace(2)))
+    assert [(progress.iterations, progress.converged) for progress in seen] == [(0, True)]
+    assert dynamics.step == 4
+    np.testing.assert_array_equal(atoms.positions, before)
