@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -256,6 +257,8 @@ def test_replicas_that_do_not_fit_a_gpu(tmp_path):
             simulation.run()
         count = int(str(failure.value).split(": ")[1].split()[0])
         assert 1 < count < 500
+        del simulation, failure  # and the memory that they hold
+        gc.collect()
         fewer = Simulation.start(systems[:count], calculator, settings, tmp_path / "fewer")
         assert fewer.run()
     finally:

@@ -62,7 +62,7 @@ SYSTEMS = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("channels", [16, 64, 128])
+@pytest.mark.parametrize("channels", [32, 64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_system_has_the_same_bits_alone_and_in_a_batch(atoms, count, channels, dtype) -> None:
     calculator = TensorNetCalculator(

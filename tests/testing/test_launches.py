@@ -1,4 +1,4 @@
-"""What is read from the machine code of kernels."""
+"""Reading the machine code of kernels."""
 
 from __future__ import annotations
 

@@ -129,7 +129,6 @@ def _radial_message_bwd_kernel(
     F: tl.constexpr,
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
-    UNROLL: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
@@ -155,29 +154,21 @@ def _radial_message_bwd_kernel(
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     fields = senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr
     slot = begin + row % LANES
-    following = _load_edges(fields, slot, end, LANES, UNROLL)
-    for _ in range(0, tl.max(end - begin), LANES * UNROLL):
-        edges = following
-        slot += LANES * UNROLL
-        # What can be loaded is, before stores, for which it would have to wait.
-        following = _load_edges(fields, slot, end, LANES, UNROLL)
-        slopes = ()
-        for u in tl.static_range(UNROLL):
-            sender, origin, interval, fraction, width, live = edges[u]
-            factors, changes = look_up_with_slope(
-                table_ptr, interval, fraction, width, channel, live, F
-            )
-            grad = load_tensor(
-                grad_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None]
-            )
-            acc = add(acc, scale_parts(factors, grad))
-            i, a, s = dot_parts(grad, y)
-            slope = tl.sum(changes[0] * i + changes[1] * a + changes[2] * s, axis=1)
-            if ACCUMULATE:
-                slope += tl.load(slope_ptr + origin, live, other=0.0)
-            slopes = slopes + (slope,)  # type: ignore[assignment] # noqa: RUF005 - as Triton appends
-        for u in tl.static_range(UNROLL):
-            tl.store(slope_ptr + edges[u][1], slopes[u], edges[u][5])
+    following = _load_edges(fields, slot, slot < end)
+    for _ in range(0, tl.max(end - begin), LANES):
+        live = slot < end
+        sender, origin, interval, fraction, width = following
+        slot += LANES
+        # Loaded before the store below, for which it would have to wait.
+        following = _load_edges(fields, slot, slot < end)
+        factors, slopes = look_up_with_slope(table_ptr, interval, fraction, width, channel, live, F)
+        grad = load_tensor(grad_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None])
+        acc = add(acc, scale_parts(factors, grad))
+        i, a, s = dot_parts(grad, y)
+        slope = tl.sum(slopes[0] * i + slopes[1] * a + slopes[2] * s, axis=1)
+        if ACCUMULATE:
+            slope += tl.load(slope_ptr + origin, live, other=0.0)
+        tl.store(slope_ptr + origin, slope, live)
 
     atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
     inside = (atom < n_atoms)[:, None]
@@ -191,23 +182,16 @@ def _radial_message_bwd_kernel(
 
 
 @triton.jit
-def _load_edges(fields, slot, end, LANES: tl.constexpr, UNROLL: tl.constexpr):
-    """Load sender, origin, interval, fraction, width and mask, each [R], of the next edges."""
+def _load_edges(fields, slot, live):
+    """Return sender, origin, interval, fraction and width of edges, each [R]."""
     senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr = fields
-    edges = ()
-    for u in tl.static_range(UNROLL):
-        edge = slot + u * LANES
-        live = edge < end
-        loaded = (
-            tl.load(senders_ptr + edge, live, other=0).to(tl.int64),
-            tl.load(origin_ptr + edge, live, other=0),
-            tl.load(interval_ptr + edge, live, other=0),
-            tl.load(fraction_ptr + edge, live, other=0.0),
-            tl.load(width_ptr + edge, live, other=1.0),
-            live,
-        )
-        edges = edges + (loaded,)  # type: ignore[assignment] # noqa: RUF005
-    return edges
+    return (
+        tl.load(senders_ptr + slot, live, other=0).to(tl.int64),
+        tl.load(origin_ptr + slot, live, other=0),
+        tl.load(interval_ptr + slot, live, other=0),
+        tl.load(fraction_ptr + slot, live, other=0.0),
+        tl.load(width_ptr + slot, live, other=1.0),
+    )
 
 
 @triton.jit
@@ -344,7 +328,6 @@ def message_backward(
             F=channels,
             ATOMS=blocks.atoms,
             LANES=blocks.lanes,
-            UNROLL=blocks.unroll,
             ACCUMULATE=accumulate,
             num_warps=blocks.warps,
             **early_launch(y),

@@ -103,7 +103,7 @@ def test_systems_rest_once_they_have_converged(device):
         assert found.progress[k, 0] == step
         begin += count
     largest = springs(found.positions, stiffness).norm(dim=1).max()
-    assert found.progress[:, 1].max() == pytest.approx(largest.item())
+    assert found.progress[:, 1].max().item() == pytest.approx(largest.item())
 
 
 def test_a_force_that_is_not_finite_does_not_converge(device):
