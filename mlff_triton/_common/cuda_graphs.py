@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -17,36 +18,34 @@ Result = TypeVar("Result")
 
 
 class GraphPool:
-    """Memory that graphs share, kept even while there is none.
+    """Memory that graphs share, on one device.
 
-    PyTorch fails to capture a graph in a pool whose graphs have all been freed, so the pool keeps
-    a small one. Create a pool on any device, and use it on one.
+    PyTorch cannot capture a graph in a pool whose graphs have all been freed, and returns the
+    memory of such a pool to the GPU. So a new pool is taken whenever there is no graph left.
     """
 
     def __init__(self) -> None:
         self._handle = torch.cuda.graph_pool_handle()
-        self._kept: torch.cuda.CUDAGraph | None = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def capture(
         self, run: Callable[[], Result], stream: torch.cuda.Stream
     ) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Capture a function whose kernels are compiled."""
-        with _undisturbed():
-            if self._kept is None:
-                self._kept, _ = self._capture(lambda: torch.zeros(1, device="cuda"), stream)
-            return self._capture(run, stream)
-
-    def _capture(
-        self, run: Callable[[], Result], stream: torch.cuda.Stream
-    ) -> tuple[torch.cuda.CUDAGraph, Result]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph,
-            pool=self._handle,
-            stream=stream,
-            capture_error_mode="thread_local",  # lets other threads continue
-        ):
-            return graph, run()
+        with _undisturbed():
+            if not self._graphs:
+                self._handle = torch.cuda.graph_pool_handle()
+            capture = torch.cuda.graph(
+                graph,
+                pool=self._handle,
+                stream=stream,
+                capture_error_mode="thread_local",  # lets other threads continue
+            )
+            with capture:
+                result = run()
+            self._graphs.add(graph)
+        return graph, result
 
 
 def record(run: Callable[[], Result], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Result]:

@@ -70,7 +70,7 @@ class HostDynamics:
         motion.temperature.copy_(torch.from_numpy(conditions.temperature))
         motion.stream.copy_(torch.from_numpy(conditions.stream))
         motion.lost.copy_(torch.from_numpy(conditions.lost))
-        motion.reset(state.step, conditions.descent)
+        motion.reset(state.step, conditions.descent, is_continued=is_continued)
         self._queue.clear()
         self._conditions = conditions
         self._is_evaluated = False
@@ -78,8 +78,7 @@ class HostDynamics:
         self._is_evaluated = True
         if conditions.descent is None:
             advance(motion, forces, totals, conditions.integration, finish=False)
-        if is_continued:
-            self._press(totals)
+        self._press(totals)
         return self.observe()
 
     def queue(self, stop: int, *, is_observed: bool) -> None:
@@ -110,12 +109,12 @@ class HostDynamics:
                 advance(*given, start=False)
                 choose_scale(motion, conditions.integration, conditions.rescaling)
                 advance(*given, finish=False)
-        self._press(totals)
+            self._press(totals)
         return self.observe() if is_observed else None
 
     def _press(self, totals: Tensor) -> None:
         barostat = self._conditions.barostat
-        if barostat is not None and self._conditions.presses_after(self.step):
+        if barostat is not None:
             press(self._motion, totals, self._conditions.integration, barostat)
 
     def observe(self) -> Observation:

@@ -319,9 +319,7 @@ class Simulation:
     def _stops(self, span: Span) -> Iterator[int]:
         """Yield the last step of each block."""
         settings = self.settings
-        conditions = conditions_of(settings, span, self.systems, self.temperatures)
         regular = [settings.every, settings.log_every or settings.every, settings.exchange_every]
-        regular.append(conditions.barostat.every if conditions.barostat else 0)
         step = self._state.step
         while step < span.stop:
             ends = [step + self._pace.block, span.stop, *(step // n * n + n for n in regular if n)]

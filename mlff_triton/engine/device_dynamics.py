@@ -196,20 +196,19 @@ class DeviceDynamics:
             self._stepping.discard()
         self._conditions = conditions
         with self._on_gpu(), torch.no_grad():
-            self._upload(state, conditions)
+            self._upload(state, conditions, is_continued)
             self._outputs = outputs = self._forces()
             motion, integration = self._motion, conditions.integration
             if conditions.descent is None:
                 advance(motion, outputs.forces, outputs.totals.values, integration, finish=False)
-            if is_continued and conditions.presses_after(state.step):
-                self._press(outputs, conditions)
+            self._press(outputs, conditions)
             downloads = self._free[0]
             downloads.queue(motion, self._aged, outputs)
             downloads.wait()
             self._capture()
             return downloads.observation()
 
-    def _upload(self, state: State, conditions: Conditions) -> None:
+    def _upload(self, state: State, conditions: Conditions, is_continued: bool) -> None:
         motion, device = self._motion, self._state.model.device
         batch = self._state.batch.with_cells(state.cell)
         self._state.set_batch(batch)
@@ -227,7 +226,7 @@ class DeviceDynamics:
         for name, array in given.items():
             getattr(motion, name).copy_(to_tensor(array, device))
         motion.done_cell.copy_(motion.cell)
-        motion.reset(state.step, conditions.descent)
+        motion.reset(state.step, conditions.descent, is_continued=is_continued)
         self._blocks.clear()
         self._free = deque(self._downloads)
         self._next = state.step
@@ -304,26 +303,24 @@ class DeviceDynamics:
         self._aged.zero_()
         self._motion.window[0].fill_(block.start)
         self._motion.window[1].fill_(block.stop)
-        conditions = self._conditions
-        assert conditions is not None  # as `begin` precedes everything else
         for _ in range(start, block.stop):
             if self._since >= self._interval:
                 block.lifetime = self._since
                 self._rebuild()
-            outputs = self._run_step()
+            self._run_step()
             self._since += 1
-        if conditions.presses_after(block.stop):
-            self._press(outputs, conditions)
-        self._outputs = outputs
-        block.downloads.queue(self._motion, self._aged, outputs if block.is_observed else None)
+        observed = self._outputs if block.is_observed else None
+        block.downloads.queue(self._motion, self._aged, observed)
 
     def _run_step(self) -> Outputs:
-        return self._stepping.run(self._launch_step, self._state.neighbors.layout)
+        layout = self._state.neighbors.layout
+        self._outputs = self._stepping.run(self._launch_step, layout)
+        return self._outputs
 
     def _launch_step(self) -> Outputs:
         """Launch a step of the model, and of the integrator or the minimization."""
         outputs, motion, conditions = self._state.launch(), self._motion, self._conditions
-        assert conditions is not None
+        assert conditions is not None  # as `begin` precedes everything else
         forces, totals = outputs.forces, outputs.totals.values
         given = motion, forces, totals, conditions.integration
         if conditions.descent is not None:
@@ -334,11 +331,13 @@ class DeviceDynamics:
             advance(*given, start=False)
             choose_scale(motion, conditions.integration, conditions.rescaling)
             advance(*given, finish=False)
+        self._press(outputs, conditions)
         return outputs
 
     def _press(self, outputs: Outputs, conditions: Conditions) -> None:
-        assert conditions.barostat is not None
-        press(self._motion, outputs.totals.values, conditions.integration, conditions.barostat)
+        """Launch the barostat, if there is one, which acts when it is due."""
+        if conditions.barostat is not None:
+            press(self._motion, outputs.totals.values, conditions.integration, conditions.barostat)
 
     def _capture(self) -> None:
         """Capture the graphs, without taking a step."""

@@ -138,7 +138,12 @@ class DeviceSteps(Steps):
             return stream.run(batch)
 
     def dynamics(self, batch: Batch, masses: FloatArray) -> DeviceDynamics:
-        """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`."""
+        """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`.
+
+        Simulations need much memory for long, so that of earlier steps is freed.
+        """
+        self._batches.clear()
+        self._streams.clear()
         with self._on_gpu(batch):
             return DeviceDynamics(self._model, batch, masses, lambda: self._on_gpu(batch))
 

@@ -141,10 +141,6 @@ class Conditions(NamedTuple):
         """Constants of captured launches, unlike temperatures and streams."""
         return self.integration, self.rescaling, self.barostat, self.descent
 
-    def presses_after(self, step: int) -> bool:
-        """Return True if the barostat acts after a step."""
-        return self.barostat is not None and step % self.barostat.every == 0
-
 
 def at_start(positions: FloatArray, velocities: FloatArray, cell: FloatArray) -> State:
     """Return a state before the first step; arguments are its attributes."""

@@ -21,6 +21,7 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.kernels.alignment import alignment, edit_distance
+from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
 from mlff_triton.kernels.neighbors import edges, neighbor_list
@@ -53,7 +54,7 @@ from mlff_triton.kernels.transformer import (
 )
 from mlff_triton.kernels.transformer.rotation import Rotary
 from mlff_triton.kernels.types.edges import Knots
-from mlff_triton.kernels.types.motion import Barostat, Integration, Motion, Rescaling
+from mlff_triton.kernels.types.motion import Barostat, Descent, Integration, Motion, Rescaling
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
@@ -247,6 +248,7 @@ def moves() -> object:
     choose_scale(motion, integration, Rescaling(1.0))
     for isotropic in (True, False):
         press(motion, totals, integration, Barostat(0.1, 1.0, 10.0, 5, isotropic))
+    descend(motion, positions, totals, Descent(0.05))
     return motion
 
 

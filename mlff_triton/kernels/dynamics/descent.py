@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.dynamics.integrator import can_finish, highest_status
 from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Descent, Motion
@@ -75,6 +76,7 @@ def _decide_kernel(
     DELAY: tl.constexpr,
     MIXING: tl.constexpr,
     DECAY: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Decide how a system moves. Grid: one program per system.
 
@@ -82,6 +84,7 @@ def _decide_kernel(
     step, mixing, steps downhill, and factors of the old velocities in the positions, of the old
     velocities in the new ones, and of the forces in these. Writes ``progress[B, 2]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0)
     clock = tl.load(clock_ptr + system * programs)
     if can_finish(clock, window_ptr, totals_ptr, n_systems):
@@ -129,12 +132,14 @@ def _move_kernel(
     n_systems,
     MAX_MOVE: tl.constexpr,
     ATOMS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Move atoms as decided. Grid: a program per ``ATOMS`` atoms, and systems.
 
     Reads ``descent[B, 6]``, ``forces[N, 3]`` and ``totals[B, 11]``. Writes the positions that are
     done, and the pending positions and velocities.
     """
+    wait_for_previous(EARLY_LAUNCH)
     part, system = tl.program_id(0), tl.program_id(1)
     program = system * tl.num_programs(0) + part
     clock = tl.load(clock_ptr + program)
@@ -202,6 +207,7 @@ def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) ->
             MIXING=descent.mixing,
             DECAY=descent.decay,
             num_warps=4,
+            **early_launch(forces),
         )
         _move_kernel[(programs, n_systems)](
             motion.positions,
@@ -218,4 +224,5 @@ def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) ->
             MAX_MOVE=descent.max_move,
             ATOMS=ATOMS,
             num_warps=4,
+            **early_launch(forces),
         )

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.dynamics.random import THERMOSTAT, normals
 from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Integration, Motion
@@ -125,6 +126,7 @@ def _advance_kernel(
     START: tl.constexpr,
     LANGEVIN: tl.constexpr,
     ATOMS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Finish a step with the forces at its end, start the next one, or both.
 
@@ -133,6 +135,7 @@ def _advance_kernel(
     START writes the pending state and ``started[B, P]``. Without FINISH, it first subtracts the
     motion ``drift[B, 6]`` from the velocities, and multiplies them by ``scale[B]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     part, system = tl.program_id(0), tl.program_id(1)
     program = system * tl.num_programs(0) + part
     clock, started = tl.load(clock_ptr + program), tl.load(started_ptr + program)
@@ -246,4 +249,5 @@ def advance(
             LANGEVIN=integration.friction > 0,
             ATOMS=ATOMS,
             num_warps=4,
+            **early_launch(forces),
         )

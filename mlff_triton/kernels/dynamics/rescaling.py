@@ -31,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.dynamics.random import BAROSTAT, RESCALING, normals, uniforms
 from mlff_triton.kernels.dynamics.vectors import load_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Barostat, Integration, Motion, Rescaling
@@ -187,12 +188,14 @@ def _rescale_kernel(
     programs,
     seed,
     decay: tl.float64,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Choose the factor of the velocities. Grid: one program per system.
 
     Reads the state that is done, and ``clock[B, P]`` and ``started[B, P]``: nothing is done if the
     next step has been started. Writes ``scale[B]`` and ``drift[B, 6]``, and adds to ``work[B]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0)
     step = tl.load(clock_ptr + system * programs)
     if tl.load(started_ptr + system * programs) < step:
@@ -259,6 +262,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
             integration.seed,
             rescaling.decay(integration.timestep),
             num_warps=4,
+            **early_launch(motion.positions),
         )
 
 
@@ -313,23 +317,25 @@ def _press_kernel(
     strain_ptr,
     clock_ptr,
     pressed_ptr,
-    window_ptr,
     totals_ptr,
     programs,
+    every,
     seed,
     pressure: tl.float64,
     rate: tl.float64,
     ISOTROPIC: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
-    """Choose the next cell at the end of a block of steps. Grid: one program per system.
+    """Choose the next cell after every so many steps. Grid: one program per system.
 
     Reads the state that is done, and its ``totals[B, 11]``. Writes ``strain[B, 2, 6]``,
     ``cell[B, 3, 3]`` and ``pressed[B]``. ``rate`` is the compressibility times time over time.
     """
+    wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0)
     step = tl.load(clock_ptr + system * programs)
     is_new = tl.load(pressed_ptr + system) < step
-    if is_new & (step == tl.load(window_ptr + 1)):
+    if is_new & (step % every == 0):
         begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
         kxx, kyy, kzz, kyz, kxz, kxy = _kinetic_tensor(velocities_ptr, inverse_mass_ptr, begin, end)
         virial = totals_ptr + 11 * system + 1
@@ -382,12 +388,14 @@ def _stretch_kernel(
     pressed_ptr,
     stretched_ptr,
     ATOMS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     """Stretch the pending state with the cell. Grid: a program per ``ATOMS`` atoms, and systems.
 
     Reads ``strain[B, 2, 6]`` and ``pressed[B]``. Changes positions and velocities [N, 3] once,
     and notes that in ``stretched[B, P]``.
     """
+    wait_for_previous(EARLY_LAUNCH)
     part, system = tl.program_id(0), tl.program_id(1)
     program = system * tl.num_programs(0) + part
     pressed = tl.load(pressed_ptr + system)
@@ -411,14 +419,14 @@ def _stretch_kernel(
 
 
 def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Barostat) -> None:
-    """Stretch cells and pending atoms if all steps of the current block are done.
+    """Stretch cells and pending atoms if the barostat is to act after the last step that is done.
 
     Parameters
     ----------
     motion : Motion
-        The state of the simulation; its pending state is changed, once for each block.
+        The state of the simulation; its pending state is changed, once for each action.
     totals : float64 [B, 11]
-        Totals of the last step that is done.
+        Totals of the last step that is done, if it is one after which the barostat acts.
     integration : Integration
         Time step and seed.
     barostat : Barostat
@@ -438,14 +446,15 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
             motion.strain,
             motion.clock,
             motion.pressed,
-            motion.window,
             totals,
             programs,
+            barostat.every,
             integration.seed,
             barostat.pressure,
             barostat.rate(integration.timestep),
             ISOTROPIC=barostat.isotropic,
             num_warps=4,
+            **early_launch(totals),
         )
         _stretch_kernel[(programs, n_systems)](
             motion.positions,
@@ -456,4 +465,5 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
             motion.stretched,
             ATOMS=ATOMS,
             num_warps=4,
+            **early_launch(totals),
         )

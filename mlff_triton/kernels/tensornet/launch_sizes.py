@@ -107,7 +107,8 @@ def row_blocks(rows: Tensor) -> LinearBlocks:
     """Return the sizes for a product of rows[N, F] fused with its prologue and epilogue."""
     n_atoms, channels = rows.shape
     inner = min(256 // rows.element_size(), channels)
-    atoms = 32 if n_atoms > MANY and hardware.shared_memory(rows) >= 160 * KIB else 16
+    is_large = channels >= 64 and hardware.shared_memory(rows) >= 160 * KIB
+    atoms = 32 if n_atoms > MANY and is_large else 16
     return LinearBlocks(atoms, min(32 if n_atoms <= FEW else 64, channels), inner, 4, 2)
 
 

@@ -155,7 +155,9 @@ class Motion:
             oldest=integers(dtype=torch.int32),
         )
 
-    def reset(self, step: int, descent: Descent | None = None) -> None:
+    def reset(
+        self, step: int, descent: Descent | None = None, *, is_continued: bool = False
+    ) -> None:
         """Forget what was pending, and begin after a number of steps.
 
         Parameters
@@ -164,13 +166,16 @@ class Motion:
             Steps done.
         descent : Descent or None
             The minimization that begins, if any.
+        is_continued : bool
+            True if a barostat is to act on the state itself.
         """
         self.velocities.zero_()
         self.scale.fill_(1.0)
         self.drift.zero_()
         self.clock.fill_(step)
-        for counter in (self.started, self.pressed, self.stretched):
-            counter.fill_(step - 1)
+        self.started.fill_(step - 1)
+        for counter in (self.pressed, self.stretched):
+            counter.fill_(step - is_continued)
         self.window.fill_(step)
         self.descent.zero_()
         self.progress.zero_()

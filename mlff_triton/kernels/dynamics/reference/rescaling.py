@@ -79,12 +79,12 @@ def _gamma(seed: int, step: int, stream: Tensor, shape: Tensor) -> Tensor:
 
 
 def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Barostat) -> None:
-    """Stretch cells and pending atoms if all steps of the current block are done.
+    """Stretch cells and pending atoms if the barostat is to act after the last step that is done.
 
     Arguments are those of `mlff_triton.kernels.dynamics.rescaling.press`.
     """
     step = int(motion.clock[0, 0])
-    if motion.pressed[0] >= step or step != motion.window[1]:
+    if motion.pressed[0] >= step or step % barostat.every:
         return
     strain = _choose_strain(motion, totals, integration, barostat, step)
     grown, shrunk = torch.linalg.matrix_exp(strain), torch.linalg.matrix_exp(-strain)
