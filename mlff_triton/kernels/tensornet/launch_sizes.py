@@ -72,9 +72,9 @@ def message_blocks(y: Tensor) -> MessageBlocks:
 
 
 def message_backward_blocks(y: Tensor) -> MessageBlocks:
-    """Return the sizes for gathering from neighbors and reducing each edge over all channels."""
+    """Return the sizes for gathering and reducing each edge over all channels, in one warp."""
     channels = y.shape[2]
-    return MessageBlocks(1, 2, channels, 1, max(channels // 64, 1))
+    return MessageBlocks(1, max(128 // channels, 1), channels, 1, max(channels // 128, 1))
 
 
 def embedding_blocks(x: Tensor) -> MessageBlocks:
