@@ -1,20 +1,23 @@
-"""Errors of energies and forces along simulations, and drifts of the total energy.
+"""Errors of energies and forces along simulations, drifts of the total energy, and equal bits.
 
 NVE at 300 K with the shipped model, velocity Verlet, 0.5 fs. Column ``error`` holds, by case:
 
 - ``nve-energy-*``: largest error of the energy against the exact module in float64, kcal/mol;
 - ``nve-forces-*``: largest error of a force over the largest true force of that step;
 - ``drift-*``: absolute slope of the total energy, eV/atom/ps;
-- ``drift-*-sigma``: standard error of that slope.
+- ``drift-*-sigma``: standard error of that slope;
+- ``long-*`` and ``long-*-sigma``: the same for long simulations of `mlff_triton.dynamics`;
+- ``bits-*``: largest difference of a position, in Å, between two such simulations.
 
-Times are those of a step of ASE, or of OpenMM for ``openmm``, by the host's clock.
+Times are those of a step of ASE, of OpenMM for ``openmm``, or of `mlff_triton.dynamics` for
+``simulation``, by the host's clock.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -34,7 +37,11 @@ from benchmarks.systems.models import model
 from benchmarks.systems.systems import System
 from mlff_triton._common.timing import Timing
 from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
+from mlff_triton.dynamics import Settings, Stage
+from mlff_triton.dynamics.conditions import conditions_of
 from mlff_triton.dynamics.preparation import draw_momenta
+from mlff_triton.dynamics.systems import make_dynamics, state_of
+from mlff_triton.engine.motion import Observation
 from mlff_triton.units import EV_TO_KCAL_PER_MOL, EV_TO_KJ_PER_MOL, NM
 
 TIME_STEP = 0.5  # fs
@@ -65,19 +72,33 @@ class Plan:
     ----------
     nve, drift : Length
         Simulations compared with the truth, and those whose drift is measured.
+    long : mapping of str to Length
+        Simulations of `mlff_triton.dynamics` whose drift is measured, by system.
+    bits : Length
+        Simulations that are run twice.
     energy_limit : float
         Largest error of an energy, kcal/mol: the engine's promise in float64.
     force_limit : float
         Largest relative error of a force.
     drift_limit : float
         Largest drift, eV/atom/ps.
+    long_limit : float
+        The same of long simulations.
     """
 
     nve: Length = Length(1000, 10)
     drift: Length = Length(200_000, 10)
+    long: Mapping[str, Length] = field(
+        default_factory=lambda: {
+            "aspirin": Length(2_000_000, 50),
+            "water-1029": Length(200_000, 50),
+        }
+    )
+    bits: Length = Length(1_000_000, 1000)
     energy_limit: float = 1e-6
     force_limit: float = 1e-5
     drift_limit: float = 1e-6
+    long_limit: float = 1e-7
 
 
 PLAN = Plan()
@@ -135,6 +156,40 @@ class OpenMMSimulation(Simulation):
             yield total._value / EV_TO_KJ_PER_MOL
 
 
+class OwnSimulation(Simulation):
+    """The same by `mlff_triton.dynamics`, on the GPU if there is one."""
+
+    kinds: ClassVar = ("drift", "long", "bits")
+
+    def total_energies(
+        self, atoms: Atoms, device: str, length: Length, times: list[float]
+    ) -> Iterator[float]:
+        """Yield the total energy of each frame, eV; append the seconds per step to ``times``."""
+        masses = atoms.get_masses()[:, None]
+        for seen in self.observations(atoms, device, length, times):
+            yield float(seen.energy[0] + 0.5 * (masses * seen.state.velocities**2).sum())
+
+    def observations(
+        self, atoms: Atoms, device: str, length: Length, times: list[float]
+    ) -> Iterator[Observation]:
+        """Yield what can be observed of each frame; append the seconds per step to ``times``."""
+        dynamics = make_dynamics([atoms], self.calculator(device))
+        settings = Settings(stages=(Stage("nve", length.steps),), timestep=TIME_STEP)
+        conditions = conditions_of(settings, settings.spans[0], [atoms], [TEMPERATURE])
+        dynamics.begin(state_of([atoms]), conditions, is_continued=False)
+        begun, queued = time.perf_counter(), 0
+        for collected in range(length.frames):
+            while queued < min(collected + dynamics.depth, length.frames):
+                queued += 1
+                dynamics.queue(queued * length.every, is_observed=True)
+            seen = dynamics.collect()
+            now = time.perf_counter()
+            times.append((now - begun) / length.every)
+            begun = now
+            if seen is not None:  # as all are to be observed
+                yield seen
+
+
 SIMULATIONS = {
     simulation.name: simulation
     for simulation in (
@@ -142,13 +197,16 @@ SIMULATIONS = {
         Simulation("engine-float64", "float64", "auto"),
         Simulation("exact", "float32", "exact"),
         OpenMMSimulation("openmm", "float32", "auto"),
+        OwnSimulation("simulation", "float32", "auto"),
     )
 }
 TRUTH = Simulation("exact-float64", "float64", "exact")
 
 NVE = {"aspirin": partial(systems.molecule, "aspirin"), "water-192": partial(systems.water, 64)}
 DRIFT = {"aspirin": partial(systems.molecule, "aspirin")}
-CASES = (*(f"nve-{name}" for name in NVE), *(f"drift-{name}" for name in DRIFT))
+LONG = DRIFT | {"water-1029": partial(systems.water, 343)}
+BUILDERS = {"nve": NVE, "drift": DRIFT, "long": LONG, "bits": DRIFT}
+CASES = tuple(f"{kind}-{name}" for kind, builders in BUILDERS.items() for name in builders)
 
 
 def run_fidelity(
@@ -157,7 +215,7 @@ def run_fidelity(
     """Run each case with each simulation that supports it."""
     for case in cases:
         kind, name = case.split("-", 1)
-        examine = _nve if kind == "nve" else _drift
+        examine = {"nve": _nve, "drift": _drift, "long": _long, "bits": _bits}[kind]
         for simulation in simulations:
             if kind not in simulation.kinds:
                 continue
@@ -193,18 +251,41 @@ def _nve(lab: Lab, name: str, simulation: Simulation, plan: Plan) -> None:
 
 
 def _drift(lab: Lab, name: str, simulation: Simulation, plan: Plan) -> None:
-    """Measure the slope of the total energy over a long simulation."""
+    _slope(lab, f"drift-{name}", DRIFT[name](), simulation, plan.drift, plan.drift_limit)
+
+
+def _long(lab: Lab, name: str, simulation: Simulation, plan: Plan) -> None:
+    _slope(lab, f"long-{name}", LONG[name](), simulation, plan.long[name], plan.long_limit)
+
+
+def _slope(
+    lab: Lab, case: str, system: System, simulation: Simulation, length: Length, limit: float
+) -> None:
+    """Measure the slope of the total energy over a simulation."""
+    atoms = start(system, str(lab.device))
+    times: list[float] = []
+    totals = list(simulation.total_energies(atoms, str(lab.device), length, times))
+    picoseconds = length.every * TIME_STEP / 1000
+    slope, sigma = drift(np.array(totals) / system.n_atoms, picoseconds)
+    measured = {case: (abs(slope), limit), f"{case}-sigma": (sigma, limit)}
+    _report(lab, simulation, system, times, measured)
+
+
+def _bits(lab: Lab, name: str, simulation: OwnSimulation, plan: Plan) -> None:
+    """Run a simulation twice, and compare all frames."""
     system = DRIFT[name]()
     atoms = start(system, str(lab.device))
     times: list[float] = []
-    totals = list(simulation.total_energies(atoms, str(lab.device), plan.drift, times))
-    picoseconds = plan.drift.every * TIME_STEP / 1000
-    slope, sigma = drift(np.array(totals) / system.n_atoms, picoseconds)
-    measured = {
-        f"drift-{name}": (abs(slope), plan.drift_limit),
-        f"drift-{name}-sigma": (sigma, plan.drift_limit),
-    }
-    _report(lab, simulation, system, times, measured)
+    runs = [
+        simulation.observations(atoms, str(lab.device), plan.bits, times if k == 0 else [])
+        for k in range(2)
+    ]
+    first = [seen.state.positions for seen in runs[0]]
+    off = [
+        float(np.abs(seen.state.positions - positions).max())
+        for seen, positions in zip(runs[1], first, strict=True)
+    ]
+    _report(lab, simulation, system, times, {f"bits-{name}": (max(off), 0.0)})
 
 
 def _report(

@@ -55,6 +55,46 @@ def test_total_energies_through_openmm_are_those_through_ase():
     assert np.abs(np.subtract(*energies)).max() < 0.1 * np.ptp(energies[0])
 
 
+def test_own_simulations_are_those_of_ase():
+    atoms, times = (
+        fidelity.start(fidelity.DRIFT["aspirin"](), "cpu"),
+        {"engine": [], "simulation": []},
+    )
+    energies = [
+        list(fidelity.SIMULATIONS[name].total_energies(atoms.copy(), "cpu", Length(12, 3), seconds))
+        for name, seconds in times.items()
+    ]
+    np.testing.assert_allclose(*energies, rtol=0, atol=1e-5)
+    assert len(times["simulation"]) == len(energies[1]) == 4
+
+
+def test_long_simulations_have_limits_of_their_own(lab):
+    plan = Plan(long={"aspirin": Length(20, 2)}, bits=Length(4, 2), long_limit=1.0)
+    own = [fidelity.SIMULATIONS["simulation"]]
+    fidelity.run_fidelity(lab, ["long-aspirin", "bits-aspirin"], own, plan)
+    rows = {r.case: r for r in read_rows(lab.results.path("fidelity"))}
+    assert rows["long-aspirin"].gate == "pass"
+    assert 0 < rows["long-aspirin"].error < 1.0
+    assert (rows["bits-aspirin"].error, rows["bits-aspirin"].gate) == (0, "pass")
+
+
+def test_runs_that_differ_are_found(lab, monkeypatch):
+    own = fidelity.SIMULATIONS["simulation"]
+    shifts = iter([0.0, 1e-9])
+
+    def shifted(self, atoms, device, length, times):
+        atoms = atoms.copy()
+        atoms.positions += next(shifts)
+        yield from observations(self, atoms, device, length, times)
+
+    observations = type(own).observations
+    monkeypatch.setattr(type(own), "observations", shifted)
+    fidelity.run_fidelity(lab, ["bits-aspirin"], [own], Plan(bits=Length(2, 1)))
+    (row,) = read_rows(lab.results.path("fidelity"))
+    assert (row.gate, row.ms_p50) == ("fail", None)
+    assert row.error == pytest.approx(1e-9, rel=0.1)
+
+
 def heating(atoms: Atoms, length: Length, times: list[float]) -> Iterator[Atoms]:
     """Heat atoms at fixed positions by 2 meV per atom and picosecond."""
     gained = 2e-3 * len(atoms) * length.every * fidelity.TIME_STEP / 1000
