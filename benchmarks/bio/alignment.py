@@ -24,7 +24,7 @@ from benchmarks.bio.alignment_methods import CPU, METHODS, Answer, Method, Work,
 from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import AlignmentRow
-from mlff_triton._common.timing import Timing, measure, reset_peak, synchronize
+from mlff_triton._common.timing import Timing, measure, peak_mib, reset_peak, synchronize
 from mlff_triton.bio.alignment.align import MODES
 from mlff_triton.kernels.alignment.reference.alignment import alignment as reference
 
@@ -127,8 +127,7 @@ def _examine(lab: Lab, problem: Problem, method: Method, work: Work) -> tuple[Ti
 
 def _of_one_call(seconds: float, device: torch.device) -> Timing:
     """Return the timing of a call that is not repeated."""
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-    return Timing(*[1e3 * seconds] * 3, peak)
+    return Timing(*[1e3 * seconds] * 3, peak_mib(device))
 
 
 def check(problem: Problem, work: Work, answer: Answer, device: torch.device) -> tuple[int, int]:

@@ -44,11 +44,11 @@ Compute = Callable[[Any], tuple[float, NDArray[np.float64]]]
 def make_context(
     system: System,
     force: Any,
-    time_step: float,
+    integrator: Any,
     platform: str,
     properties: dict[str, str] | None = None,
 ) -> Any:
-    """Return a Context with a Verlet integrator and at most one force; the time step is in ps."""
+    """Return a Context with an integrator and at most one force."""
     import openmm
 
     particles = openmm.System()
@@ -58,7 +58,6 @@ def make_context(
         particles.addParticle(atomic_masses[number])
     if force is not None:
         particles.addForce(force)
-    integrator = openmm.VerletIntegrator(time_step)
     chosen = openmm.Platform.getPlatformByName(platform)
     return openmm.Context(particles, integrator, chosen, properties or {})
 
@@ -67,8 +66,10 @@ def _step(
     system: System, force: Any, device: torch.device, platform: str | None = None
 ) -> Prepared:
     """Prepare steps with at most one force; read results at the start positions."""
-    context = make_context(system, force, TIME_STEP, platform or PLATFORMS[device.type])
-    integrator = context.getIntegrator()
+    import openmm
+
+    integrator = openmm.VerletIntegrator(TIME_STEP)
+    context = make_context(system, force, integrator, platform or PLATFORMS[device.type])
     positions = system.positions
     if system.cell is not None:  # OpenMM would wrap atoms into the box itself, with rounding
         positions = np.mod(positions, np.diag(system.cell))

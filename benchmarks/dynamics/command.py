@@ -18,12 +18,11 @@ import torch
 
 from benchmarks.dynamics.cases import FRAME_EVERY, FRICTION, TEMPERATURE, TIME_STEP, Case, Plan
 from benchmarks.dynamics.melted import FloatArray, Start
-from benchmarks.systems.models import model
+from benchmarks.systems.models import CHECKOUT, model
 from benchmarks.systems.systems import System
 from mlff_triton.checkpoints import save_model
 from mlff_triton.dynamics import load_restart
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "from mlff_triton.cli.main import main; main()", "md")
 WALL_TIME = re.compile(r"wall time\W+([\d.]+) s for (\d+) steps")
 

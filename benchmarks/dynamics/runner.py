@@ -26,7 +26,14 @@ from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
 from benchmarks.systems.models import model
 from benchmarks.systems.systems import System
-from mlff_triton._common.timing import QUANTILES, Timing, measure, reset_peak, synchronize
+from mlff_triton._common.timing import (
+    QUANTILES,
+    Timing,
+    measure,
+    peak_mib,
+    reset_peak,
+    synchronize,
+)
 
 BENCH = "md"
 SIGMAS = 5  # standard errors by which a mean temperature may be off
@@ -215,17 +222,13 @@ def time_steps(simulator: Simulator, start: Start, device: torch.device, plan: P
     while sum(times) < plan.seconds or len(times) < plan.chunks:
         times.append(seconds(steps))
         temperatures.append(start.temperature(simulator.state()[1]))
-    timing = _timing([1000 * seconds / steps for seconds in times], _peak_mib(device))
+    timing = _timing([1000 * seconds / steps for seconds in times], peak_mib(device))
     return Trial(timing, temperatures, steps * TIME_STEP / 1000)
 
 
 def _timing(ms: Sequence[float], peak_mib: float | None = None) -> Timing:
     p20, p50, p80 = np.quantile(ms, QUANTILES).tolist()
     return Timing(p20, p50, p80, peak_mib)
-
-
-def _peak_mib(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
 def check_temperature(

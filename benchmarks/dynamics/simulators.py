@@ -12,6 +12,7 @@ from ase.md.langevin import Langevin
 from ase.md.md import MolecularDynamics
 from ase.md.verlet import VelocityVerlet
 
+from benchmarks.calculators.openmm_forces import make_context
 from benchmarks.dynamics.cases import FRICTION, TEMPERATURE, TIME_STEP
 from benchmarks.dynamics.melted import FloatArray, Start
 from benchmarks.engine.implementations import Outcome
@@ -81,17 +82,10 @@ class OpenMMSimulator:
     def __init__(self, start: Start, force: Any, platform: str) -> None:
         import openmm
 
-        system = openmm.System()
-        if start.system.cell is not None:
-            system.setDefaultPeriodicBoxVectors(*(start.system.cell / NM))
-        for mass in start.masses:
-            system.addParticle(mass)
-        system.addForce(force)
         self._start = start
         self._integrator = openmm.LangevinMiddleIntegrator(TEMPERATURE, FRICTION, TIME_STEP / 1000)
         self._integrator.setRandomNumberSeed(1)
-        chosen = openmm.Platform.getPlatformByName(platform)
-        self._context = openmm.Context(system, self._integrator, chosen)
+        self._context = make_context(start.system, force, self._integrator, platform)
 
     def reset(self) -> None:
         """Return to the start."""

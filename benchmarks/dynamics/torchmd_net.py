@@ -7,7 +7,6 @@ makes all inputs anew in every step, so it is slower than this.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,12 +22,18 @@ from torch import Tensor
 from benchmarks.dynamics.melted import FloatArray, Start
 from benchmarks.engine.gate import GateError, Truth
 from benchmarks.engine.implementations import PEER_TOLERANCE, Outcome
-from benchmarks.engine.peers import compiled, eager, graphed, lone_atoms, peer_inputs, rebuild
+from benchmarks.engine.peers import (
+    compiled,
+    eager,
+    graphed,
+    lone_atoms,
+    peer_inputs,
+    rebuild_for,
+)
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 ROOM = 1.05  # capacity of the neighbor list over the number of edges at the start
-LEAST = 64  # neighbors per atom, TorchMD-NET's default capacity
 MODES: dict[str, tuple[Callable[..., Any], dict[str, bool]]] = {  # suffix -> runner, options
     "": (compiled, {"warp": True, "static_shapes": True, "derivative": False}),
     "-graph": (graphed, {"warp": True, "static_shapes": True}),
@@ -61,9 +66,7 @@ class SharedModel:
     def __init__(self, network: TensorNet, start: Start, device: torch.device, mode: str) -> None:
         run, options = MODES[mode]
         system = start.system
-        per_atom = 1 + system.count_edges(network.cutoff) / system.n_atoms
-        capacity = max(LEAST, 16 * math.ceil(ROOM * per_atom / 16))
-        theirs = rebuild(network, neighbors=capacity, **options).to(device)
+        theirs = rebuild_for(system, network, room=ROOM, **options).to(device)
         self.mode = mode
         self.is_periodic = system.cell is not None
         self._inputs = peer_inputs(system, device)

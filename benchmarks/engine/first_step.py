@@ -26,7 +26,7 @@ from benchmarks.engine.gate import GateError, Truth
 from benchmarks.engine.implementations import OUR_TOLERANCE, Outcome
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import RESULTS, Results, make_row
-from benchmarks.systems.models import model
+from benchmarks.systems.models import CHECKOUT, model
 from benchmarks.systems.systems import System
 from mlff_triton._common.timing import QUANTILES, Timing, environment
 
@@ -34,7 +34,6 @@ BENCH = "first-step"
 STAGES = ("import", "engine", "forces", "second")
 TOTAL = STAGES[:3]
 SYSTEMS = {case.name: case for case in CASES if case.bench == "shipped"}
-CHECKOUT = Path(__file__).parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -162,11 +162,20 @@ def _peer(
 
 
 def rebuild_for(
-    system: System, model: TensorNet, *, warp: bool, static_shapes: bool, derivative: bool
+    system: System,
+    model: TensorNet,
+    *,
+    warp: bool,
+    static_shapes: bool = False,
+    derivative: bool = True,
+    room: float = 1.0,
 ) -> nn.Module:
-    """Rebuild a network with a neighbor list large enough for a system; see `rebuild`."""
+    """Rebuild a network with a neighbor list large enough for a system; see `rebuild`.
+
+    The list has room for so many times the pairs of the system.
+    """
     needed = 1 + system.count_edges(model.config.cutoff_upper) / system.n_atoms
-    capacity = max(NEIGHBORS, 16 * math.ceil(needed / 16))
+    capacity = max(NEIGHBORS, 16 * math.ceil(room * needed / 16))
     return rebuild(
         model,
         warp=warp,

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -25,7 +25,7 @@ class GraphPool:
     """
 
     def __init__(self) -> None:
-        self._handle = torch.cuda.graph_pool_handle()
+        self._handle: Any = None  # of PyTorch's pool
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def capture(

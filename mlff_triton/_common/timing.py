@@ -122,7 +122,7 @@ def measure(
     low, middle, high = torch.quantile(
         torch.tensor(times, dtype=torch.float64), torch.tensor(QUANTILES, dtype=torch.float64)
     ).tolist()
-    return Timing(low, middle, high, _peak_mib(device))
+    return Timing(low, middle, high, peak_mib(device))
 
 
 def _wall_time(function: Callable[[], object], device: torch.device) -> float:
@@ -168,7 +168,8 @@ def reset_peak(device: torch.device | str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _peak_mib(device: torch.device) -> float | None:
+def peak_mib(device: torch.device) -> float | None:
+    """Return the peak of the memory since it was reset, in MiB; None on a CPU."""
     if device.type == "cpu":
         return None
     return torch.cuda.max_memory_allocated(device) / 2**20

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import ase.io
 import pytest
-import torch
 from ase.build import molecule
 
-from mlff_triton import TensorNet, TensorNetConfig, save_model
 from mlff_triton.cli import main as cli
-from mlff_triton.model.config import ZBLConfig
+from tests.support.checkpoints import save_tiny_model
 
 CARD = "# Tiny\n\nA random model for tests.\n\nNot for science."
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    torch.manual_seed(0)
-    config = TensorNetConfig(
-        elements=(1, 6, 7, 8),
-        hidden_channels=16,
-        num_layers=1,
-        num_rbf=8,
-        zbl=ZBLConfig(cutoff=1.5, prefactor=14.4),
-    )
-    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(TensorNet(config), path, CARD)
-    return path
+    return save_tiny_model(tmp_path_factory.mktemp("model"), CARD)
 
 
 @pytest.fixture

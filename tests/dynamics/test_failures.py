@@ -15,13 +15,13 @@ import torch
 from ase.build import molecule
 
 import mlff_triton
-from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig, save_model
+from mlff_triton import TensorNetCalculator
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.host_dynamics import HostDynamics
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import RESTART, outputs_in
 from mlff_triton.errors import DeviceMemoryError, InputError, SimulationError
-from mlff_triton.model.config import ZBLConfig
+from tests.support.checkpoints import save_tiny_model
 from tests.support.springs import Springs
 
 NVE = (Stage("nve", 50),)
@@ -29,17 +29,7 @@ NVE = (Stage("nve", 50),)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    torch.manual_seed(0)
-    config = TensorNetConfig(
-        elements=(1, 6, 7, 8),
-        hidden_channels=16,
-        num_layers=1,
-        num_rbf=8,
-        zbl=ZBLConfig(cutoff=1.5, prefactor=14.4),
-    )
-    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(TensorNet(config), path)
-    return path
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -18,8 +18,10 @@ from mlff_triton import (
     TensorNetCalculator,
     TensorNetConfig,
     load_model,
+    save_model,
 )
 from mlff_triton.errors import CheckpointError
+from mlff_triton.model.config import ZBLConfig
 from mlff_triton.testing import random_cluster
 
 F, MAX_Z, N_BASIS, CUTOFF = 6, 10, 5, 4.0
@@ -31,6 +33,21 @@ ZBL = {
     "distance_scale": 1e-10,
     "energy_scale": 1.602176634e-19,
 }
+
+
+def save_tiny_model(folder: Path, card: str = "") -> Path:
+    """Write a random model with one small layer, and return the path of its file."""
+    torch.manual_seed(0)
+    config = TensorNetConfig(
+        elements=(1, 6, 7, 8),
+        hidden_channels=16,
+        num_layers=1,
+        num_rbf=8,
+        zbl=ZBLConfig(cutoff=1.5, prefactor=14.4),
+    )
+    path = folder / "tiny.safetensors"
+    save_model(TensorNet(config), path, card)
+    return path
 
 
 def energy_and_forces(model: TensorNet | Ensemble, atoms: Atoms = ATOMS) -> tuple[float, Any]:

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.dynamics.integrator import can_finish, highest_status
-from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors
+from mlff_triton.kernels.dynamics.integrator import can_finish, note_age
+from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors, times
 from mlff_triton.kernels.types.motion import ATOMS, Descent, Motion
 
 _BLOCK = tl.constexpr(1024)
@@ -153,21 +153,18 @@ def _move_kernel(
         row = descent_ptr + 6 * system
         timestep, back = tl.load(row), tl.load(row + 3)
         keep, push = tl.load(row + 4), tl.load(row + 5)
-        move = back * velocity[0], back * velocity[1], back * velocity[2]
-        velocity = keep * velocity[0], keep * velocity[1], keep * velocity[2]
-        velocity = add(velocity, push, force)
+        move = times(back, velocity)
+        velocity = add(times(keep, velocity), push, force)
         move = add(move, timestep, velocity)
         length = tl.sqrt(_dot(move, move))
         limit = 0 * length + MAX_MOVE
         share = limit / tl.maximum(length, limit)
         store_vectors(done_positions_ptr, atom, live, position)
         store_vectors(positions_ptr, atom, live, add(position, share, move))
-        velocity = share * velocity[0], share * velocity[1], share * velocity[2]
-        store_vectors(velocities_ptr, atom, live, velocity)
+        store_vectors(velocities_ptr, atom, live, times(share, velocity))
         tl.store(clock_ptr + program, clock + 1)
         if program == 0:
-            worst = highest_status(totals_ptr, n_systems)
-            tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
+            note_age(oldest_ptr, totals_ptr, n_systems)
 
 
 def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.dynamics.random import THERMOSTAT, normals
-from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors
+from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors, times
 from mlff_triton.kernels.types.motion import ATOMS, Integration, Motion
 from mlff_triton.kernels.types.status import STALE
 
@@ -60,8 +60,7 @@ def _drift(position, velocity, inverse_mass, timestep, damping, kt, noise, LANGE
         position = add(position, 0.5 * timestep, velocity)
         before = _kinetic(velocity, inverse_mass)
         width = tl.sqrt((1 - damping * damping) * kt * inverse_mass)
-        velocity = damping * velocity[0], damping * velocity[1], damping * velocity[2]
-        velocity = add(velocity, width, noise)
+        velocity = add(times(damping, velocity), width, noise)
         position = add(position, 0.5 * timestep, velocity)
         heat = _kinetic(velocity, inverse_mass) - before
     else:
@@ -88,6 +87,13 @@ def can_finish(clock, window_ptr, totals_ptr, n_systems):
     """Return True if a step is valid and lies in the current block."""
     valid = highest_status(totals_ptr, n_systems) < _STALE
     return valid & (clock >= tl.load(window_ptr)) & (clock < tl.load(window_ptr + 1))
+
+
+@triton.jit
+def note_age(oldest_ptr, totals_ptr, n_systems):
+    """Keep the highest age of the neighbor matrix in a valid step, whose status is no more."""
+    worst = highest_status(totals_ptr, n_systems)
+    tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
 
 
 @triton.jit
@@ -161,15 +167,14 @@ def _advance_kernel(
                 entries = tl.load(cell_ptr + 9 * system + entry, entry < 9)
                 tl.store(done_cell_ptr + 9 * system + entry, entries, entry < 9)
             if program == 0:
-                worst = highest_status(totals_ptr, n_systems)
-                tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
+                note_age(oldest_ptr, totals_ptr, n_systems)
         else:
             heat = tl.load(done_heat_ptr + atom, live, other=0.0)
             position = load_vectors(done_positions_ptr, atom, live)
             velocity = load_vectors(done_velocities_ptr, atom, live)
             velocity = _without_drift(position, velocity, drift_ptr + 6 * system)
             scale = tl.load(scale_ptr + system)
-            velocity = scale * velocity[0], scale * velocity[1], scale * velocity[2]
+            velocity = times(scale, velocity)
         store_vectors(done_velocities_ptr, atom, live, velocity)
         if START:
             velocity = add(velocity, kick, force)

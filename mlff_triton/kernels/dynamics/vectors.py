@@ -24,6 +24,12 @@ def store_vectors(pointer, atom, live, vectors):
 
 
 @triton.jit
+def times(factor, a):
+    """Multiply vectors."""
+    return factor * a[0], factor * a[1], factor * a[2]
+
+
+@triton.jit
 def add(a, factor, b):
     """Return ``a + factor * b`` for vectors, rounded once."""
     return tl.fma(factor, b[0], a[0]), tl.fma(factor, b[1], a[1]), tl.fma(factor, b[2], a[2])

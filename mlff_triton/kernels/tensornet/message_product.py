@@ -154,13 +154,13 @@ def _radial_message_bwd_kernel(
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     fields = senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr
     slot = begin + row % LANES
-    following = _load_edges(fields, slot, slot < end)
+    following = load_edges(fields, slot, slot < end)
     for _ in range(0, tl.max(end - begin), LANES):
         live = slot < end
         sender, origin, interval, fraction, width = following
         slot += LANES
         # Loaded before the store below, for which it would have to wait.
-        following = _load_edges(fields, slot, slot < end)
+        following = load_edges(fields, slot, slot < end)
         factors, slopes = look_up_with_slope(table_ptr, interval, fraction, width, channel, live, F)
         grad = load_tensor(grad_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None])
         acc = add(acc, scale_parts(factors, grad))
@@ -182,7 +182,7 @@ def _radial_message_bwd_kernel(
 
 
 @triton.jit
-def _load_edges(fields, slot, live):
+def load_edges(fields, slot, live):
     """Return sender, origin, interval, fraction and width of edges, each [R]."""
     senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr = fields
     return (

@@ -25,7 +25,7 @@ from mlff_triton.kernels.common.irreps import (
 )
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
 from mlff_triton.kernels.tensornet.launch_sizes import embedding_backward_blocks, embedding_blocks
-from mlff_triton.kernels.tensornet.message_product import sum_lanes
+from mlff_triton.kernels.tensornet.message_product import load_edges, sum_lanes
 from mlff_triton.kernels.types.edges import Edges
 
 
@@ -189,15 +189,14 @@ def _tensor_embedding_bwd_kernel(
 @triton.jit
 def _load_edges(fields, geometry, species_ptr, slot, live):
     """Return the sender's species, origin, radial position, direction and distance of edges [R]."""
-    senders_ptr, origin_ptr, interval_ptr, fraction_ptr, width_ptr = fields
     x_ptr, y_ptr, z_ptr, distance_ptr = geometry
-    sender = tl.load(senders_ptr + slot, live, other=0)
+    sender, origin, interval, fraction, width = load_edges(fields, slot, live)
     return (
         tl.load(species_ptr + sender, live, other=0),
-        tl.load(origin_ptr + slot, live, other=0),
-        tl.load(interval_ptr + slot, live, other=0),
-        tl.load(fraction_ptr + slot, live, other=0.0),
-        tl.load(width_ptr + slot, live, other=1.0),
+        origin,
+        interval,
+        fraction,
+        width,
         tl.load(x_ptr + slot, live, other=0.0),
         tl.load(y_ptr + slot, live, other=0.0),
         tl.load(z_ptr + slot, live, other=0.0),
