@@ -27,29 +27,25 @@ class DeviceBatches:
 
     def __init__(self, model: DeviceModel, n_atoms: int, n_systems: int) -> None:
         self._state = DeviceState(model, n_atoms, n_systems)
-        self._graph: StepGraph[Outputs] = StepGraph(model.pool)
+        self._step: StepGraph[Outputs] = StepGraph(model.pool)
+        self._round_trip: StepGraph[None] = StepGraph(model.pool)
         self._staging = pinned(model.device, n_atoms, 3)
         self._staged = self._staging.numpy()
-        self._totals = pinned(model.device, n_systems, WIDTH)
-        self._forces = pinned(model.device, n_atoms, 3)
-        self._atom_energies = pinned(model.device, n_atoms)
-        downloaded = Outputs(Totals(self._totals), self._forces, self._atom_energies)
-        self._prediction = downloaded.prediction
-        self._status = downloaded.totals.status.numpy()
+        totals = Totals(pinned(model.device, n_systems, WIDTH))
+        forces, energies = pinned(model.device, n_atoms, 3), pinned(model.device, n_atoms)
+        self._downloaded = Outputs(totals, forces, energies)
+        self._prediction = self._downloaded.prediction
+        self._status = totals.status.numpy()
 
-    def upload(self, batch: Batch) -> None:
-        """Upload the positions, and what else differs from the last batch."""
+    def set(self, batch: Batch) -> None:
+        """Stage the positions, and upload what else differs from the last batch."""
         self._staged[:] = batch.positions
-        self._state.atoms.positions.copy_(self._staging, non_blocking=True)
         self._state.set_batch(batch)
 
     def run(self) -> Outputs:
-        """Queue a step; the next one overwrites the tensors that it returns."""
+        """Queue a step of the positions uploaded last; the next one overwrites its results."""
         self._state.renew()
-        return self._run()
-
-    def _run(self) -> Outputs:
-        return self._graph.run(self._state.launch, self._state.neighbors.layout)
+        return self._step.run(self._state.launch, self._state.neighbors.layout)
 
     def fetch(self) -> Prediction:
         """Run a step, again if its neighbor matrix was stale, and return copies on the CPU.
@@ -61,17 +57,28 @@ class DeviceBatches:
         OverlappingAtomsError
             If two atoms coincide.
         """
-        self._state.settle(self._run_and_download)
+        if self._state.is_due:  # the matrix is built before the step uploads positions
+            self._upload()
+        self._state.settle(self._run_round_trip)
         return self._prediction.map(_copied)
 
-    def _run_and_download(self) -> int:
-        """Run a step, download its results, and return the highest status of any atom."""
-        outputs = self._run()
-        self._totals.copy_(outputs.totals.values, non_blocking=True)
-        self._forces.copy_(outputs.forces, non_blocking=True)
-        self._atom_energies.copy_(outputs.atom_energies, non_blocking=True)
+    def _run_round_trip(self) -> int:
+        """Run a step with its transfers, and return the highest status of any atom."""
+        self._round_trip.run(self._launch_round_trip, self._state.neighbors.layout)
         self._state.wait()
         return int(self._status.max())
+
+    def _launch_round_trip(self) -> None:
+        """Launch uploads, step and downloads: one graph, as calls cost more than small copies."""
+        self._upload()
+        outputs = self._state.launch()
+        downloaded = self._downloaded
+        downloaded.totals.values.copy_(outputs.totals.values, non_blocking=True)
+        downloaded.forces.copy_(outputs.forces, non_blocking=True)
+        downloaded.atom_energies.copy_(outputs.atom_energies, non_blocking=True)
+
+    def _upload(self) -> None:
+        self._state.atoms.positions.copy_(self._staging, non_blocking=True)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,13 +45,6 @@ class Report:
         return cell
 
 
-class ResidentOutputs(NamedTuple):
-    """Results of a step on the GPU: the report, and forces [N, 3] in the program's units."""
-
-    report: Report
-    forces: Tensor
-
-
 class DeviceResident:
     """One system whose positions, cell and forces stay on the GPU, in the units of a program.
 
@@ -71,8 +64,10 @@ class DeviceResident:
     def __init__(self, model: DeviceModel, batch: Batch, units: Units) -> None:
         self._state = DeviceState(model, len(batch.numbers), 1)
         self._state.set_batch(batch)
-        self._graph: StepGraph[ResidentOutputs] = StepGraph(model.pool)
+        self._graph: StepGraph[Tensor] = StepGraph(model.pool)
         self._units = units
+        # One-dimensional, as PyTorch rounds a product with a number to the precision of the tensor
+        self._length = to_tensor(np.array([units.length]), model.device)
         self._periodic = to_tensor(batch.boxes[0].pbc[:, None], model.device)
         # The program's positions and cell, at fixed addresses
         self._given = torch.zeros_like(self._state.atoms.positions)
@@ -121,28 +116,26 @@ class DeviceResident:
         self._state.settle(lambda: self._run_and_wait(forces))
         return torch.tensor(self._energy[0] / self._units.energy), forces
 
-    def _launch(self) -> ResidentOutputs:
-        """Launch a step, from the program's positions to its forces."""
+    def _launch(self) -> Tensor:
+        """Launch a step, from the program's positions to its forces, and download the report."""
         self._convert_inputs()
         outputs = self._state.launch()
-        forces = outputs.forces * (self._units.length / self._units.energy)
         report = Report.of(outputs.totals, self._state.atoms.cell)
-        return ResidentOutputs(report, forces.to(self._given.dtype))
+        self._downloaded.values.copy_(report.values, non_blocking=True)
+        forces = torch.empty_like(self._given)
+        return torch.mul(outputs.forces, self._units.length / self._units.energy, out=forces)
 
     def _convert_inputs(self) -> None:
         """Convert positions and periodic cell vectors to Å, in the buffers of the step."""
-        length, atoms = self._units.length, self._state.atoms
+        atoms = self._state.atoms
         rows = atoms.cell[0]
-        torch.mul(self._given.double(), length, out=atoms.positions)
-        torch.where(self._periodic, self._given_cell * length, rows, out=rows)
+        torch.mul(self._given, self._length, out=atoms.positions)
+        torch.where(self._periodic, self._given_cell * self._length, rows, out=rows)
 
     def _run_and_wait(self, forces: Tensor) -> int:
         """Run a step, copy its forces, and return the highest status of any atom."""
-        state = self._state
-        outputs = self._graph.run(self._launch, state.neighbors.layout)
-        self._downloaded.values.copy_(outputs.report.values, non_blocking=True)
-        forces.copy_(outputs.forces)
-        state.wait()
+        forces.copy_(self._graph.run(self._launch, self._state.neighbors.layout))
+        self._state.wait()
         self._check_cell()
         return int(self._status[0])
 

@@ -102,17 +102,17 @@ class DeviceSteps(Steps):
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
         with self._on_gpu(batch):
-            return self._upload(batch).fetch()
+            return self._buffers(batch).fetch()
 
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:
         """Return a function that queues the step of a batch, without waiting for it."""
         with self._on_gpu(batch):
-            uploaded = self._upload(batch)
-            uploaded.fetch()
+            buffers = self._buffers(batch)
+            buffers.fetch()
 
         def queue() -> Prediction:
             with torch.cuda.device_of(self._model.parameters.receiver):
-                return uploaded.run().prediction
+                return buffers.run().prediction
 
         return queue
 
@@ -165,14 +165,14 @@ class DeviceSteps(Steps):
                 "more than is free: use fewer atoms at a time, or dtype='float32'"
             ) from error
 
-    def _upload(self, batch: Batch) -> DeviceBatches:
-        """Return the buffers for batches of this size, filled with this one."""
+    def _buffers(self, batch: Batch) -> DeviceBatches:
+        """Return the buffers for batches of this size, set to this one."""
         size = len(batch.numbers), len(batch.boxes)
         buffers = self._batches.pop(size, None) or DeviceBatches(self._model, *size)
         self._batches[size] = buffers
         while len(self._batches) > self._kept_sizes:
             self._batches.popitem(last=False)
-        buffers.upload(batch)
+        buffers.set(batch)
         return buffers
 
 
