@@ -6,6 +6,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from ase import units
 from ase.build import molecule
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -171,6 +172,26 @@ def test_the_trajectory_holds_energy_momenta_and_forces(tmp_path, tiny_model):
     assert rows[0].startswith("step,time_ps,stage,target_K,temperature_K,potential_eV,kinetic_eV")
     assert [row.split(",")[0] for row in rows[1:]] == ["0", "5", "10", "12"]
     assert float(rows[1].split(",")[9]) == pytest.approx(6.0 * 6.5 * 7.0)
+
+
+def test_the_logged_pressure_is_that_of_energy_differences(tmp_path, tiny_model):
+    calculator = TensorNetCalculator(tiny_model, device="cpu", dtype="float64")
+    settings = Settings(stages=(Stage("npt", 1),), every=1, pressure=1000.0)
+    simulation = Simulation.start(water_box(), calculator, settings, tmp_path)
+    simulation.run()
+    names, *rows = (line.split(",") for line in (tmp_path / LOG).read_text().splitlines())
+    atoms = simulation.atoms
+    strain, energies, volumes = 1e-4, [], []
+    for scale in (1 - strain, 1 + strain):
+        scaled = atoms.copy()
+        scaled.set_cell(scale * atoms.cell.array, scale_atoms=True)
+        scaled.calc = calculator
+        kinetic = atoms.get_kinetic_energy() / scale**2  # as momenta shrink
+        energies.append(scaled.get_potential_energy() + kinetic)
+        volumes.append(scaled.get_volume())
+    slope = (energies[0] - energies[1]) / (volumes[1] - volumes[0])
+    logged = dict(zip(names, rows[-1], strict=True))
+    assert float(logged["pressure_bar"]) * units.bar == pytest.approx(slope, rel=1e-4)
 
 
 def test_directories_are_respected(tmp_path):
