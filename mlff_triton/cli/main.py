@@ -1,44 +1,27 @@
-"""The application: its commands, and errors as one line with exit code 2.
+"""The entry point: run the application, and report errors in one line with exit code 2.
 
-Commands import what they need when they run, so that ``--help`` does not wait for PyTorch.
+Importing this module takes a millisecond. Everything else is imported where Ctrl-C is caught.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, cast
+from types import FrameType
 
-import typer
-from rich.console import Console
-
-from mlff_triton import __version__
-from mlff_triton.cli._shared import EXIT_ERROR, EXIT_INTERRUPTED
-from mlff_triton.cli.align import align
-from mlff_triton.cli.bench import PASS_ON, bench
-from mlff_triton.cli.calibrate import calibrate
-from mlff_triton.cli.convert import convert
-from mlff_triton.cli.explain import explain
-from mlff_triton.cli.info import info
-from mlff_triton.cli.md import md
+from mlff_triton._common.lazy import attributes
 from mlff_triton.errors import MlffTritonError
 
-# The base class of typer's argument errors, whose module depends on the version of typer.
-UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
 
-app = typer.Typer(
-    name="mlff-triton",
-    help="TensorNet machine-learning force fields and sequence alignment.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (md, info, explain, convert, align, calibrate):
-    app.command()(command)
-app.command(context_settings=PASS_ON)(bench)
+__getattr__ = attributes(__name__, dict.fromkeys(("app", "UsageError"), "mlff_triton.cli.app"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit.
+    """Run the command line and exit. Without arguments, print the help.
 
     Parameters
     ----------
@@ -48,37 +31,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises
     ------
     SystemExit
-        Always: with code 0 after success, 2 after an error, 130 after Ctrl-C or SIGTERM.
+        Always: with code 0 after success, 1 if a result is incomplete, 2 after an error, 130 after
+        Ctrl-C or SIGTERM.
     """
-    given = None if arguments is None else list(arguments)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        sys.exit(app(args=given, standalone_mode=False) or 0)
+        if is_default:
+            signal.signal(signal.SIGINT, _interrupt)
+        sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`, or exit at once during an import.
+
+    Imports of NumPy and PyTorch catch exceptions and continue with modules that are incomplete.
+    """
+    del number
+    os.write(2, b"mlff-triton: interrupted\n")
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os._exit(EXIT_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command and return its exit code."""
+    import typer
+
+    from mlff_triton.cli.app import UsageError, app
+
+    try:
+        return app(args=arguments or ["--help"], standalone_mode=False) or 0
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except (MlffTritonError, UsageError) as error:
         message = getattr(error, "format_message", error.__str__)()
-        _complain("error: " + " ".join(message.split()))
-        sys.exit(EXIT_ERROR)
-    except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:  # of files that no command expects, such as a path that is too long
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    _complain("error: " + " ".join(message.split()))
+    return EXIT_ERROR
 
 
 def _complain(text: str) -> None:
-    """Print one unwrapped, undecorated line to stderr."""
-    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False, emoji=False)
-    console.print(f"mlff-triton: {text}")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        Console().print(__version__, highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """TensorNet machine-learning force fields and sequence alignment."""
+    """Print one line to stderr."""
+    sys.stderr.write(f"mlff-triton: {text}\n")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
 import mlff_triton
+from mlff_triton.cli import main as cli
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing command"),
         (("simulate",), "No such command 'simulate'"),
         (("info",), "Missing argument"),
         (("info", "absent"), "there is no model 'absent'"),
@@ -28,6 +31,13 @@ def test_other_mistakes_take_one_line(run, arguments, message):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("mlff-triton: error: ")
     assert message in err
+
+
+def test_a_missing_command_shows_the_help(run):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert out == run("--help")[1]
+    assert "Commands" in out
 
 
 def test_help_and_version(run):
@@ -51,3 +61,45 @@ print(*sorted({"torch", "triton", "ase", "numpy", "vesin"} & sys.modules.keys())
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("module", ["typer", "rich.table", "numpy", "torch", "ase"])
+def test_ctrl_c_while_a_module_is_imported_takes_one_line(module, tmp_path):
+    """Imports of some modules catch every exception, which this one imitates."""
+    code = f"""
+    import os, signal, sys
+    from mlff_triton.cli.main import main
+
+    class Interrupt:
+        def find_spec(self, name, path=None, target=None):
+            if name == {module!r}:
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                except BaseException:
+                    pass
+
+    sys.meta_path.insert(0, Interrupt())
+    main(["info", "default"])
+    """
+    done = subprocess.run(  # noqa: S603 - the code is above
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (130, "mlff-triton: interrupted\n")
+
+
+def test_ctrl_c_in_a_command_takes_one_line(monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGINT)
+
+    def load(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("mlff_triton.checkpoints.load_model", load)
+    with pytest.raises(SystemExit, match="130"):
+        cli.main(["info", "default"])
+    assert capfd.readouterr().err == "mlff-triton: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
