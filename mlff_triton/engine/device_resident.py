@@ -72,6 +72,7 @@ class DeviceResident:
         # The program's positions and cell, at fixed addresses
         self._given = torch.zeros_like(self._state.atoms.positions)
         self._given_cell = self._state.atoms.cell[0] / units.length
+        self._forces = torch.empty_like(self._given)  # of the last step, a new tensor each time
         self._downloaded = Report(pinned(model.device, WIDTH + 9))
         self._energy = self._downloaded.totals.energy.numpy()
         self._status = self._downloaded.totals.status.numpy()
@@ -108,13 +109,12 @@ class DeviceResident:
         self._given.copy_(positions)
         if cell is not None:
             self._given_cell.copy_(cell)
-        forces = torch.empty_like(self._given)
         if self._state.is_due:
             self._convert_inputs()
             self._cell[:] = self._state.atoms.cell[0].cpu()
             self._check_cell()
-        self._state.settle(lambda: self._run_and_wait(forces))
-        return torch.tensor(self._energy[0] / self._units.energy), forces
+        self._state.settle(self._run_and_wait)
+        return torch.tensor(self._energy[0] / self._units.energy), self._forces
 
     def _launch(self) -> Tensor:
         """Launch a step, from the program's positions to its forces, and download the report."""
@@ -132,9 +132,9 @@ class DeviceResident:
         torch.mul(self._given, self._length, out=atoms.positions)
         torch.where(self._periodic, self._given_cell * self._length, rows, out=rows)
 
-    def _run_and_wait(self, forces: Tensor) -> int:
+    def _run_and_wait(self) -> int:
         """Run a step, copy its forces, and return the highest status of any atom."""
-        forces.copy_(self._graph.run(self._launch, self._state.neighbors.layout))
+        self._forces = self._graph.run(self._launch, self._state.neighbors.layout).clone()
         self._state.wait()
         self._check_cell()
         return int(self._status[0])

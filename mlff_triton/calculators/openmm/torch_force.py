@@ -127,7 +127,8 @@ class OpenMMSystem:
             self._particles = self._particles.to(positions.device)
             ours = positions.index_select(0, self._particles)
         energy, forces = self.resident.step(ours, box if self.recipe.periodic else None)
-        energy -= self.recipe.shift * EV_TO_KJ_PER_MOL
+        if self.recipe.shift:
+            energy -= self.recipe.shift * EV_TO_KJ_PER_MOL
         forces = forces.to(positions.device)
         if self._particles is not None:
             forces = torch.zeros_like(positions).index_copy_(0, self._particles, forces)
