@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlff_triton.errors import InputError
 
-MAX_ATOMIC_NUMBER = 118
+# Symbols of the elements by atomic number; X is TorchMD-NET's element 0.
+SYMBOLS = """
+X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr
+Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm
+Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr
+Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
+""".split()  # noqa: SIM905 (a hundred quoted symbols would be harder to read)
+MAX_ATOMIC_NUMBER = len(SYMBOLS) - 1
+# Limits far above any published model, so that a wrong number fails in one line instead of
+# filling the memory.
+MAX_CHANNELS = 2048
+MAX_LAYERS = 64
+MAX_RBF = 1024
+MAX_ORDERS = 16
+MAX_CUTOFF = 100.0  # Å
+MAX_PREFACTOR = 1e6  # eV Å; e^2 / (4 pi eps0) is 14.4
+MAX_LENGTH_SCALE = 1e3
 RBF_TYPES = ("expnorm", "gauss", "bessel", "bessel-smooth")
 ACTIVATIONS = ("silu", "swish", "ssp", "tanh", "sigmoid", "mish")
 GROUPS = ("O(3)", "SO(3)")
 HEADS = ("scalar", "gated")
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 1
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def short_repr(value: object) -> str:
+    """Return a short ``repr`` for a message, even of a list that contains itself many times."""
+    return _SHORT.repr(value)
+
+
+def symbols_of(numbers: Iterable[int]) -> str:
+    """List elements in a message by their symbols.
+
+    Parameters
+    ----------
+    numbers : iterable of int
+        Atomic numbers. Those that no element has are shown as numbers.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> symbols_of([11, 17])
+    'Na, Cl'
+    """
+    return ", ".join(SYMBOLS[z] if 0 <= z < len(SYMBOLS) else str(z) for z in numbers)
 
 
 @dataclass(frozen=True)
@@ -27,12 +75,30 @@ class ZBLConfig:
         Factor from the distances of the model to those of the screening function.
     charges : tuple of float, optional
         Nuclear charge of each element; by default its atomic number.
+
+    Raises
+    ------
+    InputError
+        If a value is negative, not finite, or much larger than any real one.
     """
 
     cutoff: float
     prefactor: float
     length_scale: float = 1.0
     charges: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, limit in (
+            ("cutoff", self.cutoff, MAX_CUTOFF),
+            ("prefactor", self.prefactor, MAX_PREFACTOR),
+            ("length_scale", self.length_scale, MAX_LENGTH_SCALE),
+        ):
+            if not 0 < value <= limit:
+                raise InputError(
+                    f"{name}={value!r} of zbl must be above 0 and at most {limit:g}, in Å and eV"
+                )
+        if self.charges is not None and not all(0 <= q <= MAX_ATOMIC_NUMBER for q in self.charges):
+            raise InputError(f"charges of zbl must lie in 0..{MAX_ATOMIC_NUMBER}")
 
 
 @dataclass(frozen=True)
@@ -105,30 +171,46 @@ class TensorNetConfig:
             ("head", self.head, HEADS),
         ):
             if value not in known:
-                raise InputError(f"{name}={value!r} is unknown: use one of {', '.join(known)}")
-        if not 0 <= self.cutoff_lower < self.cutoff_upper:
+                raise InputError(
+                    f"{name}={short_repr(value)} is unknown: use one of {', '.join(known)}"
+                )
+        if not 0 <= self.cutoff_lower < self.cutoff_upper <= MAX_CUTOFF:
             raise InputError(
-                f"cutoffs must satisfy 0 <= lower < upper, not {self.cutoff_lower}, "
-                f"{self.cutoff_upper}"
+                f"cutoffs must satisfy 0 <= lower < upper <= {MAX_CUTOFF:g} Å, not "
+                f"{self.cutoff_lower}, {self.cutoff_upper}"
             )
         if self.rbf_type == "bessel" and self.self_loops:
             raise InputError("the bessel basis has no value at distance 0: use self_loops=False")
-        sizes = (
-            self.hidden_channels,
-            self.num_rbf - (self.rbf_type == "gauss"),
-            self.num_layers + 1,
-        )
-        if min(sizes) < 1 or self.num_rbf % max(1, self.bessel_orders):
+        self._check_sizes()
+        self._check_elements()
+
+    def _check_sizes(self) -> None:
+        for name, size, least, most in (
+            ("hidden_channels", self.hidden_channels, 1, MAX_CHANNELS),
+            ("num_layers", self.num_layers, 0, MAX_LAYERS),
+            ("num_rbf", self.num_rbf, 2 if self.rbf_type == "gauss" else 1, MAX_RBF),
+            ("bessel_orders", self.bessel_orders, 1, MAX_ORDERS),
+        ):
+            if not least <= size <= most:
+                raise InputError(f"{name}={short_repr(size)} must lie in {least}..{most}")
+        if self.num_rbf % self.bessel_orders:
             raise InputError(
-                f"hidden_channels={self.hidden_channels}, num_layers={self.num_layers}, "
-                f"num_rbf={self.num_rbf} and bessel_orders={self.bessel_orders} do not make a model"
+                f"bessel_orders={self.bessel_orders} must divide num_rbf={self.num_rbf}"
             )
-        if not self.elements or not all(0 <= z <= MAX_ATOMIC_NUMBER for z in self.elements):
-            raise InputError("elements must be atomic numbers in 0..118, at least one")
+
+    def _check_elements(self) -> None:
+        counts = Counter(self.elements)
+        if not counts or not all(z in range(MAX_ATOMIC_NUMBER + 1) for z in counts):
+            raise InputError(
+                f"elements must be atomic numbers in 0..{MAX_ATOMIC_NUMBER}, at least one"
+            )
+        repeated = [z for z, count in counts.items() if count > 1]
+        if repeated:
+            raise InputError(f"elements must differ: {symbols_of(repeated)} occurs repeatedly")
         if self.zbl is not None:
             charges = self.elements if self.zbl.charges is None else self.zbl.charges
-            if not self.zbl.cutoff > 0 or len(charges) != len(self.elements):
-                raise InputError("zbl needs a positive cutoff, and one charge for each element")
+            if len(charges) != len(self.elements):
+                raise InputError("zbl needs one charge for each element")
 
     @property
     def cutoff(self) -> float:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.data import chemical_symbols
 from torch import Tensor
 from torch.func import functional_call
 
 from mlff_triton import Ensemble, Prediction, TensorNet, TensorNetConfig, neighbor_list, predict
 from mlff_triton.errors import InputError, UnknownElementError
-from mlff_triton.model.config import ZBLConfig
+from mlff_triton.model.config import SYMBOLS, ZBLConfig, symbols_of
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import concatenate
 from mlff_triton.testing import (
@@ -364,14 +365,44 @@ def test_charge_is_refused_by_models_of_neutral_systems():
         ({"elements": ()}, "at least one"),
         ({"elements": (1, 119)}, "atomic numbers"),
         ({"elements": (-1,)}, "atomic numbers"),
-        ({"zbl": ZBLConfig(0.0, 14.4)}, "positive cutoff"),
-        ({"zbl": ZBLConfig(float("nan"), 14.4)}, "positive cutoff"),
+        ({"elements": (1, 6, 1)}, "elements must differ: H occurs"),
+        ({"hidden_channels": 20_000}, r"hidden_channels=20000 must lie in 1\.\.2048"),
+        ({"num_layers": 10**9}, r"num_layers=1000000000 must lie in 0\.\.64"),
+        ({"num_rbf": 10**8}, r"num_rbf=100000000 must lie in 1\.\.1024"),
+        ({"num_rbf": 1, "rbf_type": "gauss"}, r"num_rbf=1 must lie in 2\.\.1024"),
+        (
+            {"rbf_type": "bessel", "self_loops": False, "num_rbf": 1000, "bessel_orders": 500},
+            r"bessel_orders=500 must lie in 1\.\.16",
+        ),
+        ({"num_rbf": 5, "bessel_orders": 2}, "bessel_orders=2 must divide num_rbf=5"),
+        ({"cutoff_upper": 1e6}, "upper <= 100 Å, not 0.0, 1000000.0"),
+        ({"cutoff_upper": 1e308}, "upper <= 100 Å"),
         ({"zbl": ZBLConfig(3.0, 14.4, charges=(1.0,))}, "one charge for each element"),
     ],
 )
 def test_impossible_configurations_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         TensorNetConfig(**{"elements": (1, 6), **changes})
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("name", ["cutoff", "prefactor", "length_scale", "charges"])
+def test_impossible_repulsions_are_refused(name, value):
+    constants = {"cutoff": 3.0, "prefactor": 14.4}
+    with pytest.raises(InputError, match=f"{name}.* of zbl must"):
+        ZBLConfig(**{**constants, name: (1.0, value) if name == "charges" else value})
+
+
+def test_messages_show_symbols_and_short_values():
+    assert symbols_of([0, 1, 11, 17, 118]) == "X, H, Na, Cl, Og"
+    assert symbols_of([-1, 119]) == "-1, 119"
+    assert [SYMBOLS.index(symbol) for symbol in chemical_symbols] == list(range(119))
+    many: list[Any] = ["ha"]
+    for _ in range(40):
+        many = [many] * 10
+    with pytest.raises(InputError) as refusal:
+        TensorNetConfig((1, 6), activation=many)
+    assert len(str(refusal.value)) < 300
 
 
 CASTS = {
