@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,6 +29,8 @@ from benchmarks.kernels.runner import run_operators
 from benchmarks.lab import figures
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import RESULTS, Results, read_folder
+from mlff_triton._common.availability import triton_obstacle
+from mlff_triton._common.devices import find_device
 from mlff_triton._common.timing import environment
 from mlff_triton.errors import InputError, MlffTritonError
 
@@ -66,36 +69,55 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks; return exit code 2 after an error in the arguments."""
+    """Run the benchmarks; return exit code 1 after failures, 2 after an error in the arguments."""
     options = parse(arguments)
     try:
-        _run(options)
+        failures = _run(options)
     except MlffTritonError as error:
         print(f"mlff-triton: error: {error}", file=sys.stderr)
         return 2
-    return 0
+    if failures:
+        count = "1 measurement" if failures == 1 else f"{failures} measurements"
+        print(f"mlff-triton: {count} failed, for the reasons above", file=sys.stderr)
+    return 1 if failures else 0
 
 
-def _run(options: argparse.Namespace) -> None:
+@dataclass
+class CountingLab(Lab):
+    """A lab that counts the measurements that failed."""
+
+    failures: int = 0
+
+    def complain(self, name: str, error: BaseException) -> None:
+        """Count the failure, and print to stderr why it failed."""
+        self.failures += 1
+        super().complain(name, error)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Do what the options say, and return the number of failures."""
     if options.merge:
         Results(options.out).add(row for folder in options.merge for row in read_folder(folder))
     if options.figures:
         figures.draw(options.out)
         print(figures.tables(options.out))
     if options.merge or options.figures:
-        return
+        return 0
     cases, operators, sizes = select(options)
-    device = torch.device(options.device if options.device != "auto" else _best_device())
+    device = find_device(options.device)
     if options.profile or options.trace or options.ncu or options.nsys:
         for case in cases:
             for implementation in implementations_of(case, options):
                 _profile(case, implementation, options, device)
-        return
+        return 0
     budget = Budget(options.seconds, options.each, options.sampling)
-    lab = Lab(device, environment(device), Results(options.out), budget)
+    lab = CountingLab(device, environment(device), Results(options.out), budget)
     for case in cases:
         run_case(lab, case, implementations_of(case, options))
-    if operators:
+    obstacle = triton_obstacle(device)
+    if operators and obstacle:
+        lab.skip("ops", obstacle)
+    elif operators:
         run_operators(lab, sizes, operators)
     bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.IMPLEMENTATIONS))
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
@@ -105,6 +127,7 @@ def _run(options: argparse.Namespace) -> None:
     alignment.run_alignment(lab, *aligned, seed)
     simulated, names = _named(options, "md", MD_CASES, _md_implementations(options))
     run_md(lab, [MD_CASES[name] for name in simulated], names, options.melted)
+    return lab.failures
 
 
 def _md_implementations(options: argparse.Namespace) -> tuple[str, ...]:
@@ -185,10 +208,6 @@ def _known(given: Sequence[str], known: Sequence[str], kind: str) -> list[str]:
             names = ", ".join(dict.fromkeys(known))
             raise InputError(f"the {kind} {name!r} is unknown: use {names}")
     return list(given)
-
-
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 if __name__ == "__main__":
