@@ -16,6 +16,7 @@ import numpy as np
 from ase import Atoms, units
 
 from mlff_triton._common.files import reported
+from mlff_triton.dynamics.lock import LOCK
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.systems import split
 from mlff_triton.dynamics.trajectories import Frame, Recorder, open_trajectory
@@ -154,7 +155,7 @@ def frames(systems: Sequence[Atoms], observation: Observation, settings: Setting
 
 
 class Records:
-    """Logs and trajectories of all systems of a run.
+    """Logs and trajectories of all systems of a run. All are checked before `cut` modifies any.
 
     Parameters
     ----------
@@ -170,7 +171,7 @@ class Records:
     Raises
     ------
     OutputError
-        If a file is missing or shorter than it must be, or cannot be written.
+        If a file is missing or shorter than it must be, or cannot be read.
     """
 
     def __init__(
@@ -189,6 +190,13 @@ class Records:
             AppendOnlyFile(directory / name, sizes.get(name, 0)) for name in names(LOG, n_systems)
         ]
         self._recorder = Recorder(self._files)
+
+    def cut(self) -> None:
+        """Remove what follows the bytes to keep of each file."""
+        for trajectory in self._files:
+            trajectory.cut()
+        for log in self._logs:
+            log.cut()
 
     def log(self, rows: Sequence[LogRow] | None = None) -> None:
         """Append a row to each log; the header by default."""
@@ -225,7 +233,8 @@ def check_directory(directory: Path, overwrite: bool) -> None:
     if directory.exists() and not directory.is_dir():
         raise OutputError(f"{directory} is a file: choose another --out")
     with reported(directory):
-        occupied = directory.exists() and any(directory.iterdir())
+        present = {path.name for path in directory.iterdir()} if directory.exists() else set()
+        occupied = bool(present - {LOCK})
     if occupied and not overwrite:
         raise OutputError(
             f"{directory} is not empty: choose another --out, or use --overwrite or "
@@ -247,8 +256,7 @@ def outputs_in(directory: Path) -> list[Path]:
 
 
 def clear_directory(directory: Path) -> None:
-    """Create a directory and remove the outputs of an earlier run from it, but no other files."""
+    """Remove the outputs of an earlier run from a directory, but no other files."""
     with reported(directory):
-        directory.mkdir(parents=True, exist_ok=True)
         for path in outputs_in(directory):
             path.unlink()

@@ -1,7 +1,11 @@
-"""Restart files: everything that the rest of a run depends on, as ``.npz`` without pickle."""
+"""Restart files: everything that the rest of a run depends on, as ``.npz`` without pickle.
+
+A digest of the contents reveals any later modification.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
@@ -18,7 +22,7 @@ from mlff_triton.dynamics.settings import Settings
 from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
 
-FORMAT = "mlff_triton.dynamics.1"
+FORMAT = "mlff_triton.dynamics.2"
 STATE = ("positions", "velocities", "cell", "heat", "work")  # fields of `State`, in order
 
 # Raised for damaged or foreign files by NumPy, zipfile, json, or while reading their contents.
@@ -96,6 +100,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
     }
     if any(atoms.has("masses") for atoms in systems):
         arrays["masses"] = np.concatenate([atoms.get_masses() for atoms in systems])
+    arrays["digest"] = _digest(arrays)
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
     replace_file(path, content.getvalue())
@@ -116,18 +121,24 @@ def load_restart(path: str | Path) -> Snapshot:
     Raises
     ------
     InputError
-        If the file is missing, damaged, or not a restart file.
+        If the file is missing, damaged, modified, or not a restart file.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(f"there is no restart file {str(path)!r}: give the restart.npz of a run")
     try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
+            arrays = dict(archive)
             rest = json.loads(str(arrays["rest"]))
             if rest["format"] != FORMAT:
                 raise InputError(
                     f"{file} has format {rest['format']!r}, expected {FORMAT!r}: continue the run "
                     "with the version of mlff_triton that wrote it"
+                )
+            if arrays.pop("digest") != _digest(arrays):
+                raise InputError(
+                    f"{file} was modified after a run wrote it: restore the original, or start a "
+                    "new run with other settings"
                 )
             return _snapshot(arrays, rest)
     except InputError:
@@ -138,7 +149,16 @@ def load_restart(path: str | Path) -> Snapshot:
         ) from error
 
 
-def _snapshot(arrays: np.lib.npyio.NpzFile, rest: dict[str, Any]) -> Snapshot:
+def _digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the SHA-256 of names, types, shapes and values of arrays."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return np.array(digest.hexdigest())
+
+
+def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
     state = State(int(rest["step"]), *(arrays[name] for name in STATE))
     systems, start = [], 0
     for count, pbc, cell, charge in zip(

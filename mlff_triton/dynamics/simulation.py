@@ -16,6 +16,7 @@ from ase.calculators.calculator import Calculator
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
 from mlff_triton.dynamics.exchange import exchange
+from mlff_triton.dynamics.lock import DirectoryLock
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
 from mlff_triton.dynamics.pace import Pace
@@ -57,7 +58,8 @@ class Simulation:
 
     Create a simulation with `start` or `resume`, then call `run`. With our calculator on a GPU, all
     steps run there, and systems are computed in one batch. With any other calculator, they run on
-    the host. Results depend neither on the number of systems nor on interruptions.
+    the host. Results depend neither on the number of systems nor on interruptions. The directory is
+    locked from `start` or `resume` to the end of `run`.
 
     Attributes
     ----------
@@ -77,7 +79,9 @@ class Simulation:
         Current temperature of each system in K.
     """
 
-    def __init__(self, snapshot: Snapshot, calculator: Calculator, directory: Path) -> None:
+    def __init__(
+        self, snapshot: Snapshot, calculator: Calculator, directory: Path, lock: DirectoryLock
+    ) -> None:
         self.systems = snapshot.systems
         for atoms in self.systems:
             atoms.calc = calculator
@@ -91,6 +95,7 @@ class Simulation:
         self._state = snapshot.state
         self._reached = snapshot.state.step
         self._is_new = False
+        self._lock = lock
         n_systems = len(self.systems)
         self._records = Records(directory, self.settings, n_systems, snapshot.sizes)
 
@@ -132,7 +137,7 @@ class Simulation:
         InputError
             If a structure does not suit the settings, or its energy is not finite.
         OutputError
-            If the directory is not empty or cannot be written.
+            If the directory is not empty, another run writes to it, or it cannot be written.
         """
         folder = Path(directory)
         systems = [atoms.copy()] if isinstance(atoms, Atoms) else [one.copy() for one in atoms]
@@ -148,11 +153,6 @@ class Simulation:
             system.calc = calculator
             if not np.isfinite(system.get_potential_energy()):
                 raise InputError("the energy of a structure is NaN or infinite: check its geometry")
-        outputs.clear_directory(folder)
-        if settings.trajectory != "xyz":
-            topologies = outputs.names(outputs.TOPOLOGY, len(systems))
-            for name, system in zip(topologies, systems, strict=True):
-                write_topology(folder / name, system)
         snapshot = Snapshot(
             settings=settings,
             recipe=recipe or {},
@@ -163,8 +163,16 @@ class Simulation:
             minimization=None,
             sizes={},
         )
-        save_restart(snapshot, folder / outputs.RESTART)
-        return cls(snapshot, calculator, folder)
+        lock = DirectoryLock(folder)
+        with lock.kept():
+            outputs.check_directory(folder, overwrite)  # again, as another run may have begun
+            outputs.clear_directory(folder)
+            if settings.trajectory != "xyz":
+                topologies = outputs.names(outputs.TOPOLOGY, len(systems))
+                for name, system in zip(topologies, systems, strict=True):
+                    write_topology(folder / name, system)
+            save_restart(snapshot, folder / outputs.RESTART)
+            return cls(snapshot, calculator, folder, lock)
 
     @classmethod
     def resume(
@@ -188,9 +196,18 @@ class Simulation:
         Raises
         ------
         OutputError
-            If the files of the run are missing or shorter than at the time of the snapshot.
+            If another run writes to the directory, or files of the run are missing or shorter than
+            at the time of the snapshot. Nothing is modified then.
         """
-        return cls(snapshot, calculator, Path(directory))
+        folder = Path(directory)
+        lock = DirectoryLock(folder)
+        with lock.kept():
+            simulation = cls(snapshot, calculator, folder, lock)
+            save_restart(
+                snapshot, simulation.restart_path
+            )  # first, as it fits the files either way
+            simulation._records.cut()
+            return simulation
 
     @property
     def atoms(self) -> Atoms:
@@ -244,17 +261,19 @@ class Simulation:
         DeviceMemoryError
             If the GPU has too little memory. For replicas, the message says how many would fit.
         OutputError
-            If a file cannot be written. The restart file is valid.
+            If a file cannot be written, or another run writes to the directory. The restart file is
+            valid.
         """
         self._pace = Pace(block)
-        try:
-            return self._run(monitor or Monitor(), should_stop)
-        except DeviceMemoryError as error:
-            if len(self.systems) == 1:
-                raise
-            reason = str(error)
-        finally:
-            self._records.flush()
+        with self._lock:
+            try:
+                return self._run(monitor or Monitor(), should_stop)
+            except DeviceMemoryError as error:
+                if len(self.systems) == 1:
+                    raise
+                reason = str(error)
+            finally:
+                self._records.flush()
         raise self._memory_error(reason)  # out here, where the first error keeps nothing alive
 
     def _run(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:

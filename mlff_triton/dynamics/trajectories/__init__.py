@@ -15,8 +15,8 @@ DCD and XTC name no elements: `write_topology` writes the PDB file that viewers 
 need MDAnalysis, ``pip install 'mlff-triton[trajectories]'``.
 
 Files grow by complete frames. The size of a file after a frame identifies that frame: a file that
-is opened again at this size loses whatever follows, and continues as if it had never been
-interrupted.
+is opened again at this size and cut continues as if it had never been interrupted. It refuses
+frames when its size is not the expected one, as something else has written to it.
 
 Examples
 --------
@@ -37,7 +37,8 @@ Examples
 ...     recorder.append(Frame.of(atoms, step=0, time_ps=0.0, stage="nve"))
 ...     (size,) = recorder.flush()  # for the restart file
 ...     recorder.append(Frame.of(atoms, step=10, time_ps=0.01, stage="nve"))
->>> resumed = open_trajectory(path, timestep_ps=0.001, interval=10, size=size)  # drops step 10
+>>> resumed = open_trajectory(path, timestep_ps=0.001, interval=10, size=size)
+>>> resumed.cut()  # drops step 10
 >>> resumed.size == path.stat().st_size == size
 True
 """

@@ -17,7 +17,7 @@ class AppendOnlyFile:
     path : path
         The file. The first record creates it.
     size : int
-        Number of bytes to keep of an existing file, which is truncated to it.
+        Number of bytes to keep of an existing file; `cut` removes the rest.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class AppendOnlyFile:
     Raises
     ------
     OutputError
-        If an existing file is shorter than ``size``, or cannot be written.
+        If an existing file is shorter than ``size``, or cannot be read.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -42,8 +42,18 @@ class AppendOnlyFile:
                     f"{path} has {present} bytes, but the restart file expects {size}: "
                     "restore the original"
                 )
-            if present > size:
-                os.truncate(path, size)
+
+    def cut(self) -> None:
+        """Remove what follows the last record to keep.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        with reported(self.path):
+            if self.path.exists() and self.path.stat().st_size > self.size:
+                os.truncate(self.path, self.size)
 
     def append(self, record: bytes) -> None:
         """Append a record in one system call. If that fails, remove the part already written.
@@ -51,9 +61,15 @@ class AppendOnlyFile:
         Raises
         ------
         OutputError
-            If the record cannot be written.
+            If the record cannot be written, or the file has another size than after the last one.
         """
         with reported(self.path), self.path.open("ab", buffering=0) as file:
+            present = file.tell()
+            if present != self.size:
+                raise OutputError(
+                    f"{self.path} has {present} bytes instead of {self.size}, as something else "
+                    "has written to it: continue with --restart once nothing else does"
+                )
             try:
                 written = file.write(record)
             except OSError:

@@ -44,7 +44,7 @@ class DCDTrajectory(TrajectoryFile):
     path : path
         The file. The first frame creates it.
     size : int
-        Number of bytes to keep of an existing file; the rest is removed.
+        Number of bytes to keep of an existing file; `cut` removes the rest.
     timestep_ps : float
         Time step in ps.
     interval : int
@@ -56,7 +56,7 @@ class DCDTrajectory(TrajectoryFile):
         If MDAnalysis is not installed.
     OutputError
         If an existing file is shorter than ``size``, does not end with a frame there, or cannot be
-        written.
+        read.
     """
 
     def __init__(self, path: Path, size: int, timestep_ps: float, interval: int) -> None:
@@ -68,6 +68,16 @@ class DCDTrajectory(TrajectoryFile):
         if size and path.exists():
             self._count_frames(path, size)
         super().__init__(path, size)
+
+    def cut(self) -> None:
+        """Remove what follows the frames to keep, and count these in the header.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        super().cut()
         if self._count:
             self._write_count()
 

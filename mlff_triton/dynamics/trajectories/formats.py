@@ -52,8 +52,8 @@ def open_trajectory(
     interval : int
         Number of time steps between frames, for the same formats.
     size : int, optional
-        Number of bytes to keep of an existing file, from `TrajectoryFile.size`; the rest is
-        removed.
+        Number of bytes to keep of an existing file, from `TrajectoryFile.size`. Nothing is modified
+        here: `TrajectoryFile.cut` removes the rest.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def open_trajectory(
     InputError
         If the suffix is unknown, or if MDAnalysis is needed and not installed.
     OutputError
-        If an existing file is shorter than ``size``, or cannot be written.
+        If an existing file is shorter than ``size``, or cannot be read.
     """
     file, suffix = Path(path), _suffix(path)
     if suffix == ".dcd":

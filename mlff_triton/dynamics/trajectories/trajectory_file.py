@@ -17,12 +17,12 @@ class TrajectoryFile(ABC):
     path : path
         The file. The first frame creates it.
     size : int
-        Number of bytes to keep of an existing file; the rest is removed.
+        Number of bytes to keep of an existing file; `cut` removes the rest.
 
     Raises
     ------
     OutputError
-        If an existing file is shorter than ``size``, or cannot be written.
+        If an existing file is shorter than ``size``, or cannot be read.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -38,6 +38,16 @@ class TrajectoryFile(ABC):
         """Size in bytes after the last frame, which a restart file records."""
         return self._file.size
 
+    def cut(self) -> None:
+        """Remove what follows the frames to keep. Without it, an existing file takes no frames.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        self._file.cut()
+
     def append(self, frame: Frame) -> None:
         """Append a frame, completely or not at all.
 
@@ -46,7 +56,7 @@ class TrajectoryFile(ABC):
         InputError
             If the format cannot represent the frame.
         OutputError
-            If it cannot be written.
+            If it cannot be written, or something else has written to the file.
         """
         self._file.append(self._encode(frame))
 

@@ -36,14 +36,14 @@ class XTCTrajectory(TrajectoryFile):
     path : path
         The file. The first frame creates it.
     size : int
-        Number of bytes to keep of an existing file; the rest is removed.
+        Number of bytes to keep of an existing file; `cut` removes the rest.
 
     Raises
     ------
     InputError
         If MDAnalysis is not installed.
     OutputError
-        If an existing file is shorter than ``size``, or cannot be written.
+        If an existing file is shorter than ``size``, or cannot be read.
     """
 
     def __init__(self, path: Path, size: int) -> None:

@@ -44,7 +44,9 @@ def frame(index=0, **options):
 
 
 def opened(path, size=0):
-    return open_trajectory(path, timestep_ps=TIMESTEP, interval=INTERVAL, size=size)
+    file = open_trajectory(path, timestep_ps=TIMESTEP, interval=INTERVAL, size=size)
+    file.cut()
+    return file
 
 
 @contextmanager

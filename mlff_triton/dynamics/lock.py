@@ -1,0 +1,119 @@
+"""One writer per directory: a lock that ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from mlff_triton._common.files import reported
+from mlff_triton.errors import OutputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+class DirectoryLock:
+    """A context in which no other run may write to a directory.
+
+    The lock is advisory, and held on a file named ``.lock``, which exists only meanwhile or after a
+    process was killed. The operating system releases it when the process ends. Windows, and file
+    systems without locks, lock nothing: there, a run only notices what another one has appended.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory, which is created when it is locked.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / LOCK
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Lock the directory, unless this object already does.
+
+        Raises
+        ------
+        OutputError
+            If another run holds the lock, or the directory cannot be written.
+        """
+        if fcntl is None or self._file is not None:
+            return
+        with reported(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        with reported(self._path):
+            while self._file is None:
+                self._file = self._opened()
+
+    def release(self) -> None:
+        """Unlock the directory and remove the file, if this object holds the lock."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Lock the directory, and keep it locked unless an error is raised in this context."""
+        self.acquire()
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
+    def __enter__(self) -> DirectoryLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        """Release the lock of a simulation that is never run."""
+        self.release()
+
+    def _opened(self) -> int | None:
+        """Return the locked file; None if its last holder has just removed it."""
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._lock(file)
+            if not self._path.exists() or not os.path.samestat(os.fstat(file), self._path.stat()):
+                os.close(file)
+                return None
+            os.truncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _lock(self, file: int) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in UNSUPPORTED:
+                return
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            holder = os.read(file, 200).decode(errors="replace") or "another process"
+            raise OutputError(
+                f"{holder} is running a simulation in {self._directory}: wait for its end, stop "
+                "it, or choose another directory"
+            ) from error
