@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
-import json
+import os
 import zipfile
-import zlib
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from mlff_triton.checkpoints import matgl, torchmd_net
-from mlff_triton.checkpoints._weights import read_pickle
+from mlff_triton.checkpoints._pickles import unpickle
+from mlff_triton.checkpoints._reading import (
+    SUPPORTED,
+    interpreting,
+    printable,
+    read_file,
+    read_json,
+    read_zip,
+)
 from mlff_triton.checkpoints.native import model_card, read_native, save_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.prediction import Ensemble
@@ -21,17 +27,15 @@ from mlff_triton.units import ENERGY_UNITS
 __all__ = ["load_model", "model_card", "resolve_path", "save_model", "shipped_models"]
 
 DEFAULT_MODEL = "tensornet-gfn2"
-SUPPORTED = (
-    "supported are mlff_triton .safetensors, TorchMD-NET .ckpt (or a .zip of them), and MatGL "
-    "folders with model.json and state.pt"
-)
-MAX_MEMBER_BYTES = 4 << 30
+MAX_MEMBERS = 64  # of an ensemble
 
 
 def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemble:
     """Load a model from a file or a folder, or by the name of a shipped model.
 
     The format is recognized by content, not by file name. No code in a checkpoint is ever executed.
+    Checksums are verified, and files, weights and architectures have limits: see
+    ``docs/checkpoints.md``.
 
     Parameters
     ----------
@@ -46,16 +50,17 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     Returns
     -------
     TensorNet or Ensemble
-        On the CPU, in the dtype of the file, in evaluation mode.
+        On the CPU, in evaluation mode, in float64 if the file is, otherwise in float32.
 
     Raises
     ------
     CheckpointError
-        If the file is missing, truncated or corrupt, or would run code when loaded.
+        If the file is missing, truncated or damaged, too large for a model, or would run code when
+        loaded.
     UnsupportedModelError
         If the file is valid, but contains a model that is not implemented.
     InputError
-        If the energy unit is unknown.
+        If the energy unit is unknown, or ``model`` is neither a name nor a path.
 
     Examples
     --------
@@ -67,15 +72,8 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
             f"energy_unit={energy_unit!r} is unknown: use one of {', '.join(ENERGY_UNITS)}"
         )
     path = resolve_path(model)
-    if path.is_dir() or path.name == "model.json":
-        return _load_matgl(path if path.is_dir() else path.parent)
-    with path.open("rb") as file:
-        head = file.read(9)
-    if head[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
-        return read_native(path)
-    if _checkpoint_names(path):
-        return _load_ensemble(path, ENERGY_UNITS[energy_unit])
-    return _from_pickle(read_pickle(path, str(path)), str(path), ENERGY_UNITS[energy_unit])
+    with interpreting(str(path)):
+        return _load(path, ENERGY_UNITS[energy_unit])
 
 
 def shipped_models() -> dict[str, Path]:
@@ -85,60 +83,77 @@ def shipped_models() -> dict[str, Path]:
 
 
 def resolve_path(model: str | Path) -> Path:
-    """Return the file or folder of a shipped model or path, or raise `CheckpointError`."""
+    """Return the file or folder of a shipped model or path.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such file or folder.
+    InputError
+        If ``model`` is neither a name nor a path.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        raise InputError(f"a model is given by its name or path, not by a {type(model).__name__}")
     shipped = shipped_models()
     name = DEFAULT_MODEL if model == "default" else str(model)
     if name in shipped:
         return shipped[name]
-    path = Path(model).expanduser()
-    if not path.exists():
+    try:
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+        reason = ""
+    except (OSError, RuntimeError) as error:  # a name too long, a home of nobody
+        reason = f" ({getattr(error, 'strerror', None) or error})"
+    shown = repr(name) if len(name) <= 200 else f"{name[:100]!r}...{name[-100:]!r}"
+    raise CheckpointError(
+        f"there is no model {shown}{reason}: give a path, or one of "
+        f"{', '.join(['default', *shipped])}"
+    )
+
+
+def _load(path: Path, energy_unit: float) -> TensorNet | Ensemble:
+    """Load a file or a folder by its content."""
+    if path.is_dir() or path.name == "model.json":
+        return _load_matgl(path if path.is_dir() else path.parent)
+    content = read_file(path)
+    if content[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
+        return read_native(content, str(path))
+    if not zipfile.is_zipfile(io.BytesIO(content)):
         raise CheckpointError(
-            f"there is no model {str(model)!r}: give a path, or one of "
-            f"{', '.join(['default', *shipped])}"
+            f"{path} is truncated, not a checkpoint, or one of PyTorch before 1.6; {SUPPORTED}"
         )
-    return path
+    members = read_zip(content, str(path))
+    names = sorted(name for name in members if name.endswith(".ckpt"))
+    if not names:
+        return _from_members(members, str(path), energy_unit)
+    if len(names) > MAX_MEMBERS:
+        raise CheckpointError(
+            f"{path} contains {len(names)} checkpoints: an ensemble has at most {MAX_MEMBERS}"
+        )
+    models = []
+    for name in names:
+        title = f"{path}:{printable(name)}"
+        with interpreting(title):
+            models.append(_from_members(read_zip(members[name], title), title, energy_unit))
+    return Ensemble(models)
 
 
 def _load_matgl(folder: Path) -> TensorNet:
     for required in ("model.json", "state.pt"):
-        if not (folder / required).is_file():
+        if not (folder / required).exists():
             raise CheckpointError(f"{folder} has no {required}; {SUPPORTED}")
-    try:
-        description = json.loads((folder / "model.json").read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / 'model.json'} is not JSON ({error})") from error
-    weights = read_pickle(folder / "state.pt", str(folder / "state.pt"))
+    description = read_json(read_file(folder / "model.json"), str(folder / "model.json"))
+    title = str(folder / "state.pt")
+    with interpreting(title):
+        weights = unpickle(read_zip(read_file(folder / "state.pt"), title), title)
     if not isinstance(description, dict) or not isinstance(weights, dict):
         raise CheckpointError(f"{folder} does not contain a MatGL model; {SUPPORTED}")
     return matgl.from_files(description, weights, str(folder))
 
 
-def _checkpoint_names(path: Path) -> list[str]:
-    """List the Lightning checkpoints in a zip. A PyTorch file is also a zip, but contains none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return sorted(name for name in archive.namelist() if name.endswith(".ckpt"))
-    except (zipfile.BadZipFile, OSError):
-        return []
-
-
-def _load_ensemble(path: Path, energy_unit: float) -> Ensemble:
-    """Load an ensemble in memory: without unpacking, no name in the archive can escape a folder."""
-    members = []
-    with zipfile.ZipFile(path) as archive:
-        for name in _checkpoint_names(path):
-            if archive.getinfo(name).file_size > MAX_MEMBER_BYTES:
-                raise CheckpointError(f"{path}: {name} has more than 4 GB, too much for a model")
-            try:
-                blob = io.BytesIO(archive.read(name))
-            except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:
-                raise CheckpointError(f"{path}: {name} is corrupt: copy it again") from error
-            title = f"{path}:{name}"
-            members.append(_from_pickle(read_pickle(blob, title), title, energy_unit))
-    return Ensemble(members)
-
-
-def _from_pickle(content: Any, name: str, energy_unit: float) -> TensorNet:
+def _from_members(members: dict[str, bytes], name: str, energy_unit: float) -> TensorNet:
+    content = unpickle(members, name)
     if not torchmd_net.is_torchmd_net(content):
         raise UnsupportedModelError(f"{name} is not a supported model; {SUPPORTED}")
     return torchmd_net.from_checkpoint(content, name, energy_unit)

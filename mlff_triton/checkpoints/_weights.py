@@ -1,92 +1,34 @@
-"""Shared by the readers of checkpoints: safe unpickling, tensor order, strict loading."""
+"""Shared by the readers of checkpoints: tensor order, and models made of checked weights."""
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
+from mlff_triton.checkpoints._reading import MAX_FILE_BYTES
+from mlff_triton.errors import CheckpointError
+from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
 
-
-def read_pickle(file: Path | IO[bytes], name: str) -> Any:
-    """Unpickle tensors and plain containers, and refuse anything that would run code.
-
-    Parameters
-    ----------
-    file : path or binary file
-        File that `torch.load` can read.
-    name : str
-        Name of the file in error messages.
-
-    Returns
-    -------
-    object
-        Tensors, numbers and strings in dicts and lists.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is truncated, is not a checkpoint, or contains anything but tensors and plain
-        data.
-    """
-    try:
-        # PyTorch infers the format of a path from its suffix, but that of a file from its content.
-        if isinstance(file, Path):
-            file = io.BytesIO(file.read_bytes())
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{name} is not a plain checkpoint of tensors and numbers, so it was not loaded: "
-            f"{_first_line(error)}"
-        ) from error
-    except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
-    except Exception as error:  # damaged files make the reader raise errors of any type
-        raise CheckpointError(
-            f"{name} is truncated or corrupt ({_first_line(error)}): copy it again"
-        ) from error
-
-
-@contextmanager
-def interpreting(name: str) -> Iterator[None]:
-    """Turn any error in the interpretation of a file's content into one that names the file."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except InputError as error:
-        raise UnsupportedModelError(
-            f"{name} does not describe a supported model: {error}"
-        ) from error
-    except KeyError as error:
-        raise CheckpointError(f"{name} lacks {error}: the file may be incomplete") from error
-    except (
-        ArithmeticError,
-        AttributeError,
-        IndexError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise CheckpointError(
-            f"{name} does not have the content of such a checkpoint ({_first_line(error)}): "
-            "copy it again"
-        ) from error
+SCALE = ("std", "mean", "references")
 
 
 class ForeignWeights(dict[str, Tensor]):
     """Weights by their original names, which keep track of those never read."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], name: str) -> None:
+        for key, value in weights.items():
+            if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex():
+                raise CheckpointError(f"{name}: {key!r} is not a tensor of real numbers")
+            if value.nbytes > value.untyped_storage().nbytes():
+                raise CheckpointError(f"{name}: {key!r} repeats one number to look large")
+        if sum(value.nbytes for value in weights.values()) > MAX_FILE_BYTES:
+            raise CheckpointError(
+                f"{name} repeats its tensors until they are too large for a model"
+            )
         super().__init__(weights)
         self.unread = set(weights)
 
@@ -96,9 +38,11 @@ class ForeignWeights(dict[str, Tensor]):
 
     def check_all_read(self, ignored: str, name: str) -> None:
         """Raise `CheckpointError` if a weight was not read and does not match ``ignored``."""
-        extra = sorted(key for key in self.unread if not re.fullmatch(ignored, key))
+        extra = [key for key in self.unread if not re.fullmatch(ignored, key)]
         if extra:
-            raise CheckpointError(f"{name} contains weights that its model does not have: {extra}")
+            raise CheckpointError(
+                f"{name} contains weights that its model does not have: {_listed(extra)}"
+            )
 
 
 def interleaved_to_blocks(weight: Tensor) -> Tensor:
@@ -111,37 +55,75 @@ def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, 
     return torch.stack([theirs[f"{block}.linears_tensor.{m}.weight"] for m in indices])
 
 
-def load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> None:
-    """Copy weights by name, or raise `CheckpointError` unless names and shapes match exactly."""
-    own = {k: v for k, v in model.state_dict().items() if k not in ("std", "mean", "references")}
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str) -> TensorNet:
+    """Build a model of the given weights, in evaluation mode.
+
+    Names and shapes are compared before any memory is allocated for the model.
+
+    Parameters
+    ----------
+    config : TensorNetConfig
+        The architecture.
+    state : mapping of str to Tensor
+        All weights by their names in `TensorNet`, without the energy scale.
+    name : str
+        Name of the file in error messages.
+
+    Returns
+    -------
+    TensorNet
+        In float64 if the weights are, otherwise in float32, which holds lower precisions exactly.
+
+    Raises
+    ------
+    CheckpointError
+        Unless names and shapes match exactly, and all weights are finite in float32.
+    """
+    with torch.device("meta"):
+        expected = {k: v for k, v in TensorNet(config).state_dict().items() if k not in SCALE}
+    missing, extra = expected.keys() - state.keys(), state.keys() - expected.keys()
     if missing or extra:
         raise CheckpointError(
-            f"{name} does not match its own description: missing {missing or 'nothing'}, "
-            f"unexpected {extra or 'nothing'}"
+            f"{name} does not match its own description: missing {_listed(missing)}, "
+            f"unexpected {_listed(extra)}"
         )
-    for key, value in own.items():
+    for key, value in expected.items():
         if value.shape != state[key].shape:
             raise CheckpointError(
                 f"{name}: {key} has shape {list(state[key].shape)}, expected {list(value.shape)}"
             )
-        if not torch.isfinite(state[key]).all():
-            raise CheckpointError(f"{name}: {key} contains NaN or infinity")
+        _check_numbers(state[key], key, name)
+    dtype = torch.promote_types(state["embedding.pair.weight"].dtype, torch.float32)
+    model = TensorNet(config).to(dtype)
     model.load_state_dict(dict(state), strict=False)
+    return model.eval()
 
 
 def set_energy_scale(
     model: TensorNet, std: Tensor, mean: Tensor, references: Tensor, name: str
 ) -> None:
     """Set the energy scale, float64 in eV, or raise `CheckpointError` if it is invalid."""
-    for key, value in (("std", std), ("mean", mean), ("references", references)):
+    for key, value in zip(SCALE, (std, mean, references), strict=True):
         shape = getattr(model, key).shape
-        if value.numel() != shape.numel() or not torch.isfinite(value).all():
+        if value.numel() != shape.numel():
             raise CheckpointError(
-                f"{name}: {key} must be {shape.numel()} finite numbers, not {value.tolist()}"
+                f"{name}: {key} must be {shape.numel()} numbers, not {value.numel()}"
             )
+        _check_numbers(value, key, name)
         setattr(model, key, value.double().reshape(shape))
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200]
+def _check_numbers(value: Tensor, key: str, name: str) -> None:
+    if not value.is_floating_point():
+        raise CheckpointError(f"{name}: {key} is {value.dtype}, not a floating-point tensor")
+    if not torch.isfinite(value.float()).all():
+        raise CheckpointError(
+            f"{name}: {key} contains NaN, infinity, or a number too large for float32"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """List names in a message, at most five of them."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
+    return ", ".join(repr(name) for name in ordered[:5]) + more or "nothing"

@@ -13,24 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton.checkpoints._reading import interpreting
 from mlff_triton.checkpoints._weights import (
     ForeignWeights,
+    build_model,
     interleaved_to_blocks,
-    interpreting,
-    load_weights,
     set_energy_scale,
     stack_linears,
 )
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.config import SYMBOLS, TensorNetConfig, short_repr
 from mlff_triton.model.tensornet import TensorNet
 
-# Symbols of elements 1 to 103, all that MatGL supports.
-SYMBOLS = """
-H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr
-Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm
-Yb Lu Hf Ta W Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr
-""".split()  # noqa: SIM905 (a hundred quoted symbols would be harder to read)
 # Weights read elsewhere, and tables rebuilt from the description.
 BESIDES_NETWORK = (
     r"data_std|data_mean|element_refs\.(property_offset|onehot)|bond_expansion\.rbf\.cutoff"
@@ -55,7 +49,7 @@ def from_files(
     Returns
     -------
     TensorNet
-        The model, in the dtype of the weights, in evaluation mode, with energies in eV.
+        The model, in evaluation mode, with energies in eV.
 
     Raises
     ------
@@ -70,14 +64,16 @@ def from_files(
         args = network.get("init_args", {})
         _check_supported(description, potential, args, name)
         config = _config(args)
-        theirs = ForeignWeights({re.sub(r"^model\.", "", k): v for k, v in weights.items()})
+        short = {re.sub(r"^model\.", "", key): value for key, value in weights.items()}
+        theirs = ForeignWeights(short, name)
         state = _translate(theirs, config, args, network["@model_version"])
         theirs.check_all_read(BESIDES_NETWORK, name)
-        model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
-        load_weights(model, state, name)
-        references = weights.get("element_refs.property_offset", model.references)
+        model = build_model(config, state, name)
+        key = "element_refs.property_offset"
+        needed = key in weights or potential.get("element_refs") is not None
+        references = weights[key] if needed else model.references
         set_energy_scale(model, weights["data_std"], weights["data_mean"], references, name)
-        return model.eval()
+        return model
 
 
 def _check_supported(
@@ -100,7 +96,7 @@ def _check_supported(
     }
     for key, (value, accepted) in found.items():
         if value not in accepted:
-            raise UnsupportedModelError(f"{name} has {key}={value!r}; {supported}")
+            raise UnsupportedModelError(f"{name} has {key}={short_repr(value)}; {supported}")
 
 
 def _config(args: Mapping[str, Any]) -> TensorNetConfig:
@@ -110,7 +106,7 @@ def _config(args: Mapping[str, Any]) -> TensorNetConfig:
         orders = 1 if smooth else args["max_l"]
         num_rbf, rbf_type = args["max_n"] * orders, "bessel-smooth" if smooth else "bessel"
     return TensorNetConfig(
-        elements=tuple(SYMBOLS.index(symbol) + 1 for symbol in args["element_types"]),
+        elements=tuple(SYMBOLS.index(symbol) for symbol in args["element_types"]),
         hidden_channels=args["units"],
         num_layers=args["nblocks"],
         num_rbf=num_rbf,

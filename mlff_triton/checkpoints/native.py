@@ -1,24 +1,29 @@
-"""The package's own checkpoints: safetensors files with the architecture as JSON metadata."""
+"""The package's own checkpoints: safetensors files with the architecture as JSON metadata.
+
+The metadata also holds a digest of everything else in the file, as the format has no checksums.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 
 from mlff_triton._common.files import replace_file
-from mlff_triton.checkpoints._weights import interpreting, load_weights, set_energy_scale
+from mlff_triton.checkpoints._reading import interpreting, read_file, read_json
+from mlff_triton.checkpoints._weights import SCALE, build_model, set_energy_scale
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
-from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig, short_repr
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 
 FORMAT = "mlff_triton.tensornet.1"
-SCALE = ("std", "mean", "references")
+MAX_HEADER_BYTES = 16 << 20
+MAX_CARD_CHARACTERS = 1 << 20
 
 
 def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") -> None:
@@ -36,7 +41,7 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     Raises
     ------
     InputError
-        If the model is an ensemble.
+        If the model is an ensemble, or the card has more than a million characters.
     OutputError
         If the file cannot be written.
 
@@ -47,6 +52,8 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     """
     if not isinstance(model, TensorNet):
         raise InputError("only a single TensorNet can be saved: save the members one by one")
+    if len(card) > MAX_CARD_CHARACTERS:
+        raise InputError(f"the card has {len(card)} characters: use at most {MAX_CARD_CHARACTERS}")
     metadata = {
         "format": FORMAT,
         "config": json.dumps(dataclasses.asdict(model.config)),
@@ -55,49 +62,73 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     tensors = {
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
     }
+    metadata["digest"] = _digest(*_split(safetensors.torch.save(tensors, metadata), "the model"))
     replace_file(Path(path), safetensors.torch.save(tensors, metadata))
 
 
-def read_native(path: Path) -> TensorNet:
+def read_native(content: bytes, name: str) -> TensorNet:
     """Read a file written by `save_model`.
+
+    Parameters
+    ----------
+    content : bytes
+        Content of the file.
+    name : str
+        Name of the file in error messages.
 
     Raises
     ------
     CheckpointError
-        If the file is truncated or corrupt.
+        If the file is truncated or damaged. Older files have no digest to tell by.
     UnsupportedModelError
         If the file has another format.
     """
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a valid safetensors file ({error})") from error
-    if metadata.get("format") != FORMAT:
-        raise UnsupportedModelError(
-            f"{path} has format {metadata.get('format')!r}, expected {FORMAT!r}: "
-            "write it with mlff_triton.save_model"
-        )
-    with interpreting(str(path)):
-        model = TensorNet(_config(metadata)).to(state["embedding.pair.weight"].dtype)
-        load_weights(model, {k: v for k, v in state.items() if k not in SCALE}, str(path))
-        std, mean, references = (state[name] for name in SCALE)
-        set_energy_scale(model, std, mean, references, str(path))
-        return model.eval()
+    with interpreting(name):
+        header, data = _split(content, name)
+        metadata = header.get("__metadata__", {})
+        if metadata.get("format") != FORMAT:
+            raise UnsupportedModelError(
+                f"{name} has format {short_repr(metadata.get('format'))}, expected {FORMAT!r}: "
+                "write it with mlff_triton.save_model"
+            )
+        if "digest" in metadata and metadata["digest"] != _digest(header, data):
+            raise CheckpointError(f"{name} is damaged, as its digest shows: copy it again")
+        state = safetensors.torch.load(content)
+        network = {key: value for key, value in state.items() if key not in SCALE}
+        model = build_model(_config(metadata, name), network, name)
+        std, mean, references = (state[key] for key in SCALE)
+        set_energy_scale(model, std, mean, references, name)
+        return model
 
 
 def model_card(path: Path) -> str:
     """Return the model card stored in a file by `save_model`, or an empty string."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return str((file.metadata() or {}).get("card", ""))
-    except (safetensors.SafetensorError, OSError):
+        header, _ = _split(read_file(path), str(path))
+        return str(header["__metadata__"]["card"])
+    except (CheckpointError, OSError, AttributeError, LookupError, TypeError):
         return ""
 
 
-def _config(metadata: dict[str, str]) -> TensorNetConfig:
-    fields: dict[str, Any] = json.loads(metadata["config"])
+def _split(content: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
+    """Split a safetensors file into its header and the bytes of its tensors."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    if end > min(len(content), MAX_HEADER_BYTES):
+        raise CheckpointError(f"{name} is truncated, or its header is too large: copy it again")
+    return read_json(content[8:end], name), memoryview(content)[end:]
+
+
+def _digest(header: dict[str, Any], data: memoryview) -> str:
+    """Compute the SHA-256 of names, shapes, metadata and tensors, but the digest itself."""
+    metadata = {key: value for key, value in header["__metadata__"].items() if key != "digest"}
+    facts = json.dumps({**header, "__metadata__": metadata}, sort_keys=True)
+    digest = hashlib.sha256(facts.encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def _config(metadata: dict[str, str], name: str) -> TensorNetConfig:
+    fields: dict[str, Any] = read_json(metadata["config"], f"the description in {name}")
     fields["elements"] = tuple(fields["elements"])
     if fields.get("zbl"):
         zbl = fields["zbl"]

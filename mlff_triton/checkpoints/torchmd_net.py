@@ -12,16 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton.checkpoints._reading import interpreting
 from mlff_triton.checkpoints._weights import (
     ForeignWeights,
+    build_model,
     interleaved_to_blocks,
-    interpreting,
-    load_weights,
     set_energy_scale,
     stack_linears,
 )
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.model.config import ACTIVATIONS, MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
+from mlff_triton.model.config import (
+    ACTIVATIONS,
+    MAX_ATOMIC_NUMBER,
+    TensorNetConfig,
+    ZBLConfig,
+    short_repr,
+)
 from mlff_triton.model.tensornet import TensorNet
 
 COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) in TorchMD-NET's ZBL prior
@@ -66,7 +72,7 @@ def from_checkpoint(
     Returns
     -------
     TensorNet
-        The model, in the dtype of the weights, in evaluation mode, with energies in eV.
+        The model, in evaluation mode, with energies in eV.
 
     Raises
     ------
@@ -78,7 +84,7 @@ def from_checkpoint(
     with interpreting(name):
         args = content["hyper_parameters"]
         _check_supported(args, name)
-        weights = ForeignWeights(_without_wrappers(content["state_dict"]))
+        weights = ForeignWeights(_without_wrappers(content["state_dict"]), name)
         # Checkpoints with this key date from versions that stored tensors as [N, F, 3, 3]. Only
         # the hyper-parameters in the file may decide this, never an option of the caller.
         interleaved = "check_errors" in args
@@ -86,13 +92,12 @@ def from_checkpoint(
         config = _config(args, priors, energy_unit)
         state = _translate(weights, config, interleaved)
         weights.check_all_read(BESIDES_NETWORK, name)
-        model = TensorNet(config).to(state["embedding.pair.weight"].dtype)
-        load_weights(model, state, name)
-        std = weights.get("std", torch.tensor(1.0)).double() * energy_unit
-        mean = weights.get("mean", torch.tensor(0.0)).double() * energy_unit
+        model = build_model(config, state, name)
+        std = weights["std"].double() * energy_unit
+        mean = weights["mean"].double() * energy_unit
         references = _references(weights, priors, len(config.elements)) * energy_unit
         set_energy_scale(model, std, mean, references, name)
-        return model.eval()
+        return model
 
 
 def _check_supported(args: Mapping[str, Any], name: str) -> None:
@@ -109,10 +114,11 @@ def _check_supported(args: Mapping[str, Any], name: str) -> None:
     ):
         value = args.get(key, accepted[0])
         if value not in accepted:
-            raise UnsupportedModelError(f"{name} has {key}={value!r}; {supported}")
+            raise UnsupportedModelError(f"{name} has {key}={short_repr(value)}; {supported}")
     for prior in _prior_arguments(args):
         if prior["name"] not in ("Atomref", "LearnableAtomref", "ZBL"):
-            raise UnsupportedModelError(f"{name} has the prior {prior['name']}; {supported}")
+            shown = short_repr(prior["name"])
+            raise UnsupportedModelError(f"{name} has the prior {shown}; {supported}")
 
 
 def _prior_arguments(args: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -159,7 +165,7 @@ def _config(
 def _zbl_config(
     prior: Mapping[str, Any], elements: tuple[int, ...], energy_unit: float
 ) -> ZBLConfig:
-    charges = [float(z) for z in prior["atomic_number"]][: len(elements)]
+    charges = [float(z) for z in prior["atomic_number"][: len(elements)]]
     charges += [0.0] * (len(elements) - len(charges))
     return ZBLConfig(
         cutoff=float(prior["cutoff_distance"]),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mlff_triton._common.files import reported
 from mlff_triton.cli._shared import plain_console
 from mlff_triton.errors import InputError, OutputError
 
@@ -29,8 +30,9 @@ def convert(
     """Convert a checkpoint to mlff_triton's safetensors format, with energies in eV."""
     from mlff_triton.checkpoints import load_model, model_card, resolve_path, save_model
 
-    if target.exists() and not overwrite:
-        raise OutputError(f"{target} exists: give another name, or --overwrite")
+    with reported(target):
+        if target.exists() and not overwrite:
+            raise OutputError(f"{target} exists: give another name, or --overwrite")
     loaded = load_model(source, energy_unit)
     save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     plain_console().print(f"wrote {target}")

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from mlff_triton.model.prediction import Ensemble
     from mlff_triton.model.tensornet import TensorNet
+
+MAX_CARD_CHARACTERS = 100_000
+MAX_SHOWN_CHARACTERS = 2_000
 
 
 def info(
@@ -19,34 +23,36 @@ def info(
 ) -> None:
     """Describe a model."""
     from mlff_triton.checkpoints import load_model, resolve_path
+    from mlff_triton.checkpoints._reading import printable
 
     path = resolve_path(model)
     loaded = load_model(model)
     console = Console()
-    table = Table(title=path.name, show_header=False)
+    table = Table(title=Text(printable(path.name)), show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    for row in _description(path, loaded):
-        table.add_row(*row)
+    for key, value in _description(path, loaded):
+        table.add_row(key, Text(printable(value)))
     console.print(table)
     card = _card_paragraph(path)
     if card:
-        console.print(card, markup=False, highlight=False)
+        console.print(printable(card), markup=False, highlight=False, emoji=False)
 
 
 def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str]]:
     """Return the rows of the table; an ensemble is described by its first member."""
-    from ase.data import chemical_symbols
-
+    from mlff_triton.model.config import SYMBOLS
     from mlff_triton.model.prediction import Ensemble, members_of
 
     members = members_of(model)
     first = members[0]
     config = first.config
-    symbols = [chemical_symbols[number] for number in config.elements]
+    symbols = [SYMBOLS[number] for number in config.elements]
     references = zip(symbols, first.references.tolist(), strict=True)
     zbl = "none" if config.zbl is None else f"ZBL within {config.zbl.cutoff:g} Å"
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    folder = path if path.is_dir() else path.parent
+    is_matgl = path.is_dir() or path.name == "model.json"
+    files = [folder / "model.json", folder / "state.pt"] if is_matgl else [path]
     rows = [
         ("file", str(path)),
         ("size", f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"),
@@ -74,7 +80,10 @@ def _card_paragraph(path: Path) -> str:
     """Return the first paragraph of a model's card, stored in the file or beside it as Markdown."""
     from mlff_triton.checkpoints import model_card
 
-    beside = path.with_suffix(".md")
-    text = model_card(path) or (beside.read_text() if beside.is_file() else "")
+    beside = path.resolve().with_suffix(".md")
+    text = model_card(path)
+    if not text and beside.is_file():
+        with beside.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_CARD_CHARACTERS)
     prose = [part.strip() for part in text.split("\n\n") if not part.lstrip().startswith("#")]
-    return " ".join(next((part for part in prose if part), "").split())
+    return " ".join(next((part for part in prose if part), "").split())[:MAX_SHOWN_CHARACTERS]

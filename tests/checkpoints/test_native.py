@@ -120,9 +120,10 @@ def rewrite(
     metadata: Callable[[dict[str, str]], Any] = lambda _: None,
     tensors: Callable[[dict[str, Tensor]], Any] = lambda _: None,
 ) -> None:
-    """Change the metadata or the tensors of a native checkpoint."""
+    """Change the metadata or the tensors of a native checkpoint, and remove its digest."""
     with safetensors.safe_open(path, framework="pt") as file:
         facts = file.metadata()
+    facts.pop("digest", None)
     state = safetensors.torch.load(path.read_bytes())
     metadata(facts)
     tensors(state)

@@ -17,3 +17,11 @@ def test_convert_writes_the_same_model(run, model):
     for name in original:
         np.testing.assert_array_equal(original[name], copy[name])
     assert "A random model for tests." in run("info", "copy.safetensors")[1]
+
+
+def test_impossible_targets_are_one_line(run, model):
+    for target in ("a" * 300, "missing/copy.safetensors"):
+        code, out, err = run("convert", model, target)
+        assert (code, out) == (2, "")
+        assert "cannot write" in err
+        assert err.count("\n") == 1

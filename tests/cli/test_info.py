@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.checkpoints import lightning, zipped
+import pytest
+
+from mlff_triton import save_model
+from tests.support.checkpoints import lightning, native, zipped
 
 
 def test_info_describes_a_model(run, model):
@@ -21,3 +24,32 @@ def test_info_describes_an_ensemble(run):
     code, out, err = run("info", "two.zip")
     assert (code, err) == (0, "")
     assert "2 members; the rows below describe the first" in out
+
+
+def test_info_escapes_what_could_change_a_terminal(run):
+    card = "Good.\x1b[2J\x1b]0;title\x07 \u202eesreveR\u202c [red]:smile:[/red]"
+    save_model(native(), "[red]model.safetensors", card)
+    code, out, err = run("info", "[red]model.safetensors")
+    assert (code, err) == (0, "")
+    shown = out.replace("\n", "")
+    assert r"Good.\x1b[2J\x1b]0;title\x07 \u202eesreveR\u202c [red]:smile:[/red]" in shown
+    assert "[red]model.safetensors" in out
+    assert not set(out) & set("\x1b\x07\u202e\u202c")
+
+
+def test_info_shows_the_beginning_of_a_long_card(run):
+    save_model(native(), "long.safetensors", "word " * 10_000)
+    assert len(run("info", "long.safetensors")[1]) < 6_000
+    save_model(native(), "bare.safetensors")
+    Path("bare.md").write_bytes(b"\xff beside")
+    assert "\ufffd beside" in run("info", "bare.safetensors")[1]
+
+
+@pytest.mark.parametrize("path", ["notes.txt", "a" * 300, "~nosuchuser/model", "/dev/zero"])
+def test_info_of_anything_else_is_one_line_without_unsafe_advice(run, path):
+    Path("notes.txt").write_text("Not a model.\n" * 50)
+    code, out, err = run("info", path)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert len(err) < 500
+    assert "weights_only" not in err
