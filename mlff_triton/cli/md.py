@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,8 @@ from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.dynamics import Settings, Simulation, Snapshot
+    from mlff_triton.dynamics import Settings, Simulation, Snapshot, Stage
+    from mlff_triton.dynamics.settings import Temperature
 
 
 def md(
@@ -33,8 +35,9 @@ def md(
         list[int], typer.Option(help="Time steps: once for all stages, or once per stage.")
     ] = [2000],  # noqa: B006
     temperature: Annotated[
-        str, typer.Option(help="Temperature in K; for replicas also LOWEST:HIGHEST.")
-    ] = "300",
+        list[str],
+        typer.Option(help="In K, as for --steps; for replicas also LOWEST:HIGHEST."),
+    ] = ["300"],  # noqa: B006
     heat_from: Annotated[
         float | None,
         typer.Option(help="Start at this temperature, K, and rise in the first stage."),
@@ -43,7 +46,9 @@ def md(
     exchange_every: Annotated[
         int, typer.Option(help="Steps between exchanges of temperatures; 0 for none.")
     ] = 0,
-    pressure: Annotated[float, typer.Option(help="Pressure in bar, for npt.")] = 1.0,
+    pressure: Annotated[
+        list[float], typer.Option(help="Pressure in bar, for npt, as for --steps.")
+    ] = [1.0],  # noqa: B006
     timestep: Annotated[float, typer.Option(help="Time step in fs.")] = 0.5,
     hydrogen_mass: Annotated[
         float | None, typer.Option(help="Mass of hydrogen in amu, taken from its neighbors.")
@@ -65,6 +70,9 @@ def md(
     ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads on a CPU; by default one per 64 atoms.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory for the results.")] = Path("md"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
@@ -73,25 +81,33 @@ def md(
         Path | None,
         typer.Option(help="Restart file to continue from, exactly; no other option is needed."),
     ] = None,
+    extend: Annotated[
+        int | None, typer.Option(help="Steps to add to the last stage, with --restart.")
+    ] = None,
 ) -> None:
     """Run molecular dynamics in one or several stages.
 
     Several structures, or replicas of one, run in one batch. Ctrl-C leaves a restart file.
     """
-    from mlff_triton.dynamics import Settings, stages_of
+    # Threads that wait must not keep other processes from working. PyTorch reads this once.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from mlff_triton.dynamics import Settings
 
     if restart is not None:
-        simulation = _resume(restart, _given_options(context))
+        simulation = _resume(restart, extend, _given_options(context))
+    elif extend is not None:
+        raise InputError("--extend needs --restart FILE")
     elif not structures:
         raise InputError("give a STRUCTURE to simulate, or --restart FILE")
     else:
         if replicas < 1:
             raise InputError(f"--replicas must be at least one, not {replicas}")
+        temperatures = _temperatures(temperature, replicas * len(structures))
         settings = Settings(
-            stages=stages_of(ensemble, steps),
-            temperature=_temperatures(temperature, replicas * len(structures)),
+            stages=_stages(ensemble, steps, temperatures, pressure),
+            temperature=temperatures[0],
             heat_from=heat_from,
-            pressure=pressure,
+            pressure=pressure[0],
             timestep=timestep,
             thermostat=thermostat,
             friction=friction,
@@ -103,6 +119,7 @@ def md(
             minimize=minimize,
             hydrogen_mass=hydrogen_mass,
             trajectory=trajectory,
+            threads=threads,
         )
         _check_used(_given_options(context), settings)
         recipe = {"model": _model_id(model), "device": device, "dtype": dtype}
@@ -110,8 +127,29 @@ def md(
     _run_and_report(simulation)
 
 
-def _temperatures(text: str, n_systems: int) -> float | tuple[float, ...]:
-    """Read one temperature, or a range that is divided geometrically, as for exchanges."""
+def _stages(
+    ensemble: list[str],
+    steps: list[int],
+    temperatures: list[Temperature],
+    pressures: list[float],
+) -> tuple[Stage, ...]:
+    """Make the stages. A single temperature or pressure is one of the run."""
+    from mlff_triton.dynamics import stages_of
+
+    return stages_of(
+        ensemble,
+        steps,
+        temperatures if len(temperatures) > 1 else [None],
+        pressures if len(pressures) > 1 else [None],
+    )
+
+
+def _temperatures(texts: list[str], n_systems: int) -> list[Temperature]:
+    """Read temperatures: numbers, or ranges that are divided geometrically, as for exchanges."""
+    return [_temperature(text, n_systems) for text in texts]
+
+
+def _temperature(text: str, n_systems: int) -> Temperature:
     try:
         bounds = [float(part) for part in text.split(":")]
     except ValueError:
@@ -193,7 +231,7 @@ def _start(
     return Simulation.start(systems, calculator, settings, out, overwrite=overwrite, recipe=recipe)
 
 
-def _resume(restart: Path, given: dict[str, Any]) -> Simulation:
+def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulation:
     """Set up the continuation of a run from its restart file."""
     from mlff_triton.dynamics import Simulation, load_restart
 
@@ -204,28 +242,33 @@ def _resume(restart: Path, given: dict[str, Any]) -> Simulation:
             "Simulation.resume"
         )
     _check_consistent(snapshot, restart, given)
+    if extend is not None:
+        snapshot = snapshot.extended(extend)
     return Simulation.resume(snapshot, _make_calculator(snapshot.recipe), restart.parent)
 
 
 def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
     """Raise `InputError` if an option contradicts the restart file."""
-    from mlff_triton.dynamics import stages_of
+    from mlff_triton.dynamics.settings import one_per_stage
 
-    stages = snapshot.settings.stages
+    spans, stages = snapshot.settings.spans, snapshot.settings.stages
     recorded = {
         **snapshot.settings.to_dict(),
         **snapshot.recipe,
         "ensemble": [stage.ensemble for stage in stages],
         "steps": [stage.steps for stage in stages],
+        "temperature": [span.temperature for span in spans],
+        "pressure": [span.pressure for span in spans],
         "charge": snapshot.systems[0].info.get("charge"),
         "out": restart.parent.resolve(),
         "restart": restart,
     }
-    wanted = dict(given)
+    wanted = {name: value for name, value in given.items() if name != "extend"}
     if "temperature" in wanted:
         wanted["temperature"] = _temperatures(wanted["temperature"], len(snapshot.systems))
-    if "steps" in wanted:
-        wanted["steps"] = [s.steps for s in stages_of(recorded["ensemble"], wanted["steps"])]
+    for name in ("steps", "temperature", "pressure"):
+        if name in wanted:
+            wanted[name] = one_per_stage(f"values of --{name}", wanted[name], len(stages))
     if "model" in wanted:
         wanted["model"] = _model_id(wanted["model"])
     if "out" in wanted:
@@ -235,10 +278,13 @@ def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) 
             word = name.removesuffix("s") if name == "structures" else name
             raise InputError(f"--restart continues a run unchanged: leave out {word}")
         if value != recorded[name]:
-            option = name.replace("_", "-")
+            option, values = name.replace("_", "-"), recorded[name]
+            shown = ", ".join(
+                map(str, dict.fromkeys(values) if isinstance(values, list) else [values])
+            )
             raise InputError(
-                f"--{option} contradicts the restart file, which says {recorded[name]}: leave it "
-                "out, or start a new run"
+                f"--{option} contradicts the restart file, which says {shown}: leave it out, or "
+                "start a new run"
             )
 
 

@@ -24,9 +24,12 @@ def check_ensembles(systems: Sequence[Atoms], settings: Settings) -> None:
         raise InputError("heat_from needs a thermostat in the first stage: use nvt or npt there")
     if settings.exchange_every and (len(systems) < 2 or set(ensembles) != {"nvt"}):
         raise InputError("replicas exchange temperatures in nvt only, and two or more are needed")
+    if settings.exchange_every and any(stage.temperature is not None for stage in settings.stages):
+        raise InputError("replicas that exchange temperatures need the same ones in all stages")
     if settings.thermostat == "rescaling" and min(len(atoms) for atoms in systems) < 3:
         raise InputError("the rescaling thermostat needs three atoms or more: use langevin")
-    settings.temperatures(len(systems))
+    for span in settings.spans:
+        span.temperatures(len(systems))
 
 
 def conditions_of(
@@ -57,7 +60,7 @@ def conditions_of(
         stream=np.arange(len(systems), dtype=np.int32),
         lost=np.array([lost_freedom(atoms) for atoms in systems], dtype=np.int32),
         rescaling=rescaling,
-        barostat=_barostat(settings) if span.ensemble == "npt" else None,
+        barostat=_barostat(settings, span.pressure) if span.ensemble == "npt" else None,
     )
 
 
@@ -83,9 +86,9 @@ def _schedule(settings: Settings, span: Span, temperatures: Sequence[float]) -> 
     return np.stack([final, slope], axis=1)
 
 
-def _barostat(settings: Settings) -> Barostat:
+def _barostat(settings: Settings, pressure: float) -> Barostat:
     return Barostat(
-        pressure=settings.pressure * units.bar,
+        pressure=pressure * units.bar,
         compressibility=settings.compressibility / units.bar,
         time=settings.barostat_time * units.fs,
         every=PRESS_EVERY,

@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError
 from torch import Tensor
 
+from mlff_triton.dynamics.threads import using_threads
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError
@@ -32,11 +33,16 @@ class HostDynamics:
     calculator : Calculator
         Any ASE calculator with energy, forces and, for a barostat, stress. One with a method
         ``calculate_many``, such as ours, computes all systems in one batch.
+    threads : int, optional
+        Number of threads of PyTorch; by default as many as it uses elsewhere.
     """
 
-    def __init__(self, systems: Sequence[Atoms], calculator: Calculator) -> None:
+    def __init__(
+        self, systems: Sequence[Atoms], calculator: Calculator, threads: int | None = None
+    ) -> None:
         self._systems = [atoms.copy() for atoms in systems]
         self._calculator = calculator
+        self._threads = threads
         counts = torch.tensor([len(atoms) for atoms in systems])
         positions = torch.zeros(int(counts.sum()), 3, dtype=torch.float64)
         cell = torch.zeros(len(systems), 3, 3, dtype=torch.float64)
@@ -74,7 +80,8 @@ class HostDynamics:
         self._queue.clear()
         self._conditions = conditions
         self._is_evaluated = False
-        self._last = forces, totals = self._evaluate()
+        with using_threads(self._threads):
+            self._last = forces, totals = self._evaluate()
         self._is_evaluated = True
         if conditions.descent is None:
             advance(motion, forces, totals, conditions.integration, finish=False)
@@ -94,6 +101,11 @@ class HostDynamics:
             If our calculator cannot evaluate a step. `step` then tells how many steps were valid.
         """
         stop, is_observed = self._queue.popleft()
+        with using_threads(self._threads):
+            self._advance_to(stop)
+        return self.observe() if is_observed else None
+
+    def _advance_to(self, stop: int) -> None:
         motion, conditions = self._motion, self._conditions
         motion.window.copy_(torch.tensor([self.step, stop]))
         while self.step < stop:
@@ -110,7 +122,6 @@ class HostDynamics:
                 choose_scale(motion, conditions.integration, conditions.rescaling)
                 advance(*given, finish=False)
             self._press(totals)
-        return self.observe() if is_observed else None
 
     def _press(self, totals: Tensor) -> None:
         barostat = self._conditions.barostat

@@ -190,6 +190,7 @@ class Records:
             AppendOnlyFile(directory / name, sizes.get(name, 0)) for name in names(LOG, n_systems)
         ]
         self._recorder = Recorder(self._files)
+        self._lasting = self.sizes
 
     def cut(self) -> None:
         """Remove what follows the bytes to keep of each file."""
@@ -198,24 +199,45 @@ class Records:
         for log in self._logs:
             log.cut()
 
-    def log(self, rows: Sequence[LogRow] | None = None) -> None:
-        """Append a row to each log; the header by default."""
+    def log(self, rows: Sequence[LogRow] | None = None, *, is_lasting: bool = True) -> None:
+        """Append a row to each log; the header by default.
+
+        Parameters
+        ----------
+        rows : sequence of LogRow, optional
+            The rows.
+        is_lasting : bool
+            True if a longer run has them, too.
+        """
         lines = [LogRow.header()] * len(self._logs) if rows is None else [r.line() for r in rows]
 
         def write(_: tuple[int, ...]) -> None:
             for file, line in zip(self._logs, lines, strict=True):
                 file.append(line.encode())
+                if is_lasting:
+                    self._lasting[file.path.name] = file.size
 
         self._recorder.call(write)
 
-    def add(self, frames: Sequence[Frame]) -> None:
-        """Append a frame to each trajectory."""
+    def add(self, frames: Sequence[Frame], *, is_lasting: bool = True) -> None:
+        """Append a frame to each trajectory; arguments are as in `log`."""
         for k, frame in enumerate(frames):
             self._recorder.append(frame, k)
 
-    def call(self, action: Callable[[dict[str, int]], None], nbytes: int = 0) -> None:
-        """Call a function of the sizes of all files, in bytes by name, once all is written."""
-        self._recorder.call(lambda _: action(self.sizes), nbytes)
+        def note(sizes: tuple[int, ...]) -> None:
+            names = (file.path.name for file in self._files)
+            self._lasting |= zip(names, sizes, strict=True)
+
+        if is_lasting:
+            self._recorder.call(note)
+
+    def call(self, action: Callable[[dict[str, int], dict[str, int]], None]) -> None:
+        """Call a function once all is written.
+
+        Its arguments are the sizes of all files, in bytes by name, with and without the records
+        that are not lasting.
+        """
+        self._recorder.call(lambda _: action(self.sizes, dict(self._lasting)))
 
     @property
     def sizes(self) -> dict[str, int]:

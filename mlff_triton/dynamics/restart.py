@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Snapshot:
         Result of the minimization, if there was one.
     sizes : dict of int
         Lengths in bytes of trajectories and logs, by file name.
+    lasting_sizes : dict of int
+        The same without a last frame and row that are only due because the run ends there.
     """
 
     settings: Settings
@@ -69,6 +71,28 @@ class Snapshot:
     is_prepared: bool
     minimization: Minimization | None
     sizes: dict[str, int]
+    lasting_sizes: dict[str, int]
+
+    def extended(self, steps: int) -> Snapshot:
+        """Return the snapshot of a run whose last stage is longer by a number of steps.
+
+        Its continuation equals a run that was planned to be that long.
+
+        Raises
+        ------
+        InputError
+            If the number is less than one, or the run heats up in its only stage, which a longer
+            one would do more slowly.
+        """
+        settings = self.settings
+        if steps < 1:
+            raise InputError(f"a run is extended by at least one step, not {steps}")
+        if settings.heat_from is not None and len(settings.stages) == 1:
+            raise InputError(
+                "a run that heats up in its last stage cannot be extended: start a new run from "
+                "its last frame"
+            )
+        return replace(self, settings=settings.extended(steps), sizes=self.lasting_sizes)
 
 
 def save_restart(snapshot: Snapshot, path: Path) -> None:
@@ -90,6 +114,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "is_prepared": snapshot.is_prepared,
         "minimization": None if minimization is None else asdict(minimization),
         "sizes": snapshot.sizes,
+        "lasting_sizes": snapshot.lasting_sizes,
     }
     arrays = {name: getattr(state, name) for name in STATE}
     arrays |= {
@@ -183,4 +208,5 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
         sizes=rest["sizes"],
+        lasting_sizes=rest["lasting_sizes"],
     )

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlff_triton.errors import InputError
 
 ENSEMBLES = ("nve", "nvt", "npt")
+Temperature = float | tuple[float, ...]  # K; of all replicas, or of each
+
+
+def _check_conditions(temperature: Temperature | None, pressure: float | None) -> None:
+    for value in temperature if isinstance(temperature, tuple) else (temperature,):
+        if value is not None:
+            _check_positive("temperature", value)
+    if pressure is not None and not math.isfinite(pressure):
+        raise InputError(f"pressure must be a number, not {pressure:g}")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a positive number, not {value:g}")
 
 
 @dataclass(frozen=True)
@@ -22,15 +37,19 @@ class Stage:
         Ensemble: constant energy, temperature, or temperature and pressure.
     steps : int
         Number of time steps, at least one.
+    temperature, pressure : optional
+        As in `Settings`, whose values are used by default.
 
     Raises
     ------
     InputError
-        If the ensemble is unknown or the number of steps is less than one.
+        If the ensemble is unknown, or a number is out of range.
     """
 
     ensemble: str
     steps: int
+    temperature: Temperature | None = None
+    pressure: float | None = None
 
     def __post_init__(self) -> None:
         if self.ensemble not in ENSEMBLES:
@@ -39,16 +58,36 @@ class Stage:
             )
         if self.steps < 1:
             raise InputError(f"a stage needs at least one step, not {self.steps}")
+        _check_conditions(self.temperature, self.pressure)
 
 
 @dataclass(frozen=True)
 class Span:
-    """The range of time steps of a stage, from ``start + 1`` to ``stop``."""
+    """The time steps of a stage, from ``start + 1`` to ``stop``, and its conditions."""
 
     label: str
     ensemble: str
     start: int
     stop: int
+    temperature: Temperature
+    pressure: float
+
+    def temperatures(self, n_systems: int) -> tuple[float, ...]:
+        """Return the temperature of each replica in K.
+
+        Raises
+        ------
+        InputError
+            If there are more or fewer temperatures than replicas.
+        """
+        if not isinstance(self.temperature, tuple):
+            return (self.temperature,) * n_systems
+        if len(self.temperature) != n_systems:
+            raise InputError(
+                f"{n_systems} replicas need {n_systems} temperatures, or one, not "
+                f"{len(self.temperature)}"
+            )
+        return self.temperature
 
 
 CHOICES = {
@@ -65,19 +104,20 @@ POSITIVE = (
     "heat_from",
     "hydrogen_mass",
 )
+LEAST = {"every": 1, "log_every": 1, "exchange_every": 0, "threads": 1}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Stages of a run, and the conditions that they share.
+    """Stages of a run, and the conditions of those that have none of their own.
 
     Attributes
     ----------
     stages : tuple of Stage
         Stages, which run one after another and write to one trajectory.
     temperature : float or tuple of float
-        Temperature in K of the initial velocities and of the thermostats, of all replicas or of
-        each.
+        Temperature of the thermostats in K, of all replicas or of each. The initial velocities
+        have that of the first stage.
     heat_from : float or None
         Temperature in K at the start, from which that of the first stage rises linearly.
     pressure : float
@@ -112,6 +152,9 @@ class Settings:
         default the natural one.
     trajectory : {"xyz", "dcd", "xtc"}
         Format of the trajectory.
+    threads : int or None
+        Number of threads of PyTorch where the host computes, on which the last bits of results
+        depend; by default one per 64 atoms, within PyTorch's own number when the run starts.
 
     Raises
     ------
@@ -120,7 +163,7 @@ class Settings:
     """
 
     stages: tuple[Stage, ...] = (Stage("nvt", 2000),)
-    temperature: float | tuple[float, ...] = 300.0
+    temperature: Temperature = 300.0
     heat_from: float | None = None
     pressure: float = 1.0
     timestep: float = 0.5
@@ -137,17 +180,14 @@ class Settings:
     minimize: bool = False
     hydrogen_mass: float | None = None
     trajectory: str = "xyz"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
-        given = self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
-        for value in given:
-            _check_positive("temperature", value)
+        _check_conditions(self.temperature, self.pressure)
         for name in POSITIVE:
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
-        if not math.isfinite(self.pressure):
-            raise InputError(f"pressure must be a number, not {self.pressure:g}")
-        for name, least in (("every", 1), ("log_every", 1), ("exchange_every", 0)):
+        for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, not {value}")
@@ -164,23 +204,6 @@ class Settings:
                     f"{name} {getattr(self, name)!r} is unknown: use one of {', '.join(known)}"
                 )
 
-    def temperatures(self, n_systems: int) -> tuple[float, ...]:
-        """Return the temperature of each replica in K.
-
-        Raises
-        ------
-        InputError
-            If there are more or fewer temperatures than replicas.
-        """
-        if not isinstance(self.temperature, tuple):
-            return (self.temperature,) * n_systems
-        if len(self.temperature) != n_systems:
-            raise InputError(
-                f"{n_systems} replicas need {n_systems} temperatures, or one, not "
-                f"{len(self.temperature)}"
-            )
-        return self.temperature
-
     @property
     def total_steps(self) -> int:
         """Total number of steps of all stages."""
@@ -193,8 +216,11 @@ class Settings:
         start = 0
         for number, stage in enumerate(self.stages, 1):
             label = f"{number}-{stage.ensemble}"
-            spans.append(Span(label, stage.ensemble, start, start + stage.steps))
-            start += stage.steps
+            stop = start + stage.steps
+            temperature = self.temperature if stage.temperature is None else stage.temperature
+            pressure = self.pressure if stage.pressure is None else stage.pressure
+            spans.append(Span(label, stage.ensemble, start, stop, temperature, pressure))
+            start = stop
         return spans
 
     def span_of(self, step: int) -> Span:
@@ -213,6 +239,12 @@ class Settings:
         """Return True if replicas may exchange their temperatures after a step."""
         return self.exchange_every > 0 and step > 0 and step % self.exchange_every == 0
 
+    def extended(self, steps: int) -> Settings:
+        """Return the settings of a run whose last stage is longer by a number of steps."""
+        last = self.stages[-1]
+        longer = dataclasses.replace(last, steps=last.steps + steps)
+        return dataclasses.replace(self, stages=(*self.stages[:-1], longer))
+
     def time(self, step: int) -> float:
         """Return the simulated time at a step, ps."""
         return step * self.timestep / 1000
@@ -224,27 +256,32 @@ class Settings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
         """Make settings from the result of `to_dict`."""
-        stages = tuple(Stage(**stage) for stage in values["stages"])
-        temperature = values["temperature"]
-        if isinstance(temperature, list):
-            temperature = tuple(temperature)
-        return cls(**{**values, "stages": stages, "temperature": temperature})
+        stages = tuple(Stage(**_with_tuple(stage)) for stage in values["stages"])
+        return cls(**{**_with_tuple(values), "stages": stages})
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be a positive number, not {value:g}")
+def _with_tuple(values: dict[str, Any]) -> dict[str, Any]:
+    """Undo what JSON does to the temperatures of replicas."""
+    given = values["temperature"]
+    return {**values, "temperature": tuple(given) if isinstance(given, list) else given}
 
 
-def stages_of(ensembles: list[str], steps: list[int]) -> tuple[Stage, ...]:
-    """Combine ensembles and numbers of steps into stages.
+def stages_of(
+    ensembles: Sequence[str],
+    steps: Sequence[int],
+    temperatures: Sequence[Temperature | None] = (None,),
+    pressures: Sequence[float | None] = (None,),
+) -> tuple[Stage, ...]:
+    """Combine ensembles, numbers of steps and conditions into stages.
 
     Parameters
     ----------
-    ensembles : list of str
+    ensembles : sequence of str
         Ensemble of each stage.
-    steps : list of int
-        Number of steps of each stage, or one number for all.
+    steps : sequence of int
+        Number of steps of each stage, or one for all.
+    temperatures, pressures : sequence
+        Conditions of each stage, or one for all; by default those of the `Settings`.
 
     Returns
     -------
@@ -253,18 +290,34 @@ def stages_of(ensembles: list[str], steps: list[int]) -> tuple[Stage, ...]:
     Raises
     ------
     InputError
-        If the lists do not match, or a stage is invalid.
+        If the sequences do not match, or a stage is invalid.
 
     Examples
     --------
-    >>> stages_of(["nvt", "nve"], [500])
-    (Stage(ensemble='nvt', steps=500), Stage(ensemble='nve', steps=500))
+    >>> [stage.temperature for stage in stages_of(["nvt", "nvt"], [500], [100.0, 300.0])]
+    [100.0, 300.0]
     """
-    if len(steps) == 1:
-        steps = steps * len(ensembles)
-    if len(steps) != len(ensembles):
-        raise InputError(
-            f"{len(ensembles)} ensembles and {len(steps)} step counts: give one count for all, "
-            "or one per ensemble"
+    columns = [
+        one_per_stage(name, values, len(ensembles))
+        for name, values in (
+            ("step counts", steps),
+            ("temperatures", temperatures),
+            ("pressures", pressures),
         )
-    return tuple(Stage(*pair) for pair in zip(ensembles, steps, strict=True))
+    ]
+    return tuple(Stage(*row) for row in zip(ensembles, *columns, strict=True))
+
+
+def one_per_stage(name: str, values: Sequence[Any], n_stages: int) -> list[Any]:
+    """Return a value per stage, given as many or one for all.
+
+    Raises
+    ------
+    InputError
+        If there are more or fewer.
+    """
+    if len(values) not in (1, n_stages):
+        raise InputError(
+            f"{n_stages} ensembles and {len(values)} {name}: give one for all, or one per ensemble"
+        )
+    return list(values) * (n_stages if len(values) == 1 else 1)

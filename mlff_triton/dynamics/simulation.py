@@ -35,6 +35,7 @@ from mlff_triton.dynamics.systems import (
     split,
     state_of,
 )
+from mlff_triton.dynamics.threads import choose_threads, using_threads
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
 from mlff_triton.engine.motion import Dynamics, Observation, Suspect
 from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
@@ -145,23 +146,29 @@ class Simulation:
             raise InputError("there are no structures: give at least one")
         outputs.check_directory(folder, overwrite)
         check_ensembles(systems, settings)
+        if settings.threads is None:
+            threads = choose_threads(sum(len(atoms) for atoms in systems))
+            settings = replace(settings, threads=threads)
         names = outputs.trajectory_names(settings, len(systems))
         for name, system in zip(names, systems, strict=True):
             check_trajectory(name, system)
             if settings.hydrogen_mass is not None:
                 repartition_masses(system, settings.hydrogen_mass)
             system.calc = calculator
-            if not np.isfinite(system.get_potential_energy()):
+            with using_threads(settings.threads):
+                energy = system.get_potential_energy()
+            if not np.isfinite(energy):
                 raise InputError("the energy of a structure is NaN or infinite: check its geometry")
         snapshot = Snapshot(
             settings=settings,
             recipe=recipe or {},
             systems=systems,
             state=state_of(systems),
-            temperatures=settings.temperatures(len(systems)),
+            temperatures=settings.spans[0].temperatures(len(systems)),
             is_prepared=False,
             minimization=None,
             sizes={},
+            lasting_sizes={},
         )
         lock = DirectoryLock(folder)
         with lock.kept():
@@ -183,7 +190,7 @@ class Simulation:
         Parameters
         ----------
         snapshot : Snapshot
-            State of the run: see `load_restart`.
+            State of the run: see `load_restart`, and `Snapshot.extended` for more steps.
         calculator : Calculator
             A calculator like the one that the run was started with.
         directory : path
@@ -281,7 +288,7 @@ class Simulation:
             return False
         if self.is_complete:
             return True
-        self._dynamics = make_dynamics(self.systems, self._calculator)
+        self._dynamics = make_dynamics(self.systems, self._calculator, self.settings.threads)
         try:
             for span in self.settings.spans:
                 if self.step < span.stop and not self._run_span(span, monitor, should_stop):
@@ -305,7 +312,7 @@ class Simulation:
 
     def _minimize(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         """Minimize all systems; return False if told to stop before the end."""
-        dynamics = make_dynamics(self.systems, self._calculator)
+        dynamics = make_dynamics(self.systems, self._calculator, self.settings.threads)
         with self._explained(dynamics):
             for progress in minimize(self.systems, dynamics, self._pace):
                 self.minimization = progress
@@ -316,6 +323,8 @@ class Simulation:
 
     def _run_span(self, span: Span, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         """Run a stage to its end; return False if told to stop before the end of the run."""
+        if not self.settings.exchange_every:
+            self.temperatures = span.temperatures(len(self.systems))
         observation = self._begin(span)
         if self._is_new:
             self._is_new = False
@@ -435,10 +444,12 @@ class Simulation:
         self._state = observation.state
         put_state(self._state, self.systems)
         step = self._state.step
+        longer = self.settings.extended(1)
         if self.settings.is_logged(step):
-            self._records.log(rows)
+            self._records.log(rows, is_lasting=longer.is_logged(step))
         if self.settings.is_due(step):
-            self._records.add(frames(self.systems, observation, self.settings))
+            found = frames(self.systems, observation, self.settings)
+            self._records.add(found, is_lasting=longer.is_due(step))
             self._save()
         monitor.observed(rows[0])
 
@@ -467,8 +478,9 @@ class Simulation:
         self._save()
         if not self.settings.is_logged(self.step):
             rows = observe(self.systems, observation, self.settings, self.temperatures)
-            self._records.log(rows)
-        self._records.add(frames(self.systems, observation, self.settings))
+            self._records.log(rows, is_lasting=False)
+        found = frames(self.systems, observation, self.settings)
+        self._records.add(found, is_lasting=False)
 
     def _save(self) -> None:
         """Have a restart file written after all records so far."""
@@ -481,6 +493,11 @@ class Simulation:
             is_prepared=self.is_prepared,
             minimization=self.minimization,
             sizes={},
+            lasting_sizes={},
         )
         path = self.restart_path
-        self._records.call(lambda sizes: save_restart(replace(snapshot, sizes=sizes), path))
+
+        def save(sizes: dict[str, int], lasting_sizes: dict[str, int]) -> None:
+            save_restart(replace(snapshot, sizes=sizes, lasting_sizes=lasting_sizes), path)
+
+        self._records.call(save)

@@ -13,11 +13,23 @@ from mlff_triton.engine.motion import Dynamics, FloatArray, State
 from mlff_triton.errors import InputError
 
 
-def make_dynamics(systems: Sequence[Atoms], calculator: Calculator) -> Dynamics:
-    """Return what moves systems: the GPU of our calculator if it has one, otherwise the host."""
+def make_dynamics(
+    systems: Sequence[Atoms], calculator: Calculator, threads: int | None = None
+) -> Dynamics:
+    """Return what moves systems: the GPU of our calculator if it has one, otherwise the host.
+
+    Parameters
+    ----------
+    systems : sequence of Atoms
+        The systems.
+    calculator : Calculator
+        Any ASE calculator.
+    threads : int, optional
+        Number of threads of PyTorch on the host; by default as many as it uses elsewhere.
+    """
     on_device = getattr(calculator, "dynamics", None)
     dynamics: Dynamics | None = on_device(systems) if on_device else None
-    return dynamics or HostDynamics(systems, calculator)
+    return dynamics or HostDynamics(systems, calculator, threads)
 
 
 def state_of(systems: Sequence[Atoms]) -> State:

@@ -54,7 +54,7 @@ WRONG = {
     "ensemble": (("ethanol.xyz", "--ensemble", "nph"), "use one of nve, nvt, npt"),
     "timestep": (("ethanol.xyz", "--timestep", "-0.5"), "timestep must be a positive number"),
     "steps": (("ethanol.xyz", "--steps", "0"), "at least one step"),
-    "counts": (("ethanol.xyz", "--steps", "1", "--steps", "2"), "one count for all"),
+    "counts": (("ethanol.xyz", "--steps", "1", "--steps", "2"), "give one for all"),
     "vacuum": (("ethanol.xyz", "--ensemble", "npt"), "periodic in three directions"),
     "charge": (("ethanol.xyz", "--charge", "0.5"), "Invalid value for '--charge'"),
     "dtype": (("ethanol.xyz", "--dtype", "float16"), "use one of float32, float64"),
@@ -74,6 +74,12 @@ WRONG = {
         ("ethanol.xyz", "--out", "."),
         "is not empty: choose another --out, or use --overwrite",
     ),
+    "temperatures": (
+        ("ethanol.xyz", *("--temperature", "300") * 2),
+        "1 ensembles and 2 temperatures: give one for all",
+    ),
+    "extension": (("ethanol.xyz", "--extend", "5"), "--extend needs --restart"),
+    "threads": (("ethanol.xyz", "--threads", "0"), "threads must be at least 1"),
     "no restart": (("--restart", "absent.npz"), "there is no restart file 'absent.npz'"),
     "bad restart": (("--restart", "gold.xyz"), "not a valid restart file"),
 }
@@ -119,6 +125,44 @@ def test_restart_needs_nothing_else_and_accepts_no_contradiction(run, model):
         code, _, err = run(*again, *more)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
+
+
+def test_conditions_of_stages_and_extensions(run, model):
+    """Values that are given once per stage, and a stage that goes on."""
+    plan = ("--ensemble", "nvt", "--ensemble", "nvt", "--steps", 6, "--threads", 1)
+    heated = (*plan, "--temperature", 100, "--temperature", 200)
+    assert run(*short(model, *heated, "--out", "a"))[0] == 0
+    targets = [row.split(",")[3] for row in Path("a/log.csv").read_text().splitlines()[1:]]
+    assert targets == ["100.0000"] * 3 + ["200.0000"] * 2
+    again = ("md", "--restart", "a/restart.npz")
+    code, _, err = run(*again, "--temperature", 100)
+    assert (code, "which says 100.0, 200.0: leave it out" in err) == (2, True)
+    same = ("--temperature", 100, "--temperature", 200, "--threads", 1)
+    assert run(*again, *same, "--extend", 5)[0] == 0
+    steps = ("--ensemble", "nvt", "--ensemble", "nvt", "--steps", 6, "--steps", 11)
+    assert run(*short(model, *steps, *same, "--out", "whole"))[0] == 0
+    assert contents("a") == contents("whole")
+
+
+def test_md_has_threads_wait_without_work(tmp_path):
+    """OpenMP reads this when PyTorch is imported."""
+    code = (
+        "import os, sys\nfrom mlff_triton.cli import md\nassert 'torch' not in sys.modules\n"
+        "from mlff_triton.cli.main import main\ntry:\n    main(['md'])\n"
+        "except SystemExit:\n    print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | given
+        environment["PYTHONPATH"] = str(Path(mlff_triton.__file__).parents[1])
+        shown = subprocess.run(  # noqa: S603
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert shown.stdout.strip() == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

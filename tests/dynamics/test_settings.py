@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mlff_triton.dynamics import (
@@ -50,3 +52,27 @@ def test_settings_know_the_clock():
     ]
     assert [step for step in range(56) if settings.is_due(step)] == [0, 20, 30, 40, 55]
     assert Settings.from_dict(settings.to_dict()) == settings
+
+
+def test_stages_have_conditions_of_their_own_or_those_of_the_run():
+    stages = stages_of(["nvt", "npt"], [5], [100.0, (200.0, 210.0)], [None, 3.0])
+    settings = Settings(stages=(*stages, Stage("nvt", 5)), temperature=400.0, pressure=2.0)
+    assert [span.temperatures(2) for span in settings.spans] == [
+        (100.0, 100.0),
+        (200.0, 210.0),
+        (400.0, 400.0),
+    ]
+    assert [span.pressure for span in settings.spans] == [2.0, 3.0, 2.0]
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    for given in ((["nvt"], [1], [300.0, 310.0]), (["npt"], [1], [None], [1.0, 2.0, 3.0])):
+        with pytest.raises(InputError, match=r"1 ensembles and \d (temperatures|pressures)"):
+            stages_of(*given)
+    with pytest.raises(InputError, match="temperature must be a positive number, not -3"):
+        Stage("nvt", 5, temperature=-3.0)
+    with pytest.raises(InputError, match="pressure must be a number, not inf"):
+        Stage("npt", 5, pressure=float("inf"))
+
+
+def test_threads_are_one_at_least():
+    with pytest.raises(InputError, match="threads must be at least 1, not 0"):
+        Settings(threads=0)
