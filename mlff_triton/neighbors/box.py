@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from mlff_triton.errors import InputError
 
 MAX_EDGES = 500_000_000
+MAX_LENGTH = 1e12  # Å; beyond it, a cell has no accurate inverse
+MAX_NEIGHBORS = 20_000  # per atom; matter has some hundreds of them within ten Å
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -52,16 +54,18 @@ class Box:
             If a shape is wrong, a value is not finite, or the vectors of the periodic directions
             are zero or linearly dependent.
         """
-        periodic = np.asarray(pbc, dtype=bool)
-        if periodic.shape not in ((), (3,)):
-            raise InputError(f"pbc must be one bool or three, not {periodic.tolist()}")
-        periodic = np.broadcast_to(periodic, 3).copy()
+        given = np.asarray(pbc)
+        if given.shape not in ((), (3,)) or given.dtype.kind not in "biu":
+            raise InputError(f"pbc must be one bool or three, not {given.tolist()!r}")
+        periodic = np.broadcast_to(given.astype(bool), 3).copy()
         rows = np.zeros((3, 3)) if cell is None else as_floats(cell, "the cell").copy()
         if rows.shape != (3, 3):
             raise InputError(f"the cell must have shape [3, 3], not {list(rows.shape)}")
         if not np.isfinite(rows).all():
             raise InputError("the cell holds NaN or infinity")
         rows[~periodic] = 0.0
+        if np.abs(rows).max() > MAX_LENGTH:
+            raise InputError(f"the cell is {np.abs(rows).max():.0e} Å long: shorten it")
         if (np.linalg.norm(rows[periodic], axis=1) == 0).any() or (
             periodic.any() and np.linalg.matrix_rank(rows[periodic]) < periodic.sum()
         ):
@@ -86,16 +90,37 @@ def as_floats(values: ArrayLike, name: str) -> FloatArray:
         raise InputError(f"{name} must be an array of real numbers: {error}") from error
 
 
-def check_box(n_atoms: int, box: Box, cutoff: float) -> None:
-    """Raise `InputError` if a cell is so small that its neighbor list could not fit in memory."""
-    if not box.pbc.any():
+def check_box(n_atoms: int, box: Box, cutoff: float, extent: float | FloatArray = np.inf) -> None:
+    """Raise `InputError` if there are so many pairs that their list could not fit in memory.
+
+    The number of neighbors is estimated before anything is built: from the mean density, and from
+    the images of a single atom.
+
+    Parameters
+    ----------
+    n_atoms : int
+        Number of atoms in the cell.
+    box : Box
+        The cell.
+    cutoff : float
+        Radius of the neighbor list in Å, including its skin.
+    extent : float or float [3]
+        Extent of the atoms in Å along each direction; infinite if it is unknown.
+    """
+    reach = 2 * cutoff
+    span = np.broadcast_to(np.maximum(extent, reach), 3).copy()
+    span[box.pbc] = np.minimum(span, box.heights)[box.pbc]
+    with np.errstate(over="ignore"):
+        images = np.prod(np.maximum(reach / box.heights[box.pbc], 1.0))
+        neighbors = max(n_atoms * np.prod(reach / span), images)
+        fits = neighbors <= MAX_NEIGHBORS and n_atoms * neighbors <= MAX_EDGES
+    if fits:
         return
-    images = np.prod(2 * np.ceil(cutoff / box.heights[box.pbc]) + 1)
-    if n_atoms * images > MAX_EDGES:
-        raise InputError(
-            f"the cell is only {box.heights[box.pbc].min():.2g} Å high, {images:.0e} images lie "
-            f"within the cutoff of {cutoff:g} Å: check its units"
-        )
+    cell = f"the cell is {box.heights[box.pbc].min():.2g} Å high, and " if box.pbc.any() else ""
+    raise InputError(
+        f"{cell}an atom has about {neighbors:.0e} neighbors within {cutoff:g} Å: check its units, "
+        "or take a smaller cutoff or skin"
+    )
 
 
 def deformation(old: Box, new: Box) -> tuple[FloatArray, float]:

@@ -7,6 +7,7 @@ the cutoff is an edge of its own. `vesin` finds the pairs on the CPU, in float64
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from mlff_triton.neighbors.graph import Graph
 MIN_DISTANCE = 1e-3  # Å; below it, two atoms are one point and the edge has no direction
 MAX_CELLS_APART = 100_000  # beyond it, the pair search overflows or takes forever
 MAX_EXTENT = 10_000.0  # Å; the same limit for directions that are not periodic
+GRID_CELLS = 1e5  # most cells of the grid of `vesin`
 
 
 def neighbor_list(
@@ -50,7 +52,7 @@ def neighbor_list(
     ------
     InputError
         If positions or cell are not finite or have the wrong shape, if the cutoff is not positive,
-        or if the cell is absurdly small.
+        or if atoms would have tens of thousands of neighbors.
     OverlappingAtomsError
         If two atoms are closer than 0.001 Å.
 
@@ -93,10 +95,20 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     """Find the neighbor list of checked positions in a checked cell, as `neighbor_list` does."""
     n_atoms = len(points)
     check_cutoff(cutoff)
-    _check_extent(points, box)
-    check_box(n_atoms, box, cutoff)
-    search = vesin.NeighborList(cutoff=cutoff, full_list=True)
+    extent = _extent(points, box)
+    # `vesin` pads the extent in open directions, and takes it along the axes of coordinates.
+    padded = 1.05 * np.maximum(extent, np.ptp(points, axis=0)) + 5.0
+    radius = _search_radius(np.where(box.pbc, box.heights, padded), cutoff)
+    if radius > cutoff:
+        opened = _open_at_gap(points, box, cutoff)
+        if opened is not None:
+            return opened
+    check_box(n_atoms, box, radius, extent)
+    search = vesin.NeighborList(cutoff=radius, full_list=True)
     pairs, shifts, distances = search.compute(points, box.cell, box.pbc, quantities="PSd")
+    if radius > cutoff:
+        near = distances < cutoff
+        pairs, shifts, distances = pairs[near], shifts[near], distances[near]
     if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = pairs[distances.argmin()]
         raise OverlappingAtomsError(
@@ -108,9 +120,56 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     )
 
 
-def _check_extent(points: FloatArray, box: Box) -> None:
-    """Raise `InputError` if atoms are too far apart for the pair search."""
+def _extent(points: FloatArray, box: Box) -> FloatArray:
+    """Return the extent of atoms in Å along each direction, or raise `InputError` if it is huge."""
     extent = np.ptp(points @ np.linalg.inv(box.cell), axis=0)
-    far = (extent[box.pbc] > MAX_CELLS_APART).any() or (extent[~box.pbc] > MAX_EXTENT).any()
-    if far:
+    if (extent > np.where(box.pbc, MAX_CELLS_APART, MAX_EXTENT)).any():
         raise InputError("atoms are too far apart: the simulation may have blown up")
+    return np.asarray(extent * box.heights)
+
+
+def _search_radius(span: FloatArray, cutoff: float) -> float:
+    """Return the cutoff, or the smallest larger radius at which `vesin` 0.6 does not crash.
+
+    Its grid has ``max(1, span // radius)`` cells along each direction. If these are more than
+    `GRID_CELLS`, it scales their numbers down. In flat or long grids, one of them becomes zero,
+    and the process dies of a division by zero. Cubic grids can be scaled down.
+
+    Parameters
+    ----------
+    span : float [3]
+        Extent of the grid in Å along each direction.
+    cutoff : float
+        Cutoff radius in Å.
+    """
+    cells = np.maximum(span / cutoff, 1.0)
+    if cells.min() >= 6 * np.cbrt(cells.prod() / GRID_CELLS):
+        return cutoff
+    longest = np.sort(span)[::-1]
+    bounds = [(longest[:k].prod() / GRID_CELLS) ** (1 / k) for k in (1, 2, 3)]
+    return float(max(cutoff, *bounds))
+
+
+def _open_at_gap(points: FloatArray, box: Box, cutoff: float) -> Graph | None:
+    """Find pairs in a cell with an empty layer as wide as the cutoff, without its periodicity.
+
+    Returns
+    -------
+    Graph or None
+        The neighbor list in the given cell, or None if no periodic direction has such a layer.
+    """
+    fractional = points @ np.linalg.inv(box.cell)
+    for axis in np.flatnonzero(box.pbc):
+        order = np.sort(fractional[:, axis] % 1.0)
+        gaps = np.diff(order, append=order[0] + 1.0)
+        widest = int(gaps.argmax())
+        if gaps[widest] * box.heights[axis] < 1.001 * cutoff:
+            continue
+        start = order[widest] + gaps[widest] / 2
+        cells = np.floor(fractional[:, axis] - start)
+        pbc = box.pbc & (np.arange(3) != axis)
+        graph = find_pairs(points - cells[:, None] * box.cell[axis], Box.of(box.cell, pbc), cutoff)
+        shifts, of_atom = graph.shifts.clone(), torch.from_numpy(cells.astype(np.int64))
+        shifts[:, axis] = of_atom[graph.receivers] - of_atom[graph.senders]
+        return replace(graph, shifts=shifts)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -226,3 +227,59 @@ def test_atoms_that_flew_off_are_listed_or_refused(pbc, n_edges):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+CLOSE = [[0.1, 0.2, -0.3], [1.0, 4.0, 0.9], [4.8, 0.3, 0.4], [2.0, 2.0, 3.0]]
+ELONGATED = {
+    "needle": ([*CLOSE, [1.0, 1.0, -4e6]], [5.0, 5.0, 1e6], [True] * 3),
+    "smallest needle": (CLOSE, [5.0, 5.0, 500_005.0], [True] * 3),
+    "long needle": (CLOSE, [5.0, 5.0, 1e11], [True] * 3),
+    "sheet": ([*CLOSE, [0.0, 800.0, 800.0]], [5.0, 1580.0, 1585.0], [True] * 3),
+    "line that fills a sheet": (
+        [[0.0, 4.0 * k, 4.0 * k] for k in range(400)],
+        [5.0, 1600.0, 1600.0],
+        [True] * 3,
+    ),
+    "flat molecule": ([*CLOSE, [0.0, 1600.0, 1600.0]], [1.0, 1.0, 1.0], [False] * 3),
+    "largest molecule": ([*CLOSE, [0.0, 9990.0, 9990.0]], [1.0, 1.0, 1.0], [False] * 3),
+    "slab": ([*CLOSE, [0.0, 0.0, 9000.0]], [5.0, 9000.0, 1.0], [True, True, False]),
+}
+SEARCH = """
+import json, sys
+import numpy as np
+from mlff_triton import neighbor_list
+for points, lengths, pbc in json.load(sys.stdin):
+    graph = neighbor_list(points, 5.8, np.diag(lengths), pbc)
+    print(json.dumps([graph.receivers.tolist(), graph.senders.tolist(), graph.shifts.tolist()]))
+"""
+
+
+def test_elongated_cells_and_structures_do_not_crash():
+    """Run in a separate process, which a division by zero in the search might kill."""
+    done = subprocess.run(  # noqa: S603 - the code is above
+        [sys.executable, "-c", SEARCH],
+        input=json.dumps(list(ELONGATED.values())),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for line, (name, structure) in zip(done.stdout.splitlines(), ELONGATED.items(), strict=True):
+        found = {(i, j, *shift) for i, j, shift in zip(*json.loads(line), strict=True)}
+        assert found == edges_within(5.8, *structure), name
+
+
+def edges_within(cutoff, points, lengths, pbc) -> set[tuple[int, ...]]:
+    """Find edges in an orthogonal cell by brute force, among the images next to the nearest."""
+    positions, cell = np.array(points), np.array(lengths)
+    nearby = (np.array(list(np.ndindex(5, 5, 5))) - 2) * pbc
+    edges = set()
+    for i, position in enumerate(positions):
+        delta = position - positions[:, None]
+        shifts = np.round(delta / cell) * pbc + nearby
+        near = np.linalg.norm(delta - shifts * cell, axis=2) < cutoff
+        senders = near.nonzero()[0].tolist()
+        found = zip(senders, shifts[near].astype(int).tolist(), strict=True)
+        edges |= {(i, j, *shift) for j, shift in found if i != j or any(shift)}
+    return edges
