@@ -4,10 +4,11 @@
 ``bio.top_tokens(model, ...)`` returns the most likely tokens without writing all logits.
 ``bio.align(queries, targets)`` aligns pairs of sequences; it is loaded on first use.
 
-- ``patch``: `accelerate`, `accelerated`, `restore` and `report`
+- ``patch``: `accelerate`, `accelerated`, `restore`, `refresh` and `report`
 - ``families``: table of the model families that `accelerate` recognizes
 - ``fast_forward``: base class of everything that replaces a module's ``forward``; fallbacks
-- ``snapshot``: detection of changed parameters, submodules and hooks
+- ``snapshot``: detection of changed parameters, submodules, settings and hooks
+- ``labels``: losses whose labels count at padding
 - ``graph_cache``: CUDA graphs, one per combination of input shapes
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
 - ``alignment``: sequence alignment
@@ -20,7 +21,15 @@ from typing import TYPE_CHECKING
 from mlff_triton._common.lazy import attributes
 from mlff_triton.bio.encoders.top_tokens import TopTokens, top_tokens
 from mlff_triton.bio.fast_forward import FallbackWarning
-from mlff_triton.bio.patch import Part, Report, accelerate, accelerated, report, restore
+from mlff_triton.bio.patch import (
+    Part,
+    Report,
+    accelerate,
+    accelerated,
+    refresh,
+    report,
+    restore,
+)
 
 if TYPE_CHECKING:
     from mlff_triton.bio.alignment import Alignments, align
@@ -34,6 +43,7 @@ __all__ = [
     "accelerate",
     "accelerated",
     "align",
+    "refresh",
     "report",
     "restore",
     "top_tokens",

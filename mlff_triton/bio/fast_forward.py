@@ -37,7 +37,8 @@ class FastForward(ABC, Generic[Weights]):
     """Callable that is set as the attribute ``forward`` of a module and hides its class's method.
 
     It is copied and pickled with the module, and then belongs to the copy. The weights that it has
-    read are not copied. It reads them again whenever a parameter has changed.
+    read are not copied. It reads them again whenever a parameter has changed, as far as `Snapshot`
+    notices, after every forward in training mode, and after `refresh`.
 
     Parameters
     ----------
@@ -47,6 +48,11 @@ class FastForward(ABC, Generic[Weights]):
         Options chosen by the user.
     model : torch.nn.Module, optional
         Whole model that contains the module; by default the module itself.
+
+    Attributes
+    ----------
+    set_aside : str or None
+        Reason to run the original ``forward`` for now.
     """
 
     supported: ClassVar[str]
@@ -55,11 +61,14 @@ class FastForward(ABC, Generic[Weights]):
     announces: ClassVar[bool] = True
     """If False, fallbacks give no warning, because another adapter of the same model warns."""
 
+    zeroes_padding: ClassVar[bool] = False
+    """If True, outputs at padding are zero instead of those of the original ``forward``."""
+
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         del model
         self.module: Any = module  # with submodules that only adapters know
         self.options = options
-        self.before = module.__dict__.get("forward")
+        self.set_aside: str | None = None
         self.fallback_reasons: list[str] = []
         parameters = inspect.signature(type(module).forward).parameters
         self._names = tuple(parameters)[1:]
@@ -107,7 +116,9 @@ class FastForward(ABC, Generic[Weights]):
         arguments = dict(zip(self._names, args, strict=False)) | dict(kwargs)
         if self.options.backend == "auto" and not any(map(_on_gpu, arguments.values())):
             return slow(*args, **kwargs)
-        reason = self._unsupported_mode(arguments)
+        reason = self._unsupported_mode(arguments) or self.set_aside
+        if self.module.training:
+            self.refresh()  # training may write to ``parameter.data``, which is not counted
         if reason is None:
             with torch.no_grad():
                 begun = None if self._cached is None else self.begin(arguments)
@@ -131,26 +142,25 @@ class FastForward(ABC, Generic[Weights]):
             return "its parameters are on several devices"
         if self.backend is None:
             return "its parameters are on a CPU, but its inputs are on a GPU"
+        snapshot = Snapshot(self.module)
+        if snapshot.obstacle is not None:
+            return snapshot.obstacle
         if not self.fits(self.module):
             return "its structure has changed since bio.accelerate was called"
-        snapshot = Snapshot(self.module)
-        if snapshot.hooked:
-            return "a submodule has hooks, which the fast forward would not call"
         self._cached = snapshot, self.read()
         return None
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's original ``forward``."""
-        if self.before is not None:
-            return self.before(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def undo(self) -> None:
         """Give the module its original ``forward`` back."""
-        if self.before is None:
-            del self.module.forward
-        else:
-            self.module.forward = self.before
+        del self.module.forward
+
+    def refresh(self) -> None:
+        """Forget the weights, so that the next call reads them again."""
+        self._cached = None
 
     @property
     def weights(self) -> Weights:
@@ -170,7 +180,8 @@ class FastForward(ABC, Generic[Weights]):
     def dtype(self) -> torch.dtype:
         """Dtype of the computation."""
         own = next(self.module.parameters()).dtype
-        return own if self.options.precision is None else PRECISIONS[self.options.precision]
+        chosen = None if self.backend is None else self.options.precision
+        return own if chosen is None else PRECISIONS[chosen]
 
     @property
     def state(self) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 from mlff_triton._common.availability import check_triton
 from mlff_triton.bio.families import FAMILIES, Adapter
 from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
+from mlff_triton.bio.labels import LabelGuard
 from mlff_triton.errors import InputError, UnsupportedModelError
 
 BACKENDS = ("auto", "triton", "torch")
@@ -35,8 +36,13 @@ def accelerate(
     Outputs stay the same up to rounding, except that padding comes out as zero. Classes, modules
     and other instances are not touched, and parameters, ``state_dict``, ``to``, ``half``,
     ``deepcopy`` and ``torch.save`` work as before. Where the fast forward does not apply, for
-    example with gradients, training, hooks or ``output_attentions``, the model runs its original
-    forward and gives one `FallbackWarning` with the reason.
+    example with gradients, training, hooks, a submodule with a ``forward`` of its own, masks with
+    values other than 0 and 1, labels that count at padding, or ``output_attentions``, the model
+    runs its original forward and gives one `FallbackWarning` with the reason.
+
+    Changed weights and settings are noticed, except those written to ``parameter.data`` in place
+    or within ``torch.inference_mode()`` to parameters that were made there: call `refresh` after
+    these.
 
     Parameters
     ----------
@@ -69,7 +75,7 @@ def accelerate(
     BackendError
         If ``backend="triton"`` and there is no GPU, or Triton is not installed.
     InputError
-        If an option is unknown.
+        If an option is unknown, or ``model`` is not a module, such as the name of a model.
 
     Examples
     --------
@@ -78,6 +84,7 @@ def accelerate(
     >>> with torch.inference_mode():
     ...     hidden = model(**tokens).last_hidden_state
     """
+    _check_model(model)
     _check_option("precision", precision, (None, *PRECISIONS))
     _check_option("cuda_graph", cuda_graph, ("auto", True, False))
     _check_option("backend", backend, BACKENDS)
@@ -97,7 +104,26 @@ def accelerate(
     restore(model)
     for module, adapter in matches:
         module.forward = adapter(module, options, model)
+    _guard_labels(model)
     return model
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, nn.Module):
+        return
+    loaded = f"AutoModel.from_pretrained({model!r})" if isinstance(model, str) else "a model"
+    raise InputError(
+        f"the model must be a torch.nn.Module, not of type {type(model).__name__}: give {loaded}"
+    )
+
+
+def _guard_labels(model: nn.Module) -> None:
+    """Guard the modules that compute a loss from the output of an accelerated encoder."""
+    for module in model.modules():
+        forwards = [vars(child).get("forward") for child in module.children()]
+        encoders = [f for f in forwards if isinstance(f, FastForward) and f.zeroes_padding]
+        if encoders and LabelGuard.is_needed(module):
+            module.forward = LabelGuard(module, encoders[0])
 
 
 def _check_option(name: str, value: object, known: tuple[object, ...]) -> None:
@@ -126,10 +152,42 @@ def _find(model: nn.Module, adapters: Sequence[Adapter]) -> list[tuple[nn.Module
 
 def restore(model: Model) -> Model:
     """Undo `accelerate` exactly; do nothing to a model that is not accelerated."""
+    _check_model(model)
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, FastForward | LabelGuard):
+            forward.undo()
+    return model
+
+
+def refresh(model: Model) -> Model:
+    """Make an accelerated model read its weights again at the next call.
+
+    This is needed after changes that PyTorch does not count: those in place of
+    ``parameter.data``, and those within ``torch.inference_mode()`` of parameters that were made
+    there. `accelerate` notices all others.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Model that `accelerate` has changed; others stay as they are.
+
+    Returns
+    -------
+    torch.nn.Module
+        The same model.
+
+    Examples
+    --------
+    >>> for parameter, average in zip(model.parameters(), averages):
+    ...     parameter.data.copy_(average)
+    >>> bio.refresh(model)
+    """
+    _check_model(model)
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, FastForward):
-            forward.undo()
+            forward.refresh()
     return model
 
 
@@ -146,6 +204,7 @@ def accelerated(
 
     Parameters and errors are those of `accelerate`.
     """
+    _check_model(model)
     before = {m: vars(m)["forward"] for m in model.modules() if "forward" in vars(m)}
     accelerate(model, precision=precision, cuda_graph=cuda_graph, backend=backend, strict=strict)
     try:
@@ -194,6 +253,7 @@ class Report(list[Part]):
 
 def report(model: nn.Module) -> Report:
     """List the modules that `accelerate` replaced, what computes instead, and any fallbacks."""
+    _check_model(model)
     parts = Report()
     for path, module in model.named_modules():
         forward = module.__dict__.get("forward")

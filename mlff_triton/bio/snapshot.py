@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
-from operator import attrgetter, eq, is_
+from itertools import chain, repeat
+from operator import attrgetter, contains, eq, is_, itemgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,13 +12,26 @@ from torch import Tensor, nn
 # Transformers 5 leaves these hooks on a model. They record outputs only when asked to.
 INERT_HOOKS = "transformers.utils.output_capturing"
 
+# Classes that compute the same in training mode.
+INDIFFERENT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Sequential)
+
+# Attributes of modules, other than tensors, that are read together with the weights.
+CONSTANTS = (
+    *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
+    *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
+    *("attention_heads", "num_attention_heads"),
+)
+
 
 class Snapshot:
-    """Parameters, buffers, submodules and hooks of a module at one point in time.
+    """Parameters, buffers, submodules and settings of a module at one point in time.
 
     The comparison runs in every forward pass, so the constructor does all lookups that it can. The
     snapshot keeps the memory of the tensors alive, so that no later tensor can get the same
     address.
+
+    Changes in place are noticed by the counters that PyTorch keeps. Changes of ``parameter.data``
+    in place, and those of tensors that were made in inference mode, are not counted.
 
     Parameters
     ----------
@@ -27,12 +40,20 @@ class Snapshot:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        modules = list(module.modules())
-        self._containers = [
-            members for m in modules for members in (m._modules, m._parameters, m._buffers)
+        self._modules = list(module.modules())
+        self._types = list(map(type, self._modules))
+        inner = self._modules[1:]
+        self._hooks = _hooks(inner)
+        self._inner = list(map(vars, inner))
+        self._modal = [vars(m) for m in inner if type(m) not in INDIFFERENT]
+        self._read = [(own, n) for own in map(vars, self._modules) for n in CONSTANTS if n in own]
+        self._constants = self._current_constants()
+        self._views = [
+            members.values()
+            for module in self._modules
+            for members in (module._modules, module._parameters, module._buffers)
+            if members
         ]
-        self._containers = [members for members in self._containers if members]
-        self._hooks = _hooks(modules[1:])
         self._members = list(self._current_members())
         tensors = (*module.parameters(), *module.buffers())
         self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
@@ -41,21 +62,32 @@ class Snapshot:
         self._version = self._total_version()
 
     @property
-    def hooked(self) -> bool:
-        """True if a submodule has hooks."""
-        return any(self._hooks) and _any_active(self._hooks)
+    def obstacle(self) -> str | None:
+        """Reason why the submodules must be called one by one, or None."""
+        if any(self._hooks) and _any_active(self._hooks):
+            return "a submodule has hooks, which the fast forward would not call"
+        if any(map(contains, self._inner, repeat("forward"))):
+            return "a submodule has a forward of its own, which the fast forward would not call"
+        if any(map(itemgetter("training"), self._modal)):
+            return "a submodule is in training mode; call model.eval()"
+        return None
 
     def is_current(self) -> bool:
-        """Return True if nothing in the module was changed, replaced or hooked since."""
+        """Return True if there is no `obstacle`, and nothing was changed or replaced since."""
         return (
-            not self.hooked
+            self.obstacle is None
+            and list(map(type, self._modules)) == self._types
             and all(map(is_, self._current_members(), self._members))
+            and self._current_constants() == self._constants
             and self._total_version() == self._version
             and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
         )
 
     def _current_members(self) -> Iterator[object]:
-        return chain.from_iterable([members.values() for members in self._containers])
+        return chain.from_iterable(self._views)
+
+    def _current_constants(self) -> list[Any]:
+        return [own.get(name) for own, name in self._read]
 
     def _total_version(self) -> int:
         """Sum the counters of changes in place, which only grow."""

@@ -12,7 +12,8 @@ from mlff_triton.bio.snapshot import Snapshot
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 2)))
+    inner = nn.Sequential(nn.Linear(4, 2), nn.Dropout())
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), inner).eval()
 
 
 def halve_and_back(model: nn.Sequential) -> None:
@@ -44,9 +45,26 @@ def hook(model: nn.Sequential) -> None:
     model[2].register_forward_hook(lambda *_: None)
 
 
+def set_a_forward(model: nn.Sequential) -> None:
+    model[0].forward = lambda x: x[..., :1].expand(-1, 4)
+
+
+def train_the_dropout(model: nn.Sequential) -> None:
+    model[2][1].train()
+
+
+def change_the_epsilon(model: nn.Sequential) -> None:
+    model[1].eps = 1.0
+
+
+def change_the_class(model: nn.Sequential) -> None:
+    model[0].__class__ = type("Other", (nn.Linear,), {})
+
+
+OBSTACLES = (hook, set_a_forward, train_the_dropout)
 CHANGES = (
     *(halve_and_back, add_in_place, load_others, replace_parameter),
-    *(replace_data, replace_module, hook),
+    *(replace_data, replace_module, change_the_epsilon, change_the_class, *OBSTACLES),
 )
 
 
@@ -57,7 +75,8 @@ def test_changes_are_seen(change: Callable[[nn.Sequential], None]):
     assert snapshot.is_current()
     change(model)
     assert not snapshot.is_current()
-    assert Snapshot(model).is_current() == (change is not hook)
+    assert Snapshot(model).is_current() == (change not in OBSTACLES)
+    assert (Snapshot(model).obstacle is None) == (change not in OBSTACLES)
 
 
 def test_what_changes_nothing_is_not_seen():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
 from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
+from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.encoders.weights import (
     Embedding,
     EncoderWeights,
@@ -34,6 +35,7 @@ class ESM2Forward(FastForward[ReadyModel]):
     """Forward of `esm.model.esm2.ESM2`."""
 
     supported = "ESM-2 of fair-esm"
+    zeroes_padding = True
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -42,7 +44,7 @@ class ESM2Forward(FastForward[ReadyModel]):
         parts = ("embed_tokens", "emb_layer_norm_after", "lm_head", "padding_idx", "mask_idx")
         if not isinstance(layers, nn.ModuleList) or not all(hasattr(module, p) for p in parts):
             return False
-        return bool(len(layers)) and all(map(_is_layer, layers))
+        return bool(len(layers)) and all(map(_is_layer, layers)) and is_unmodified(module, "esm.")
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse requests for attention weights and contacts."""

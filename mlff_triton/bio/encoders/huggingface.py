@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
 from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
-from mlff_triton.bio.encoders.torch_modules import is_norm, is_plain
+from mlff_triton.bio.encoders.masks import MaskCheck
+from mlff_triton.bio.encoders.torch_modules import (
+    activation_of,
+    is_norm,
+    is_plain,
+    is_unmodified,
+)
 from mlff_triton.bio.encoders.weights import (
     Embedding,
     EncoderWeights,
@@ -27,7 +33,12 @@ from mlff_triton.bio.encoders.weights import (
 from mlff_triton.bio.fast_forward import FastForward, Options
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu"}
+LIBRARY_ACTIVATIONS = "transformers.activations"
+ACTIVATIONS = {  # classes of that module, besides PyTorch's own
+    "GELUActivation": "gelu",
+    "NewGELUActivation": "gelu_tanh",
+    "SiLUActivation": "silu",
+}
 SUPPORTED_ARGUMENTS = {"input_ids", "attention_mask", "token_type_ids", "return_dict"}
 OUTPUT = "BaseModelOutputWithPoolingAndCrossAttentions"
 LINEAR_MAPS = (
@@ -63,15 +74,19 @@ class EncoderForward(FastForward[ReadyEncoder]):
     """Forward of `EsmModel` and `BertModel`."""
 
     supported = "ESM-1b, ESM-2 and BERT encoders of transformers"
+    zeroes_padding = True
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
         whole = module if model is None else model
-        self._first_token_is_read = any(map(_reads_first_token, whole.modules()))
+        self._mask_check = MaskCheck(any(map(_reads_first_token, whole.modules())))
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Return True for an encoder, not a decoder, with known submodules and no others."""
+        """Return True for an encoder, not a decoder, with known submodules and no others.
+
+        Subclasses and modules with a ``forward`` of their own may compute anything.
+        """
         config = getattr(module, "config", None)
         layers = _at(module, "encoder.layer")
         if config is None or not isinstance(layers, nn.ModuleList) or not len(layers):
@@ -85,7 +100,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
                 is_plain(_at(layer, path), nn.Linear) for layer in layers for path in LINEAR_MAPS
             )
             and all(is_norm(norm) for layer in layers for norm in _norms(layer))
-            and hasattr(sys.modules[type(module).__module__], OUTPUT)
+            and _is_of_library(module)
             and not getattr(config, "is_decoder", False)
             and _position_type(module) in ("absolute", "rotary")
             and _activation(module) is not None
@@ -108,9 +123,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
             return "input_ids of shape [B, L] are required"
         if mask is not None and mask.shape != ids.shape:
             return f"attention_mask has shape {list(mask.shape)} instead of [B, L]"
-        if mask is not None and self._first_token_is_read and not bool(mask[:, 0].all()):
-            return "a sequence begins with padding, but the model reads its first token"
-        return None
+        return None if mask is None else self._mask_check.refusal(mask)
 
     def read(self) -> ReadyEncoder:
         """Read the present weights."""
@@ -132,7 +145,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
             position=parts.position_embeddings.weight if absolute else None,
             kind=None if kinds is None else kinds.weight,
             norm=None if norm is None else Norm.of(norm),
-            mask_token=config.mask_token_id if getattr(parts, "token_dropout", False) else None,
+            mask_token=parts.mask_token_id if getattr(parts, "token_dropout", False) else None,
             count_padding=not _passes_mask_to_embeddings(module),
         )
         last = getattr(module.encoder, "emb_layer_norm_after", None)
@@ -147,9 +160,11 @@ class EncoderForward(FastForward[ReadyEncoder]):
         )
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
-        """Replay the graph for the batch's shape, if there is one."""
-        ids = arguments.get("input_ids")
+        """Replay the graph for the batch's shape, if there is one and its mask is known."""
+        ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if ids is None or ids.dim() != 2 or not arguments.keys() <= SUPPORTED_ARGUMENTS:
+            return None
+        if mask is not None and self._mask_check.is_pending(mask):
             return None
         return self.weights.runner.begin(self._tokens(arguments))
 
@@ -193,6 +208,7 @@ class LanguageHeadForward(FastForward[LanguageHead]):
             and is_norm(norm)
             and is_plain(_at(module, "decoder"), nn.Linear)
             and isinstance(getattr(module, "bias", None), nn.Parameter)
+            and _is_of_library(module)
             and _head_activation(module) is not None
         )
 
@@ -226,6 +242,13 @@ class LanguageHeadForward(FastForward[LanguageHead]):
             (hidden,),
             {},
         )
+
+
+def _is_of_library(module: nn.Module) -> bool:
+    """Return True for a model of transformers whose submodules are all from the same file."""
+    source = type(module).__module__
+    is_library = source.startswith("transformers.") and hasattr(sys.modules[source], OUTPUT)
+    return is_library and is_unmodified(module, source, LIBRARY_ACTIVATIONS)
 
 
 def _reads_first_token(module: nn.Module) -> bool:
@@ -289,10 +312,21 @@ def _position_type(module: Any) -> str:
 
 
 def _activation(module: Any) -> str | None:
-    """Return the activation of the layers; those of ESM ignore the one in the configuration."""
-    if _norm_first(module.encoder.layer[0]):
-        return "gelu"
-    return ACTIVATIONS.get(module.config.hidden_act)
+    """Return the activation of all layers, or None if it is unknown or they differ."""
+    layers = module.encoder.layer
+    if _norm_first(layers[0]):
+        return "gelu"  # a function that ESM calls
+    found = {_called_activation(_at(layer, "intermediate.intermediate_act_fn")) for layer in layers}
+    return found.pop() if len(found) == 1 else None
+
+
+def _called_activation(called: Any) -> str | None:
+    """Return the name of an activation of PyTorch or transformers; None if it is unknown."""
+    kind = type(called)
+    if kind.__module__ == LIBRARY_ACTIVATIONS:
+        return ACTIVATIONS.get(kind.__name__)
+    name = activation_of(called)
+    return name if name in ("gelu", "gelu_tanh", "relu", "silu") else None
 
 
 def _frequencies(module: Any) -> Tensor:
@@ -317,7 +351,4 @@ def _head(module: Any) -> tuple[Any, Any]:
 
 def _head_activation(module: Any) -> str | None:
     transform = _at(module, "transform")
-    if transform is None:
-        return "gelu"
-    name = type(transform.transform_act_fn).__name__
-    return {"GELUActivation": "gelu", "NewGELUActivation": "gelu_tanh", "ReLU": "relu"}.get(name)
+    return "gelu" if transform is None else _called_activation(transform.transform_act_fn)

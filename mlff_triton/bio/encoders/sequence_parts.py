@@ -15,7 +15,12 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from mlff_triton.bio.encoders.packing import find_rows, pack, unpack
 from mlff_triton.bio.encoders.row_parts import Operators, PartForward
-from mlff_triton.bio.encoders.torch_modules import activation_of, is_norm, is_plain
+from mlff_triton.bio.encoders.torch_modules import (
+    activation_of,
+    is_norm,
+    is_plain,
+    is_unmodified,
+)
 from mlff_triton.bio.encoders.weights import Layer, Linear, Norm
 from mlff_triton.bio.fast_forward import Weights
 
@@ -136,6 +141,7 @@ class TransformerEncoderForward(SequencePartForward[tuple[Layer, ...]]):
             and all(map(_is_plain_layer, layers))
             and len({layer.self_attn.batch_first for layer in layers}) == 1
             and (norm is None or is_norm(norm))
+            and is_unmodified(module)
         )
 
     @property

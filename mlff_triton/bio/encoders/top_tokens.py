@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mlff_triton.bio.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.labels import LabelGuard
 from mlff_triton.bio.snapshot import are_hooked
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.top_logit import largest
@@ -125,7 +126,8 @@ def _forward(module: nn.Module) -> Any:
 def _is_of_library(module: nn.Module, encoder: nn.Module) -> bool:
     """Return True if the module's ``forward`` is defined where that of the encoder's class is."""
     own = type(module).forward.__module__ == type(encoder).forward.__module__
-    return own and _forward(module) is None
+    forward = _forward(module)
+    return own and (forward.before if isinstance(forward, LabelGuard) else forward) is None
 
 
 def _from_all_logits(

@@ -35,6 +35,19 @@ def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
     return type(module) in kinds and not _has_foreign_forward(module)
 
 
+def is_unmodified(module: nn.Module, *sources: str) -> bool:
+    """Return True if a module and its submodules compute what their classes are known for.
+
+    Their classes and methods ``forward`` are PyTorch's or come from Python modules whose names
+    begin with one of ``sources``, and no instance has a ``forward`` of its own.
+    """
+    modules = list(module.modules())
+    known = ("torch.nn.", *sources)
+    kinds: set[Any] = set(map(type, modules))
+    origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
+    return all(o.startswith(known) for o in origins) and not any(map(_has_foreign_forward, modules))
+
+
 def is_norm(module: Any) -> bool:
     """Return True for a layer normalization over the last axis, with weight and bias."""
     return (
