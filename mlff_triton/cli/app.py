@@ -15,9 +15,12 @@ from mlff_triton.cli.align import align
 from mlff_triton.cli.bench import PASS_ON, bench
 from mlff_triton.cli.calibrate import calibrate
 from mlff_triton.cli.convert import convert
+from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
 from mlff_triton.cli.info import info
 from mlff_triton.cli.md import md
+from mlff_triton.cli.relax import relax
+from mlff_triton.cli.vibrations import vibrations
 
 # The base class of typer's argument errors, whose module depends on the version of typer.
 UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
@@ -28,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (md, info, explain, convert, align, calibrate):
+for command in (md, energy, relax, vibrations, info, explain, convert, align, calibrate):
     app.command()(command)
 app.command(context_settings=PASS_ON)(bench)
 

@@ -1,0 +1,92 @@
+"""The command ``mlff-triton energy``: single points of all frames of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mlff_triton.cli._shared import (
+    ChargeOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    check_xyz,
+    plain_console,
+    set_charge,
+    write_xyz,
+)
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+def energy(
+    structures: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STRUCTURE...",
+            help="Structure files that ASE can read, or alanine-dipeptide-water.",
+        ),
+    ],
+    model: ModelOption = "default",
+    charge: ChargeOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "float32",
+    out: Annotated[
+        Path | None, typer.Option(help="File for energies, forces and stresses: extended XYZ.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+) -> None:
+    """Compute energies, forces and stresses of structures, in batches.
+
+    All frames of each file are computed.
+    """
+    from mlff_triton._common.progress import ProgressBar
+    from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.statics import compute_all, read_frames
+
+    if out is not None:
+        check_xyz(out, overwrite)
+    frames = {name: read_frames(name) for name in structures}
+    images = [atoms for found in frames.values() for atoms in found]
+    labels = [(name, k) for name, found in frames.items() for k in range(len(found))]
+    set_charge(images, charge)
+    calculator = TensorNetCalculator(model, device=device, dtype=dtype)
+    names = [f"{name}, frame {k}" for name, k in labels]
+    results = []
+    console = Console()
+    with ProgressBar(console, "energies", len(images)) as bar:
+        for atoms in compute_all(images, calculator, names):
+            results.append(atoms)
+            bar.show(len(results), "", f"{len(results)} of {len(images)} structures")
+    console.print(_table(labels, results))
+    if out is not None:
+        write_xyz(out, results)
+        plain_console().print(f"wrote {out}")
+
+
+def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:
+    """Make the table of results: a row per structure; stresses if any structure has one."""
+    import numpy as np
+
+    from mlff_triton.units import EV_PER_A3_TO_GPA
+
+    stresses = [atoms.calc.results.get("stress") for atoms in results]
+    table = Table("structure")
+    columns = ["frame", "atoms", "energy, eV", "largest force, eV/Å"]
+    for title in columns:
+        table.add_column(title, justify="right")
+    if any(stress is not None for stress in stresses):
+        table.add_column("stress xx, yy, zz, yz, xz, xy, GPa")
+    for (name, k), atoms, stress in zip(labels, results, stresses, strict=True):
+        largest = np.linalg.norm(atoms.get_forces(), axis=1).max()
+        row = [name, str(k), str(len(atoms))]
+        row += [f"{atoms.get_potential_energy():.6f}", f"{largest:.4f}"]
+        if stress is not None:
+            row.append(" ".join(f"{value:.3f}" for value in stress * EV_PER_A3_TO_GPA))
+        table.add_row(*row)
+    return table

@@ -1,0 +1,107 @@
+"""Relaxation of one structure, and of its cell, with the optimizers of ASE."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import Calculator
+from ase.filters import FrechetCellFilter
+from ase.optimize import FIRE, LBFGS
+
+from mlff_triton.errors import InputError
+
+OPTIMIZERS = {"lbfgs": LBFGS, "fire": FIRE}
+
+
+@dataclass(frozen=True)
+class RelaxationStep:
+    """State of a relaxation.
+
+    Attributes
+    ----------
+    number : int
+        Number of steps so far.
+    energy : float
+        Potential energy in eV.
+    max_force : float
+        Largest force on an atom in eV/Å. With the cell, it includes the derivatives of the energy
+        by the strain, per atom in eV, as they are part of the criterion.
+    is_converged : bool
+        True if the largest force is below the threshold.
+    """
+
+    number: int
+    energy: float
+    max_force: float
+    is_converged: bool
+
+
+def relax(
+    atoms: Atoms,
+    calculator: Calculator,
+    *,
+    fmax: float = 0.01,
+    steps: int = 1000,
+    optimizer: str = "lbfgs",
+    cell: bool = False,
+) -> Iterator[RelaxationStep]:
+    """Minimize the energy of a structure.
+
+    Parameters
+    ----------
+    atoms : Atoms
+        The structure. Moved in place, and left with the calculator attached.
+    calculator : Calculator
+        A calculator of ASE.
+    fmax : float
+        Converged if no force is as large as this, eV/Å.
+    steps : int
+        Largest number of steps.
+    optimizer : {"lbfgs", "fire"}
+        L-BFGS takes fewer steps; FIRE tolerates worse starts.
+    cell : bool
+        Relax the cell too, by ``FrechetCellFilter`` of ASE.
+
+    Yields
+    ------
+    RelaxationStep
+        The state at the start and after each step.
+
+    Raises
+    ------
+    InputError
+        If an option is invalid, or the cell of a structure that is not periodic is to be relaxed.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer={optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
+    if not (math.isfinite(fmax) and fmax > 0):
+        raise InputError(f"fmax={fmax} must be a positive number of eV/Å")
+    if steps < 0:
+        raise InputError(f"steps={steps} must not be negative")
+    if cell and not atoms.pbc.all():
+        raise InputError("the cell cannot be relaxed, as the structure is not periodic in 3D")
+    return _steps(atoms, calculator, fmax, steps, optimizer, cell)
+
+
+def _steps(
+    atoms: Atoms, calculator: Calculator, fmax: float, steps: int, optimizer: str, cell: bool
+) -> Iterator[RelaxationStep]:
+    atoms.calc = calculator
+    target = FrechetCellFilter(atoms) if cell else atoms
+    with OPTIMIZERS[optimizer](target, logfile=None) as moves:
+        run = moves.irun(fmax, steps)
+        while True:
+            with warnings.catch_warnings():
+                # SciPy warns if the matrix logarithms of the filter are off by 1e-12.
+                warnings.filterwarnings("ignore", "logm result may be inaccurate")
+                is_converged = next(run, None)
+                if is_converged is None:
+                    return
+                largest = float(np.linalg.norm(target.get_forces(), axis=1).max())
+            energy = float(atoms.get_potential_energy())
+            yield RelaxationStep(moves.nsteps, energy, largest, bool(is_converged))

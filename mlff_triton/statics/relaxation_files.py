@@ -1,0 +1,92 @@
+"""Output files of a relaxation: trajectory, final structure and figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import ase.io
+from ase import Atoms
+
+from mlff_triton._common.files import replace_file, reported
+from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
+from mlff_triton.errors import OutputError
+from mlff_triton.statics.relaxation import RelaxationStep
+from mlff_triton.statics.single_points import with_results
+
+TRAJECTORY = "trajectory.xyz"
+FINAL = "final.xyz"
+SUMMARY = "summary.png"
+OUTPUTS = (TRAJECTORY, FINAL, SUMMARY)
+
+
+def check_directory(directory: Path, overwrite: bool) -> None:
+    """Raise an `OutputError` if a relaxation must not write to a directory; modify nothing."""
+    if directory.exists() and not directory.is_dir():
+        raise OutputError(f"{directory} is a file: choose another --out")
+    with reported(directory):
+        is_occupied = directory.exists() and any(directory.iterdir())
+    if is_occupied and not overwrite:
+        raise OutputError(f"{directory} is not empty: choose another --out, or use --overwrite")
+
+
+class RelaxationFiles:
+    """Output files of a relaxation, in extended XYZ with energies, forces and stresses.
+
+    Parameters
+    ----------
+    directory : Path
+        Their directory, which is created. Files of an earlier relaxation are removed from it.
+
+    Raises
+    ------
+    OutputError
+        If a file cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        with reported(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in OUTPUTS:
+                (directory / name).unlink(missing_ok=True)
+        self.directory = directory
+        self._trajectory = AppendOnlyFile(directory / TRAJECTORY, 0)
+
+    def add(self, atoms: Atoms, step: RelaxationStep) -> None:
+        """Append a frame to the trajectory."""
+        self._trajectory.append(_extended_xyz(atoms, step))
+
+    def finish(self, atoms: Atoms, history: Sequence[RelaxationStep], fmax: float) -> None:
+        """Write the final structure, and draw energies and largest forces of all steps."""
+        replace_file(self.directory / FINAL, _extended_xyz(atoms, history[-1]))
+        replace_file(self.directory / SUMMARY, _figure(history, len(atoms), fmax))
+
+
+def _extended_xyz(atoms: Atoms, step: RelaxationStep) -> bytes:
+    shown = with_results(atoms, atoms.calc.results)
+    shown.info["step"] = step.number
+    text = io.StringIO()
+    ase.io.write(text, shown, format="extxyz")
+    return text.getvalue().encode()
+
+
+def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:
+    from matplotlib.figure import Figure  # takes over half a second
+
+    numbers = [step.number for step in history]
+    last = history[-1].energy
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    top.plot(numbers, [1000 * (step.energy - last) / n_atoms for step in history], lw=1)
+    top.set_ylabel("energy above the last (meV/atom)")
+    bottom.semilogy(numbers, [step.max_force for step in history], lw=1)
+    bottom.axhline(fmax, color="0.7", lw=0.8, ls="--", zorder=0)
+    bottom.set_ylabel("largest force (eV/Å)")
+    bottom.set_xlabel("step")
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    return content.getvalue()

@@ -1,0 +1,149 @@
+"""Energies, forces and stresses of all frames of files."""
+
+from __future__ import annotations
+
+import os.path
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.dynamics.structures import SHIPPED, read_structure
+from mlff_triton.errors import InputError, MlffTritonError
+
+IMAGES_PER_CALL = 512  # between two reports of progress
+
+
+def read_frames(source: str | Path) -> list[Atoms]:
+    """Read all frames of a file that ASE supports, or a shipped structure.
+
+    Constraints and results in the file are dropped.
+
+    Parameters
+    ----------
+    source : str or path
+        Name of a shipped structure (``"alanine-dipeptide-water"``) or a file.
+
+    Returns
+    -------
+    list of Atoms
+        The frames in order. A PDB cell of 1 x 1 x 1 Å, by which the format says "none", is dropped.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, unreadable or empty, or has positions that are not finite.
+
+    Examples
+    --------
+    >>> [len(atoms) for atoms in read_frames("alanine-dipeptide-water")]
+    [166]
+    """
+    name = str(source)
+    if name in SHIPPED:
+        return [read_structure(name)]
+    path = os.path.expanduser(name)  # noqa: PTH111 - never raises
+    if not os.path.isfile(path):  # noqa: PTH113 - never raises
+        raise InputError(
+            f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about fields that are not used here
+            images = ase.io.read(path, index=":")
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"{name} cannot be read as a structure: {reason}") from error
+    if not images:
+        raise InputError(f"{name} contains no structures")
+    return [_clean(atoms, f"{name}, frame {k}") for k, atoms in enumerate(images)]
+
+
+def _clean(atoms: Atoms, name: str) -> Atoms:
+    if len(atoms) == 0:
+        raise InputError(f"{name} contains no atoms")
+    bad = ~np.isfinite(atoms.positions).all(axis=1)
+    if bad.any():
+        raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")
+    atoms.calc = None
+    atoms.set_constraint()
+    if np.array_equal(atoms.cell.array, np.eye(3)):
+        atoms.set_cell(None)
+        atoms.set_pbc(False)
+    return atoms
+
+
+def compute_all(
+    images: Sequence[Atoms], calculator: TensorNetCalculator, names: Sequence[str] | None = None
+) -> Iterator[Atoms]:
+    """Compute energy, forces and stress of many structures in batches.
+
+    Parameters
+    ----------
+    images : sequence of Atoms
+        Structures of any size and periodicity.
+    calculator : TensorNetCalculator
+        The calculator, whose cached results do not change.
+    names : sequence of str, optional
+        Names of the structures for error messages; by default their numbers.
+
+    Yields
+    ------
+    Atoms
+        Elements, positions, cell, and texts and numbers in ``info`` of each structure, in order,
+        with its results attached in ASE's units.
+
+    Raises
+    ------
+    MlffTritonError
+        If the model cannot compute a structure, which the message names.
+    """
+    names = names or [f"structure {k}" for k in range(len(images))]
+    for start in range(0, len(images), IMAGES_PER_CALL):
+        part = slice(start, start + IMAGES_PER_CALL)
+        try:
+            results = calculator.calculate_many(images[part])
+        except MlffTritonError as error:
+            _name_the_culprit(images[part], calculator, names[part])
+            raise error from None
+        for atoms, result in zip(images[part], results, strict=True):
+            yield with_results(atoms, result)
+
+
+def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
+    """Return a copy of a structure with energy, forces and stress, to be written to a file."""
+    kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    kept.info = {key: value for key, value in atoms.info.items() if _is_plain(value)}
+    shown = {key: results[key] for key in ("energy", "forces", "stress") if key in results}
+    kept.calc = SinglePointCalculator(kept, **shown)
+    return kept
+
+
+def _is_plain(value: object) -> bool:
+    """Return True for texts and numbers, which survive in extended XYZ."""
+    return isinstance(value, (str, bool, int, float, np.number))
+
+
+def _name_the_culprit(
+    images: Sequence[Atoms], calculator: TensorNetCalculator, names: Sequence[str]
+) -> None:
+    """Raise the error of the first structure that fails alone, with its name."""
+    for atoms, name in zip(images, names, strict=True):
+        with _named(name):
+            calculator.calculate_many([atoms])
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put a name in front of errors."""
+    try:
+        yield
+    except MlffTritonError as error:
+        raise type(error)(f"{name}: {error}") from error

@@ -1,0 +1,54 @@
+"""Relaxation of atoms and cells by ASE's optimizers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+
+from mlff_triton import TensorNetCalculator
+from mlff_triton.errors import InputError
+from mlff_triton.statics import relax
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "fire"])
+def test_a_molecule_comes_to_rest(optimizer):
+    atoms = molecule("H2O")
+    history = list(relax(atoms, TensorNetCalculator(device="cpu"), optimizer=optimizer))
+    assert [step.number for step in history] == list(range(len(history)))
+    assert [step.is_converged for step in history] == [False] * (len(history) - 1) + [True]
+    assert history[-1].max_force < 0.01 <= history[-2].max_force
+    assert history[-1].energy < history[0].energy - 0.005
+    largest = np.linalg.norm(atoms.get_forces(), axis=1).max()
+    assert largest == history[-1].max_force
+    assert atoms.get_potential_energy() == history[-1].energy
+
+
+def test_a_cell_is_relaxed_too():
+    atoms = bulk("Cu", a=3.7)
+    *_, last = relax(atoms, EMT(), fmax=1e-3, cell=True)
+    assert last.is_converged
+    assert atoms.get_volume() == pytest.approx(3.59**3 / 4, rel=0.01)
+    assert np.abs(atoms.get_stress()).max() < 1e-4
+
+
+def test_steps_are_limited():
+    history = list(relax(molecule("H2O"), TensorNetCalculator(device="cpu"), steps=1))
+    assert [step.number for step in history] == [0, 1]
+    assert not history[-1].is_converged
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "newton"}, "use one of lbfgs, fire"),
+        ({"fmax": 0}, "fmax=0 must be a positive number"),
+        ({"fmax": float("nan")}, "fmax=nan"),
+        ({"steps": -1}, "steps=-1 must not be negative"),
+        ({"cell": True}, "not periodic in 3D"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options, message):
+    with pytest.raises(InputError, match=message):
+        relax(molecule("H2O"), None, **options)

@@ -1,0 +1,75 @@
+"""Single points of all frames of files."""
+
+from __future__ import annotations
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+from ase.constraints import FixAtoms
+
+from mlff_triton import TensorNetCalculator
+from mlff_triton.errors import InputError, OverlappingAtomsError, UnknownElementError
+from mlff_triton.statics import compute_all, read_frames, single_points
+
+
+@pytest.fixture(scope="module")
+def calculator():
+    return TensorNetCalculator(device="cpu", dtype="float64")
+
+
+def test_results_are_those_of_the_calculator(calculator, monkeypatch):
+    monkeypatch.setattr(single_points, "IMAGES_PER_CALL", 2)
+    images = [molecule(name) for name in ("H2O", "CH4", "NH3")]
+    images += [molecule("H2O", cell=[5, 5, 5], pbc=True)]
+    images[1].info = {"label": "methane", "charge": 0, "object": object()}
+    found = list(compute_all(images, calculator))
+    assert len(found) == 4
+    for atoms, given in zip(found, images, strict=True):
+        given.calc = calculator
+        assert atoms.get_potential_energy() == pytest.approx(given.get_potential_energy(), 1e-12)
+        np.testing.assert_allclose(atoms.get_forces(), given.get_forces(), atol=1e-10)
+        assert atoms.positions is not given.positions
+    np.testing.assert_allclose(found[3].get_stress(), images[3].get_stress(), atol=1e-10)
+    assert found[1].info == {"label": "methane", "charge": 0}
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (Atoms("O2", np.zeros((2, 3))), OverlappingAtomsError),
+        (Atoms("U"), UnknownElementError),
+    ],
+)
+def test_errors_name_the_structure(calculator, bad, error):
+    images = [molecule("H2O"), molecule("CH4"), bad]
+    with pytest.raises(error, match=r"^structure 2: "):
+        list(compute_all(images, calculator))
+    with pytest.raises(error, match=r"^c: "):
+        list(compute_all(images, calculator, names=["a", "b", "c"]))
+
+
+def test_all_frames_are_read(tmp_path):
+    frames = [molecule("H2O"), molecule("CH4")]
+    frames[0].set_constraint(FixAtoms([0]))
+    ase.io.write(tmp_path / "frames.traj", frames)
+    found = read_frames(tmp_path / "frames.traj")
+    assert [len(atoms) for atoms in found] == [3, 5]
+    assert not found[0].constraints
+    np.testing.assert_array_equal(found[1].positions, frames[1].positions)
+
+
+def test_a_cell_that_says_none_is_dropped(tmp_path):
+    path = tmp_path / "water.pdb"
+    ase.io.write(path, molecule("H2O"))
+    path.write_text("CRYST1    1.000    1.000    1.000  90.00  90.00  90.00\n" + path.read_text())
+    (atoms,) = read_frames(path)
+    assert not atoms.pbc.any()
+    assert atoms.cell.rank == 0
+
+
+def test_positions_must_be_finite(tmp_path):
+    (tmp_path / "bad.xyz").write_text("1\n\nH 0 0 0\n1\n\nH nan 0 0\n")
+    with pytest.raises(InputError, match=r"bad.xyz, frame 1: the position of atom 0 is NaN"):
+        read_frames(tmp_path / "bad.xyz")
