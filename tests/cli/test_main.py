@@ -63,7 +63,7 @@ print(*sorted({"torch", "triton", "ase", "numpy", "vesin"} & sys.modules.keys())
     assert done.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("module", ["typer", "rich.table", "numpy", "torch", "ase"])
+@pytest.mark.parametrize("module", ["typer", "rich.table", "numpy", "torch", "mlff_triton.model"])
 def test_ctrl_c_while_a_module_is_imported_takes_one_line(module, tmp_path):
     """Imports of some modules catch every exception, which this one imitates."""
     code = f"""
