@@ -13,6 +13,8 @@ from mlff_triton.cli._shared import EXIT_INTERRUPTED, DeviceOption, DtypeOption
 from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
+    from ase import Atoms
+
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.dynamics import Settings, Simulation, Snapshot, Stage
     from mlff_triton.dynamics.settings import Temperature
@@ -68,6 +70,9 @@ def md(
     charge: Annotated[
         int | None, typer.Option(help="Total charge; by default that of the file, or 0.")
     ] = None,
+    no_pbc: Annotated[
+        bool, typer.Option("--no-pbc", help="Drop the cell, and simulate in vacuum.")
+    ] = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     threads: Annotated[
@@ -123,7 +128,8 @@ def md(
         )
         _check_used(_given_options(context), settings)
         recipe = {"model": _model_id(model), "device": device, "dtype": dtype}
-        simulation = _start(structures, replicas, charge, settings, recipe, out, overwrite)
+        systems = _read(structures, replicas, charge, no_pbc)
+        simulation = _start(systems, settings, recipe, out, overwrite)
     _run_and_report(simulation)
 
 
@@ -207,24 +213,27 @@ def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
     return TensorNetCalculator(recipe["model"], device=recipe["device"], dtype=recipe["dtype"])
 
 
-def _start(
-    structures: list[str],
-    replicas: int,
-    charge: int | None,
-    settings: Settings,
-    recipe: dict[str, str],
-    out: Path,
-    overwrite: bool,
-) -> Simulation:
-    """Set up a new run. Inexpensive checks come first, before the model is loaded."""
-    from mlff_triton.dynamics import Simulation, read_structure
-    from mlff_triton.dynamics.conditions import check_ensembles
-    from mlff_triton.dynamics.outputs import check_directory
+def _read(structures: list[str], replicas: int, charge: int | None, no_pbc: bool) -> list[Atoms]:
+    """Read the systems of a run, with replicas side by side."""
+    from mlff_triton.dynamics import read_structure
 
-    systems = [read_structure(name) for name in structures for _ in range(replicas)]
+    systems = [
+        read_structure(name, periodic=not no_pbc) for name in structures for _ in range(replicas)
+    ]
     if charge is not None:
         for atoms in systems:
             atoms.info["charge"] = charge
+    return systems
+
+
+def _start(
+    systems: list[Atoms], settings: Settings, recipe: dict[str, str], out: Path, overwrite: bool
+) -> Simulation:
+    """Set up a new run. Inexpensive checks come first, before the model is loaded."""
+    from mlff_triton.dynamics import Simulation
+    from mlff_triton.dynamics.conditions import check_ensembles
+    from mlff_triton.dynamics.outputs import check_directory
+
     check_ensembles(systems, settings)
     check_directory(out, overwrite)
     calculator = _make_calculator(recipe)
@@ -260,6 +269,7 @@ def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) 
         "temperature": [span.temperature for span in spans],
         "pressure": [span.pressure for span in spans],
         "charge": snapshot.systems[0].info.get("charge"),
+        "no_pbc": not any(atoms.pbc.any() for atoms in snapshot.systems),
         "out": restart.parent.resolve(),
         "restart": restart,
     }

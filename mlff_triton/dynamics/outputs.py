@@ -21,6 +21,7 @@ from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.systems import split
 from mlff_triton.dynamics.trajectories import Frame, Recorder, open_trajectory
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
+from mlff_triton.dynamics.trajectories.frame import labels_of
 from mlff_triton.engine.motion import Observation
 from mlff_triton.errors import OutputError
 
@@ -146,6 +147,7 @@ def frames(systems: Sequence[Atoms], observation: Observation, settings: Setting
             cell=atoms.cell.array.copy(),
             pbc=atoms.get_pbc(),
             masses=atoms.get_masses() if atoms.has("masses") else None,
+            labels=labels_of(atoms),
             info=dict(atoms.info),
         )
         for k, (atoms, forces) in enumerate(

@@ -19,6 +19,7 @@ from ase import Atoms
 from mlff_triton._common.files import replace_file
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.trajectories.frame import LABELS, labels_of
 from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
 
@@ -48,7 +49,7 @@ class Snapshot:
     recipe : dict of str
         The caller's own record of how to make the calculator; not interpreted here.
     systems : list of Atoms
-        Elements, periodicity, masses and total charge of each replica.
+        Elements, periodicity, masses, total charge and labels of each replica.
     state : State
         Step, positions, velocities, cells, and exchanged heat and work.
     temperatures : tuple of float
@@ -109,6 +110,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "settings": snapshot.settings.to_dict(),
         "recipe": snapshot.recipe,
         "charges": [np.asarray(atoms.info.get("charge")).item() for atoms in systems],
+        "labels": [list(labels_of(atoms)) for atoms in systems],
         "step": state.step,
         "temperatures": snapshot.temperatures,
         "is_prepared": snapshot.is_prepared,
@@ -125,6 +127,10 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
     }
     if any(atoms.has("masses") for atoms in systems):
         arrays["masses"] = np.concatenate([atoms.get_masses() for atoms in systems])
+    for name in LABELS:
+        labels = [atoms.arrays[name] for atoms in systems if name in atoms.arrays]
+        if labels:
+            arrays[name] = np.concatenate(labels)
     arrays["digest"] = _digest(arrays)
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
@@ -186,8 +192,9 @@ def _digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
 def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
     state = State(int(rest["step"]), *(arrays[name] for name in STATE))
     systems, start = [], 0
-    for count, pbc, cell, charge in zip(
-        arrays["counts"], arrays["pbc"], state.cell, rest["charges"], strict=True
+    remaining = {name: arrays[name] for name in LABELS if name in arrays}
+    for count, pbc, cell, charge, labels in zip(
+        arrays["counts"], arrays["pbc"], state.cell, rest["charges"], rest["labels"], strict=True
     ):
         part = slice(start, start + int(count))
         masses = arrays["masses"][part] if "masses" in arrays else None
@@ -196,6 +203,9 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         atoms.set_velocities(state.velocities[part])
         if charge is not None:
             atoms.info["charge"] = charge
+        for name in labels:
+            own, remaining[name] = np.split(remaining[name], [int(count)])
+            atoms.set_array(name, own)
         systems.append(atoms)
         start = part.stop
     minimization = rest["minimization"]

@@ -5,26 +5,32 @@ from __future__ import annotations
 import warnings
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import ase.io
 import numpy as np
 from ase import Atoms
+from numpy.typing import NDArray
 
+from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
 
 SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
 
 
-def read_structure(source: str | Path) -> Atoms:
+def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     """Read a structure from a file that ASE supports, or a shipped one.
 
     The first model of a PDB file is read, or the last frame of any other trajectory. Only elements,
-    positions, cell, masses and total charge are kept: each run draws new velocities.
+    positions, cell, masses, total charge, and names of atoms and residues are kept: each run draws
+    new velocities.
 
     Parameters
     ----------
     source : str or path
         Name of a shipped structure (``"alanine-dipeptide-water"``) or a file.
+    periodic : bool, optional
+        If False, drop the cell, as of a crystal whose molecule is simulated alone.
 
     Returns
     -------
@@ -47,13 +53,13 @@ def read_structure(source: str | Path) -> Atoms:
     if name in SHIPPED:
         shipped = resources.files("mlff_triton") / "structures" / SHIPPED[name]
         with resources.as_file(shipped) as path:
-            return _clean(_read(path), name)
+            return _clean(_read(path), name, periodic)
     path = Path(source).expanduser()
     if not path.is_file():
         raise InputError(
             f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
         )
-    return _clean(_read(path), name)
+    return _clean(_read(path), name, periodic)
 
 
 def _read(path: Path) -> Atoms:
@@ -69,7 +75,7 @@ def _read(path: Path) -> Atoms:
     return next((atoms for atoms in images if len(atoms)), Atoms())
 
 
-def _clean(atoms: Atoms, name: str) -> Atoms:
+def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     if len(atoms) == 0:
         raise InputError(f"{name} contains no atoms")
     if atoms.constraints:
@@ -82,7 +88,15 @@ def _clean(atoms: Atoms, name: str) -> Atoms:
         kept.set_masses(atoms.get_masses())
     if "charge" in atoms.info:
         kept.info["charge"] = atoms.info["charge"]
-    if np.array_equal(kept.cell.array, np.eye(3)):
+    for label in LABELS:
+        if label in atoms.arrays and _is_word(atoms.arrays[label]):
+            kept.set_array(label, atoms.arrays[label])
+    if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
         kept.set_cell(None)
         kept.set_pbc(False)
     return kept
+
+
+def _is_word(values: NDArray[Any]) -> bool:
+    """Return True if every value of an array [N] of names or numbers is one word of text."""
+    return values.ndim == 1 and all(len(str(value).split()) == 1 for value in values)

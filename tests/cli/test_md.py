@@ -144,6 +144,19 @@ def test_conditions_of_stages_and_extensions(run, model):
     assert contents("a") == contents("whole")
 
 
+def test_a_cell_can_be_dropped(run, model):
+    atoms = ase.io.read("ethanol.xyz")
+    atoms.set_cell([20.0, 20.0, 20.0])
+    atoms.set_pbc(True)
+    ase.io.write("ethanol.xyz", atoms, format="extxyz")
+    assert run(*short(model, "--steps", 4, "--out", "box"))[0] == 0
+    assert run(*short(model, "--steps", 4, "--out", "vacuum", "--no-pbc"))[0] == 0
+    for name, is_periodic in (("box", True), ("vacuum", False)):
+        assert ase.io.read(f"{name}/trajectory.xyz").pbc.all() == is_periodic
+        code, _, err = run("md", "--restart", f"{name}/restart.npz", "--no-pbc")
+        assert (code, "--no-pbc contradicts" in err) == ((2, True) if is_periodic else (0, False))
+
+
 def test_md_has_threads_wait_without_work(tmp_path):
     """OpenMP reads this when PyTorch is imported."""
     code = (

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from ase.build import molecule
 
-from mlff_triton.dynamics import (
-    read_structure,
-)
+from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart, read_structure
+from mlff_triton.dynamics.outputs import RESTART
+from mlff_triton.dynamics.trajectories import write_topology
+from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
+from tests.support.springs import Springs, stop_at
 
 
 def test_the_shipped_structure_is_a_peptide_in_water():
@@ -57,6 +59,60 @@ def test_structures_keep_only_what_matters(tmp_path):
     read = read_structure(tmp_path / "a.xyz")
     assert read.info == {"charge": -1}
     assert sorted(read.arrays) == ["masses", "numbers", "positions"]
+
+
+WATER = """\
+CRYST1   10.000   11.000   12.000  90.00  90.00  90.00 P 1           1
+ATOM      1  OW  HOH A  41       1.000   2.000   3.000  1.00  0.00           O
+ATOM      2  HW1 HOH A  41       1.960   2.000   3.000  1.00  0.00           H
+ATOM      3  HW2 HOH A  42       0.760   2.930   3.000  1.00  0.00           H
+END
+"""
+
+
+def test_a_cell_can_be_dropped(tmp_path):
+    (tmp_path / "a.pdb").write_text(WATER)
+    atoms = read_structure(tmp_path / "a.pdb", periodic=False)
+    assert not atoms.pbc.any()
+    assert atoms.cell.rank == 0
+
+
+def test_names_of_atoms_and_residues_are_kept(tmp_path):
+    """In topologies and trajectories, also of continued runs and of some systems only."""
+    (tmp_path / "a.pdb").write_text(WATER)
+    systems = [molecule("H2O"), read_structure(tmp_path / "a.pdb", periodic=False)]
+    systems[0].positions = systems[1].positions
+    for trajectory in ("xyz", "dcd"):
+        folder = tmp_path / trajectory
+        settings = Settings(stages=(Stage("nve", 4),), every=2, trajectory=trajectory)
+        springs = Springs(systems[1].positions)
+        simulation = Simulation.start(systems, springs, settings, folder)
+        assert not simulation.run(should_stop=stop_at(simulation, 2), block=1)
+        assert Simulation.resume(load_restart(folder / RESTART), springs, folder).run()
+    files = [tmp_path / "dcd" / "topology-001.pdb", tmp_path / "xyz" / "trajectory-001.xyz"]
+    for read in (ase.io.read(files[0]), *ase.io.read(files[1], index=":")):
+        assert read.arrays["atomtypes"].tolist() == ["OW", "HW1", "HW2"]
+        assert read.arrays["residuenames"].tolist() == ["HOH"] * 3
+        assert read.arrays["residuenumbers"].tolist() == [41, 41, 42]
+    other = ase.io.read(tmp_path / "xyz" / "trajectory-000.xyz")
+    assert not set(LABELS) & set(other.arrays)
+    again = read_structure(files[1])
+    assert again.arrays["atomtypes"].tolist() == ["OW", "HW1", "HW2"]
+
+
+def test_names_that_are_not_words_are_dropped(tmp_path):
+    """A column of text cannot hold them."""
+    (tmp_path / "a.pdb").write_text(WATER.replace("HOH A  42", "    A  42"))
+    atoms = read_structure(tmp_path / "a.pdb")
+    assert set(LABELS) & set(atoms.arrays) == {"atomtypes", "residuenumbers"}
+
+
+def test_residues_beyond_the_columns_of_a_topology(tmp_path):
+    atoms = molecule("H2O")
+    atoms.set_array("residuenumbers", np.array([9999, 10_000, 123_456]))
+    write_topology(tmp_path / "a.pdb", atoms)
+    assert ase.io.read(tmp_path / "a.pdb").arrays["residuenumbers"].tolist() == [9999, 0, 3456]
+    assert atoms.arrays["residuenumbers"][1] == 10_000
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from operator import is_
+from pathlib import Path
+from typing import Any
 
 import ase.io
 import numpy as np
@@ -19,10 +22,27 @@ SYMBOLS = np.array([symbol.ljust(2) for symbol in chemical_symbols], "S2")
 
 
 class ExtendedXYZTrajectory(TrajectoryFile):
-    """Text with positions, momenta, forces, custom masses, energy, step, time and stage.
+    """Text with positions, momenta, forces, custom masses, energy, step, time, stage and labels.
 
     Numbers have eight decimals; energy, time and cell have all their digits.
+
+    Parameters
+    ----------
+    path : path
+        The file. The first frame creates it.
+    size : int
+        Number of bytes to keep of an existing file; `cut` removes the rest.
+
+    Raises
+    ------
+    OutputError
+        If an existing file is shorter than ``size``, or cannot be read.
     """
+
+    def __init__(self, path: Path, size: int) -> None:
+        super().__init__(path, size)
+        self._labels: list[npt.NDArray[Any]] = []
+        self._ends: list[bytes] = []
 
     def _encode(self, frame: Frame) -> bytes:
         columns = [frame.positions, frame.momenta, frame.forces]
@@ -31,7 +51,20 @@ class ExtendedXYZTrajectory(TrajectoryFile):
         values = np.concatenate(columns, axis=1)
         symbols = SYMBOLS[frame.numbers]
         rows = _table(symbols, values) if fits(values) else _wide_table(symbols, values)
+        if frame.labels:
+            ends = self._ends_of(list(frame.labels.values()))
+            lines = zip(rows.splitlines(), ends, strict=True)
+            rows = b"".join(line + end for line, end in lines)
         return f"{len(frame.numbers)}\n{_comment(frame)}\n".encode() + rows
+
+    def _ends_of(self, labels: list[npt.NDArray[Any]]) -> list[bytes]:
+        """Return the ends of lines, which are formatted once for the same arrays."""
+        is_same = len(labels) == len(self._labels) and all(map(is_, labels, self._labels))
+        if not is_same:
+            form = " ".join("%8d" if array.dtype.kind == "i" else "%-2s" for array in labels)
+            words = zip(*(array.tolist() for array in labels), strict=True)
+            self._labels, self._ends = labels, [f" {form % word}\n".encode() for word in words]
+        return self._ends
 
 
 def _comment(frame: Frame) -> str:
@@ -43,6 +76,9 @@ def _comment(frame: Frame) -> str:
     if frame.masses is not None:
         atoms.set_masses(frame.masses[first])
         columns.append("masses")
+    for name, array in frame.labels.items():
+        atoms.set_array(name, array[first])
+        columns.append(name)
     atoms.info = frame.info | {
         "step": frame.step,
         "time_ps": frame.time_ps,

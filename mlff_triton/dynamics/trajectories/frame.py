@@ -13,6 +13,14 @@ from ase import Atoms
 Array = npt.NDArray[np.float64]
 
 
+LABELS = ("atomtypes", "residuenames", "residuenumbers")  # arrays that ASE reads from PDB and GRO
+
+
+def labels_of(atoms: Atoms) -> dict[str, npt.NDArray[Any]]:
+    """Return the names of atoms and residues that a structure has, without a copy."""
+    return {name: atoms.arrays[name] for name in LABELS if name in atoms.arrays}
+
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """State of a system at one time step. The frame owns its arrays: nobody changes them.
@@ -41,6 +49,8 @@ class Frame:
         Periodic directions.
     masses : float64 [N] or None
         Masses in u, if they are not those of the elements.
+    labels : dict of array [N]
+        Names of atoms and residues for extended XYZ, as words or integers: some of `LABELS`.
     info : dict
         More about the structure, such as its charge, for extended XYZ.
     """
@@ -56,6 +66,7 @@ class Frame:
     cell: Array
     pbc: npt.NDArray[np.bool_]
     masses: Array | None = None
+    labels: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -85,6 +96,7 @@ class Frame:
             cell=atoms.cell.array.copy(),
             pbc=atoms.get_pbc(),
             masses=atoms.get_masses() if atoms.has("masses") else None,
+            labels=labels_of(atoms),
             info=copy.deepcopy(atoms.info),
         )
 

@@ -27,5 +27,8 @@ def write_topology(path: str | Path, atoms: Atoms) -> None:
         If the file cannot be written.
     """
     text = io.StringIO()
+    if "residuenumbers" in atoms.arrays:
+        atoms = atoms.copy()
+        atoms.arrays["residuenumbers"] %= 10_000  # columns of the format
     ase.io.write(text, atoms, format="proteindatabank")
     replace_file(Path(path), text.getvalue().encode())

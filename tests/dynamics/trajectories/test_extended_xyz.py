@@ -47,6 +47,22 @@ def test_custom_masses_are_a_column(tmp_path):
     assert text == text_of_ase(atoms, 7, 0.0035, "nve", ["masses"])
 
 
+def test_names_of_atoms_and_residues_are_columns(tmp_path):
+    atoms = random_atoms()
+    atoms.set_masses(np.linspace(1, 300, len(atoms)))
+    atoms.set_array("atomtypes", np.array([f"{symbol}1" for symbol in atoms.symbols]))
+    atoms.set_array("residuenumbers", np.arange(20) // 3)
+    frames = [Frame.of(atoms, 7, 0.0035, "nve")]
+    atoms.set_array("residuenumbers", None)
+    atoms.set_array("residuenames", np.array(["HOH", "X"] * 10))
+    frames.append(Frame.of(atoms, 8, 0.004, "nve"))
+    text = written(tmp_path / "t.xyz", *frames)
+    new = text_of_ase(atoms, 8, 0.004, "nve", ["masses", "atomtypes", "residuenames"])
+    atoms.set_array("residuenumbers", np.arange(20) // 3)
+    old = text_of_ase(atoms, 7, 0.0035, "nve", ["masses", "atomtypes", "residuenumbers"])
+    assert text == old + new
+
+
 @pytest.mark.parametrize("value", [1e4, -123456.78912345678, 1e7, np.nan, -np.inf])
 def test_numbers_of_any_size(tmp_path, value):
     atoms = random_atoms()
