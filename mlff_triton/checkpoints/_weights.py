@@ -58,7 +58,7 @@ def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, 
 def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str) -> TensorNet:
     """Build a model of the given weights, in evaluation mode.
 
-    Names and shapes are compared before any memory is allocated for the model.
+    The shapes that decide its size are compared before memory is allocated for the model.
 
     Parameters
     ----------
@@ -79,22 +79,25 @@ def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str)
     CheckpointError
         Unless names and shapes match exactly, and all weights are finite in float32.
     """
-    with torch.device("meta"):
-        expected = {k: v for k, v in TensorNet(config).state_dict().items() if k not in SCALE}
+    channels = config.hidden_channels
+    sizes = {
+        "embedding.pair.weight": (channels, 2 * channels),
+        "embedding.radial.weight": (3 * channels, config.num_rbf),
+    } | {f"layers.{k}.tensor_in.weight": (3, channels, channels) for k in range(config.num_layers)}
+    for key, shape in sizes.items():
+        _check_shape(state[key], shape, key, name)
+    dtype = torch.promote_types(state["embedding.pair.weight"].dtype, torch.float32)
+    model = TensorNet(config).to(dtype)
+    expected = {key: v.shape for key, v in model.state_dict().items() if key not in SCALE}
     missing, extra = expected.keys() - state.keys(), state.keys() - expected.keys()
     if missing or extra:
         raise CheckpointError(
             f"{name} does not match its own description: missing {_listed(missing)}, "
             f"unexpected {_listed(extra)}"
         )
-    for key, value in expected.items():
-        if value.shape != state[key].shape:
-            raise CheckpointError(
-                f"{name}: {key} has shape {list(state[key].shape)}, expected {list(value.shape)}"
-            )
+    for key, shape in expected.items():
+        _check_shape(state[key], shape, key, name)
         _check_numbers(state[key], key, name)
-    dtype = torch.promote_types(state["embedding.pair.weight"].dtype, torch.float32)
-    model = TensorNet(config).to(dtype)
     model.load_state_dict(dict(state), strict=False)
     return model.eval()
 
@@ -111,6 +114,13 @@ def set_energy_scale(
             )
         _check_numbers(value, key, name)
         setattr(model, key, value.double().reshape(shape))
+
+
+def _check_shape(value: Tensor, shape: tuple[int, ...], key: str, name: str) -> None:
+    if value.shape != shape:
+        raise CheckpointError(
+            f"{name}: {key} has shape {list(value.shape)}, expected {list(shape)}"
+        )
 
 
 def _check_numbers(value: Tensor, key: str, name: str) -> None:

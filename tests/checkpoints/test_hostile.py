@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlff_triton import TensorNet, TensorNetConfig, load_model, save_model
+from mlff_triton import load_model, save_model
 from mlff_triton.checkpoints import _weights, model_card, resolve_path
 from mlff_triton.errors import CheckpointError, InputError
 from tests.checkpoints.test_matgl import description, init_args, random_weights, write
@@ -80,15 +80,15 @@ def test_sizes_of_matgl_have_limits(tmp_path, name, value, message):
 
 
 def test_shapes_are_compared_before_memory_is_allocated(file, monkeypatch):
-    def without_memory(config: TensorNetConfig) -> TensorNet:
-        assert torch.get_default_device().type == "meta"
-        return TensorNet(config)
-
-    monkeypatch.setattr(_weights, "TensorNet", without_memory)
-    rewrite(file, metadata=configure(hidden_channels=2048, num_layers=1))
-    assert "has shape [4, 6], expected [4, 2048]" in assert_refused(file)
-    rewrite(file, metadata=configure(hidden_channels=2048, num_layers=64))
-    assert " more, unexpected nothing" in assert_refused(file)
+    monkeypatch.setattr(_weights, "TensorNet", lambda config: pytest.fail(f"builds {config}"))
+    for changes, message in (
+        ({"hidden_channels": 2048}, "has shape [6, 12], expected [2048, 4096]"),
+        ({"num_rbf": 1000}, "has shape [18, 5], expected [18, 1000]"),
+        ({"num_layers": 64}, "lacks 'layers.1.tensor_in.weight'"),
+    ):
+        save_model(native(), file)
+        rewrite(file, metadata=configure(**changes))
+        assert message in assert_refused(file)
 
 
 def laughs() -> list[Any]:
