@@ -10,16 +10,22 @@ from rich.table import Table
 from mlff_triton._common.progress import ProgressBar
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.outputs import LogRow, names, outputs_in
-from mlff_triton.dynamics.preparation import MAX_FORCE, Minimization
+from mlff_triton.dynamics.preparation import MAX_FORCE, MAX_ITERATIONS, Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.simulation import Monitor, Simulation
-from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log
+from mlff_triton.dynamics.summary import (
+    StageRecord,
+    energy_drift,
+    is_settled,
+    read_log,
+    settling,
+)
 
 SECONDS_PER_DAY = 86400
 
 
 class Reporter(ProgressBar, Monitor):
-    """Progress bar of a run.
+    """Progress bar of a run, and before it one of the iterations of a minimization.
 
     Parameters
     ----------
@@ -54,12 +60,11 @@ class Reporter(ProgressBar, Monitor):
         return simulated / max(self.seconds, 1e-9) * SECONDS_PER_DAY
 
     def minimizing(self, progress: Minimization) -> None:
-        """Show the largest force."""
-        self._show(
-            "minimizing",
-            self._first_step,
-            f"iteration {progress.iterations}, largest force {progress.max_force:.3f} eV/Å",
-        )
+        """Show the iterations done, of the most that there may be, and the largest force."""
+        self._bar.update(self._task, total=MAX_ITERATIONS)
+        state = f"largest force {progress.max_force:.3f} eV/Å"
+        line = f"minimizing: iteration {progress.iterations}, {state}"
+        self.show(progress.iterations, state, line, "minimizing")
 
     def stepped(self, step: int) -> None:
         """Show speed, and energy and temperature as last observed."""
@@ -67,18 +72,16 @@ class Reporter(ProgressBar, Monitor):
         self.seconds = time.monotonic() - self._started
         seen = self._row
         values = f", {seen.potential_eV:.3f} eV, {seen.temperature_K:.0f} K" if seen else ""
-        label = self.settings.span_of(step).label
-        self._show(label, step, f"{self.nanoseconds_per_day:.3g} ns/day{values}")
+        label, total = self.settings.span_of(step).label, self.settings.total_steps
+        state = f"{self.nanoseconds_per_day:.3g} ns/day{values}"
+        self._bar.update(self._task, total=total)
+        self.show(step, state, f"{label}: step {step} of {total}, {state}", label)
 
     def observed(self, row: LogRow) -> None:
         """Keep the energy and temperature to show, and start the clock at the first row."""
         if self._row is None:
             self._started = time.monotonic()
         self._row = row
-
-    def _show(self, title: str, step: int, state: str) -> None:
-        line = f"{title}: step {step} of {self.settings.total_steps}, {state}"
-        self.show(step, state, line, title)
 
 
 def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
@@ -122,6 +125,11 @@ def _minimization_text(minimization: Minimization) -> str:
 def _stage_text(record: StageRecord, n_atoms: int) -> str:
     text = f"mean temperature {record.temperature.mean():.1f} K"
     drift = energy_drift(record, n_atoms) if record.label.endswith("nve") else None
-    if drift is None:
-        return text
-    return f"{text}, energy drift {drift.slope:.2e} ± {drift.error:.1e} eV/atom/ps"
+    if drift is not None:
+        text += f", energy drift {drift.slope:.2e} ± {drift.error:.1e} eV/atom/ps"
+    if is_settled(record) is False:
+        text += (
+            f"; not equilibrated, as the potential energy drifts by {settling(record):.1f} times "
+            "its fluctuation in the last half"
+        )
+    return text

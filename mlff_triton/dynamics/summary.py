@@ -1,4 +1,4 @@
-"""Summary of a run from its ``log.csv``: energy drift and figure."""
+"""Summary of a run from its ``log.csv``: energy drift, equilibration and figure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from mlff_triton.dynamics import outputs
 
 FloatArray = NDArray[np.float64]
 
+ROWS_TO_JUDGE = 20
+LARGEST_DRIFT = 2.0  # standard deviations of the potential energy
+
 
 @dataclass(frozen=True)
 class StageRecord:
@@ -30,6 +33,12 @@ class StageRecord:
         Temperature in K.
     total, conserved : float64 [M]
         Total and conserved energy in eV; NaN if none is conserved.
+    target : float64 [M]
+        Temperature of the thermostat in K.
+    potential : float64 [M]
+        Potential energy in eV.
+    volume : float64 [M]
+        Volume in Å^3; NaN without a cell.
     """
 
     label: str
@@ -37,6 +46,9 @@ class StageRecord:
     temperature: FloatArray
     total: FloatArray
     conserved: FloatArray
+    target: FloatArray
+    potential: FloatArray
+    volume: FloatArray
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,15 @@ def read_log(path: Path) -> list[StageRecord]:
 
 
 def _stage_record(label: str, rows: list[dict[str, str]]) -> StageRecord:
-    names = ("time_ps", "temperature_K", "total_eV", "conserved_eV")
+    names = (
+        "time_ps",
+        "temperature_K",
+        "total_eV",
+        "conserved_eV",
+        "target_K",
+        "potential_eV",
+        "volume_A3",
+    )
     columns = [np.array([float(row[name] or "nan") for row in rows]) for name in names]
     return StageRecord(label, *columns)
 
@@ -70,19 +90,56 @@ def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
     """Fit the drift of the total energy; return None for fewer than three rows."""
     if len(record.time) < 3:
         return None
+    slope, residual = _fit_line(record.time, record.total / n_atoms)
     time = record.time - record.time.mean()
-    energy = (record.total - record.total.mean()) / n_atoms
-    slope = float(time @ energy / (time @ time))
-    residual = energy - slope * time
     variance = float(residual @ residual) / (len(time) - 2)
     return Drift(slope, float(np.sqrt(variance / (time @ time))))
 
 
-def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
-    """Draw ``summary.png``: temperature and energy drift over time, with the stages marked.
+def settling(record: StageRecord) -> float | None:
+    """Return how far the potential energy drifts in the last half of a stage, in its fluctuations.
 
-    The drift is the change of the conserved energy, which is the total energy in nve, since the
-    start of each stage.
+    A straight line is fitted to that half. Its change is divided by the standard deviation of the
+    energies from it. The result is below 2 for 98 of 100 series of 20 independent energies without
+    drift. Energies of successive rows that are correlated exceed it more often.
+
+    Returns
+    -------
+    float or None
+        The ratio; None for fewer than 20 rows in the last half.
+    """
+    half = len(record.time) // 2
+    time, energy = record.time[half:], record.potential[half:]
+    if len(time) < ROWS_TO_JUDGE:
+        return None
+    slope, residual = _fit_line(time, energy)
+    change = abs(slope) * float(time[-1] - time[0])
+    return change / max(float(residual.std(ddof=2)), 1e-12)
+
+
+def is_settled(record: StageRecord) -> bool | None:
+    """Return False if the potential energy still drifts by twice its fluctuations; None if unknown.
+
+    True does not prove equilibrium: slow motions may not have begun.
+    """
+    ratio = settling(record)
+    return None if ratio is None else ratio < LARGEST_DRIFT
+
+
+def _fit_line(time: FloatArray, values: FloatArray) -> tuple[float, FloatArray]:
+    """Return the slope of a line of least squares, and the residuals."""
+    time, values = time - time.mean(), values - values.mean()
+    slope = float(time @ values / (time @ time))
+    return slope, values - slope * time
+
+
+def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
+    """Draw ``summary.png``: temperature, energies and volume over time, with the stages marked.
+
+    Dashed lines mark the temperatures of thermostats. The drift is the change of the conserved
+    energy, which is the total energy in nve, since the start of each stage. The potential energy is
+    relative to its last value. The volume is drawn if it changes. A title says if `is_settled`
+    denies it of the last stage.
 
     Parameters
     ----------
@@ -101,22 +158,36 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     from matplotlib.figure import Figure  # takes over half a second
 
     records = read_log(directory / log)
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True)
+    volumes = np.concatenate([record.volume for record in records])
+    has_volume = bool(np.ptp(volumes) > 0)  # not if NaN
+    figure = Figure(figsize=(7, 8 if has_volume else 6.5), layout="constrained")
+    panels = figure.subplots(4 if has_volume else 3, 1, sharex=True)
+    last = records[-1].potential[-1]
     for index, record in enumerate(records):
-        color = f"C{index % 10}"
-        drift = 1000 * (record.conserved - record.conserved[0]) / n_atoms
-        top.plot(record.time, record.temperature, color=color, lw=1, label=f"stage {record.label}")
-        bottom.plot(record.time, drift, color=color, lw=1)
-    for axes in (top, bottom):
+        curves = [
+            record.temperature,
+            1000 * (record.potential - last) / n_atoms,
+            1000 * (record.conserved - record.conserved[0]) / n_atoms,
+            record.volume,
+        ]
+        for axes, curve in zip(panels, curves, strict=False):  # the last one may be left out
+            axes.plot(record.time, curve, color=f"C{index % 10}", lw=1)
+        panels[0].lines[-1].set_label(f"stage {record.label}")
+        if not record.label.endswith("nve"):
+            panels[0].plot(record.time, record.target, color="0.3", lw=0.8, ls="--")
+    labels = ["temperature (K)", "potential energy\n(meV/atom)", "energy drift\n(meV/atom)"]
+    for axes, label in zip(panels, [*labels, "volume (Å$^3$)"], strict=False):
         for record in records[:-1]:
             axes.axvline(record.time[-1], color="0.7", lw=0.8, ls="--", zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
-    top.set_ylabel("temperature (K)")
+        axes.set_ylabel(label)
+    if is_settled(records[-1]) is False:
+        panels[1].set_title(
+            f"not equilibrated: stage {records[-1].label} drifts", fontsize="medium"
+        )
     figure.legend(loc="outside upper center", ncols=min(len(records), 6), frameon=False)
-    bottom.set_ylabel("energy drift (meV/atom)")
-    bottom.set_xlabel("time (ps)")
+    panels[-1].set_xlabel("time (ps)")
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     replace_file(directory / outputs.SUMMARY, content.getvalue())

@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 from ase.build import molecule
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from mlff_triton._common import progress
@@ -18,8 +19,15 @@ from mlff_triton.dynamics import (
     report,
 )
 from mlff_triton.dynamics.outputs import LOG, SUMMARY
-from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log
+from mlff_triton.dynamics.preparation import Minimization
+from mlff_triton.dynamics.summary import StageRecord, energy_drift, is_settled, read_log
 from tests.support.springs import Springs
+
+
+def stage(time, energy):
+    return StageRecord(
+        "1-nve", time, time, energy, energy, time, energy, np.full(len(time), np.nan)
+    )
 
 
 def test_drift_is_the_slope_of_least_squares():
@@ -27,11 +35,24 @@ def test_drift_is_the_slope_of_least_squares():
     time = np.linspace(1, 3, 50)
     total = -1000 + 0.3 * time + 0.01 * rng.standard_normal(50)
     (slope, _), covariance = np.polyfit(time, total / 10, 1, cov=True)
-    drift = energy_drift(StageRecord("1-nve", time, time, total, total), n_atoms=10)
+    drift = energy_drift(stage(time, total), n_atoms=10)
     assert drift.slope == pytest.approx(slope)
     assert drift.error == pytest.approx(np.sqrt(covariance[0, 0]))
-    short = StageRecord("1-nve", time[:2], time[:2], total[:2], total[:2])
-    assert energy_drift(short, n_atoms=10) is None
+    assert energy_drift(stage(time[:2], total[:2]), n_atoms=10) is None
+
+
+def test_a_stage_that_drifts_is_not_settled():
+    rng = np.random.default_rng(0)
+    time = np.linspace(0, 5, 40)
+    still = [is_settled(stage(time, rng.standard_normal(40))) for _ in range(1000)]
+    assert 0 < still.count(False) < 30
+    decay = 10 * np.exp(-time) + 0.05 * rng.standard_normal(40)
+    assert is_settled(stage(time, decay)) is False
+    later = np.linspace(5, 25, 40)
+    assert is_settled(stage(later, 10 * np.exp(-later) + 0.05 * rng.standard_normal(40)))
+    assert is_settled(stage(time[:39], 10 * time[:39])) is not None
+    assert is_settled(stage(time[:38], 10 * time[:38])) is None
+    assert is_settled(stage(time, np.ones(40)))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -52,4 +73,58 @@ def test_report_and_picture(tmp_path, monkeypatch, terminal):
 
     draw_summary(tmp_path, len(atoms))
     assert (tmp_path / SUMMARY).read_bytes().startswith(b"\x89PNG")
-    assert [record.label for record in read_log(tmp_path / LOG)] == ["1-nvt", "2-nve"]
+    records = read_log(tmp_path / LOG)
+    assert [record.label for record in records] == ["1-nvt", "2-nve"]
+    for record in records:
+        np.testing.assert_allclose(record.target, 300)
+        assert np.isnan(record.volume).all()
+
+
+HEADER = (
+    "step,time_ps,stage,target_K,temperature_K,potential_eV,kinetic_eV,total_eV,conserved_eV,"
+    "volume_A3,pressure_bar"
+)
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Draw the figure of a log, and return its panels."""
+
+    def draw(rows):
+        (tmp_path / LOG).write_text("\n".join([HEADER, *rows]) + "\n")
+        figures = []
+
+        def keep(figure, *_, **__):
+            figures.append(figure)
+
+        monkeypatch.setattr(Figure, "savefig", keep)
+        draw_summary(tmp_path, 10)
+        return figures[0].axes
+
+    return draw
+
+
+def test_a_minimization_has_a_bar_of_its_own():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    with report.Reporter(console, Settings(stages=(Stage("nve", 40),)), 0) as reporter:
+        reporter.minimizing(Minimization(37, 1.5))
+        reporter._bar.refresh()
+        assert "37/2000" in text.getvalue()
+        assert "largest force 1.500" in text.getvalue()
+        reporter.stepped(5)
+        reporter._bar.refresh()
+        assert "5/40" in text.getvalue()
+
+
+def test_the_figure_shows_targets_energies_and_volume(drawn):
+    vacuum = [f"{k},{k},1-nvt,250,300,{-k},1,1,1,," for k in range(50)]
+    temperature, potential, _ = drawn(vacuum)
+    assert [line.get_ydata()[0] for line in temperature.lines] == [300, 250]
+    np.testing.assert_allclose(potential.lines[0].get_ydata()[:2], [4900, 4800])
+    assert potential.get_title() == "not equilibrated: stage 1-nvt drifts"
+    box = [f"{k},{k},1-npt,250,300,{(-1) ** k},1,1,,{100 + k},1" for k in range(50)]
+    _, potential, _, volume = drawn(box)
+    assert volume.lines[0].get_ydata()[-1] == 149
+    assert potential.get_title() == ""
+    assert len(drawn([row.replace("1-nvt", "1-nve") for row in vacuum])[0].lines) == 1
