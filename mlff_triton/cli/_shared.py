@@ -23,6 +23,9 @@ ModelOption = Annotated[str, typer.Option(help="Shipped model or checkpoint.")]
 ChargeOption = Annotated[
     int | None, typer.Option(help="Total charge; by default that of the file, or 0.")
 ]
+NoPbcOption = Annotated[
+    bool, typer.Option("--no-pbc", help="Drop the cell, and compute in vacuum.")
+]
 DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:1.")]
 DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or float64.")]
 

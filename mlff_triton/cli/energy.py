@@ -14,6 +14,7 @@ from mlff_triton.cli._shared import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    NoPbcOption,
     check_xyz,
     plain_console,
     set_charge,
@@ -34,6 +35,7 @@ def energy(
     ],
     model: ModelOption = "default",
     charge: ChargeOption = None,
+    no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     out: Annotated[
@@ -51,7 +53,7 @@ def energy(
 
     if out is not None:
         check_xyz(out, overwrite)
-    frames = {name: read_frames(name) for name in structures}
+    frames = {name: read_frames(name, periodic=not no_pbc) for name in structures}
     images = [atoms for found in frames.values() for atoms in found]
     labels = [(name, k) for name, found in frames.items() for k in range(len(found))]
     set_charge(images, charge)

@@ -15,6 +15,7 @@ from mlff_triton.cli._shared import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    NoPbcOption,
     set_charge,
     warn,
 )
@@ -38,6 +39,7 @@ def relax(
         str, typer.Option(help="lbfgs, or fire for structures far from a minimum.")
     ] = "lbfgs",
     charge: ChargeOption = None,
+    no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     out: Annotated[Path, typer.Option(help="Directory for the results.")] = Path("relax"),
@@ -56,7 +58,7 @@ def relax(
     from mlff_triton.dynamics.interrupt import StopRequest
     from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles, check_directory
 
-    atoms = read_structure(structure)
+    atoms = read_structure(structure, periodic=not no_pbc)
     set_charge([atoms], charge)
     check_directory(out, overwrite)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)

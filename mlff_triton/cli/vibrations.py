@@ -14,6 +14,7 @@ from mlff_triton.cli._shared import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    NoPbcOption,
     check_xyz,
     plain_console,
     set_charge,
@@ -49,6 +50,7 @@ def vibrations(
         float | None, typer.Option(help="Electronic spin, such as 0.5 for a radical; 0 by default.")
     ] = None,
     charge: ChargeOption = None,
+    no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float64",
     out: Annotated[
@@ -77,7 +79,7 @@ def vibrations(
         raise InputError(f"--{option} has no effect without --temperature: leave it out")
     if out is not None:
         check_xyz(out, overwrite)
-    atoms = read_structure(structure)
+    atoms = read_structure(structure, periodic=not no_pbc)
     set_charge([atoms], charge)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, **given)

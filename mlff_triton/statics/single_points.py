@@ -21,15 +21,17 @@ from mlff_triton.errors import InputError, MlffTritonError
 IMAGES_PER_CALL = 512  # between two reports of progress
 
 
-def read_frames(source: str | Path) -> list[Atoms]:
+def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     """Read all frames of a file that ASE supports, or a shipped structure.
 
-    Constraints and results in the file are dropped.
+    Only elements, positions, cell, and texts and numbers in ``info`` are kept.
 
     Parameters
     ----------
     source : str or path
         Name of a shipped structure (``"alanine-dipeptide-water"``) or a file.
+    periodic : bool, optional
+        If False, drop the cells.
 
     Returns
     -------
@@ -48,7 +50,7 @@ def read_frames(source: str | Path) -> list[Atoms]:
     """
     name = str(source)
     if name in SHIPPED:
-        return [read_structure(name)]
+        return [read_structure(name, periodic=periodic)]
     path = os.path.expanduser(name)  # noqa: PTH111 - never raises
     if not os.path.isfile(path):  # noqa: PTH113 - never raises
         raise InputError(
@@ -63,21 +65,26 @@ def read_frames(source: str | Path) -> list[Atoms]:
         raise InputError(f"{name} cannot be read as a structure: {reason}") from error
     if not images:
         raise InputError(f"{name} contains no structures")
-    return [_clean(atoms, f"{name}, frame {k}") for k, atoms in enumerate(images)]
+    return [_clean(atoms, f"{name}, frame {k}", periodic) for k, atoms in enumerate(images)]
 
 
-def _clean(atoms: Atoms, name: str) -> Atoms:
+def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     if len(atoms) == 0:
         raise InputError(f"{name} contains no atoms")
     bad = ~np.isfinite(atoms.positions).all(axis=1)
     if bad.any():
         raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")
-    atoms.calc = None
-    atoms.set_constraint()
-    if np.array_equal(atoms.cell.array, np.eye(3)):
-        atoms.set_cell(None)
-        atoms.set_pbc(False)
-    return atoms
+    kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    kept.info = {key: value for key, value in atoms.info.items() if _is_plain(value)}
+    if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
+        kept.set_cell(None)
+        kept.set_pbc(False)
+    return kept
+
+
+def _is_plain(value: object) -> bool:
+    """Return True for texts and numbers, which survive in extended XYZ."""
+    return isinstance(value, (str, bool, int, float, np.number))
 
 
 def compute_all(
@@ -97,8 +104,7 @@ def compute_all(
     Yields
     ------
     Atoms
-        Elements, positions, cell, and texts and numbers in ``info`` of each structure, in order,
-        with its results attached in ASE's units.
+        A copy of each structure, in order, with its results attached in ASE's units.
 
     Raises
     ------
@@ -119,16 +125,11 @@ def compute_all(
 
 def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     """Return a copy of a structure with energy, forces and stress, to be written to a file."""
-    kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
-    kept.info = {key: value for key, value in atoms.info.items() if _is_plain(value)}
+    kept: Atoms = atoms.copy()
+    kept.set_constraint()
     shown = {key: results[key] for key in ("energy", "forces", "stress") if key in results}
     kept.calc = SinglePointCalculator(kept, **shown)
     return kept
-
-
-def _is_plain(value: object) -> bool:
-    """Return True for texts and numbers, which survive in extended XYZ."""
-    return isinstance(value, (str, bool, int, float, np.number))
 
 
 def _name_the_culprit(

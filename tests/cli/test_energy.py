@@ -49,6 +49,7 @@ def test_stresses_are_shown_in_gpa(energy):
     stress = ase.io.read("results.xyz").get_stress() * 160.21766
     assert all(f"{value:.3f}" in out for value in stress)
     assert "GPa" not in energy("ethanol.xyz")[1]
+    assert "GPa" not in energy("two.xyz", "--no-pbc")[1]
 
 
 def test_a_charge_replaces_that_of_the_file(energy):

@@ -42,6 +42,17 @@ def test_files_of_a_relaxation(relax):
     assert Path("relax/summary.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_names_and_masses_are_kept(relax):
+    atoms = molecule("H2O")
+    atoms.set_masses([15.999, 2.014, 1.008])
+    atoms.set_array("residuenames", np.array(["HOH"] * 3))
+    ase.io.write("heavy.xyz", atoms)
+    relax("heavy.xyz", "--steps", 1)
+    final = ase.io.read("relax/final.xyz")
+    assert final.get_masses()[1] == 2.014
+    assert final.arrays["residuenames"].tolist() == ["HOH"] * 3
+
+
 def test_a_relaxation_that_does_not_converge(relax):
     code, out, err = relax("water.xyz", "--steps", 1, "--out", "short")
     assert code == 1

@@ -121,3 +121,4 @@ def test_a_crystal_is_not_an_ideal_gas(vibrations, relaxed):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "periodic" in err
     assert len(columns(vibrations("ice.xyz")[1])) == 6
+    assert vibrations("ice.xyz", "--no-pbc", "--temperature", 300)[0] == 0

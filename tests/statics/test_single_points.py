@@ -23,7 +23,7 @@ def test_results_are_those_of_the_calculator(calculator, monkeypatch):
     monkeypatch.setattr(single_points, "IMAGES_PER_CALL", 2)
     images = [molecule(name) for name in ("H2O", "CH4", "NH3")]
     images += [molecule("H2O", cell=[5, 5, 5], pbc=True)]
-    images[1].info = {"label": "methane", "charge": 0, "object": object()}
+    images[1].info = {"label": "methane", "charge": 0}
     found = list(compute_all(images, calculator))
     assert len(found) == 4
     for atoms, given in zip(found, images, strict=True):
@@ -53,11 +53,13 @@ def test_errors_name_the_structure(calculator, bad, error):
 def test_all_frames_are_read(tmp_path):
     frames = [molecule("H2O"), molecule("CH4")]
     frames[0].set_constraint(FixAtoms([0]))
+    frames[1].info = {"label": "methane", "charge": 0, "list": [1, 2]}
     ase.io.write(tmp_path / "frames.traj", frames)
     found = read_frames(tmp_path / "frames.traj")
     assert [len(atoms) for atoms in found] == [3, 5]
     assert not found[0].constraints
     np.testing.assert_array_equal(found[1].positions, frames[1].positions)
+    assert found[1].info == {"label": "methane", "charge": 0}
 
 
 def test_a_cell_that_says_none_is_dropped(tmp_path):
@@ -65,6 +67,15 @@ def test_a_cell_that_says_none_is_dropped(tmp_path):
     ase.io.write(path, molecule("H2O"))
     path.write_text("CRYST1    1.000    1.000    1.000  90.00  90.00  90.00\n" + path.read_text())
     (atoms,) = read_frames(path)
+    assert not atoms.pbc.any()
+    assert atoms.cell.rank == 0
+
+
+def test_cells_are_dropped_on_request(tmp_path):
+    path = tmp_path / "water.xyz"
+    ase.io.write(path, molecule("H2O", cell=[5, 5, 5], pbc=True))
+    assert read_frames(path)[0].pbc.all()
+    (atoms,) = read_frames(path, periodic=False)
     assert not atoms.pbc.any()
     assert atoms.cell.rank == 0
 
