@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.dynamics import Settings, Simulation, Snapshot, Stage
-    from mlff_triton.dynamics.settings import Temperature
+    from mlff_triton.dynamics.stages import Temperature
 
 
 def md(
@@ -258,7 +258,7 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
 
 def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
     """Raise `InputError` if an option contradicts the restart file."""
-    from mlff_triton.dynamics.settings import one_per_stage
+    from mlff_triton.dynamics.stages import one_per_stage
 
     spans, stages = snapshot.settings.spans, snapshot.settings.stages
     recorded = {

@@ -13,8 +13,9 @@ True
 """
 
 from mlff_triton.dynamics.restart import Snapshot, load_restart
-from mlff_triton.dynamics.settings import Settings, Stage, stages_of
+from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.simulation import Monitor, Simulation
+from mlff_triton.dynamics.stages import Stage, stages_of
 from mlff_triton.dynamics.structures import read_structure
 from mlff_triton.dynamics.summary import draw_summary
 

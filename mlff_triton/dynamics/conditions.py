@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from ase import Atoms, units
 
-from mlff_triton.dynamics.settings import Settings, Span
+from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.stages import Span
 from mlff_triton.engine.motion import Conditions, FloatArray
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.motion import Barostat, Descent, Integration, Rescaling

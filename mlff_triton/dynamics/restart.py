@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ UNREADABLE = (
     EOFError,
     KeyError,
     OSError,
+    RuntimeError,
     TypeError,
     ValueError,
     zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -131,7 +134,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         labels = [atoms.arrays[name] for atoms in systems if name in atoms.arrays]
         if labels:
             arrays[name] = np.concatenate(labels)
-    arrays["digest"] = _digest(arrays)
+    arrays["digest"] = np.array(_digest(arrays))
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
     replace_file(path, content.getvalue())
@@ -166,7 +169,7 @@ def load_restart(path: str | Path) -> Snapshot:
                     f"{file} has format {rest['format']!r}, expected {FORMAT!r}: continue the run "
                     "with the version of mlff_triton that wrote it"
                 )
-            if arrays.pop("digest") != _digest(arrays):
+            if str(arrays.pop("digest")) != _digest(arrays):
                 raise InputError(
                     f"{file} was modified after a run wrote it: restore the original, or start a "
                     "new run with other settings"
@@ -180,13 +183,13 @@ def load_restart(path: str | Path) -> Snapshot:
         ) from error
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
+def _digest(arrays: dict[str, np.ndarray]) -> str:
     """Return the SHA-256 of names, types, shapes and values of arrays."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
-    return np.array(digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:

@@ -3,92 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlff_triton.dynamics.stages import (
+    Span,
+    Stage,
+    Temperature,
+    check_conditions,
+    check_positive,
+)
 from mlff_triton.errors import InputError
-
-ENSEMBLES = ("nve", "nvt", "npt")
-Temperature = float | tuple[float, ...]  # K; of all replicas, or of each
-
-
-def _check_conditions(temperature: Temperature | None, pressure: float | None) -> None:
-    for value in temperature if isinstance(temperature, tuple) else (temperature,):
-        if value is not None:
-            _check_positive("temperature", value)
-    if pressure is not None and not math.isfinite(pressure):
-        raise InputError(f"pressure must be a number, not {pressure:g}")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be a positive number, not {value:g}")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A number of steps in one ensemble.
-
-    Attributes
-    ----------
-    ensemble : {"nve", "nvt", "npt"}
-        Ensemble: constant energy, temperature, or temperature and pressure.
-    steps : int
-        Number of time steps, at least one.
-    temperature, pressure : optional
-        As in `Settings`, whose values are used by default.
-
-    Raises
-    ------
-    InputError
-        If the ensemble is unknown, or a number is out of range.
-    """
-
-    ensemble: str
-    steps: int
-    temperature: Temperature | None = None
-    pressure: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.ensemble not in ENSEMBLES:
-            raise InputError(
-                f"ensemble {self.ensemble!r} is unknown: use one of {', '.join(ENSEMBLES)}"
-            )
-        if self.steps < 1:
-            raise InputError(f"a stage needs at least one step, not {self.steps}")
-        _check_conditions(self.temperature, self.pressure)
-
-
-@dataclass(frozen=True)
-class Span:
-    """The time steps of a stage, from ``start + 1`` to ``stop``, and its conditions."""
-
-    label: str
-    ensemble: str
-    start: int
-    stop: int
-    temperature: Temperature
-    pressure: float
-
-    def temperatures(self, n_systems: int) -> tuple[float, ...]:
-        """Return the temperature of each replica in K.
-
-        Raises
-        ------
-        InputError
-            If there are more or fewer temperatures than replicas.
-        """
-        if not isinstance(self.temperature, tuple):
-            return (self.temperature,) * n_systems
-        if len(self.temperature) != n_systems:
-            raise InputError(
-                f"{n_systems} replicas need {n_systems} temperatures, or one, not "
-                f"{len(self.temperature)}"
-            )
-        return self.temperature
-
 
 CHOICES = {
     "thermostat": ("langevin", "rescaling"),
@@ -183,10 +108,10 @@ class Settings:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        _check_conditions(self.temperature, self.pressure)
+        check_conditions(self.temperature, self.pressure)
         for name in POSITIVE:
             if getattr(self, name) is not None:
-                _check_positive(name, getattr(self, name))
+                check_positive(name, getattr(self, name))
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -264,60 +189,3 @@ def _with_tuple(values: dict[str, Any]) -> dict[str, Any]:
     """Undo what JSON does to the temperatures of replicas."""
     given = values["temperature"]
     return {**values, "temperature": tuple(given) if isinstance(given, list) else given}
-
-
-def stages_of(
-    ensembles: Sequence[str],
-    steps: Sequence[int],
-    temperatures: Sequence[Temperature | None] = (None,),
-    pressures: Sequence[float | None] = (None,),
-) -> tuple[Stage, ...]:
-    """Combine ensembles, numbers of steps and conditions into stages.
-
-    Parameters
-    ----------
-    ensembles : sequence of str
-        Ensemble of each stage.
-    steps : sequence of int
-        Number of steps of each stage, or one for all.
-    temperatures, pressures : sequence
-        Conditions of each stage, or one for all; by default those of the `Settings`.
-
-    Returns
-    -------
-    tuple of Stage
-
-    Raises
-    ------
-    InputError
-        If the sequences do not match, or a stage is invalid.
-
-    Examples
-    --------
-    >>> [stage.temperature for stage in stages_of(["nvt", "nvt"], [500], [100.0, 300.0])]
-    [100.0, 300.0]
-    """
-    columns = [
-        one_per_stage(name, values, len(ensembles))
-        for name, values in (
-            ("step counts", steps),
-            ("temperatures", temperatures),
-            ("pressures", pressures),
-        )
-    ]
-    return tuple(Stage(*row) for row in zip(ensembles, *columns, strict=True))
-
-
-def one_per_stage(name: str, values: Sequence[Any], n_stages: int) -> list[Any]:
-    """Return a value per stage, given as many or one for all.
-
-    Raises
-    ------
-    InputError
-        If there are more or fewer.
-    """
-    if len(values) not in (1, n_stages):
-        raise InputError(
-            f"{n_stages} ensembles and {len(values)} {name}: give one for all, or one per ensemble"
-        )
-    return list(values) * (n_stages if len(values) == 1 else 1)

@@ -16,6 +16,7 @@ from ase.calculators.calculator import Calculator
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
 from mlff_triton.dynamics.exchange import exchange
+from mlff_triton.dynamics.failures import describe, find_failure
 from mlff_triton.dynamics.lock import DirectoryLock
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
@@ -26,13 +27,12 @@ from mlff_triton.dynamics.preparation import (
     minimize,
 )
 from mlff_triton.dynamics.restart import Snapshot, save_restart
-from mlff_triton.dynamics.settings import Settings, Span
+from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.stages import Span
 from mlff_triton.dynamics.systems import (
     make_dynamics,
-    name_atom,
     put_state,
     repartition_masses,
-    split,
     state_of,
 )
 from mlff_triton.dynamics.threads import choose_threads, using_threads
@@ -403,10 +403,7 @@ class Simulation:
 
     def _failure(self, step: int, reason: str, suspect: Suspect | None) -> SimulationError:
         """Return an error in the step that follows a number of others."""
-        where = ""
-        if suspect is not None:
-            name = name_atom(suspect.atom, self.systems)
-            where = f" at {name}, where the force is {suspect.force:.3g} eV/Å"
+        where = describe(suspect, self.systems)
         if not self.is_prepared:
             return SimulationError(
                 f"the minimization failed in iteration {step + 1}{where} ({reason}): check the "
@@ -440,7 +437,9 @@ class Simulation:
     def _record(self, observation: Observation, monitor: Monitor) -> None:
         """Write log rows, and when they are due, frames and a restart file that includes both."""
         rows = observe(self.systems, observation, self.settings, self.temperatures)
-        self._check(rows, observation)
+        failure = find_failure(self.systems, rows, self.temperatures, observation)
+        if failure is not None:
+            raise self._failure(observation.state.step - 1, *failure)
         self._state = observation.state
         put_state(self._state, self.systems)
         step = self._state.step
@@ -452,18 +451,6 @@ class Simulation:
             self._records.add(found, is_lasting=longer.is_due(step))
             self._save()
         monitor.observed(rows[0])
-
-    def _check(self, rows: Sequence[LogRow], observation: Observation) -> None:
-        """Raise `SimulationError` if energies or temperatures are not plausible."""
-        state, first = observation.state, 0
-        positions, forces = (split(x, self.systems) for x in (state.positions, observation.forces))
-        for k, (row, target) in enumerate(zip(rows, self.temperatures, strict=True)):
-            limit = 10 * target + 10_000
-            if not (np.isfinite(row.potential_eV) and row.temperature_K <= limit):  # NaN too
-                reason = f"energy {row.potential_eV:g} eV, temperature {row.temperature_K:.4g} K"
-                atom, force = Suspect.of(positions[k], forces[k])
-                raise self._failure(row.step - 1, reason, Suspect(first + atom, force))
-            first += len(self.systems[k])
 
     def _pause(self) -> None:
         """Write a restart file of the last step, then a frame and a row that it does not include.

@@ -165,3 +165,24 @@ def test_restart_files_must_not_be_edited(tmp_path, name):
     np.savez(tmp_path / "edited.npz", **arrays)
     with pytest.raises(InputError, match=r"edited\.npz was modified after a run wrote it"):
         load_restart(tmp_path / "edited.npz")
+
+
+def test_restart_files_with_a_changed_byte(tmp_path):
+    """They are refused, unless the byte is one of those that no one reads."""
+    start(tmp_path).run()
+    whole = (tmp_path / RESTART).read_bytes()
+    expected = load_restart(tmp_path / RESTART)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(1000):
+        changed = bytearray(whole)
+        changed[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
+        (tmp_path / "changed.npz").write_bytes(changed)
+        try:
+            found = load_restart(tmp_path / "changed.npz")
+        except InputError:
+            refused += 1
+        else:
+            np.testing.assert_array_equal(found.state.positions, expected.state.positions)
+            assert found.settings == expected.settings
+    assert refused > 800
