@@ -2,8 +2,12 @@
 # `make docs` builds the documentation.
 PYTHON ?= python3
 BIN := .venv/bin
+CHECK_VERSION := import sys; sys.version_info >= (3, 10) or sys.exit( \
+  "mlff_triton needs Python 3.10 or later, but %s is %d.%d: name a newer one, as in " \
+  "make run PYTHON=python3.12; make clean removes an old .venv" \
+  % ((sys.executable,) + sys.version_info[:2]))
 
-.PHONY: run test test-bio-4 lint types docs clean
+.PHONY: run test test-bio-4 fuzz lint types docs clean
 
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
@@ -17,6 +21,10 @@ test: .venv/tested lint types
 test-bio-4: .venv/transformers-4/installed
 	PYTHONPATH=.venv/transformers-4 $(BIN)/python -m pytest -n auto tests/bio
 
+# An hour of damaged, hostile and absurd input, with new seeds; `runs/fuzz` keeps what fails.
+fuzz: .venv/tested
+	$(BIN)/python -m tests.fuzz --seconds 3600
+
 lint: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,10 +37,15 @@ types: .venv/tested
 docs: .venv/documented
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# A new .venv is removed if its set-up fails, or by the next one if its set-up was killed.
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[align]'
-	touch $@
+	@if [ -e .venv/unfinished ]; then rm -rf .venv; fi
+	@if [ -e .venv ]; then $(BIN)/python -c '$(CHECK_VERSION)'; else \
+	  $(PYTHON) -c '$(CHECK_VERSION)' && mkdir .venv && touch .venv/unfinished; fi
+	@trap 'if [ -e .venv/unfinished ]; then rm -rf .venv; fi' EXIT; trap 'exit 130' INT TERM; \
+	set -x; if [ -e .venv/unfinished ]; then $(PYTHON) -m venv .venv; fi && \
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[align]' && \
+	rm -f .venv/unfinished && touch $@
 
 .venv/tested: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
