@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +13,7 @@ from mlff_triton.checkpoints._reading import MAX_FILE_BYTES
 from mlff_triton.errors import CheckpointError
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import Graph
 
 SCALE = ("std", "mean", "references")
 
@@ -55,7 +57,9 @@ def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, 
     return torch.stack([theirs[f"{block}.linears_tensor.{m}.weight"] for m in indices])
 
 
-def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str) -> TensorNet:
+def build_model(
+    config: TensorNetConfig, state: Mapping[str, Tensor], scale: Mapping[str, Tensor], name: str
+) -> TensorNet:
     """Build a model of the given weights, in evaluation mode.
 
     The shapes that decide its size are compared before memory is allocated for the model.
@@ -66,6 +70,8 @@ def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str)
         The architecture.
     state : mapping of str to Tensor
         All weights by their names in `TensorNet`, without the energy scale.
+    scale : mapping of str to Tensor
+        The energy scale in eV: ``std``, ``mean`` and ``references``.
     name : str
         Name of the file in error messages.
 
@@ -77,7 +83,7 @@ def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str)
     Raises
     ------
     CheckpointError
-        Unless names and shapes match exactly, and all weights are finite in float32.
+        Unless names and shapes match exactly, and all weights and energies are finite in float32.
     """
     channels = config.hidden_channels
     sizes = {
@@ -88,6 +94,20 @@ def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str)
         _check_shape(state[key], shape, key, name)
     dtype = torch.promote_types(state["embedding.pair.weight"].dtype, torch.float32)
     model = TensorNet(config).to(dtype)
+    _load_weights(model, state, name)
+    for key in SCALE:
+        value, own = scale[key], getattr(model, key)
+        if value.numel() != own.numel():
+            raise CheckpointError(
+                f"{name}: {key} must be {own.numel()} numbers, not {value.numel()}"
+            )
+        _check_numbers(value, key, name)
+        setattr(model, key, value.double().reshape(own.shape))
+    _check_energies(model, name)
+    return model.eval()
+
+
+def _load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> None:
     expected = {key: v.shape for key, v in model.state_dict().items() if key not in SCALE}
     missing, extra = expected.keys() - state.keys(), state.keys() - expected.keys()
     if missing or extra:
@@ -99,21 +119,22 @@ def build_model(config: TensorNetConfig, state: Mapping[str, Tensor], name: str)
         _check_shape(state[key], shape, key, name)
         _check_numbers(state[key], key, name)
     model.load_state_dict(dict(state), strict=False)
-    return model.eval()
 
 
-def set_energy_scale(
-    model: TensorNet, std: Tensor, mean: Tensor, references: Tensor, name: str
-) -> None:
-    """Set the energy scale, float64 in eV, or raise `CheckpointError` if it is invalid."""
-    for key, value in zip(SCALE, (std, mean, references), strict=True):
-        shape = getattr(model, key).shape
-        if value.numel() != shape.numel():
-            raise CheckpointError(
-                f"{name}: {key} must be {shape.numel()} numbers, not {value.numel()}"
-            )
-        _check_numbers(value, key, name)
-        setattr(model, key, value.double().reshape(shape))
+def _check_energies(model: TensorNet, name: str) -> None:
+    """Compute a chain of all elements in float32, in which finite weights may still overflow."""
+    elements = model.config.elements
+    numbers = torch.tensor((*elements, elements[0]))
+    atoms = torch.arange(len(numbers))
+    ends = torch.cat([atoms[1:], atoms[:-1]]), torch.cat([atoms[:-1], atoms[1:]])
+    graph = Graph.from_pairs(*ends, torch.zeros(len(ends[0]), 3, dtype=torch.int64), len(numbers))
+    positions = atoms[:, None] * torch.tensor([min(1.5, model.cutoff / 2), 0.0, 0.0])
+    single = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
+    with torch.no_grad():
+        vectors = graph.vectors(positions, None, None).float()
+        energies = single(numbers, vectors, graph, torch.zeros(len(numbers)))
+    if not torch.isfinite(energies).all():
+        raise CheckpointError(f"{name}: the energies of its model are not finite in float32")
 
 
 def _check_shape(value: Tensor, shape: tuple[int, ...], key: str, name: str) -> None:

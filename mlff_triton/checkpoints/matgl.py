@@ -18,7 +18,6 @@ from mlff_triton.checkpoints._weights import (
     ForeignWeights,
     build_model,
     interleaved_to_blocks,
-    set_energy_scale,
     stack_linears,
 )
 from mlff_triton.errors import UnsupportedModelError
@@ -68,12 +67,11 @@ def from_files(
         theirs = ForeignWeights(short, name)
         state = _translate(theirs, config, args, network["@model_version"])
         theirs.check_all_read(BESIDES_NETWORK, name)
-        model = build_model(config, state, name)
+        scale = {"std": weights["data_std"], "mean": weights["data_mean"]}
         key = "element_refs.property_offset"
         needed = key in weights or potential.get("element_refs") is not None
-        references = weights[key] if needed else model.references
-        set_energy_scale(model, weights["data_std"], weights["data_mean"], references, name)
-        return model
+        scale["references"] = weights[key] if needed else torch.zeros(len(config.elements))
+        return build_model(config, state, scale, name)
 
 
 def _check_supported(

@@ -15,7 +15,7 @@ import safetensors.torch
 
 from mlff_triton._common.files import replace_file
 from mlff_triton.checkpoints._reading import interpreting, read_file, read_json
-from mlff_triton.checkpoints._weights import SCALE, build_model, set_energy_scale
+from mlff_triton.checkpoints._weights import SCALE, build_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig, short_repr
 from mlff_triton.model.prediction import Ensemble
@@ -95,10 +95,8 @@ def read_native(content: bytes, name: str) -> TensorNet:
             raise CheckpointError(f"{name} is damaged, as its digest shows: copy it again")
         state = safetensors.torch.load(content)
         network = {key: value for key, value in state.items() if key not in SCALE}
-        model = build_model(_config(metadata, name), network, name)
-        std, mean, references = (state[key] for key in SCALE)
-        set_energy_scale(model, std, mean, references, name)
-        return model
+        scale = {key: state[key] for key in SCALE}
+        return build_model(_config(metadata, name), network, scale, name)
 
 
 def model_card(path: Path) -> str:

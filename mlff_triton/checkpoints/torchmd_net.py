@@ -17,7 +17,6 @@ from mlff_triton.checkpoints._weights import (
     ForeignWeights,
     build_model,
     interleaved_to_blocks,
-    set_energy_scale,
     stack_linears,
 )
 from mlff_triton.errors import UnsupportedModelError
@@ -92,12 +91,13 @@ def from_checkpoint(
         config = _config(args, priors, energy_unit)
         state = _translate(weights, config, interleaved)
         weights.check_all_read(BESIDES_NETWORK, name)
-        model = build_model(config, state, name)
-        std = weights["std"].double() * energy_unit
-        mean = weights["mean"].double() * energy_unit
-        references = _references(weights, priors, len(config.elements)) * energy_unit
-        set_energy_scale(model, std, mean, references, name)
-        return model
+        scale = {
+            "std": weights["std"],
+            "mean": weights["mean"],
+            "references": _references(weights, priors, len(config.elements)),
+        }
+        scale = {key: value.double() * energy_unit for key, value in scale.items()}
+        return build_model(config, state, scale, name)
 
 
 def _check_supported(args: Mapping[str, Any], name: str) -> None:

@@ -140,13 +140,13 @@ def test_zips_may_not_inflate(tmp_path):
     plain = save(lightning(), tmp_path / "model.ckpt")
     bomb = tmp_path / "bomb.zip"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.ckpt", bytes(100_000_000))
+        archive.writestr("a.ckpt", bytes(20_000_000))
     assert "inflates to more than" in assert_refused(bomb)
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         with zipfile.ZipFile(plain) as members:
             for name in members.namelist():
                 archive.writestr(name, members.read(name))
-        archive.writestr("archive/data/more", bytes(100_000_000))
+        archive.writestr("archive/data/more", bytes(20_000_000))
     assert "inflates to more than" in assert_refused(bomb)
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_BZIP2) as archive:
         archive.write(plain, "a.ckpt")
@@ -270,6 +270,18 @@ def test_numbers_that_float32_cannot_hold_are_refused(tmp_path):
     for name in ("mean", "std"):
         value = torch.tensor(1e300, dtype=torch.float64)
         assert "too large for float32" in assert_refused(weighted(tmp_path, **{name: value}))
+
+
+def test_models_whose_energies_overflow_are_refused(tmp_path, file):
+    signs = 1.0 - 2 * (torch.arange(F) % 2)
+    huge = {
+        "representation_model.linear.weight": 1e30 * signs[:, None].repeat(1, 3 * F),
+        "output_model.output_network.layers.0.weight": torch.full((F // 2, F), 1e30),
+    }
+    assert "energies of its model are not finite" in assert_refused(weighted(tmp_path, **huge))
+    save_model(native(rbf_type="gauss"), file)
+    rewrite(file, tensors=lambda t: t["basis.coeff"].fill_(1e4))
+    assert "energies of its model are not finite" in assert_refused(file)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
