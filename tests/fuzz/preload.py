@@ -1,0 +1,23 @@
+"""Modules that commands and runs import late, imported once for all cases."""
+
+import importlib
+
+LATE = (
+    "MDAnalysis.coordinates.DCD",
+    "MDAnalysis.coordinates.XTC",
+    "ase.io.cif",
+    "ase.io.extxyz",
+    "ase.io.proteindatabank",
+    "ase.io.vasp",
+    "ase.io.xyz",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.pyplot",
+    "mlff_triton.bio.alignment.command",
+    "mlff_triton.dynamics.summary",
+    "mlff_triton.engine.dispatch",
+    "rich.live",
+    "rich.progress",
+    "torch._dynamo",
+)
+for name in LATE:
+    importlib.import_module(name)
