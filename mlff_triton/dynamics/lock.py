@@ -32,7 +32,7 @@ class DirectoryLock:
     Parameters
     ----------
     directory : Path
-        The directory, which is created when it is locked.
+        The directory, which exists when it is locked.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,8 +50,6 @@ class DirectoryLock:
         """
         if fcntl is None or self._file is not None:
             return
-        with reported(self._directory):
-            self._directory.mkdir(parents=True, exist_ok=True)
         with reported(self._path):
             while self._file is None:
                 self._file = self._opened()

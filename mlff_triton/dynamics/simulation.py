@@ -13,6 +13,7 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator
 
+from mlff_triton._common.files import reported
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
 from mlff_triton.dynamics.exchange import exchange
@@ -170,6 +171,8 @@ class Simulation:
             sizes={},
             lasting_sizes={},
         )
+        with reported(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         lock = DirectoryLock(folder)
         with lock.kept():
             outputs.check_directory(folder, overwrite)  # again, as another run may have begun

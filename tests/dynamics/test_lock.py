@@ -145,6 +145,10 @@ def test_a_refused_continuation_changes_nothing(tmp_path):
     with pytest.raises(OutputError, match=r"log\.csv has 5 bytes.*restore the original"):
         resume(tmp_path)
     assert contents(tmp_path) == before
+    elsewhere = tmp_path / "elsewhere"
+    with pytest.raises(OutputError, match="elsewhere"):
+        Simulation.resume(load_restart(tmp_path / RESTART), Springs(np.zeros((3, 3))), elsewhere)
+    assert not elsewhere.exists()
 
 
 @pytest.mark.parametrize("name", ["positions", "numbers", "rest", "digest"])
