@@ -1,4 +1,4 @@
-"""The command ``mlff-triton align``: two FASTA files to SAM or a table."""
+"""The command ``mlff-triton align``: two FASTA or FASTQ files to SAM or a table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from mlff_triton.cli._shared import EXIT_INTERRUPTED, plain_console
 
 
 def align(
-    queries: Annotated[Path, typer.Argument(help="FASTA file, plain or gzipped.")],
-    targets: Annotated[
-        Path, typer.Argument(help="FASTA file to align the queries to, plain or gzipped.")
-    ],
+    queries: Annotated[Path, typer.Argument(help="FASTA or FASTQ file, plain or gzipped.")],
+    targets: Annotated[Path, typer.Argument(help="FASTA or FASTQ file to align the queries to.")],
     out: Annotated[
         Path, typer.Option(help="File to write: alignments as .sam, or a table of scores as .tsv.")
     ],
@@ -32,9 +30,19 @@ def align(
     match: Annotated[int, typer.Option(help="Score of two equal bases.")] = 2,
     mismatch: Annotated[int, typer.Option(help="Score of two different bases.")] = -3,
     gap_open: Annotated[
-        int, typer.Option(help="Penalty for the first residue of a gap; not negative.")
-    ] = 5,
-    gap_extend: Annotated[int, typer.Option(help="Penalty for each further residue of a gap.")] = 2,
+        int | None,
+        typer.Option(
+            help="Penalty for the first residue of a gap.",
+            show_default="11 with a matrix of proteins, else 5",
+        ),
+    ] = None,
+    gap_extend: Annotated[
+        int | None,
+        typer.Option(
+            help="Penalty for each further residue of a gap.",
+            show_default="1 with a matrix of proteins, else 2",
+        ),
+    ] = None,
     band: Annotated[
         int | None, typer.Option(help="Largest distance from the diagonal, in residues.")
     ] = None,
@@ -53,7 +61,9 @@ def align(
     backend: Annotated[str, typer.Option(help="auto, triton, parasail or torch.")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
 ) -> None:
-    """Align the sequences of two FASTA files.
+    """Align the sequences of two FASTA or FASTQ files.
+
+    Proteins need a matrix, such as --matrix BLOSUM62.
 
     Ctrl-C finishes the current batch and keeps the pairs aligned so far.
     """

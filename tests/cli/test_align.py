@@ -143,12 +143,43 @@ def test_sam(run, tmp_path, batch):
         assert row[1] in ("4", "0" if row[2] == "b0" else "256")
 
 
-def test_proteins(run, tmp_path):
+@pytest.mark.parametrize("gaps", [(), ("--gap-open", 11, "--gap-extend", 1)])
+def test_proteins(run, tmp_path, gaps):
     write_fasta(tmp_path / "p.fa", ["p"], ["MKWVTFISLL"])
-    options = ("--matrix", "BLOSUM62", "--gap-open", 11, "--gap-extend", 1)
-    assert run("--out", "out.tsv", *options, files=("p.fa", "p.fa"))[0] == 0
-    expected = bio.align(["MKWVTFISLL"], ["MKWVTFISLL"], matrix="BLOSUM62", device="cpu")
-    assert rows_of(tmp_path / "out.tsv")[1] == ["p", "p", str(expected.score.item())]
+    write_fasta(tmp_path / "q.fa", ["q"], ["MKWVISLL"])
+    options = ("--matrix", "BLOSUM62", *gaps)
+    assert run("--out", "out.tsv", *options, files=("p.fa", "q.fa"))[0] == 0
+    expected = bio.align(["MKWVTFISLL"], ["MKWVISLL"], matrix="BLOSUM62", device="cpu")
+    assert rows_of(tmp_path / "out.tsv")[1] == ["p", "q", str(expected.score.item())]
+
+
+@pytest.mark.parametrize("options", [(), ("--unknown", "N")])
+def test_proteins_without_a_matrix(run, tmp_path, options):
+    write_fasta(tmp_path / "p.fa", ["p"], ["MKWVTFISLL"])
+    code, _, err = run("--out", "out.tsv", *options, files=("p.fa", "p.fa"))
+    assert code == ERROR
+    assert "query p has" in err
+    assert "and seems to be a protein: align proteins with a matrix" in err
+    assert "(--matrix BLOSUM62)" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", ["sam", "tsv"])
+def test_two_targets_of_one_name(run, tmp_path, suffix):
+    write_fasta(tmp_path / "t.fa", ["t", "t"], ["ACGT", "ACGA"])
+    code, _, err = run("--out", f"out.{suffix}", "--pairs", "all", files=("a.fa", "t.fa"))
+    assert code == ERROR
+    assert "two targets are called t: rename one to tell them apart" in err
+    assert not (tmp_path / f"out.{suffix}").exists()
+
+
+def test_wide_bands_and_reads(run, tmp_path):
+    """A band of any size, and FASTQ files as queries."""
+    (tmp_path / "r.fq").write_text("@r\nACGT\n+\nIIII\n")
+    write_fasta(tmp_path / "t.fa", ["t"], ["CGT"])
+    options = ("--band", 2**63, "--out", "out.tsv")
+    assert run(*options, files=("r.fq", "t.fa"))[0] == 0
+    assert rows_of(tmp_path / "out.tsv")[1] == ["r", "t", "1"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +197,7 @@ def test_proteins(run, tmp_path):
         (("--out", "out.tsv", "--band", 0), "more than band=0 allows"),
         (("--out", "out.tsv", "--matrix", "BLOSUM1"), "matrix BLOSUM1 is unknown"),
         (("--out", "none/out.tsv"), "cannot write none/out.tsv"),
+        (("--out", "out.tsv", "--match", -4), "mismatch=-3 is above match=-4"),
     ],
 )
 def test_refused_options(run, tmp_path, options, message):

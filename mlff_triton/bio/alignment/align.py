@@ -33,8 +33,8 @@ def align(
     matrix: Any = None,
     match: int = MATCH,
     mismatch: int = MISMATCH,
-    gap_open: int = 5,
-    gap_extend: int = 2,
+    gap_open: int | None = None,
+    gap_extend: int | None = None,
     pairs: str = "zip",
     traceback: bool = False,
     band: int | None = None,
@@ -47,14 +47,14 @@ def align(
     Scores follow parasail and EMBOSS: a gap of length k costs ``gap_open + (k - 1) gap_extend``.
     Biopython's ``PairwiseAligner`` takes the same two numbers with a minus sign. The penalties that
     BLAST calls 11 and 1 are 12 and 1 here, because BLAST adds both for the first position of a gap.
-    Upper and lower case are equivalent.
+    Upper and lower case are equivalent. Control characters in names become escape sequences.
 
     Parameters
     ----------
     queries, targets : path, iterable of sequences, or (tensor, lengths)
         Sequences in one of these forms:
 
-        - the path of a FASTA file, gzipped or not;
+        - the path of a FASTA or FASTQ file, gzipped or not;
         - an iterable of str, bytes, or Biopython's Seq or SeqRecord;
         - a dict from names to sequences;
         - codes, an integer tensor [n, L], with lengths [n]. A code is a row of the matrix, or an
@@ -72,8 +72,9 @@ def align(
         BZX*.
     match, mismatch : int
         Scores of equal and different bases, used without a matrix. N matches nothing, not even N.
-    gap_open, gap_extend : int
-        Gap penalties, with ``0 <= gap_extend <= gap_open``. Equal penalties make gaps linear.
+    gap_open, gap_extend : int, optional
+        Gap penalties, with ``0 <= gap_extend <= gap_open``. Equal penalties make gaps linear. By
+        default, 11 and 1 with a matrix that has all amino acids, and otherwise 5 and 2.
     pairs : {"zip", "all"}
         "zip" pairs the k-th query with the k-th target. "all" pairs every query with every target,
         such that pair ``k * len(targets) + l`` is query k with target l.
@@ -86,7 +87,8 @@ def align(
         this.
     unknown : str, optional
         Residue or base that replaces symbols missing from the matrix, such as "X" or "N". By
-        default, such symbols raise an error.
+        default, such symbols raise an error. Without a matrix of proteins, U is read as T, and
+        proteins are refused in any case.
     device : str or torch.device
         "auto", "cpu", "cuda", "cuda:1" and so on. "all" distributes the pairs over all GPUs and
         collects the results on the first.
@@ -107,7 +109,8 @@ def align(
     InputError
         If a sequence cannot be read or has a symbol missing from the matrix, if there are no
         sequences, if "zip" gets unequal numbers of queries and targets, if scores may overflow
-        int32, or if an option is invalid.
+        int32, if a traceback without a kernel needs a table of more than 4 GiB, or if an option is
+        invalid.
     BackendError
         If the backend or device is unavailable.
 
@@ -142,7 +145,7 @@ def align(
     read_targets = read_queries if targets is queries else alphabet.read(targets, "target")
     if pairs == "zip":
         _check_partners(read_queries, read_targets)
-    _check_band(read_queries, read_targets, pairs, band, free)
+    band = _checked_band(read_queries, read_targets, pairs, band, free)
     _check_range(read_queries, read_targets, scoring)
     task = Task(scoring.matrix, scoring.gaps, free, band, traceback)
     shares = _shares(read_queries, read_targets, pairs, len(devices))
@@ -183,10 +186,12 @@ def _check_partners(queries: Sequences, targets: Sequences) -> None:
         )
 
 
-def _check_band(queries: Sequences, targets: Sequences, pairs: str, band: Any, free: Free) -> None:
-    """Raise if the lengths of a pair differ by more than the band."""
+def _checked_band(
+    queries: Sequences, targets: Sequences, pairs: str, band: Any, free: Free
+) -> int | None:
+    """Return the band, at most as wide as a table, or raise if a pair does not fit into it."""
     if band is None:
-        return
+        return None
     if not isinstance(band, Integral) or band < 0:
         raise InputError(f"band={band!r} is not valid: use an integer of at least 0")
     sides = (
@@ -203,6 +208,7 @@ def _check_band(queries: Sequences, targets: Sequences, pairs: str, band: Any, f
                 f"{kind} {long.names[longest]} is {excess} residues or bases longer than its "
                 f"partner {short.names[partner]}, more than band={band} allows: use a wider band"
             )
+    return min(int(band), int(max(queries.length.max(), targets.length.max())))
 
 
 def _check_range(queries: Sequences, targets: Sequences, scoring: Scoring) -> None:

@@ -19,6 +19,7 @@ from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps
 BACKENDS = ("auto", "triton", "parasail", "torch")
 FIRST_LETTER = ord("A")  # stands for code 0 in parasail
 MAX_LETTERS = 26  # that parasail distinguishes
+TABLE_LIMIT = 2**32  # bytes of the reference's table for the traceback of a pair
 PAIRS_PER_CALL = 64  # an interrupt waits until threads have finished as many
 
 
@@ -89,7 +90,22 @@ def compute(backend: str, pairs: Pairs, task: Task) -> Aligned:
 
 def _align_with_reference(pairs: Pairs, task: Task) -> Aligned:
     matrix, gaps, free, band, traceback = task
+    if traceback:
+        _check_tables(pairs)
     return reference.alignment(pairs, matrix, gaps, free, band=band, traceback=traceback)
+
+
+def _check_tables(pairs: Pairs) -> None:
+    """Raise if the table of a pair is too large for the memory of usual computers."""
+    cells = (pairs.query_length + 1) * (pairs.target_length + 1)
+    if len(cells) and int(cells.max()) > TABLE_LIMIT:
+        largest = int(cells.argmax())
+        m, n = int(pairs.query_length[largest]), int(pairs.target_length[largest])
+        raise InputError(
+            f"without a kernel, the traceback of {m} x {n} residues or bases needs a table of "
+            f"{int(cells[largest]) / 2**30:.3g} GiB, more than {TABLE_LIMIT / 2**30:.3g}: use a "
+            "GPU, compute scores alone, or split the sequences"
+        )
 
 
 def _align_with_kernels(pairs: Pairs, task: Task) -> Aligned:

@@ -1,4 +1,4 @@
-"""Alignment of two FASTA files to SAM or a table: the body of ``mlff-triton align``."""
+"""Alignment of two FASTA or FASTQ files to SAM or a table: the body of ``mlff-triton align``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.console import Console
 from mlff_triton._common.files import replacing
 from mlff_triton._common.progress import ProgressBar
 from mlff_triton.bio.alignment import sam
+from mlff_triton.bio.alignment.files import Record, read_records
 from mlff_triton.bio.alignment.result import Alignment, Alignments
-from mlff_triton.bio.alignment.sequences import Record, read_fasta
 from mlff_triton.errors import InputError, OutputError
 
 FORMATS = (".sam", ".tsv")
@@ -31,7 +31,7 @@ class Request(NamedTuple):
     Attributes
     ----------
     queries, targets : Path
-        FASTA files.
+        FASTA or FASTQ files.
     out : Path
         Output file; its suffix selects SAM or TSV.
     pairs : {"zip", "all"}
@@ -108,16 +108,18 @@ def run(request: Request, align: Align, console: Console, stop: Callable[[], boo
         If the output file cannot be written.
     """
     check(request)
-    n_queries = sum(1 for _ in read_fasta(request.queries))
-    sizes = [(record.id, len(record.seq)) for record in read_fasta(request.targets)]
-    total = n_queries if request.pairs == "zip" else n_queries * len(sizes)
-    if request.pairs == "zip" and n_queries != len(sizes):
+    n_queries = sum(1 for _ in read_records(request.queries))
+    targets = sam.Targets()
+    for record in read_records(request.targets):
+        targets.add(record.id, record.seq)
+    total = n_queries if request.pairs == "zip" else n_queries * targets.count
+    if request.pairs == "zip" and n_queries != targets.count:
         raise InputError(
-            f"{request.queries} has {n_queries} records and {request.targets} {len(sizes)}: use "
+            f"{request.queries} has {n_queries} records and {request.targets} {targets.count}: use "
             "--pairs all to align every query with every target"
         )
     is_sam = request.out.suffix.lower() == ".sam"
-    head = sam.header(sizes) if is_sam else None
+    head = targets.header() if is_sam else None
     with replacing(request.out) as file, _Progress(console, total) as progress:
         if head is not None:
             file.writelines(line.encode() for line in head)
@@ -164,7 +166,7 @@ class _Batch(NamedTuple):
 def _batches(request: Request) -> Iterator[_Batch]:
     """Yield batches that together hold every pair once."""
     most = request.batch_letters
-    queries, targets = (partial(read_fasta, path) for path in (request.queries, request.targets))
+    queries, targets = (partial(read_records, path) for path in (request.queries, request.targets))
     if request.pairs == "zip":
         for pairs in _chunks(zip(queries(), targets(), strict=True), request.batch, most):
             some, others = (list(column) for column in zip(*pairs, strict=True))

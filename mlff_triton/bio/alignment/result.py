@@ -209,13 +209,15 @@ class Alignments:
         Raises
         ------
         InputError
-            If there is no traceback, or if SAM does not allow the name of a sequence.
+            If there is no traceback, if two different targets share a name, or if SAM does not
+            allow the name of a sequence.
         OutputError
             If the file cannot be written.
         """
-        lengths = self.targets.length.tolist()
-        head = sam.header(zip(map(str, self.targets.names), lengths, strict=True))
-        text = "".join([*head, *sam.records(self, hard_clip=hard_clip)])
+        targets = sam.Targets()
+        for name, letters in zip(self.targets.names, self._letters[1], strict=True):
+            targets.add(str(name), letters)
+        text = "".join([*targets.header(), *sam.records(self, hard_clip=hard_clip)])
         if isinstance(target, str | Path):
             with replacing(Path(target)) as file:
                 file.write(text.encode())

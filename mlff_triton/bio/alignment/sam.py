@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,30 +22,47 @@ READ = re.compile(r"[!-?A-~]{1,254}")
 REFERENCE = re.compile(r"[0-9A-Za-z!#$%&+./:;?@^_|~-][0-9A-Za-z!#$%&*+./:;=?@^_|~-]*")
 
 
-def header(targets: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Yield the lines of the header.
+class Targets:
+    """Names of targets. Those of one name must be the same sequence.
 
-    Parameters
+    Attributes
     ----------
-    targets : iterable of (str, int)
-        Names and lengths. A target may be repeated.
-
-    Raises
-    ------
-    InputError
-        If two different targets share a name, or if SAM does not allow a name.
+    count : int
+        Number of targets, repeated ones included.
     """
-    yield "@HD\tVN:1.6\tSO:unsorted\n"
-    lengths: dict[str, int] = {}
-    for name, length in targets:
-        if not REFERENCE.fullmatch(name):
-            raise InputError(f"SAM does not allow the target name {name!r}: rename it")
-        if lengths.setdefault(name, length) != length:
-            raise InputError(f"two targets are called {name}, which SAM does not allow: rename one")
-    for name, length in lengths.items():
-        if length:
-            yield f"@SQ\tSN:{name}\tLN:{length}\n"
-    yield f"@PG\tID:mlff-triton\tPN:mlff-triton\tVN:{__version__}\n"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._known: dict[str, tuple[int, int]] = {}  # length, and hash of the sequence
+
+    def add(self, name: str, sequence: str | bytes) -> None:
+        """Add a target.
+
+        Raises
+        ------
+        InputError
+            If another sequence has the same name.
+        """
+        self.count += 1
+        found = len(sequence), hash(sequence.upper())
+        if self._known.setdefault(name, found) != found:
+            raise InputError(f"two targets are called {name}: rename one to tell them apart")
+
+    def header(self) -> Iterator[str]:
+        """Yield the lines of the header.
+
+        Raises
+        ------
+        InputError
+            If SAM does not allow a name.
+        """
+        yield "@HD\tVN:1.6\tSO:unsorted\n"
+        for name, (length, _) in self._known.items():
+            if not REFERENCE.fullmatch(name):
+                raise InputError(f"SAM does not allow the target name {name!r}: rename it")
+            if length:
+                yield f"@SQ\tSN:{name}\tLN:{length}\n"
+        yield f"@PG\tID:mlff-triton\tPN:mlff-triton\tVN:{__version__}\n"
 
 
 def records(

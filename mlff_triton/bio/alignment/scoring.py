@@ -23,7 +23,9 @@ ALPHABETS = {  # for matrices without row names, by size
     20: AMINO_ACIDS,
     24: AMINO_ACIDS + "BZX*",
 }
+NUCLEOTIDES = "ACGTURYSWKMBDHVN"  # bases, and sets of bases
 MATCH, MISMATCH = 2, -3  # defaults
+GAPS_OF_BASES, GAPS_OF_PROTEINS = Gaps(5, 2), Gaps(11, 1)  # defaults
 
 
 class Scoring(NamedTuple):
@@ -44,7 +46,14 @@ class Scoring(NamedTuple):
     gaps: Gaps
 
     @classmethod
-    def of(cls, matrix: Any, match: int, mismatch: int, gap_open: int, gap_extend: int) -> Scoring:
+    def of(
+        cls,
+        matrix: Any,
+        match: int,
+        mismatch: int,
+        gap_open: int | None = None,
+        gap_extend: int | None = None,
+    ) -> Scoring:
         """Build the scoring from the arguments of `align`.
 
         Raises
@@ -53,22 +62,43 @@ class Scoring(NamedTuple):
             If the matrix is unknown, not symmetric or not of integers, or if a gap penalty is
             negative.
         """
-        gaps = Gaps(_integer("gap_open", gap_open), _integer("gap_extend", gap_extend))
-        for name, cost in (("gap_open", gaps.open), ("gap_extend", gaps.extend)):
-            if cost < 0:
-                raise InputError(f"{name}={cost} is a penalty, not a score: did you mean {-cost}?")
-        if gaps.extend > gaps.open:
-            raise InputError(
-                f"gap_extend={gaps.extend} is more than gap_open={gaps.open}: the first position "
-                "of a gap costs gap_open, and each further one gap_extend"
-            )
         if matrix is None:
             letters, scores = _of_bases(_integer("match", match), _integer("mismatch", mismatch))
         elif (match, mismatch) == (MATCH, MISMATCH):
             letters, scores = _read(matrix)
         else:
             raise InputError("give either match and mismatch or a matrix, but not both")
-        return cls(letters, torch.from_numpy(_checked(letters, scores)), gaps)
+        checked = _checked(letters, scores)
+        usual = GAPS_OF_PROTEINS if is_protein(letters) else GAPS_OF_BASES
+        gaps = _gaps(
+            usual.open if gap_open is None else gap_open,
+            usual.extend if gap_extend is None else gap_extend,
+        )
+        return cls(letters, torch.from_numpy(checked), gaps)
+
+
+def is_protein(letters: str) -> bool:
+    """Return True if an alphabet has all amino acids."""
+    return set(letters) >= set(AMINO_ACIDS)
+
+
+def is_nucleic(letters: str) -> bool:
+    """Return True if an alphabet has the four bases, and at most sets of them besides."""
+    return set(BASES) <= set(letters) <= set(NUCLEOTIDES)
+
+
+def _gaps(gap_open: Any, gap_extend: Any) -> Gaps:
+    """Check gap penalties."""
+    gaps = Gaps(_integer("gap_open", gap_open), _integer("gap_extend", gap_extend))
+    for name, cost in (("gap_open", gaps.open), ("gap_extend", gaps.extend)):
+        if cost < 0:
+            raise InputError(f"{name}={cost} is a penalty, not a score: did you mean {-cost}?")
+    if gaps.extend > gaps.open:
+        raise InputError(
+            f"gap_extend={gaps.extend} is more than gap_open={gaps.open}: the first position "
+            "of a gap costs gap_open, and each further one gap_extend"
+        )
+    return gaps
 
 
 def _integer(name: str, value: Any) -> int:
@@ -90,7 +120,7 @@ def _of_bases(match: int, mismatch: int) -> tuple[str, np.ndarray]:
     if mismatch > match:
         raise InputError(
             f"mismatch={mismatch} is above match={match}: mismatch is a score, not a penalty, so "
-            "make it negative"
+            "equal bases must score more"
         )
     scores = np.full((5, 5), mismatch)
     np.fill_diagonal(scores[:4, :4], match)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,21 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.alignment.files import printable, read_records
+from mlff_triton.bio.alignment.scoring import is_nucleic, is_protein
 from mlff_triton.errors import InputError
 
-GZIP = b"\x1f\x8b"
-BLANKS = b" \t\r\n"
 JOINED_AT_A_TIME = 256  # sequences, few enough to stay in the cache
 UPLOAD_BATCH = 2**11  # sequences copied to a GPU while the host joins the next ones
 ENCODING_BATCH = 2**24  # symbols that a GPU encodes at once, with four more bytes for each
 UNKNOWN = 255  # code of a symbol missing from the matrix
-
-
-class Record(NamedTuple):
-    """A record of a FASTA file, with attributes named as in Biopython."""
-
-    id: str
-    seq: bytes
+RESIDUES_ONLY = "EFILPQ"  # amino acids whose symbols stand for no base and no set of bases
 
 
 class Sequences(NamedTuple):
@@ -67,7 +58,7 @@ class Sequences(NamedTuple):
 class Alphabet:
     """Residues or bases and their codes, which are their rows in a substitution matrix.
 
-    Upper and lower case are equivalent.
+    Upper and lower case are equivalent. In an alphabet of bases, U is T.
 
     Parameters
     ----------
@@ -75,6 +66,7 @@ class Alphabet:
         Residues or bases in the order of the matrix, in upper case.
     unknown : str, optional
         One of `letters` that replaces all other symbols. By default, other symbols raise an error.
+        In an alphabet of bases, symbols of proteins alone raise an error in any case.
     device : torch.device, optional
         Device that encodes text and keeps the codes. By default, the host does.
     upload_batch : int
@@ -95,13 +87,17 @@ class Alphabet:
         if not letters.isascii():
             raise InputError(f"the row names {letters} of the matrix are not ASCII: rename them")
         self.letters, self._device = letters, device
+        self._is_nucleic = is_nucleic(letters)
         self._upload_batch, self._encoding_batch = upload_batch, encoding_batch
         codes = bytearray([UNKNOWN]) * 256
         if unknown is not None:
             if not isinstance(unknown, str) or len(unknown) != 1 or unknown.upper() not in letters:
                 raise InputError(f"unknown={unknown!r} is not one of {letters}: choose one of them")
             codes = bytearray([letters.index(unknown.upper())]) * 256
-        for code, letter in enumerate(letters):
+        known = {letter: code for code, letter in enumerate(letters)}
+        if self._is_nucleic:
+            known = dict.fromkeys(RESIDUES_ONLY, UNKNOWN) | {"U": known["T"]} | known
+        for letter, code in known.items():
             codes[ord(letter)] = codes[ord(letter.lower())] = code
         self._codes = bytes(codes)
         self._letters = letters.encode().ljust(256, b"?")
@@ -124,7 +120,7 @@ class Alphabet:
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Tensor):
             found = self._of_tensors(*source, kind)
         elif isinstance(source, str | PathLike):
-            records = list(read_fasta(Path(source)))
+            records = list(read_records(Path(source)))
             names, texts = [record.id for record in records], [record.seq for record in records]
             found = self._of_texts(names, texts, kind)
         else:
@@ -188,12 +184,18 @@ class Alphabet:
         record, position = next((k, found) for k, found in enumerate(positions) if found >= 0)
         symbol = texts[record][position : position + 1]
         shown = symbol if isinstance(symbol, str) else symbol.decode("latin-1")
-        is_protein = "Q" in self.letters  # where N is asparagine
-        stand_in = "X" if is_protein else "N"
+        found = f"{kind} {names[record]} has {shown!r} at position {position + 1}"
+        text = texts[record].upper()
+        residues = RESIDUES_ONLY if isinstance(text, str) else RESIDUES_ONLY.encode()
+        if self._is_nucleic and not set(residues).isdisjoint(text):
+            return InputError(
+                f"{found} and seems to be a protein: align proteins with a matrix of theirs, "
+                "matrix='BLOSUM62' (--matrix BLOSUM62)"
+            )
+        stand_in = "X" if is_protein(self.letters) else "N"
         remedy = f"unknown='{stand_in}' to read it as that, or " * (stand_in in self.letters)
         return InputError(
-            f"{kind} {names[record]} has {shown!r} at position {position + 1}, which is not one of "
-            f"{self.letters}: give {remedy}a matrix that includes it"
+            f"{found}, which is not one of {self.letters}: give {remedy}a matrix that includes it"
         )
 
     def _of_tensors(self, codes: Tensor, lengths: Any, kind: str) -> Sequences:
@@ -242,7 +244,7 @@ def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, lis
     if hasattr(source, "seq") or hasattr(source, "__bytes__") or isinstance(source, bytes):
         raise InputError(f"the {kind} sequences must be a list: put a single {kind} into a list")
     if isinstance(source, Mapping):
-        names = list(map(str, source))
+        names = list(map(printable, source))
         pairs = zip(names, source.values(), strict=True)
         return names, [_bytes(getattr(item, "seq", item), name, kind) for name, item in pairs]
     try:
@@ -250,11 +252,11 @@ def _texts(source: Iterable[Any], kind: str) -> tuple[Sequence[str] | range, lis
     except TypeError:
         raise InputError(
             f"cannot read sequences from an object of type {type(source).__name__}: give a list of "
-            "sequences, the path of a FASTA file, or codes with lengths"
+            "sequences, the path of a FASTA or FASTQ file, or codes with lengths"
         ) from None
     if len(set(map(type, items))) <= 1 and isinstance(next(iter(items), ""), str | bytes):
         return range(len(items)), items
-    names = [str(getattr(item, "id", index)) for index, item in enumerate(items)]
+    names = [printable(getattr(item, "id", index)) for index, item in enumerate(items)]
     sequences = [getattr(item, "seq", item) for item in items]
     texts = [_bytes(item, name, kind) for item, name in zip(sequences, names, strict=True)]
     return names, texts
@@ -270,67 +272,3 @@ def _bytes(sequence: Any, name: str, kind: str) -> bytes:
         f"{kind} {name} is not a sequence but of type {type(sequence).__name__}: give str, bytes "
         "or records, or codes as (tensor, lengths)"
     )
-
-
-def read_fasta(path: Path) -> Iterator[Record]:
-    """Yield the records of a FASTA file, gzipped or not.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, is truncated, or is not FASTA.
-    """
-    name: str | None = None
-    parts: list[bytes] = []
-    try:
-        with _opened(path) as lines:
-            for line in lines:
-                if line.startswith(b">"):
-                    if name is not None:
-                        yield _record(path, name, parts)
-                    name, parts = _name(path, line), []
-                elif name is not None:
-                    parts.append(line)
-                elif line.strip(BLANKS):
-                    raise InputError(f"{path} is not a FASTA file: it must begin with >")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        last = "before its first record" if name is None else f"in record {name}"
-        raise InputError(
-            f"{path} is damaged or truncated {last}: restore the file ({problem})"
-        ) from problem
-    except OSError as problem:
-        hint = " (put a single sequence into a list)" if str(path).isalpha() else ""
-        reason = problem.strerror or problem
-        raise InputError(f"{path} cannot be read: {reason}{hint}") from problem
-    if name is None:
-        raise InputError(f"{path} contains no records: is it the right file?")
-    yield _record(path, name, parts)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Iterable[bytes]]:
-    """Open a file after any byte order mark, decompressed if it is gzipped."""
-    if path.is_fifo():
-        raise InputError(f"{path} is a pipe, which can be read only once: save it as a file")
-    with path.open("rb") as plain:
-        is_gzipped = plain.read(2) == GZIP
-    with gzip.open(path, "rb") if is_gzipped else path.open("rb") as file:
-        if file.read(3) != BOM_UTF8:
-            file.seek(0)
-        yield file
-
-
-def _name(path: Path, line: bytes) -> str:
-    """Return the first word of a header line."""
-    words = line[1:].split(maxsplit=1)
-    if not words:
-        raise InputError(f"{path} has a record without a name: add one after >")
-    return words[0].decode("utf-8", "replace")
-
-
-def _record(path: Path, name: str, lines: list[bytes]) -> Record:
-    """Join the lines of a record."""
-    sequence = b"".join(lines).translate(None, BLANKS)
-    if not sequence:
-        raise InputError(f"record {name} of {path} is empty: is the file truncated?")
-    return Record(name, sequence)

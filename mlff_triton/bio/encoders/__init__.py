@@ -12,6 +12,7 @@ Computation, independent of the source:
 - ``weights``: weights of an encoder as plain tuples
 - ``batch_runner``: padded batches, packed before and unpacked after the forward pass; CUDA graphs
 - ``packed_forward_torch``, ``packed_forward_triton``: the forward pass over packed rows
+- ``masks``: checks of the values of attention masks
 - ``packing``: packing of padded batches of hidden states
 - ``language_head``: hidden states to logits, or to the largest logit
 - ``top_tokens``: `mlff_triton.bio.top_tokens`

@@ -103,6 +103,32 @@ def test_a_band_limits_what_is_used():
     assert (free.score.item(), narrow.score.item()) == (4, -24)
 
 
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_a_band_beyond_the_table_has_no_effect(backend):
+    for band in (4, 2**31, 2**63, 2**100):
+        found = align(["ACGT", "A"], ["GT", "AC"], band=band, backend=backend, traceback=True)
+        assert found.score.tolist() == [-3, -3]
+
+
+def test_tables_beyond_memory_are_refused():
+    long = "A" * 100_000
+    message = "traceback of 100000 x 100000 .* needs a table of 9.31 GiB, more than 4: use a GPU"
+    with pytest.raises(InputError, match=message):
+        align(["A", long], ["A", long], traceback=True)
+
+
+def test_default_gaps_suit_the_matrix():
+    texts = ["MKTAYIAKQR"], ["MKTAYKQR"]
+    proteins = align(*texts, matrix="BLOSUM62").score
+    assert torch.equal(proteins, align(*texts, matrix="BLOSUM62", gap_open=11, gap_extend=1).score)
+    linear = align(*texts, matrix="BLOSUM62", gap_open=1).score
+    assert linear.item() - proteins.item() == 10
+    texts = ["ACGTACGT"], ["ACGCGT"]
+    for matrix in (None, "NUC.4.4", 5 * torch.eye(4)):
+        explicit = align(*texts, matrix=matrix, gap_open=5, gap_extend=2).score
+        assert torch.equal(align(*texts, matrix=matrix).score, explicit)
+
+
 def test_all_pairs_are_in_rows():
     found = align(["ACGT", "TTTT"], ["ACGT", "TT", "A"], pairs="all")
     assert len(found) == 6
@@ -249,6 +275,12 @@ def test_a_table_names_its_letters():
         ),
         (["A"], ["A"], {"match": float("inf")}, "match=inf is not an integer"),
         (["A"], ["A"], {"match": 2**31}, "match=2147483648 is too large for int32"),
+        (
+            ["A"],
+            ["A"],
+            {"match": -4},
+            "mismatch=-3 is above match=-4: .* equal bases must score more",
+        ),
         (
             ["A"],
             ["A"],

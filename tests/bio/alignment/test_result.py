@@ -152,6 +152,11 @@ def test_sam_refuses_names_it_does_not_have(tmp_path):
     with pytest.raises(InputError, match="two targets are called a"):
         align(["ACGT", "A"], path, traceback=True).to_sam(tmp_path / "some.sam")
     assert not (tmp_path / "some.sam").exists()
+    path.write_text(">a\nACGT\n>a\nAcgA\n")  # of equal length
+    with pytest.raises(InputError, match="two targets are called a: rename one"):
+        align(["ACGT", "A"], path, traceback=True).to_sam(tmp_path / "some.sam")
+    path.write_text(">a\nACGT\n>a\nacgt\n")
+    align(["ACGT", "A"], path, traceback=True).to_sam(io.StringIO())
     path.write_text(">*a\nACGT\n")
     with pytest.raises(InputError, match="does not allow the target name"):
         align(["ACGT"], path, traceback=True).to_sam(io.StringIO())

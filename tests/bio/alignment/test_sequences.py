@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from Bio.Seq import Seq
+from Bio.SeqRecord import SeqRecord
 
+from mlff_triton.bio.alignment import files
 from mlff_triton.bio.alignment.sequences import Alphabet
 from mlff_triton.errors import InputError
 from tests.support.alignments import QUERIES, SCORES, TARGETS, align, as_records
@@ -120,14 +122,24 @@ def test_a_device_refuses_as_the_host_does(texts, message):
     ("content", "message"),
     [
         (b"", "contains no records"),
-        (b"ACGT\n", "is not a FASTA file"),
+        (b"ACGT\n", "is not a FASTA or FASTQ file: it must begin with > or @"),
+        (b" \n\n", "contains no records"),
         (b">a\nACGT\n>b", "record b of .* is empty: is the file truncated"),
         (b">\nACGT\n", "a record without a name"),
         (GZIPPED[:-9], "is damaged or truncated"),
         (GZIPPED[:5], "is damaged or truncated before its first record"),
         (GZIPPED[:-8] + bytes(8), "is damaged or truncated in record a"),
         (GZIPPED + b"more", "is damaged or truncated in record a"),
-        (b"@a\nACGT\n+\nIIII\n", "is not a FASTA file"),
+        (b"@a\nACGT\n+\nIII\n", "record a of .* has 4 bases and 3 qualities: is the file trunc"),
+        (b"@a\nACGT\n+\nIIIII\n", "record a of .* has 4 bases and 5 qualities"),
+        (b"@a\nACGT\n", "record a of .* has 4 bases and 0 qualities"),
+        (b"@a\n+\n", "record a of .* is empty"),
+        (b"@a\nACGT\n+\nIIII\nACGT\n", "has no @ after record a"),
+        (">a\nACGT\n".encode("utf-16"), "is UTF-16 text: save it as UTF-8"),
+        (">a\nACGT\n".encode("utf-16-le"), "bytes of value 0: it is damaged or not a text file"),
+        (b">a\nAC\0GT\n", "bytes of value 0"),
+        (bytes(2**20), "bytes of value 0"),
+        (b">" + b"a" * 2**21 + b"\nACGT\n", "has a name line of 1048576 bytes or more"),
         (b">a\nAC-GT\n", "query a has '-' at position 3"),
     ],
 )
@@ -137,6 +149,80 @@ def test_files_are_refused(tmp_path, content, message):
     with pytest.raises(InputError, match=message) as refused:
         align(path, ["A"])
     assert str(path) in str(refused.value) or "query a" in message
+
+
+@pytest.mark.parametrize("pack", [lambda text: text, gzip.compress])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_fastq(tmp_path, pack, end):
+    lines = [b"@one two", b"ACgt", b"+", b"@+>I", b"@three", b"UU", b"T", b"+three", b"II", b"@"]
+    path = tmp_path / "some.fq"
+    path.write_bytes(pack(end.join([b"", *lines, b"", b""])))
+    found = align(path, path)
+    assert found.query_names == ["one", "three"]
+    assert [found.query_letters(k) for k in range(2)] == ["ACGT", "TTT"]
+
+
+def test_long_lines_are_read_in_parts(tmp_path):
+    path = tmp_path / "some.fa"
+    path.write_bytes(b">a\n" + b"ACGT" * 2**19 + b"\n>b\nAC\n")
+    assert [len(record.seq) for record in files.read_records(path)] == [2**21, 2]
+
+
+def test_implausible_sizes_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "some.fa.gz"
+    path.write_bytes(gzip.compress(b">a\n" + b"A" * 10**6))
+    (record,) = files.read_records(path)
+    assert len(record.seq) == 10**6
+    monkeypatch.setattr(files, "INFLATED", 2**18)
+    with pytest.raises(InputError, match=r"inflates to more than 0\.00\d* GiB, the limit"):
+        align(path, ["A"])
+    monkeypatch.setattr(files, "INFLATION", 10**6)
+    monkeypatch.setattr(files, "MOST_SYMBOLS", 10**6 - 1)
+    with pytest.raises(InputError, match=r"record a of .* has more than 999999 residues"):
+        align(path, ["A"])
+
+
+def test_control_characters_in_names_are_escaped(tmp_path):
+    path = tmp_path / "some.fa"
+    path.write_bytes("\n".join([">a\x1b[2J", "AC", ">ä", "GT"]).encode())
+    found = align(path, {"b\x07\n": "AC", "c": "GT"})
+    assert found.query_names == ["a\\x1b[2J", "ä"]
+    assert found.target_names == ["b\\x07\\n", "c"]
+    assert str(found).replace("\n", "").isprintable()
+    with pytest.raises(InputError) as refused:
+        align([SeqRecord(Seq("A-"), id="\x1b[2J")], ["A"])
+    assert str(refused.value).isprintable()
+
+
+def test_uracil_is_thymine():
+    found = align(["ACGUu"], ["ACGTT"], traceback=True)
+    assert (found.score.tolist(), found.cigar) == ([10], ["5="])
+    assert align(["U"], ["T"], matrix="NUC.4.4").score.tolist() == [5]
+
+
+PROTEIN = "seems to be a protein: align proteins with .* matrix='BLOSUM62' .--matrix BLOSUM62.$"
+
+
+@pytest.mark.parametrize("unknown", [None, "N"])
+@pytest.mark.parametrize("matrix", [None, "NUC.4.4", np.eye(4), np.eye(5)])
+@pytest.mark.parametrize("form", [str, str.lower, str.encode])
+def test_proteins_need_a_matrix(unknown, matrix, form):
+    if matrix is not None and len(matrix) == 4 and unknown is not None:
+        unknown = "A"
+    with pytest.raises(InputError, match=PROTEIN):
+        align([form("MKTAYIAKQR")], ["ACGT"], matrix=matrix, unknown=unknown)
+
+
+def test_devices_are_refused():
+    with pytest.raises(InputError, match="/dev/zero is a device: save its content as a file"):
+        align("/dev/zero", ["A"])
+
+
+def test_paths_that_cannot_be():
+    for path, reason in (("AC\0GT", "is not a path"), ("A" * 5000, "File name too long")):
+        with pytest.raises(InputError, match=f"{reason}.*put a single sequence into a list") as no:
+            align(path, ["A"])
+        assert len(str(no.value)) < 200
 
 
 def test_pipes_are_refused(tmp_path):
