@@ -99,7 +99,8 @@ def accelerate(
     if not matches:
         known = ", ".join(adapter.supported for family in FAMILIES for adapter in family.models)
         raise UnsupportedModelError(
-            f"{type(model).__name__} contains no module that can be accelerated: use {known}"
+            f"{type(model).__name__} contains no module that can be accelerated: use {known}, "
+            "without classes or forward methods of your own inside"
         )
     restore(model)
     for module, adapter in matches:

@@ -409,6 +409,7 @@ def test_unknown_models_are_refused(strict):
             bio.accelerate(model, strict=strict)
         message = str(caught.value)
         assert "contains no module that can be accelerated" in message
+        assert message.endswith("without classes or forward methods of your own inside")
         assert message.startswith(type(model).__name__)
         assert all(known in message for known in ("ESM-2", "BERT", "fair-esm"))
         assert attributes(model) == before

@@ -48,11 +48,9 @@ class MaskCheck:
         return self._found
 
     def _examine(self, mask: Tensor) -> str | None:
-        binary = ((mask == 0) | (mask == 1)).all()
-        is_binary, begins = torch.stack([binary, (mask[:, :1] != 0).all()]).tolist()
-        if not is_binary:
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             return "attention_mask has values other than 0 and 1"
-        if self._reads_first_token and not begins:
+        if self._reads_first_token and not bool(mask[:, :1].all()):
             return "a sequence begins with padding, but the model reads its first token"
         return None
 
