@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from mlff_triton.cli._md_options import (
+    check_consistent,
+    check_used,
+    given_options,
+    make_stages,
+    model_id,
+    read_temperatures,
+)
 from mlff_triton.cli._shared import EXIT_INTERRUPTED, DeviceOption, DtypeOption
 from mlff_triton.errors import InputError
 
@@ -16,8 +24,7 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.dynamics import Settings, Simulation, Snapshot, Stage
-    from mlff_triton.dynamics.stages import Temperature
+    from mlff_triton.dynamics import Settings, Simulation
 
 
 def md(
@@ -33,12 +40,10 @@ def md(
     ensemble: Annotated[
         list[str], typer.Option(help="nve, nvt or npt; repeat for several stages.")
     ] = ["nvt"],  # noqa: B006
-    steps: Annotated[
-        list[int], typer.Option(help="Time steps: once for all stages, or once per stage.")
-    ] = [2000],  # noqa: B006
+    steps: Annotated[list[int], typer.Option(help="Time steps, once or once per stage.")] = [2000],  # noqa: B006
     temperature: Annotated[
         list[str],
-        typer.Option(help="In K, as for --steps; for replicas also LOWEST:HIGHEST."),
+        typer.Option(help="In K, once or once per stage; for replicas also LOWEST:HIGHEST."),
     ] = ["300"],  # noqa: B006
     heat_from: Annotated[
         float | None,
@@ -49,7 +54,7 @@ def md(
         int, typer.Option(help="Steps between exchanges of temperatures; 0 for none.")
     ] = 0,
     pressure: Annotated[
-        list[float], typer.Option(help="Pressure in bar, for npt, as for --steps.")
+        list[float], typer.Option(help="In bar, for npt, once or once per stage.")
     ] = [1.0],  # noqa: B006
     timestep: Annotated[float, typer.Option(help="Time step in fs.")] = 0.5,
     hydrogen_mass: Annotated[
@@ -99,7 +104,7 @@ def md(
     from mlff_triton.dynamics import Settings
 
     if restart is not None:
-        simulation = _resume(restart, extend, _given_options(context))
+        simulation = _resume(restart, extend, given_options(context))
     elif extend is not None:
         raise InputError("--extend needs --restart FILE")
     elif not structures:
@@ -107,9 +112,9 @@ def md(
     else:
         if replicas < 1:
             raise InputError(f"--replicas must be at least one, not {replicas}")
-        temperatures = _temperatures(temperature, replicas * len(structures))
+        temperatures = read_temperatures(temperature, replicas * len(structures))
         settings = Settings(
-            stages=_stages(ensemble, steps, temperatures, pressure),
+            stages=make_stages(ensemble, steps, temperatures, pressure),
             temperature=temperatures[0],
             heat_from=heat_from,
             pressure=pressure[0],
@@ -126,85 +131,11 @@ def md(
             trajectory=trajectory,
             threads=threads,
         )
-        _check_used(_given_options(context), settings)
-        recipe = {"model": _model_id(model), "device": device, "dtype": dtype}
+        check_used(given_options(context), settings)
+        recipe = {"model": model_id(model), "device": device, "dtype": dtype}
         systems = _read(structures, replicas, charge, no_pbc)
         simulation = _start(systems, settings, recipe, out, overwrite)
     _run_and_report(simulation)
-
-
-def _stages(
-    ensemble: list[str],
-    steps: list[int],
-    temperatures: list[Temperature],
-    pressures: list[float],
-) -> tuple[Stage, ...]:
-    """Make the stages. A single temperature or pressure is one of the run."""
-    from mlff_triton.dynamics import stages_of
-
-    return stages_of(
-        ensemble,
-        steps,
-        temperatures if len(temperatures) > 1 else [None],
-        pressures if len(pressures) > 1 else [None],
-    )
-
-
-def _temperatures(texts: list[str], n_systems: int) -> list[Temperature]:
-    """Read temperatures: numbers, or ranges that are divided geometrically, as for exchanges."""
-    return [_temperature(text, n_systems) for text in texts]
-
-
-def _temperature(text: str, n_systems: int) -> Temperature:
-    try:
-        bounds = [float(part) for part in text.split(":")]
-    except ValueError:
-        bounds = []
-    if len(bounds) not in (1, 2):
-        raise InputError(f"--temperature {text!r} must be a number, or LOWEST:HIGHEST")
-    if len(bounds) == 1:
-        return bounds[0]
-    lowest, highest = bounds
-    if n_systems < 2 or not 0 < lowest <= highest:
-        raise InputError(
-            f"--temperature {text!r} needs two or more --replicas, and LOWEST below HIGHEST"
-        )
-    ratio = (highest / lowest) ** (1 / (n_systems - 1))
-    return tuple(lowest * ratio**k for k in range(n_systems))
-
-
-def _given_options(context: typer.Context) -> dict[str, Any]:
-    """Return the options given on the command line."""
-    given = {}
-    for name, value in context.params.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            given[name] = value
-    return given
-
-
-def _check_used(given: dict[str, Any], settings: Settings) -> None:
-    """Raise `InputError` if a given option has no effect, together with the others."""
-    ensembles = {stage.ensemble for stage in settings.stages}
-    has_thermostat, has_barostat = ensembles != {"nve"}, "npt" in ensembles
-    has_friction = has_thermostat and settings.thermostat == "langevin"
-    for name, is_used, need in (
-        ("thermostat", has_thermostat, "--ensemble nvt or npt"),
-        ("friction", has_friction, "--thermostat langevin, in nvt or npt"),
-        ("barostat", has_barostat, "--ensemble npt"),
-        ("pressure", has_barostat, "--ensemble npt"),
-    ):
-        if name in given and not is_used:
-            raise InputError(f"--{name} has no effect without {need}: leave it out, or add that")
-
-
-def _model_id(model: str) -> str:
-    """Return a name that stays valid in other directories: a shipped name or an absolute path."""
-    from mlff_triton.checkpoints import resolve_path, shipped_models
-
-    path = resolve_path(model)
-    names = {file: name for name, file in shipped_models().items()}
-    return names.get(path, str(path.absolute()))
 
 
 def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
@@ -250,52 +181,10 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
             f"{restart} does not say which model to use: continue this run in Python, with "
             "Simulation.resume"
         )
-    _check_consistent(snapshot, restart, given)
+    check_consistent(snapshot, restart, given)
     if extend is not None:
         snapshot = snapshot.extended(extend)
     return Simulation.resume(snapshot, _make_calculator(snapshot.recipe), restart.parent)
-
-
-def _check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
-    """Raise `InputError` if an option contradicts the restart file."""
-    from mlff_triton.dynamics.stages import one_per_stage
-
-    spans, stages = snapshot.settings.spans, snapshot.settings.stages
-    recorded = {
-        **snapshot.settings.to_dict(),
-        **snapshot.recipe,
-        "ensemble": [stage.ensemble for stage in stages],
-        "steps": [stage.steps for stage in stages],
-        "temperature": [span.temperature for span in spans],
-        "pressure": [span.pressure for span in spans],
-        "charge": snapshot.systems[0].info.get("charge"),
-        "no_pbc": not any(atoms.pbc.any() for atoms in snapshot.systems),
-        "out": restart.parent.resolve(),
-        "restart": restart,
-    }
-    wanted = {name: value for name, value in given.items() if name != "extend"}
-    if "temperature" in wanted:
-        wanted["temperature"] = _temperatures(wanted["temperature"], len(snapshot.systems))
-    for name in ("steps", "temperature", "pressure"):
-        if name in wanted:
-            wanted[name] = one_per_stage(f"values of --{name}", wanted[name], len(stages))
-    if "model" in wanted:
-        wanted["model"] = _model_id(wanted["model"])
-    if "out" in wanted:
-        wanted["out"] = wanted["out"].resolve()
-    for name, value in wanted.items():
-        if name in ("structures", "replicas", "overwrite"):
-            word = name.removesuffix("s") if name == "structures" else name
-            raise InputError(f"--restart continues a run unchanged: leave out {word}")
-        if value != recorded[name]:
-            option, values = name.replace("_", "-"), recorded[name]
-            shown = ", ".join(
-                map(str, dict.fromkeys(values) if isinstance(values, list) else [values])
-            )
-            raise InputError(
-                f"--{option} contradicts the restart file, which says {shown}: leave it out, or "
-                "start a new run"
-            )
 
 
 def _run_and_report(simulation: Simulation) -> None:

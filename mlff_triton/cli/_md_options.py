@@ -1,0 +1,130 @@
+"""Options of ``mlff-triton md``: conditions of stages, and options that contradict others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mlff_triton.errors import InputError
+
+if TYPE_CHECKING:
+    from mlff_triton.dynamics import Settings, Snapshot, Stage
+    from mlff_triton.dynamics.stages import Temperature
+
+
+def make_stages(
+    ensemble: list[str],
+    steps: list[int],
+    temperatures: list[Temperature],
+    pressures: list[float],
+) -> tuple[Stage, ...]:
+    """Make the stages. A single temperature or pressure is one of the run."""
+    from mlff_triton.dynamics import stages_of
+
+    return stages_of(
+        ensemble,
+        steps,
+        temperatures if len(temperatures) > 1 else [None],
+        pressures if len(pressures) > 1 else [None],
+    )
+
+
+def read_temperatures(texts: list[str], n_systems: int) -> list[Temperature]:
+    """Read temperatures: numbers, or ranges that are divided geometrically, as for exchanges."""
+    return [_temperature(text, n_systems) for text in texts]
+
+
+def _temperature(text: str, n_systems: int) -> Temperature:
+    try:
+        bounds = [float(part) for part in text.split(":")]
+    except ValueError:
+        bounds = []
+    if len(bounds) not in (1, 2):
+        raise InputError(f"--temperature {text!r} must be a number, or LOWEST:HIGHEST")
+    if len(bounds) == 1:
+        return bounds[0]
+    lowest, highest = bounds
+    if n_systems < 2 or not 0 < lowest <= highest:
+        raise InputError(
+            f"--temperature {text!r} needs two or more --replicas, and LOWEST below HIGHEST"
+        )
+    ratio = (highest / lowest) ** (1 / (n_systems - 1))
+    return tuple(lowest * ratio**k for k in range(n_systems))
+
+
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options given on the command line."""
+    given = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            given[name] = value
+    return given
+
+
+def check_used(given: dict[str, Any], settings: Settings) -> None:
+    """Raise `InputError` if a given option has no effect, together with the others."""
+    ensembles = {stage.ensemble for stage in settings.stages}
+    has_thermostat, has_barostat = ensembles != {"nve"}, "npt" in ensembles
+    has_friction = has_thermostat and settings.thermostat == "langevin"
+    for name, is_used, need in (
+        ("thermostat", has_thermostat, "--ensemble nvt or npt"),
+        ("friction", has_friction, "--thermostat langevin, in nvt or npt"),
+        ("barostat", has_barostat, "--ensemble npt"),
+        ("pressure", has_barostat, "--ensemble npt"),
+    ):
+        if name in given and not is_used:
+            raise InputError(f"--{name} has no effect without {need}: leave it out, or add that")
+
+
+def model_id(model: str) -> str:
+    """Return a name that stays valid in other directories: a shipped name or an absolute path."""
+    from mlff_triton.checkpoints import resolve_path, shipped_models
+
+    path = resolve_path(model)
+    names = {file: name for name, file in shipped_models().items()}
+    return names.get(path, str(path.absolute()))
+
+
+def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
+    """Raise `InputError` if an option contradicts the restart file."""
+    from mlff_triton.dynamics.stages import one_per_stage
+
+    spans, stages = snapshot.settings.spans, snapshot.settings.stages
+    recorded = {
+        **snapshot.settings.to_dict(),
+        **snapshot.recipe,
+        "ensemble": [stage.ensemble for stage in stages],
+        "steps": [stage.steps for stage in stages],
+        "temperature": [span.temperature for span in spans],
+        "pressure": [span.pressure for span in spans],
+        "charge": snapshot.systems[0].info.get("charge"),
+        "no_pbc": not any(atoms.pbc.any() for atoms in snapshot.systems),
+        "out": restart.parent.resolve(),
+        "restart": restart,
+    }
+    wanted = {name: value for name, value in given.items() if name != "extend"}
+    if "temperature" in wanted:
+        wanted["temperature"] = read_temperatures(wanted["temperature"], len(snapshot.systems))
+    for name in ("steps", "temperature", "pressure"):
+        if name in wanted:
+            wanted[name] = one_per_stage(f"values of --{name}", wanted[name], len(stages))
+    if "model" in wanted:
+        wanted["model"] = model_id(wanted["model"])
+    if "out" in wanted:
+        wanted["out"] = wanted["out"].resolve()
+    for name, value in wanted.items():
+        if name in ("structures", "replicas", "overwrite"):
+            word = name.removesuffix("s") if name == "structures" else name
+            raise InputError(f"--restart continues a run unchanged: leave out {word}")
+        if value != recorded[name]:
+            option, values = name.replace("_", "-"), recorded[name]
+            shown = ", ".join(
+                map(str, dict.fromkeys(values) if isinstance(values, list) else [values])
+            )
+            raise InputError(
+                f"--{option} contradicts the restart file, which says {shown}: leave it out, or "
+                "start a new run"
+            )
