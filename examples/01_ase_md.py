@@ -3,6 +3,7 @@
 Usage: ``python 01_ase_md.py``
 """
 
+import numpy as np
 from ase.build import molecule
 from ase.md.langevin import Langevin
 from ase.units import fs
@@ -11,7 +12,14 @@ from mlff_triton import TensorNetCalculator
 
 atoms = molecule("CH3CH2OH")
 atoms.calc = TensorNetCalculator()
-dynamics = Langevin(atoms, timestep=0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
+dynamics = Langevin(
+    atoms,
+    timestep=0.5 * fs,
+    temperature_K=300,
+    friction=0.01 / fs,
+    fixcm=False,
+    rng=np.random.default_rng(0),
+)
 
 for _ in range(10):
     dynamics.run(20)

@@ -19,6 +19,8 @@ from openmm import app, unit
 
 from mlff_triton import create_openmm_force
 
+SEED = 1  # with 0, OpenMM draws another seed in each run
+
 
 def water_box(edge: float) -> app.Modeller:
     """Return a cube of water with edges of ``edge`` nm."""
@@ -61,15 +63,18 @@ def main() -> None:
 
     water = water_box(args.edge)
     system = machine_learning_system(water.topology, args.model)
-    system.addForce(openmm.MonteCarloBarostat(args.pressure, args.temperature, 10))
+    barostat = openmm.MonteCarloBarostat(args.pressure, args.temperature, 10)
+    barostat.setRandomNumberSeed(SEED)
+    system.addForce(barostat)
     integrator = openmm.LangevinMiddleIntegrator(
         args.temperature * unit.kelvin, 1 / unit.picosecond, 0.5 * unit.femtosecond
     )
+    integrator.setRandomNumberSeed(SEED)
     platform = openmm.Platform.getPlatformByName(args.platform) if args.platform else None
     simulation = app.Simulation(water.topology, system, integrator, platform)
     simulation.context.setPositions(water.positions)
     simulation.minimizeEnergy(maxIterations=args.minimize)
-    simulation.context.setVelocitiesToTemperature(args.temperature)
+    simulation.context.setVelocitiesToTemperature(args.temperature, SEED)
 
     args.out.mkdir(parents=True, exist_ok=True)
     positions = simulation.context.getState(positions=True).getPositions()

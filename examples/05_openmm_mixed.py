@@ -23,6 +23,7 @@ from openmmml import MLPotential
 STRUCTURE = Path(__file__).parent / "structures" / "alanine_dipeptide.pdb"
 TORSIONS = {"phi": (4, 6, 8, 14), "psi": (6, 8, 14, 16)}  # C, N, CA, C and N, CA, C, N
 ML_GROUP = 1
+SEED = 1  # with 0, OpenMM draws another seed in each run
 
 
 def dihedral(points: np.ndarray) -> float:
@@ -71,11 +72,12 @@ def main() -> None:
     integrator = openmm.LangevinMiddleIntegrator(
         args.temperature * unit.kelvin, 1 / unit.picosecond, 0.5 * unit.femtosecond
     )
+    integrator.setRandomNumberSeed(SEED)
     platform = openmm.Platform.getPlatformByName(args.platform) if args.platform else None
     simulation = app.Simulation(modeller.topology, system, integrator, platform)
     simulation.context.setPositions(modeller.positions)
     simulation.minimizeEnergy(maxIterations=args.minimize)
-    simulation.context.setVelocitiesToTemperature(args.temperature)
+    simulation.context.setVelocitiesToTemperature(args.temperature, SEED)
 
     args.out.mkdir(parents=True, exist_ok=True)
     positions = simulation.context.getState(positions=True).getPositions()

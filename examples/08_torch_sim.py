@@ -17,6 +17,7 @@ parser.add_argument("--steps", type=int, default=100, help="time steps of 0.5 fs
 parser.add_argument("--device", default="auto")
 options = parser.parse_args()
 
+torch.manual_seed(0)
 names = ["H2O", "CH3OH", "CH3CH2OH"]
 molecules = [molecule(name) for name in names for _ in range(options.copies)]
 model = TorchSimModel(device=options.device, state_dtype=torch.float64)
