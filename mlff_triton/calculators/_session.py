@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from numpy.typing import ArrayLike
 
 from mlff_triton.engine.batch import Batch, check_charge
@@ -55,7 +56,7 @@ class Session:
         self,
         model: TensorNet | Ensemble | str | Path,
         device: str = "auto",
-        dtype: str = "float32",
+        dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         skin: float | str = "auto",
     ) -> None:

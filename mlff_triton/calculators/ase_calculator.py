@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ class TensorNetCalculator(Calculator):
         TorchMD-NET or MatGL, or a loaded model, which is copied.
     device : str
         ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``...
-    dtype : {"float32", "float64"}
+    dtype : {"float32", "float64"} or torch.dtype
         Precision of the network. Energies are summed in float64 either way.
     backend : str
         ``"auto"``, or one of the backends of `mlff_triton.engine.engine.Engine`.
@@ -45,7 +46,9 @@ class TensorNetCalculator(Calculator):
 
     Notes
     -----
-    Units are ASE's: eV, eV/Å, eV/Å^3. ``stress`` needs a periodic cell.
+    Units are ASE's: eV, eV/Å, eV/Å^3. ``stress`` needs a periodic cell. Any thread may ask for
+    properties, and gets those of its own atoms. Calculators can be copied and pickled.
+    ``parameters`` holds the model, a hash of its weights, the dtype and the device.
 
     Raises
     ------
@@ -74,13 +77,28 @@ class TensorNetCalculator(Calculator):
         model: str | Path | TensorNet | Ensemble = "default",
         *,
         device: str = "auto",
-        dtype: str = "float32",
+        dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         skin: float | str = "auto",
     ) -> None:
         super().__init__()
         self.session = Session(model, device, dtype, backend, skin)
+        engine = self.session.engine
+        name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
+        self.parameters.update(
+            model=name,
+            weights=engine.weights,
+            dtype=str(engine.dtype).removeprefix("torch."),
+            device=str(engine.device),
+        )
         self._last: Atoms | None = None
+
+    def get_property(
+        self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
+    ) -> Any:
+        """Return a property of the atoms, whatever other threads ask for at the same time."""
+        with self.session.engine.lock:
+            return super().get_property(name, atoms, allow_calculation)
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:  # noqa: ARG002 (ASE's)
         """Return what has changed since the last calculation.
@@ -104,10 +122,11 @@ class TensorNetCalculator(Calculator):
         current = self.atoms if atoms is None else atoms
         if current is None:
             raise InputError("there are no atoms yet: pass atoms, or call a method of theirs")
-        self.results = {}
-        own = self.atoms = self._last = _copied(current, self._last)
-        # The session keeps the positions of this copy, and compares the next ones with them.
-        self.results = _results([own], self.session.evaluate(_system_of(own)))[0]
+        with self.session.engine.lock:
+            self.results = {}
+            own = self.atoms = self._last = _copied(current, self._last)
+            # The session keeps the positions of this copy, and compares the next ones with them.
+            self.results = _results([own], self.session.evaluate(_system_of(own)))[0]
 
     def calculate_many(
         self, images: Sequence[Atoms], max_batch_atoms: int = 8192

@@ -65,7 +65,7 @@ class TorchSimModel(ModelInterface):
         TorchMD-NET or MatGL, or a loaded model, which is copied.
     device : str or torch.device
         ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``...
-    dtype : {"float32", "float64"}
+    dtype : {"float32", "float64"} or torch.dtype
         Precision of the network. Energies are summed in float64 either way.
     state_dtype : torch.dtype, optional
         Dtype of states that TorchSim makes for this model; that of the network by default. Results
@@ -106,7 +106,7 @@ class TorchSimModel(ModelInterface):
         model: str | Path | TensorNet | Ensemble = "default",
         *,
         device: str | torch.device = "auto",
-        dtype: str = "float32",
+        dtype: str | torch.dtype = "float32",
         state_dtype: torch.dtype | None = None,
         backend: str = "auto",
         skin: float | str = "auto",

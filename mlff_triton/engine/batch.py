@@ -12,10 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.model.config import short_repr
 from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
 
 HEAD = 64  # rows compared first
+MAX_CHARGE = 1_000_000  # elementary charges
 SMALL = 1 << 15  # bytes that are compared faster than NumPy compares elements
 OPEN, NO_CELL = bytes(3), bytes(72)  # pbc and cell of ASE's atoms in vacuum
 IntArray = NDArray[np.int64]
@@ -115,7 +117,8 @@ class Batch:
 
     def same_charge(self, charge: object) -> bool:
         """Return True if a total charge is that of this batch, which holds one system."""
-        return isinstance(charge, (int, float, np.number)) and bool(charge == self.charge[0])
+        known = self.charge.item(0)  # not NumPy's, which cannot compare with huge integers
+        return isinstance(charge, (int, float, np.number)) and bool(charge == known)
 
     def same_positions(self, positions: ArrayLike) -> bool:
         """Return True if positions, as a user gives them, are those of this batch."""
@@ -265,11 +268,12 @@ def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
     """Return the total charge of each system, or raise `InputError` unless all are integers."""
     try:
         values = np.broadcast_to(np.asarray(as_array(charge), dtype=np.float64), n_systems)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
-    if not (np.isfinite(values) & (values == np.floor(values))).all():
+    if not ((np.abs(values) <= MAX_CHARGE) & (values == np.floor(values))).all():
         raise InputError(
-            f"the total charge must be an integer, or a list of {n_systems}, not {charge!r}"
+            f"the total charge must be an integer, or a list of {n_systems}, not "
+            f"{short_repr(charge)}"
         )
     return values.copy()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -14,7 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlff_triton._common.devices import find_device, find_dtype
-from mlff_triton.checkpoints import load_model
+from mlff_triton.checkpoints import load_model, shipped_models
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.batch import Batch, as_array
 from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
@@ -39,7 +42,7 @@ class Engine:
         A loaded model, which is copied, a checkpoint, or the name of a shipped model.
     device : str or torch.device
         ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``...
-    dtype : {"float32", "float64"}
+    dtype : {"float32", "float64"} or torch.dtype
         Precision of the network. Energies, forces and virials are summed in float64 either way.
     backend : str
         ``"auto"``, or one of `dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in a CUDA
@@ -53,10 +56,19 @@ class Engine:
         rebuilt less often. By default, it suits the device and the number of atoms. Results do not
         depend on it.
 
+    Attributes
+    ----------
+    lock : RLock
+        Held during each call; hold it to make several calls without others between them.
+    weights : str
+        Start of the SHA-256 of the model's weights.
+
     Notes
     -----
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
-    uses atomic additions. Any thread may call; calls wait for one another.
+    uses atomic additions. Any thread may call; calls wait for one another. Copies and pickles hold
+    the arguments and the model, from which the engine is made again. After a fork, an engine on the
+    CPU works in the child with a single thread. CUDA does not work there.
 
     Raises
     ------
@@ -77,7 +89,7 @@ class Engine:
         self,
         model: TensorNet | Ensemble | str | Path = "default",
         device: str | torch.device = "auto",
-        dtype: str = "float32",
+        dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         precision: str = "exact",
         skin: float | str = "auto",
@@ -86,14 +98,23 @@ class Engine:
             raise InputError(f"precision={precision!r}: use one of {', '.join(PRECISIONS)}")
         loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         self.device = find_device(device)
-        self.dtype = find_dtype(dtype)
+        self.dtype = find_dtype(str(dtype).removeprefix("torch."))
         members = members_of(loaded)
+        self.weights = _hash_of(members)
+        # Files may change or move, so that only names of shipped models last.
+        lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
+        self._recipe = lasting, device, dtype, backend, precision, skin
         self.uses_charge = loaded.uses_charge
         self.cutoff = loaded.cutoff
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
         given = check_skin(skin)
         self._steps = [self._make_steps(member, precision, given) for member in members]
-        self._lock = threading.RLock()
+        self._is_lost = False
+        self.lock = threading.RLock()
+        _engines.add(self)
+
+    def __reduce__(self) -> tuple[type[Engine], tuple[object, ...]]:
+        return Engine, self._recipe
 
     def _make_steps(self, model: TensorNet, precision: str, skin: float | None) -> Steps:
         on_host = HOST_SKIN if skin is None else skin
@@ -161,8 +182,13 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute a checked batch as `compute` does, and return the results on the CPU."""
+        if self._is_lost:
+            raise BackendError(
+                "CUDA does not work in a forked process: start processes by the method 'spawn' or "
+                "'forkserver', or make the engine in the process that uses it"
+            )
         check_neutral(self.uses_charge, batch.charge)
-        with self._lock:
+        with self.lock:
             return _mean([steps.evaluate(batch) for steps in self._steps])
 
     def prepare(
@@ -194,7 +220,7 @@ class Engine:
         """
         if len(self._steps) > 1:
             raise BackendError(CANNOT_PREPARE)
-        with self._lock:
+        with self.lock:
             return self._steps[0].prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
 
     def resident(
@@ -232,9 +258,9 @@ class Engine:
         check_neutral(self.uses_charge, batch.charge)
         for steps in self._steps:
             steps.check_species(batch.numbers)
-        with self._lock:
+        with self.lock:
             members = [steps.resident(batch, units) for steps in self._steps]
-        return ResidentSystem(len(batch.numbers), members, self._lock)
+        return ResidentSystem(len(batch.numbers), members, self.lock)
 
     def dynamics(self, batch: Batch, masses: ArrayLike) -> Dynamics | None:
         """Prepare a checked batch to be moved on the GPU.
@@ -320,12 +346,46 @@ class Engine:
         """
         given = TensorBatch(numbers, positions, cell, pbc, batch, charge)
         given.check_shapes()
-        with torch.inference_mode(mode=False), self._lock:
+        with torch.inference_mode(mode=False), self.lock:
             queued = [steps.queue(given) for steps in self._steps]
         predictions = [prediction for prediction in queued if prediction is not None]
         if len(predictions) < len(queued):
             return self.compute(*given)
         return _mean(predictions)
+
+
+_engines: WeakSet[Engine] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Make engines usable in a forked process, in which all other threads are gone.
+
+    PyTorch would wait forever for its threads, and a lock may have belonged to another thread.
+    """
+    if not _engines:
+        return
+    torch.set_num_threads(1)
+    for engine in _engines:
+        engine.lock = threading.RLock()
+        engine._is_lost = engine.device.type == "cuda"
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_shipped(model: str) -> bool:
+    """Return True for the name of a model that is included in the package."""
+    return model == "default" or model in shipped_models()
+
+
+def _hash_of(models: list[TensorNet]) -> str:
+    digest = hashlib.sha256()
+    for model in models:
+        for name, tensor in model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _mean(predictions: list[Prediction]) -> Prediction:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton.errors import UnknownElementError
-from mlff_triton.model.config import MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig
+from mlff_triton.model.config import MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig, symbols_of
 from mlff_triton.model.irreps import (
     PART_OF_COMPONENT,
     PARTS,
@@ -363,8 +363,8 @@ class TensorNet(nn.Module):
         if int(species.min()) < 0:
             unknown = sorted(set(numbers[species < 0].tolist()))
             raise UnknownElementError(
-                f"the model does not know atomic numbers {unknown}; it knows "
-                f"{list(self.config.elements)}"
+                f"the model does not know {symbols_of(unknown)}; it knows "
+                f"{symbols_of(self.config.elements)}"
             )
         return species
 

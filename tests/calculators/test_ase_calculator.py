@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
+import ase.db
 import ase.io
 import numpy as np
 import pytest
@@ -378,7 +384,7 @@ BAD_CHANGES = {
         OverlappingAtomsError,
         "atoms 0 and 1",
     ),
-    "element": (lambda a: a.numbers.__setitem__(0, 92), UnknownElementError, r"\[92\]"),
+    "element": (lambda a: a.numbers.__setitem__(0, 92), UnknownElementError, "does not know U;"),
     "charge": (lambda a: a.info.update(charge=0.5), InputError, "integer"),
     "no cell": (lambda a: a.set_pbc(True), InputError, "no independent cell vector"),
 }
@@ -412,6 +418,64 @@ def test_images_of_one_atom_may_be_near_but_not_the_same():
         calculator(MODELS["O(3)"]).get_potential_energy(
             Atoms("HH", [[0, 0, 0], [3, 0, 0]], cell=[3, 3, 3], pbc=True)
         )
+
+
+# Copies, threads and databases
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda atoms: pickle.loads(pickle.dumps(atoms))])
+def test_atoms_are_copied_and_pickled_with_their_calculator(copied):
+    atoms = random_crystal(5)
+    atoms.calc = calculator(MODELS["O(3)"], "float32")
+    forces = atoms.get_forces()
+    other = copied(atoms)
+    assert other.calc.calculation_required(other, ["forces"]) is False
+    assert np.array_equal(other.get_forces(), forces)
+    for structure in (atoms, other):
+        structure.positions += 0.1 * np.sin(np.arange(15.0)).reshape(5, 3)
+    assert np.array_equal(other.get_forces(), atoms.get_forces())
+    assert not np.array_equal(atoms.get_forces(), forces)
+
+
+def test_parameters_say_what_computed_a_result(tmp_path):
+    model = random_model()
+    weights = calculator(model).parameters["weights"]
+    atoms = random_cluster(5)
+    atoms.calc = calculator(model, torch.float32)
+    expected = {"model": "TensorNet", "weights": weights, "dtype": "float32", "device": "cpu"}
+    assert atoms.calc.todict() == expected
+    assert calculator().parameters["model"] == "default"
+    assert calculator().parameters["weights"] != weights
+    energy = atoms.get_potential_energy()
+    with ase.db.connect(tmp_path / "results.db") as database:
+        row = database.get(database.write(atoms))
+    assert row.energy == energy
+    assert row.calculator_parameters == expected
+
+
+def test_threads_that_share_a_calculator_get_results_of_their_own_atoms():
+    calc = calculator(MODELS["O(3)"])
+    images = [random_cluster(2 + n % 3, seed=n) for n in range(6)]
+    expected = [calc.get_potential_energy(image) for image in images]
+    wrong = []
+
+    def work(k: int) -> None:
+        start.wait()
+        for _ in range(60):
+            if calc.get_potential_energy(images[k]) != expected[k]:
+                wrong.append(k)
+            if len(calc.get_forces(images[k])) != len(images[k]):
+                wrong.append(k)
+
+    start = threading.Barrier(len(images))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(images)) as pool:
+            list(pool.map(work, range(len(images))))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 # Conservation of energy

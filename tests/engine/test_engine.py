@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -11,6 +16,7 @@ import pytest
 import torch
 from ase import Atoms
 
+from mlff_triton import save_model
 from mlff_triton._common.devices import find_device
 from mlff_triton.engine import engine as engine_module
 from mlff_triton.engine.engine import Engine
@@ -217,6 +223,69 @@ def test_threads_get_what_they_would_get_alone(backend):
             assert_equal(other, prediction)
 
 
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))]
+)
+@pytest.mark.parametrize("backend", ["torch", "exact"])
+def test_copies_and_pickles_are_as_good(backend, copied):
+    models = [model_of(**SMALL), model_of(**SMALL, activation="tanh")]
+    for model in (models[0], Ensemble(models)):
+        engine = Engine(model, "cpu", "float32", backend, skin=0.7)
+        expected = compute(engine, SYSTEMS["triclinic"])
+        other = copied(engine)
+        assert other is not engine
+        assert (other.backend, other.dtype, other.weights) == (
+            backend,
+            torch.float32,
+            engine.weights,
+        )
+        assert_equal(compute(other, SYSTEMS["triclinic"]), expected)
+
+
+def test_a_pickle_needs_no_file_but_that_of_a_shipped_model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(model_of(**SMALL), path)
+    blob = pickle.dumps(Engine(path, "cpu", "float64"))
+    path.unlink()
+    assert_equal(
+        compute(pickle.loads(blob), SYSTEMS["slab"]),
+        compute(Engine(model_of(**SMALL), "cpu", "float64"), SYSTEMS["slab"]),
+    )
+    assert len(pickle.dumps(Engine("default", "cpu"))) < 1000
+
+
+FORK = """
+import multiprocessing, threading, torch
+torch.set_num_threads(2)
+from mlff_triton import Engine
+from mlff_triton.testing import water_box
+atoms, engine = water_box(8), Engine("default", device="cpu")
+def energy(_=None):
+    return float(engine.compute(atoms.numbers, atoms.positions, atoms.cell.array, True).energy)
+expected, held, done = energy(), threading.Event(), threading.Event()
+def hold():
+    with engine.lock:
+        held.set()
+        done.wait()
+threading.Thread(target=hold).start()
+held.wait()
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    found = pool.apply_async(energy)
+    try:
+        assert abs(found.get(30) - expected) < 1e-3
+    finally:
+        done.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="is about processes that fork")
+def test_forked_processes_do_not_wait_for_threads_of_their_parent():
+    done = subprocess.run(  # noqa: S603 - the code is above
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("backend", ["torch", "exact"])
 def test_an_ensemble_is_the_mean_of_its_members(backend):
     models = [model_of(**SMALL), model_of(**SMALL, cutoff_upper=2.5, activation="tanh")]
@@ -269,12 +338,16 @@ def test_auto_serves_every_model(changes):
         ({"positions": np.zeros((2, 3))}, InputError, "2 atoms need 2 whole atomic numbers"),
         ({"positions": np.zeros((3, 2))}, InputError, r"shape \[N, 3\]"),
         ({"positions": np.zeros((3, 3))}, OverlappingAtomsError, "atoms 0 and 1"),
-        ({"numbers": [8, 1, 79]}, UnknownElementError, "79"),
+        ({"numbers": [8, 1, 79]}, UnknownElementError, "79|Au"),
         ({"numbers": [8, 1, -1]}, UnknownElementError, "atomic numbers"),
         ({"numbers": [8, 1, 500]}, UnknownElementError, "atomic numbers"),
         ({"batch": [0, 2, 2]}, InputError, "without gaps"),
         ({"charge": 0.5}, InputError, "must be an integer"),
         ({"charge": [1, 1]}, InputError, "a list of 1"),
+        ({"charge": 10**300}, InputError, "must be an integer"),
+        ({"charge": 10**400}, InputError, "must be an integer"),
+        ({"pbc": "TTF"}, InputError, "pbc must be one bool or three"),
+        ({"pbc": "false"}, InputError, "pbc must be one bool or three"),
         ({"pbc": True}, InputError, "no independent cell vector"),
         ({"cell": np.eye(3) * 1e-3, "pbc": True}, InputError, "check its units"),
     ],
@@ -300,7 +373,7 @@ def test_neutral_models_refuse_charged_systems(backend):
     ("option", "error", "message"),
     [
         ({"dtype": "float16"}, InputError, "'float16' is unknown: use one of float32, float64"),
-        ({"dtype": torch.float32}, InputError, "is unknown: use one of float32, float64"),
+        ({"dtype": torch.float16}, InputError, "'float16' is unknown: use one of float32"),
         ({"precision": "fast"}, InputError, "precision='fast': use one of exact, tf32"),
         ({"backend": "jax"}, BackendError, "'jax' is unknown: use 'auto' or one of"),
         ({"device": "abacus"}, InputError, "'abacus' is unknown: use 'auto', 'cpu' or 'cuda'"),
@@ -316,6 +389,11 @@ def test_wrong_options_are_refused(monkeypatch, option, error, message):
     options = {"model": model_of(**SMALL), "device": "cpu"} | option
     with pytest.raises(error, match=message):
         Engine(**options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtypes_may_be_those_of_pytorch(dtype):
+    assert Engine(model_of(**SMALL), "cpu", dtype).dtype == dtype
 
 
 def test_models_beyond_the_engine_are_refused():

@@ -273,7 +273,7 @@ def test_elongated_cells_and_structures_do_not_crash():
 def edges_within(cutoff, points, lengths, pbc) -> set[tuple[int, ...]]:
     """Find edges in an orthogonal cell by brute force, among the images next to the nearest."""
     positions, cell = np.array(points), np.array(lengths)
-    nearby = (np.array(list(np.ndindex(5, 5, 5))) - 2) * pbc
+    nearby = (np.array(list(np.ndindex(3, 3, 3))) - 1) * pbc
     edges = set()
     for i, position in enumerate(positions):
         delta = position - positions[:, None]

@@ -7,6 +7,8 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from mlff_triton.checkpoints import load_model, resolve_path, shipped_models
 from mlff_triton.engine.batch import IntArray
 from mlff_triton.engine.engine import Engine
@@ -23,7 +25,7 @@ class Options:
     periodic: bool = False
     charge: int = 0
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str | torch.dtype = "float32"
     backend: str = "auto"
     route: str = "auto"
     skin: float | str = "auto"
