@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.fuzz import campaign
 from tests.fuzz.cases import KINDS, commands
 from tests.fuzz.isolated import Limits
-from tests.fuzz.verdict import CONFIRMED, REFUSED
+from tests.fuzz.kind import Facts, Finding, Kind
+from tests.fuzz.verdict import CONFIRMED, FINDING, REFUSED, Verdict
 
 CASES = 6  # of each name
 SEED = 1
@@ -40,6 +43,32 @@ def test_no_case_is_a_finding(kind, tmp_path):
     assert not report.findings, "\n".join(map(str, report.findings))
     assert report.total(kind, CONFIRMED)
     assert report.total(kind, REFUSED)
+
+
+def draw(rng: np.random.Generator, folder: Path) -> Facts:
+    (folder / "number").write_text(str(rng.integers(10)))
+    return {}
+
+
+def refuse_seven(folder: Path, _: Facts) -> None:
+    if (folder / "number").read_text() == "7":
+        raise Finding("seven")
+
+
+def test_findings_are_saved_and_reproduced(tmp_path, monkeypatch):
+    monkeypatch.setitem(KINDS, "numbers", Kind({"draw": draw}, refuse_seven))
+    shown = []
+    cases = islice(campaign.all_cases(campaign.names_of("numbers"), SEED), 30)
+    report = campaign.run(cases, Limits(), failures=tmp_path, show=shown.append)
+    assert report.findings == shown
+    assert 0 < len(shown) < 30
+    assert report.total("numbers", FINDING) == len(shown)
+    assert str(len(shown)) in str(report)
+    first = shown[0]
+    assert f"--seed {first.seed}" in str(first)
+    assert campaign.replay(first.file, Limits()) == Verdict(FINDING, "seven")
+    again = campaign.run_case("numbers", "draw", first.seed, Limits())[0]
+    assert again == Verdict(FINDING, "seven")
 
 
 def test_all_commands_have_arguments_that_succeed():
