@@ -1,4 +1,4 @@
-"""The number of threads of PyTorch on a CPU, on which the last bits of forces depend."""
+"""The number of threads of PyTorch on a CPU, on which the last bits of forces may depend."""
 
 from __future__ import annotations
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from ase.build import molecule
 
+from mlff_triton import TensorNetCalculator
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.outputs import RESTART, names
 from mlff_triton.errors import InputError
+from mlff_triton.testing import water_box
 from tests.support.springs import Springs, stop_at
 
 
@@ -45,6 +47,20 @@ def test_an_extended_run_equals_a_longer_one(tmp_path, end, trajectory):
     assert not extended.run(should_stop=stop_at(extended, 20), block=1)
     assert resume(tmp_path / "short").run()
     assert contents(tmp_path / "short") == contents(tmp_path / "long")
+
+
+@pytest.mark.gpu
+def test_an_extended_run_on_a_gpu_equals_a_longer_one(tmp_path):
+    calculator = TensorNetCalculator(device="cuda")
+    for name, steps in (("long", 130), ("short", 70)):
+        stages = (Stage("nvt", 50), Stage("npt", steps))
+        settings = Settings(stages=stages, every=50)
+        Simulation.start(water_box(64), calculator, settings, tmp_path / name).run()
+    folder = tmp_path / "short"
+    snapshot = load_restart(folder / RESTART).extended(60)
+    assert snapshot.settings == load_restart(tmp_path / "long" / RESTART).settings
+    assert Simulation.resume(snapshot, calculator, folder).run()
+    assert contents(folder) == contents(tmp_path / "long")
 
 
 def test_an_extension_survives_the_end_of_its_process(tmp_path):
