@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from numpy.typing import ArrayLike
 
+from mlff_triton.calculators._plausibility import check_distances, warn_of_unknown
 from mlff_triton.engine.batch import Batch, check_charge
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
@@ -62,6 +63,7 @@ class Session:
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
         self._batch: Batch | None = None
+        self._has_warned = False
 
     def changes(self, system: System) -> list[str]:
         """Return which fields of a system differ from the last one: its box counts as the cell."""
@@ -93,15 +95,28 @@ class Session:
         ------
         InputError
             If a value is not finite, shapes disagree, the charge is not an integer, an element is
-            unknown or two atoms coincide.
+            unknown, or two atoms coincide or are far too close.
+
+        Warns
+        -----
+        UnknownChemistryWarning
+            Once, if new atoms differ from all that the model was trained for.
         """
         batch = self._batch
         if batch and batch.same_numbers(system.numbers) and batch.same_charge(system.charge):
             batch = batch.with_box(system.cell, system.pbc).with_positions(system.positions)
         else:
             batch = system.check()
+            self._look_at(batch)
         self._batch = batch
         return self.engine.evaluate(batch)
+
+    def _look_at(self, batch: Batch) -> None:
+        """Refuse other atoms that are far too close, and warn once of unknown chemistry."""
+        check_distances(batch)
+        domain = self.engine.known_domain
+        if domain is not None and not self._has_warned and not batch.charge.any():
+            self._has_warned = warn_of_unknown(batch, domain)
 
     def evaluate_many(self, systems: list[System]) -> Prediction:
         """Compute several systems in one batch; errors are those of `evaluate`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.model.known_domain import hash_of_weights
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.verlet_list import HOST_SKIN, check_skin
@@ -62,6 +62,8 @@ class Engine:
         Held during each call; hold it to make several calls without others between them.
     weights : str
         Start of the SHA-256 of the model's weights.
+    known_domain : KnownDomain or None
+        Structures that the model was trained for, if they are recorded.
 
     Notes
     -----
@@ -100,7 +102,8 @@ class Engine:
         self.device = find_device(device)
         self.dtype = find_dtype(str(dtype).removeprefix("torch."))
         members = members_of(loaded)
-        self.weights = _hash_of(members)
+        self.weights = hash_of_weights(loaded.state_dict())
+        self.known_domain = loaded.known_domain
         # Files may change or move, so that only names of shipped models last.
         lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
         self._recipe = lasting, device, dtype, backend, precision, skin
@@ -377,15 +380,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 def is_shipped(model: str) -> bool:
     """Return True for the name of a model that is included in the package."""
     return model == "default" or model in shipped_models()
-
-
-def _hash_of(models: list[TensorNet]) -> str:
-    digest = hashlib.sha256()
-    for model in models:
-        for name, tensor in model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _mean(predictions: list[Prediction]) -> Prediction:

@@ -31,6 +31,7 @@ from mlff_triton.model.irreps import (
     matmul,
     scale,
 )
+from mlff_triton.model.known_domain import RECORDS, KnownDomain, hash_of_weights
 from mlff_triton.model.radial_basis import BASES, cosine_cutoff
 from mlff_triton.model.zbl import zbl_energy
 from mlff_triton.neighbors.graph import Graph
@@ -331,6 +332,11 @@ class TensorNet(nn.Module):
     def uses_charge(self) -> bool:
         """True if the model supports charged systems."""
         return self.config.uses_charge
+
+    @property
+    def known_domain(self) -> KnownDomain | None:
+        """Structures that the model was trained for, recognized by its weights, or None."""
+        return RECORDS.get(hash_of_weights(self.state_dict()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorNet:
         """Move or cast the weights, but keep the energy scale in float64."""

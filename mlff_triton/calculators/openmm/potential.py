@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from openmmml.mlpotential import MLPotentialImpl
 
 from mlff_triton.calculators.openmm.atoms import Selection
-from mlff_triton.calculators.openmm.force import force_of_selection
+from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
 from mlff_triton.calculators.openmm.openmm_ml import OPTIONS
 from mlff_triton.calculators.openmm.recipe import Options
 from mlff_triton.errors import InputError
@@ -78,8 +78,25 @@ class TensorNetPotential(MLPotentialImpl):
         if given.get("periodic") is None:
             given["periodic"] = topology.getPeriodicBoxVectors() is not None
         options = Options(model=self.model, force_group=forceGroup, **given)
-        system.addForce(force_of_selection(Selection.of_topology(topology, atoms), options))
+        selection = Selection.of_topology(topology, atoms)
+        _check_single(system, selection)
+        system.addForce(force_of_selection(selection, options))
 
     def getMLLongRange(self) -> bool:
         """Return False, as a TensorNet has no interactions beyond its cutoff."""
         return False
+
+
+def _check_single(system: openmm.System, selection: Selection) -> None:
+    """Raise `InputError` if a force of the system already computes some of the selected atoms."""
+    for force in system.getForces():
+        if force.getName() != FORCE_NAME:
+            continue
+        # A TorchForce does not tell its particles, so it counts as one of all atoms.
+        theirs = force.getParticles() if hasattr(force, "getParticles") else ()
+        ours = selection.particles
+        if not theirs or ours is None or not set(theirs).isdisjoint(ours.tolist()):
+            raise InputError(
+                "the System already has a force of mlff_triton for these atoms, so that the model "
+                "would count twice: remove it, or use either MLPotential or create_openmm_force"
+            )

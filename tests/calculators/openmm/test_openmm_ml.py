@@ -14,7 +14,13 @@ import torch
 from ase import Atoms
 
 import mlff_triton
-from mlff_triton import TensorNet, TensorNetCalculator, TensorNetConfig, save_model
+from mlff_triton import (
+    TensorNet,
+    TensorNetCalculator,
+    TensorNetConfig,
+    create_openmm_force,
+    save_model,
+)
 from mlff_triton.errors import CheckpointError, InputError, UnknownElementError
 from mlff_triton.testing import assert_within, water_box
 
@@ -321,3 +327,15 @@ def test_openmm_ml_does_not_load_pytorch_for_us():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_a_model_does_not_count_twice():
+    topology, _ = solvated()
+    system = classical(topology)
+    part = list(range(22))
+    system.addForce(create_openmm_force(topology, small_model(), particles=part, device="cpu"))
+    with pytest.raises(InputError, match="already has a force of mlff_triton for these atoms"):
+        potential().createMixedSystem(topology, system, part, device="cpu")
+    other = [atom.index for atom in list(topology.residues())[5].atoms()]
+    mixed = potential().createMixedSystem(topology, system, other, device="cpu")
+    assert [force.getName() for force in mixed.getForces()].count("mlff_triton") == 2

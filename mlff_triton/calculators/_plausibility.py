@@ -1,0 +1,87 @@
+"""Refusal of structures that nobody means, and a warning of chemistry unknown to the model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from ase.data import chemical_symbols, covalent_radii
+from torch import Tensor
+
+from mlff_triton.engine.batch import Batch
+from mlff_triton.errors import InputError
+from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning, bond_name
+from mlff_triton.neighbors.graph import Graph
+from mlff_triton.neighbors.neighbor_list import find_pairs
+
+TOO_CLOSE = 0.3
+"""Smallest possible distance, as a multiple of the sum of covalent radii. Bonds are near 1, and
+structures in nm that were read as Å near 0.1."""
+
+
+def check_distances(batch: Batch) -> None:
+    """Raise `InputError` if atoms of one system are closer than in any structure.
+
+    The rule is a conservative one from covalent radii, the same for all models.
+    """
+    if not 0 <= batch.numbers.min() <= batch.numbers.max() < len(covalent_radii):
+        return  # the model refuses them
+    graph, ratios, distances = _pairs(batch, TOO_CLOSE)
+    if len(ratios) and ratios.min() < TOO_CLOSE:
+        edge = int(ratios.argmin())
+        i, j = int(graph.receivers[edge]), int(graph.senders[edge])
+        names = [f"{k} ({chemical_symbols[batch.numbers[k]]})" for k in (i, j)]
+        raise InputError(
+            f"atoms {names[0]} and {names[1]} are only {float(distances[edge]):.2g} Å apart: check "
+            "that positions and cell are in Å, not nm, and that no atom occurs twice"
+        )
+
+
+def warn_of_unknown(batch: Batch, domain: KnownDomain) -> bool:
+    """Warn of chemistry outside a domain, at most once; return True if there was a warning."""
+    reason = next(_unknown(batch, domain), None)
+    if reason is not None:
+        warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
+    return reason is not None
+
+
+def _unknown(batch: Batch, domain: KnownDomain) -> Iterator[str]:
+    """Yield what distinguishes one system from a training set, and what to do."""
+    electrons = int(batch.numbers.sum() - batch.charge[0])
+    if domain.closed_shells and electrons % 2:
+        yield (
+            f"the structure has {electrons} electrons, an odd number, and the model knows only "
+            "closed shells: check for missing or additional hydrogen atoms and charged residues, "
+            "or take a model that knows radicals or charges"
+        )
+    symbols = [chemical_symbols[z] for z in batch.numbers]
+    graph, ratios, _ = _pairs(batch, domain.bond_factor)
+    bonds = graph.select(ratios < domain.bond_factor)
+    ends = list(zip(bonds.receivers.tolist(), bonds.senders.tolist(), strict=True))
+    neighbors: list[list[str]] = [[] for _ in symbols]
+    for i, j in ends:
+        neighbors[i].append(symbols[j])
+    for i, j in ends:
+        bond = bond_name(symbols[i], neighbors[i], symbols[j], neighbors[j])
+        if bond not in domain.bonds:
+            yield (
+                f"the training set of the model has no bond like that of atoms {i} and {j}, "
+                f"{symbols[i]} bonded to {_list(neighbors[i])} and {symbols[j]} bonded to "
+                f"{_list(neighbors[j])}, so that results may be wrong: check the structure "
+                "(PDBFixer adds the hydrogen atoms that PDB files lack), or take another model"
+            )
+
+
+def _pairs(batch: Batch, factor: float) -> tuple[Graph, Tensor, Tensor]:
+    """Return pairs, their distances over the sums of their covalent radii, and their distances."""
+    radii = torch.from_numpy(covalent_radii[batch.numbers])
+    box = batch.boxes[0]
+    graph = find_pairs(batch.positions, box, factor * 2 * float(radii.max()))
+    cell = torch.from_numpy(box.cell)[None]
+    distances = graph.vectors(torch.from_numpy(batch.positions), cell, None).norm(dim=1)
+    return graph, distances / (radii[graph.receivers] + radii[graph.senders]), distances
+
+
+def _list(symbols: list[str]) -> str:
+    return ", ".join(sorted(symbols))
