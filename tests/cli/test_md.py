@@ -48,7 +48,7 @@ WRONG = {
     "no structure": ((), "give a STRUCTURE to simulate, or --restart FILE"),
     "missing file": (("absent.xyz",), "there is no structure 'absent.xyz'"),
     "not a number": (("nan.xyz",), "the position of atom 1 is NaN"),
-    "unknown element": (("gold.xyz",), "does not know atomic numbers [79]"),
+    "unknown element": (("gold.xyz",), "the model does not know Au"),
     "no atoms": (("none.xyz",), "contains no atoms"),
     "one point": (("same.xyz",), "atoms 0 and 1 are 0.0e+00 Å apart"),
     "ensemble": (("ethanol.xyz", "--ensemble", "nph"), "use one of nve, nvt, npt"),
