@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from mlff_triton.cli import main
 from mlff_triton.errors import OutputError
 
 if TYPE_CHECKING:
     from ase import Atoms
 
 EXIT_INCOMPLETE = 1
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
+EXIT_INTERRUPTED = main.EXIT_INTERRUPTED
 
 ModelOption = Annotated[str, typer.Option(help="Shipped model or checkpoint.")]
 ChargeOption = Annotated[
@@ -33,11 +32,6 @@ DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or 
 def plain_console() -> Console:
     """Return a console that prints text as it is, without wrapping or markup."""
     return Console(soft_wrap=True, markup=False, highlight=False)
-
-
-def warn(text: str) -> None:
-    """Print one line to stderr."""
-    sys.stderr.write(f"mlff-triton: {text}\n")
 
 
 def set_charge(systems: Sequence[Atoms], charge: int | None) -> None:

@@ -74,10 +74,10 @@ def _run(arguments: list[str]) -> int:
         message = getattr(error, "format_message", error.__str__)()
     except OSError as error:  # of files that no command expects, such as a path that is too long
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    _complain("error: " + " ".join(message.split()))
+    complain("error: " + " ".join(message.split()))
     return EXIT_ERROR
 
 
-def _complain(text: str) -> None:
+def complain(text: str) -> None:
     """Print one line to stderr."""
     sys.stderr.write(f"mlff-triton: {text}\n")

@@ -17,8 +17,8 @@ from mlff_triton.cli._shared import (
     ModelOption,
     NoPbcOption,
     set_charge,
-    warn,
 )
+from mlff_triton.cli.main import complain
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -80,9 +80,9 @@ def relax(
     if history[-1].is_converged:
         return
     if stop():
-        warn(f"stopped at step {history[-1].number}: continue from {out / FINAL}")
+        complain(f"stopped at step {history[-1].number}: continue from {out / FINAL}")
         raise typer.Exit(EXIT_INTERRUPTED)
-    warn(
+    complain(
         f"not converged: the largest force is {history[-1].max_force:.4g} eV/Å after "
         f"{history[-1].number} steps, and --fmax {fmax:g}. Continue from {out / FINAL}"
         + ("" if optimizer == "fire" else ", or use --optimizer fire")

@@ -18,9 +18,9 @@ from mlff_triton.cli._shared import (
     check_xyz,
     plain_console,
     set_charge,
-    warn,
     write_xyz,
 )
+from mlff_triton.cli.main import complain
 from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ def _real_or_imaginary(value: complex) -> str:
 def _warn_about(found: Vibrations, structure: str) -> None:
     """Warn about forces and about imaginary modes."""
     if found.max_force > RELAXED:
-        warn(
+        complain(
             f"warning: the largest force is {found.max_force:.3g} eV/Å, so that frequencies mean "
             f"little: mlff-triton relax {structure} first"
         )
     if found.n_imaginary:
         modes = "1 mode is" if found.n_imaginary == 1 else f"{found.n_imaginary} modes are"
-        warn(f"warning: {modes} imaginary: the structure is not at a minimum of the energy")
+        complain(f"warning: {modes} imaginary: the structure is not at a minimum of the energy")
 
 
 def _mode_frames(found: Vibrations) -> list[Atoms]:

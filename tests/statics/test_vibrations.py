@@ -93,6 +93,13 @@ def test_frequencies_are_those_of_ase(water, calculator, tmp_path):
     )
 
 
+@pytest.mark.gpu
+def test_frequencies_on_a_gpu_are_those_on_a_cpu(water):
+    on_gpu = TensorNetCalculator(device="cuda", dtype="float64")
+    found = find_vibrations(water.atoms, on_gpu)
+    np.testing.assert_allclose(found.frequencies.real, water.frequencies.real, rtol=1e-4)
+
+
 def test_an_ideal_gas_of_water(water):
     """The entropy of the real gas is 188.8 J/mol/K at 298.15 K, in the CODATA tables."""
     gas = water.ideal_gas(298.15, symmetry_number=2)
