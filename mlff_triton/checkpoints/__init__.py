@@ -13,13 +13,13 @@ from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.checkpoints._reading import (
     SUPPORTED,
     interpreting,
-    printable,
     read_file,
     read_json,
     read_zip,
 )
 from mlff_triton.checkpoints.native import model_card, read_native, save_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
+from mlff_triton.model.config import short_repr
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import ENERGY_UNITS
@@ -133,7 +133,7 @@ def _load(path: Path, energy_unit: float) -> TensorNet | Ensemble:
         )
     models = []
     for name in names:
-        title = f"{path}:{printable(name)}"
+        title = f"{path}:{short_repr(name)}"
         with interpreting(title):
             models.append(_from_members(read_zip(members[name], title), title, energy_unit))
     return Ensemble(models)

@@ -167,9 +167,10 @@ def test_ensembles_have_a_limit(tmp_path):
     assert "contains 1000 checkpoints: an ensemble has at most 64" in assert_refused(path)
 
 
-def test_names_in_a_zip_cannot_change_a_terminal(tmp_path):
+def test_names_in_a_zip_are_shown_short_and_cannot_change_a_terminal(tmp_path):
     message = assert_refused(zipped(tmp_path / "ensemble.zip", **{"\x1b[2Jname": {}}))
     assert r"\x1b[2Jname.ckpt" in message
+    assert len(assert_refused(zipped(tmp_path / "ensemble.zip", **{"a" * 5000: {}}))) < 600
 
 
 def test_only_regular_files_of_a_models_size_are_read(tmp_path):
