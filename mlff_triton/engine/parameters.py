@@ -16,7 +16,7 @@ from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
 from mlff_triton.errors import UnknownElementError, UnsupportedModelError
 from mlff_triton.kernels.types.nuclei import Nuclei
 from mlff_triton.kernels.types.split_weight import SplitWeight
-from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.config import TensorNetConfig, symbols_of
 from mlff_triton.model.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
 from mlff_triton.model.zbl import nuclei_of
 
@@ -130,8 +130,8 @@ class Parameters:
         if bool((species < 0).any()):
             unknown = sorted(set(numbers[species < 0].tolist()))
             raise UnknownElementError(
-                f"the model does not know atomic numbers {unknown}; it knows "
-                f"{list(self.config.elements)}"
+                f"the model does not know {symbols_of(unknown)}; it knows "
+                f"{symbols_of(self.config.elements)}"
             )
         return species.int()
 
