@@ -60,7 +60,7 @@ def other_layout(rng: np.random.Generator, tensor: Tensor) -> Any:
         lambda x: x.to_sparse(),
         lambda x: x.to("meta"),
         lambda x: torch.nn.Parameter(x) if x.is_floating_point() else x,
-        lambda x: x.T,
+        lambda x: x.T if x.ndim == 2 else x,
     )
     return choice(rng, changes)(tensor)
 

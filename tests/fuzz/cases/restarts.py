@@ -92,22 +92,30 @@ def value_changed(rng: np.random.Generator, folder: Path) -> Facts:
 
 
 def records_changed(rng: np.random.Generator, folder: Path) -> Facts:
-    """Cut, extend or remove a trajectory or a log, or put something else there."""
-    directory = interrupted(rng, folder)
-    names = sorted(
-        path.name for path in directory.iterdir() if path.suffix in (".csv", ".xyz", ".dcd", ".xtc")
-    )
-    file = directory / choice(rng, names)
+    """Cut, extend or remove a trajectory or a log."""
+    file = any_record(rng, interrupted(rng, folder))
     content = file.read_bytes()
-    action = choice(rng, ("cut", "extend", "remove", "special"))
+    action = choice(rng, ("cut", "extend", "remove"))
     if action == "cut":
         file.write_bytes(content[: int(rng.integers(len(content)))])
     elif action == "extend":
         file.write_bytes(content + choice(rng, (rng.bytes(100), content, b"\n")))
     else:
         file.unlink()
-    special = choice(rng, ("fifo", "directory", "loop", "zero")) if action == "special" else None
-    return {"action": action, "special": special, "path": file.name}
+    return {"action": action}
+
+
+def special_file(rng: np.random.Generator, folder: Path) -> Facts:
+    """Put something that is not an ordinary file in place of a trajectory or a log."""
+    file = any_record(rng, interrupted(rng, folder))
+    file.unlink()
+    return {"special": choice(rng, ("fifo", "directory", "loop", "zero")), "path": file.name}
+
+
+def any_record(rng: np.random.Generator, directory: Path) -> Path:
+    """Draw one of the logs and trajectories of a run."""
+    suffixes = (".csv", ".xyz", ".dcd", ".xtc")
+    return choice(rng, sorted(path for path in directory.iterdir() if path.suffix in suffixes))
 
 
 def check(folder: Path, facts: Facts) -> None:
@@ -146,6 +154,7 @@ KIND = Kind(
         "array changed": array_changed,
         "value changed": value_changed,
         "records changed": records_changed,
+        "special file": special_file,
     },
     check,
 )

@@ -93,18 +93,24 @@ def odd_lines(rng: np.random.Generator, folder: Path) -> Facts:
     lines = text_of(rng, name).splitlines(keepends=True)
     for _ in range(rng.geometric(0.5)):
         k, m = (int(x) for x in rng.integers(0, len(lines), 2))
-        action = rng.integers(5)
+        action = rng.integers(4)
         if action == 0 and len(lines) > 1:
             del lines[k]
         elif action == 1:
             lines[k:k] = [lines[k]] * int(rng.integers(1, 50))
         elif action == 2:
             lines[k], lines[m] = lines[m], lines[k]
-        elif action == 3:
-            lines[k:k] = [str(choice(rng, STRINGS)).encode(errors="ignore") + b"\n"]
         else:
-            lines[0] = str(choice(rng, EXTREMES)).encode() + b"\n"
+            lines[k:k] = [str(choice(rng, STRINGS)).encode(errors="ignore") + b"\n"]
     (folder / name).write_bytes(b"".join(lines))
+    return {"path": name}
+
+
+def odd_count(rng: np.random.Generator, folder: Path) -> Facts:
+    """Replace the first line of a file, which often is the number of atoms."""
+    name = choice(rng, FORMATS)
+    rest = text_of(rng, name).partition(b"\n")[2]
+    (folder / name).write_bytes(str(choice(rng, EXTREMES)).encode() + b"\n" + rest)
     return {"path": name}
 
 
@@ -151,7 +157,7 @@ def odd_positions(rng: np.random.Generator, atoms: Atoms) -> None:
 
 
 def odd_atoms(rng: np.random.Generator, folder: Path) -> Facts:
-    """Write Atoms with odd cells, positions, elements and charges."""
+    """Write Atoms with odd cells, positions and elements."""
     atoms = random_atoms(rng)
     if atoms.cell.rank == 0 and rng.random() < 0.5:
         atoms.cell.array[:] = np.eye(3) * rng.uniform(1, 20)
@@ -161,8 +167,16 @@ def odd_atoms(rng: np.random.Generator, folder: Path) -> Facts:
                 change(rng, atoms)
     if rng.random() < 0.1:
         atoms.numbers[0] = choice(rng, (0, 118, 119, 10**6, -1, 9))
-    if rng.random() < 0.2:
-        atoms.info["charge"] = choice(rng, (extreme(rng), np.array([1]), np.float32(1), 1 + 0j))
+    (folder / ARRAYS).write_bytes(pickle.dumps(atoms))
+    return {"atoms": True}
+
+
+def odd_charge(rng: np.random.Generator, folder: Path) -> Facts:
+    """Write Atoms with a charge of another type or size."""
+    atoms = random_atoms(rng)
+    atoms.info["charge"] = choice(
+        rng, (extreme(rng), -2, np.array([1]), np.array(1), np.float32(1), 1 + 0j, "1", b"1")
+    )
     (folder / ARRAYS).write_bytes(pickle.dumps(atoms))
     return {"atoms": True}
 
@@ -220,8 +234,10 @@ KIND = Kind(
         "damaged file": damaged_file,
         "odd numbers in a file": odd_numbers,
         "odd lines in a file": odd_lines,
+        "odd count in a file": odd_count,
         "special file": special_file,
         "odd atoms": odd_atoms,
+        "odd charge": odd_charge,
         "odd arrays": odd_arrays,
     },
     check,
