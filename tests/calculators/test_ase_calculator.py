@@ -119,6 +119,7 @@ def test_random_models_conform(model, structure, dtype):
     assert skipped == (periodic if structure == "vacuum" else set())
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.model.known_domain.UnknownChemistryWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "atoms", [rattled("CH3OH"), water_box(1)], ids=["methanol", "water in a small cell"]
