@@ -25,6 +25,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
         "odd count in a file": "a count of 10^30 atoms takes forever",
         "special file": "a device, or a file of 10 GB, is read",
     },
+    "sequences": {"odd names": "messages repeat names of thousands of characters"},
     "restarts": {
         "value changed": "messages repeat thousands of characters of the file",
         "special file": "a pipe in place of a log is opened, which waits forever",

@@ -94,6 +94,13 @@ def command_line(rng: np.random.Generator, folder: Path) -> Facts:
     return {"arguments": [name, *arguments, *SLOW.get(name, ())]}
 
 
+def usual(rng: np.random.Generator, folder: Path) -> Facts:
+    """Draw a command with the arguments with which it succeeds."""
+    prepare(rng, folder)
+    name = choice(rng, USUAL)
+    return {"arguments": [name, *USUAL[name]], "succeeds": True}
+
+
 def words_only(rng: np.random.Generator, folder: Path) -> Facts:
     """Draw words in any order."""
     prepare(rng, folder)
@@ -120,6 +127,8 @@ def check(folder: Path, facts: Facts) -> None:
     is_line = complaint.startswith("mlff-triton: error: ") and complaint.count("\n") == 1
     if code == 2 and not is_line and facts["arguments"][:1] != ["bench"]:
         raise Finding(f"not one line: {complaint[:300]!r}")
+    if code == 2 and facts.get("succeeds"):
+        raise Finding(f"usual arguments are refused: {complaint[:300]!r}")
     if code:
         raise Refusal(complaint)
 
@@ -140,4 +149,4 @@ def run(arguments: list[str]) -> int:
     raise Finding("the command line returned without an exit code")
 
 
-KIND = Kind({"command line": command_line, "words only": words_only}, check)
+KIND = Kind({"usual": usual, "command line": command_line, "words only": words_only}, check)
