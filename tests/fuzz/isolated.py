@@ -122,6 +122,7 @@ def _work(
 ) -> None:
     """Write the files of a case unless they exist, check it, and send the verdict."""
     os.setsid()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # drivers of GPUs need far more address space
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
