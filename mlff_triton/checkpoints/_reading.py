@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mlff_triton._common.text import first_line
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 
 SUPPORTED = (
@@ -102,13 +103,3 @@ def read_zip(content: bytes, name: str) -> dict[str, bytes]:
         if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
             raise CheckpointError(f"{name} is damaged, or neither stored nor deflated")
         return {member.filename: archive.read(member) for member in members}
-
-
-def printable(text: str) -> str:
-    """Escape control characters, which could otherwise change a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's message."""
-    return printable(str(error).strip().split("\n")[0][:200])

@@ -22,8 +22,8 @@ def info(
     model: Annotated[str, typer.Argument(help="Shipped model or checkpoint.")],
 ) -> None:
     """Describe a model."""
+    from mlff_triton._common.text import printable
     from mlff_triton.checkpoints import load_model, resolve_path
-    from mlff_triton.checkpoints._reading import printable
 
     path = resolve_path(model)
     loaded = load_model(model)

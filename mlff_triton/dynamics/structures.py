@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -12,10 +13,13 @@ import numpy as np
 from ase import Atoms
 from numpy.typing import NDArray
 
+from mlff_triton._common.text import first_line, printable
 from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
 
 SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
+MOST_BYTES = 4 * 10**9  # of a file, all of which ASE reads
+MOST_DIGITS = 20  # of a number of atoms
 
 
 def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
@@ -54,24 +58,57 @@ def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
         shipped = resources.files("mlff_triton") / "structures" / SHIPPED[name]
         with resources.as_file(shipped) as path:
             return _clean(_read(path), name, periodic)
-    path = Path(source).expanduser()
-    if not path.is_file():
+    return _clean(_read(Path(name)), name, periodic)
+
+
+def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
+    """Read frames of a file with ASE.
+
+    Parameters
+    ----------
+    source : str or path
+        The file.
+    index : str
+        ASE's notation of the frames; all by default.
+
+    Returns
+    -------
+    list of Atoms
+        As ASE returns them.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, too large, or not one that ASE reads.
+    """
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 - keeps the names of unknown users
+    name = printable(source)
+    if not os.path.isfile(path):  # noqa: PTH113 - never raises
         raise InputError(
             f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
         )
-    return _clean(_read(path), name, periodic)
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise InputError(
+            f"{name} has {size / 1e9:.0f} GB, more than {MOST_BYTES / 1e9:.0f}: extract some frames"
+        )
+    try:
+        with path.open("rb") as file:
+            count = file.readline(MOST_DIGITS).strip()
+        if count.isdigit() and int(count) > size:  # ASE would try to read as many lines
+            raise ValueError(f"the first line announces {count.decode()} atoms")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about fields that are not used here
+            images = ase.io.read(path, index=index)
+    except Exception as error:
+        raise InputError(f"{name} cannot be read as a structure: {first_line(error)}") from error
+    return images if isinstance(images, list) else [images]
 
 
 def _read(path: Path) -> Atoms:
-    """Read the frame to simulate, and turn any error of ASE's readers into an `InputError`."""
+    """Read the frame to simulate: the first of a PDB file, and otherwise the last."""
     is_pdb = path.suffix.lower() in (".pdb", ".ent")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about fields that are not used here
-            images = ase.io.read(path, index=":" if is_pdb else "-1:")
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise InputError(f"{path} cannot be read as a structure: {reason}") from error
+    images = read_images(path, ":" if is_pdb else "-1:")
     return next((atoms for atoms in images if len(atoms)), Atoms())
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os.path
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ase.io
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton.calculators import TensorNetCalculator
-from mlff_triton.dynamics.structures import SHIPPED, read_structure
+from mlff_triton.dynamics.structures import SHIPPED, read_images, read_structure
 from mlff_triton.errors import InputError, MlffTritonError
 
 IMAGES_PER_CALL = 512  # between two reports of progress
@@ -51,18 +48,7 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     name = str(source)
     if name in SHIPPED:
         return [read_structure(name, periodic=periodic)]
-    path = os.path.expanduser(name)  # noqa: PTH111 - never raises
-    if not os.path.isfile(path):  # noqa: PTH113 - never raises
-        raise InputError(
-            f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about fields that are not used here
-            images = ase.io.read(path, index=":")
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise InputError(f"{name} cannot be read as a structure: {reason}") from error
+    images = read_images(name)
     if not images:
         raise InputError(f"{name} contains no structures")
     return [_clean(atoms, f"{name}, frame {k}", periodic) for k, atoms in enumerate(images)]

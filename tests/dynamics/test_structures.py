@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import ase.io
@@ -138,3 +139,31 @@ def test_package_data_is_where_the_build_looks():
     import mlff_triton
 
     assert list((Path(mlff_triton.__file__).parent / "structures").glob("*.xyz"))
+
+
+def test_files_that_would_fill_the_memory_are_refused(tmp_path):
+    huge = tmp_path / "huge.xyz"
+    huge.write_bytes(b"")
+    os.truncate(huge, 10**10)
+    with pytest.raises(InputError, match=r"has 10 GB, more than 4: extract some frames"):
+        read_structure(huge)
+
+
+def test_a_number_of_atoms_that_no_file_holds_is_refused(tmp_path):
+    path = tmp_path / "endless.extxyz"
+    path.write_text("1000000000000000\n\nH 0 0 0\n")
+    with pytest.raises(InputError, match="announces 1000000000000000 atoms"):
+        read_structure(path)
+
+
+def test_control_characters_of_files_stay_out_of_messages(tmp_path):
+    path = tmp_path / "red.cif"
+    path.write_bytes(b"data_x\n\x1b[31mred\n")
+    with pytest.raises(InputError) as raised:
+        read_structure(path)
+    assert str(raised.value).isprintable()
+
+
+def test_unknown_users_are_missing_files():
+    with pytest.raises(InputError, match="there is no structure"):
+        read_structure("~nosuchuser/x.xyz")

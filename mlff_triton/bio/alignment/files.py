@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from mlff_triton._common.text import printable
 from mlff_triton.errors import InputError
 
 GZIP = b"\x1f\x8b"
@@ -27,14 +28,6 @@ class Record(NamedTuple):
 
     id: str
     seq: bytes
-
-
-def printable(name: object) -> str:
-    """Return a name as text, with control characters as escape sequences."""
-    text = str(name)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def read_records(path: Path) -> Iterator[Record]:

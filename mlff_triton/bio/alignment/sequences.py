@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.alignment.files import printable, read_records
+from mlff_triton._common.text import printable
+from mlff_triton.bio.alignment.files import read_records
 from mlff_triton.bio.alignment.scoring import is_nucleic, is_protein
 from mlff_triton.errors import InputError
 
