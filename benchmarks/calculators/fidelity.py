@@ -234,6 +234,9 @@ def run_fidelity(
         for simulation in simulations:
             if kind not in simulation.kinds:
                 continue
+            if lab.budget.left <= 0:
+                lab.skip(f"fidelity {case} {simulation.name}", "the time is up")
+                continue
             clean_up(lab.device)
             try:
                 with at_most(lab.budget.left_for_one):

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from benchmarks.__main__ import parse
-from mlff_triton.cli.main import UsageError, app
+from mlff_triton.cli.app import UsageError, app
 from tests.docs.pages import README, ROOT, Block, blocks_of, name_of, pages, text_of
 
 LANGUAGES = {"python", "console", "text"}
