@@ -9,16 +9,17 @@ from mlff_triton.errors import BackendError, InputError
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def find_dtype(name: str) -> torch.dtype:
-    """Return the dtype of a name.
+def find_dtype(given: str | torch.dtype) -> torch.dtype:
+    """Return the dtype of a name, or one of PyTorch's.
 
     Raises
     ------
     InputError
         If networks cannot compute in it.
     """
+    name = str(given).removeprefix("torch.")
     if name not in DTYPES:
-        raise InputError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
+        raise InputError(f"dtype={given!r} is unknown: use one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

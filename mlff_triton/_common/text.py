@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
+
 LONGEST = 200  # characters of another library's message
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 1
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 def printable(value: object) -> str:
@@ -13,7 +19,18 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shortened(value: object) -> str:
+    """Return at most `LONGEST` characters of a value as text."""
+    text = str(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if there is none."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return printable(lines[0][:LONGEST])
+    return shortened(printable(lines[0]))
+
+
+def short_repr(value: object) -> str:
+    """Return a short ``repr`` of one line, even of a list that contains itself many times."""
+    return printable(" ".join(_SHORT.repr(value).split()))

@@ -8,6 +8,7 @@ import zipfile
 from importlib import resources
 from pathlib import Path
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.checkpoints import matgl, torchmd_net
 from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.checkpoints._reading import (
@@ -19,7 +20,6 @@ from mlff_triton.checkpoints._reading import (
 )
 from mlff_triton.checkpoints.native import model_card, read_native, save_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
-from mlff_triton.model.config import short_repr
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import ENERGY_UNITS

@@ -31,7 +31,7 @@ class ForeignWeights(dict[str, Tensor]):
             raise CheckpointError(
                 f"{name} repeats its tensors until they are too large for a model"
             )
-        super().__init__(weights)
+        super().__init__({key: value.detach() for key, value in weights.items()})
         self.unread = set(weights)
 
     def __getitem__(self, key: str) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.checkpoints._reading import interpreting
 from mlff_triton.checkpoints._weights import (
     ForeignWeights,
@@ -21,7 +22,7 @@ from mlff_triton.checkpoints._weights import (
     stack_linears,
 )
 from mlff_triton.errors import UnsupportedModelError
-from mlff_triton.model.config import SYMBOLS, TensorNetConfig, short_repr
+from mlff_triton.model.config import SYMBOLS, TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
 
 # Weights read elsewhere, and tables rebuilt from the description.
@@ -67,10 +68,10 @@ def from_files(
         theirs = ForeignWeights(short, name)
         state = _translate(theirs, config, args, network["@model_version"])
         theirs.check_all_read(BESIDES_NETWORK, name)
-        scale = {"std": weights["data_std"], "mean": weights["data_mean"]}
+        scale = {"std": theirs["data_std"], "mean": theirs["data_mean"]}
         key = "element_refs.property_offset"
         needed = key in weights or potential.get("element_refs") is not None
-        scale["references"] = weights[key] if needed else torch.zeros(len(config.elements))
+        scale["references"] = theirs[key] if needed else torch.zeros(len(config.elements))
         return build_model(config, state, scale, name)
 
 

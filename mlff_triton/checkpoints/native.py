@@ -14,10 +14,11 @@ from typing import Any
 import safetensors.torch
 
 from mlff_triton._common.files import replace_file
+from mlff_triton._common.text import short_repr
 from mlff_triton.checkpoints._reading import interpreting, read_file, read_json
 from mlff_triton.checkpoints._weights import SCALE, build_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
-from mlff_triton.model.config import TensorNetConfig, ZBLConfig, short_repr
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.checkpoints._reading import interpreting
 from mlff_triton.checkpoints._weights import (
     ForeignWeights,
@@ -25,7 +26,6 @@ from mlff_triton.model.config import (
     MAX_ATOMIC_NUMBER,
     TensorNetConfig,
     ZBLConfig,
-    short_repr,
 )
 from mlff_triton.model.tensornet import TensorNet
 

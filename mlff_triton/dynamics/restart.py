@@ -19,6 +19,7 @@ import numpy as np
 from ase import Atoms
 
 from mlff_triton._common.files import replace_file
+from mlff_triton._common.text import short_repr
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.trajectories.frame import LABELS, labels_of
@@ -167,8 +168,8 @@ def load_restart(path: str | Path) -> Snapshot:
             rest = json.loads(str(arrays["rest"]))
             if rest["format"] != FORMAT:
                 raise InputError(
-                    f"{file} has format {rest['format']!r}, expected {FORMAT!r}: continue the run "
-                    "with the version of mlff_triton that wrote it"
+                    f"{file} has format {short_repr(rest['format'])}, expected {FORMAT!r}: "
+                    "continue the run with the version of mlff_triton that wrote it"
                 )
             if str(arrays.pop("digest")) != _digest(arrays):
                 raise InputError(

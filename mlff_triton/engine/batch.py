@@ -11,8 +11,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError
-from mlff_triton.model.config import short_repr
 from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
 
@@ -267,7 +267,10 @@ def same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
 def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
     """Return the total charge of each system, or raise `InputError` unless all are integers."""
     try:
-        values = np.broadcast_to(np.asarray(as_array(charge), dtype=np.float64), n_systems)
+        given = as_array(charge)
+        if given.dtype.kind == "c":  # whose imaginary part NumPy would drop
+            raise TypeError
+        values = np.broadcast_to(np.asarray(given, dtype=np.float64), n_systems)
     except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
     if not ((np.abs(values) <= MAX_CHARGE) & (values == np.floor(values))).all():

@@ -100,7 +100,7 @@ class Engine:
             raise InputError(f"precision={precision!r}: use one of {', '.join(PRECISIONS)}")
         loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         self.device = find_device(device)
-        self.dtype = find_dtype(str(dtype).removeprefix("torch."))
+        self.dtype = find_dtype(dtype)
         members = members_of(loaded)
         self.weights = hash_of_weights(loaded.state_dict())
         self.known_domain = loaded.known_domain

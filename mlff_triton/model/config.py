@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError
 
 # Symbols of the elements by atomic number; X is TorchMD-NET's element 0.
@@ -30,15 +30,6 @@ RBF_TYPES = ("expnorm", "gauss", "bessel", "bessel-smooth")
 ACTIVATIONS = ("silu", "swish", "ssp", "tanh", "sigmoid", "mish")
 GROUPS = ("O(3)", "SO(3)")
 HEADS = ("scalar", "gated")
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 1
-_SHORT.maxstring = _SHORT.maxother = 80
-
-
-def short_repr(value: object) -> str:
-    """Return a short ``repr`` for a message, even of a list that contains itself many times."""
-    return _SHORT.repr(value)
 
 
 def symbols_of(numbers: Iterable[int]) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ def test_two_starts_at_once_do_not_share_a_directory(tmp_path, monkeypatch):
 
 HOLD = """
 import sys
+from pathlib import Path
 from pathlib import Path
 from mlff_triton.dynamics.lock import DirectoryLock
 
@@ -190,3 +192,16 @@ def test_restart_files_with_a_changed_byte(tmp_path):
             np.testing.assert_array_equal(found.state.positions, expected.state.positions)
             assert found.settings == expected.settings
     assert refused > 800
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_log_that_is_no_file_changes_nothing(tmp_path, make):
+    simulation = start(tmp_path)
+    simulation.run(should_stop=stop_at(simulation, 10), block=1)
+    log = tmp_path / LOG
+    log.unlink()
+    make(log)
+    before = (tmp_path / TRAJECTORY).read_bytes()
+    with pytest.raises(OutputError, match="is not a file"):
+        resume(tmp_path)
+    assert (tmp_path / TRAJECTORY).read_bytes() == before

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlff_triton.engine.batch import Batch, same
+from mlff_triton.engine.batch import Batch, check_charge, same
 from mlff_triton.errors import InputError
 
 NUMBERS = [8, 1, 1]
@@ -261,3 +261,11 @@ def test_batches_are_concatenated():
     assert both.charge.tolist() == [1.0, 0.0, -1.0]
     assert both.boxes == (*one.boxes, *two.boxes)
     assert np.array_equal(both.positions, 2 * POSITIONS)
+
+
+@pytest.mark.parametrize("charge", [1 + 0j, np.complex128(1 + 5j), np.ones((4, 300))])
+def test_odd_charges_are_refused_in_one_line(charge):
+    with pytest.raises(InputError, match="must be an integer") as raised:
+        check_charge(charge)
+    assert len(str(raised.value)) < 400
+    assert str(raised.value).isprintable()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mlff_triton._common.text import shortened
 from mlff_triton.bio.alignment.backends import Task, choose_backend, compute, find_devices
 from mlff_triton.bio.alignment.result import Alignments, moved
 from mlff_triton.bio.alignment.scoring import MATCH, MISMATCH, Scoring
@@ -181,8 +182,9 @@ def _check_partners(queries: Sequences, targets: Sequences) -> None:
         kind, rest = ("query", queries) if n > others else ("target", targets)
         name = rest.names[min(n, others)]
         raise InputError(
-            f"{n} queries and {others} targets cannot be paired one to one: {kind} {name} has no "
-            "partner. Use pairs='all' to align every query with every target"
+            f"{n} queries and {others} targets cannot be paired one to one: {kind} "
+            f"{shortened(name)} has no partner. Use pairs='all' to align every query with every "
+            "target"
         )
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from mlff_triton._common.text import printable
+from mlff_triton._common.text import printable, shortened
 from mlff_triton.errors import InputError
 
 GZIP = b"\x1f\x8b"
@@ -46,7 +46,7 @@ def read_records(path: Path) -> Iterator[Record]:
     try:
         yield from reader.records()
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        last = "before its first record" if reader.name is None else f"in record {reader.name}"
+        last = "before its first record" if reader.name is None else f"in {reader.record}"
         raise InputError(
             f"{label} is damaged or truncated {last}: restore the file ({problem})"
         ) from problem
@@ -103,7 +103,7 @@ class _Reader:
                 continue
             if not header.startswith(b"@"):
                 raise InputError(
-                    f"{self.label} has no @ after record {self.name}: are its lines complete?"
+                    f"{self.label} has no @ after {self.record}: are its lines complete?"
                 )
             self._begin(header)
             parts: list[bytes] = []
@@ -119,7 +119,7 @@ class _Reader:
                     break
             if missing:
                 raise InputError(
-                    f"record {self.name} of {self.label} has {len(record.seq)} bases and "
+                    f"{self.record} of {self.label} has {len(record.seq)} bases and "
                     f"{len(record.seq) - missing} qualities: is the file truncated?"
                 )
             yield record
@@ -133,16 +133,21 @@ class _Reader:
             raise InputError(f"{self.label} has a name line of {BLOCK} bytes or more: shorten it")
         self.name = printable(words[0].decode("utf-8", "replace"))
 
+    @property
+    def record(self) -> str:
+        """Name of the record in messages."""
+        return f"record {shortened(self.name or '')}"
+
     def _record(self, lines: list[bytes]) -> Record:
         """Join the lines of a record."""
         if sum(map(len, lines)) > MOST_SYMBOLS:
             raise InputError(
-                f"record {self.name} of {self.label} has more than {MOST_SYMBOLS} residues or "
+                f"{self.record} of {self.label} has more than {MOST_SYMBOLS} residues or "
                 "bases, which is too long to align: split it"
             )
         sequence = b"".join(lines).translate(None, BLANKS)
         if not sequence:
-            raise InputError(f"record {self.name} of {self.label} is empty: is the file truncated?")
+            raise InputError(f"{self.record} of {self.label} is empty: is the file truncated?")
         return Record(cast("str", self.name), sequence)
 
     @contextmanager

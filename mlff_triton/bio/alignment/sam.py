@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mlff_triton import __version__
+from mlff_triton._common.text import shortened
 from mlff_triton.bio.alignment import cigar
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION, MATCH, MISMATCH
@@ -46,7 +47,9 @@ class Targets:
         self.count += 1
         found = len(sequence), hash(sequence.upper())
         if self._known.setdefault(name, found) != found:
-            raise InputError(f"two targets are called {name}: rename one to tell them apart")
+            raise InputError(
+                f"two targets are called {shortened(name)}: rename one to tell them apart"
+            )
 
     def header(self) -> Iterator[str]:
         """Yield the lines of the header.
@@ -59,7 +62,9 @@ class Targets:
         yield "@HD\tVN:1.6\tSO:unsorted\n"
         for name, (length, _) in self._known.items():
             if not REFERENCE.fullmatch(name):
-                raise InputError(f"SAM does not allow the target name {name!r}: rename it")
+                raise InputError(
+                    f"SAM does not allow the target name {shortened(name)!r}: rename it"
+                )
             if length:
                 yield f"@SQ\tSN:{name}\tLN:{length}\n"
         yield f"@PG\tID:mlff-triton\tPN:mlff-triton\tVN:{__version__}\n"
@@ -93,7 +98,7 @@ def records(
         name, target, score = alignment[:3]
         begin, target_begin, end, _ = bounds[k]
         if not READ.fullmatch(name):
-            raise InputError(f"SAM does not allow the query name {name!r}: rename it")
+            raise InputError(f"SAM does not allow the query name {shortened(name)!r}: rename it")
         letters = alignments.query_letters(k)
         if is_mapped[k]:
             before, after = (f"{n}{clip}" if n else "" for n in (begin, len(letters) - end))

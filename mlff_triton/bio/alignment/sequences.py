@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton._common.text import printable
+from mlff_triton._common.text import printable, shortened
 from mlff_triton.bio.alignment.files import read_records
 from mlff_triton.bio.alignment.scoring import is_nucleic, is_protein
 from mlff_triton.errors import InputError
@@ -185,7 +185,7 @@ class Alphabet:
         record, position = next((k, found) for k, found in enumerate(positions) if found >= 0)
         symbol = texts[record][position : position + 1]
         shown = symbol if isinstance(symbol, str) else symbol.decode("latin-1")
-        found = f"{kind} {names[record]} has {shown!r} at position {position + 1}"
+        found = f"{kind} {shortened(names[record])} has {shown!r} at position {position + 1}"
         text = texts[record].upper()
         residues = RESIDUES_ONLY if isinstance(text, str) else RESIDUES_ONLY.encode()
         if self._is_nucleic and not set(residues).isdisjoint(text):

@@ -36,6 +36,8 @@ class AppendOnlyFile:
         self.path = path
         self.size = size
         with reported(path):
+            if path.exists() and not path.is_file():
+                raise OutputError(f"{path} is not a file: remove it, or restore the original")
             present = path.stat().st_size if path.exists() else 0
             if present < size:
                 raise OutputError(
