@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from ase.data import chemical_symbols, covalent_radii
 from torch import Tensor
 
-from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning, bond_name
 from mlff_triton.neighbors.graph import Graph
@@ -58,19 +59,38 @@ def _unknown(batch: Batch, domain: KnownDomain) -> Iterator[str]:
     symbols = [chemical_symbols[z] for z in batch.numbers]
     graph, ratios, _ = _pairs(batch, domain.bond_factor)
     bonds = graph.select(ratios < domain.bond_factor)
-    ends = list(zip(bonds.receivers.tolist(), bonds.senders.tolist(), strict=True))
-    neighbors: list[list[str]] = [[] for _ in symbols]
-    for i, j in ends:
-        neighbors[i].append(symbols[j])
-    for i, j in ends:
-        bond = bond_name(symbols[i], neighbors[i], symbols[j], neighbors[j])
-        if bond not in domain.bonds:
+    receivers, senders = bonds.receivers.numpy(), bonds.senders.numpy()
+
+    def neighbors(atom: int) -> list[str]:
+        return sorted(symbols[k] for k in senders[receivers == atom])
+
+    for edge in _different(batch.numbers, receivers, senders):
+        i, j = int(receivers[edge]), int(senders[edge])
+        of_i, of_j = neighbors(i), neighbors(j)
+        if bond_name(symbols[i], of_i, symbols[j], of_j) not in domain.bonds:
             yield (
                 f"the training set of the model has no bond like that of atoms {i} and {j}, "
-                f"{symbols[i]} bonded to {_list(neighbors[i])} and {symbols[j]} bonded to "
-                f"{_list(neighbors[j])}, so that results may be wrong: check the structure "
+                f"{symbols[i]} bonded to {', '.join(of_i)} and {symbols[j]} bonded to "
+                f"{', '.join(of_j)}, so that results may be wrong: check the structure "
                 "(PDBFixer adds the hydrogen atoms that PDB files lack), or take another model"
             )
+
+
+def _different(numbers: IntArray, receivers: IntArray, senders: IntArray) -> list[int]:
+    """Return the first bond of each kind, as `bond_name` tells them apart, in ascending order.
+
+    A large structure has many bonds, but few kinds of them.
+    """
+    _, kinds = np.unique(numbers, return_inverse=True)
+    n_kinds = int(kinds.max()) + 1
+    slots = receivers * n_kinds + kinds[senders]
+    counts = np.bincount(slots, minlength=len(numbers) * n_kinds).reshape(-1, n_kinds)
+    # Sums of random multiples tell atoms with different neighbors apart
+    multiples = np.random.default_rng(0).integers(1 << 62, size=n_kinds + 1)
+    _, places = np.unique(counts @ multiples[1:] + kinds * multiples[0], return_inverse=True)
+    _, first = np.unique(places[receivers] * len(numbers) + places[senders], return_index=True)
+    found: list[int] = np.sort(first).tolist()
+    return found
 
 
 def _pairs(batch: Batch, factor: float) -> tuple[Graph, Tensor, Tensor]:
@@ -81,7 +101,3 @@ def _pairs(batch: Batch, factor: float) -> tuple[Graph, Tensor, Tensor]:
     cell = torch.from_numpy(box.cell)[None]
     distances = graph.vectors(torch.from_numpy(batch.positions), cell, None).norm(dim=1)
     return graph, distances / (radii[graph.receivers] + radii[graph.senders]), distances
-
-
-def _list(symbols: list[str]) -> str:
-    return ", ".join(sorted(symbols))
