@@ -209,7 +209,7 @@ def test_masks_of_inference_mode_are_checked_in_every_call(model, ids, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
-def test_graphs_are_replayed_for_known_masks_only(name):
+def test_results_of_graphs_are_dropped_if_the_mask_is_refused(name):
     model, ids = make(name, "cuda", torch.float32), torch.randint(5, 24, (2, 9), device="cuda")
     ones, other = torch.ones_like(ids), torch.ones_like(ids)
     other[1, 4:] = 2

@@ -160,12 +160,14 @@ class EncoderForward(FastForward[ReadyEncoder]):
         )
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
-        """Replay the graph for the batch's shape, if there is one and its mask is known."""
+        """Queue the check of the mask, and replay the graph for the batch's shape, if any."""
         ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if ids is None or ids.dim() != 2 or not arguments.keys() <= SUPPORTED_ARGUMENTS:
             return None
-        if mask is not None and self._mask_check.is_pending(mask):
-            return None
+        if mask is not None:
+            if mask.shape != ids.shape:
+                return None
+            self._mask_check.queue(mask)
         return self.weights.runner.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> Any:
