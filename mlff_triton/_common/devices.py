@@ -19,7 +19,7 @@ def find_dtype(given: str | torch.dtype) -> torch.dtype:
     """
     name = str(given).removeprefix("torch.")
     if name not in DTYPES:
-        raise InputError(f"dtype={given!r} is unknown: use one of {', '.join(DTYPES)}")
+        raise InputError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

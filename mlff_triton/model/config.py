@@ -38,7 +38,7 @@ def symbols_of(numbers: Iterable[int]) -> str:
     Parameters
     ----------
     numbers : iterable of int
-        Atomic numbers. Those that no element has are shown as numbers.
+        Atomic numbers; those that no element has are shown as such.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def symbols_of(numbers: Iterable[int]) -> str:
     >>> symbols_of([11, 17])
     'Na, Cl'
     """
-    return ", ".join(SYMBOLS[z] if 0 <= z < len(SYMBOLS) else str(z) for z in numbers)
+    return ", ".join(SYMBOLS[z] if 0 <= z < len(SYMBOLS) else f"atomic number {z}" for z in numbers)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_any_thread_may_step(device, backend):
 @backends
 def test_what_cannot_be_is_refused_at_once(device, backend):
     engine = engine_of(device, backend)
-    with pytest.raises(UnknownElementError, match="79"):
+    with pytest.raises(UnknownElementError, match="does not know Au"):
         engine.resident([6, 79])
     with pytest.raises(InputError, match="charge must be an integer"):
         engine.resident([6, 8], charge=0.5)

@@ -395,7 +395,7 @@ def test_impossible_repulsions_are_refused(name, value):
 
 def test_messages_show_symbols_and_short_values():
     assert symbols_of([0, 1, 11, 17, 118]) == "X, H, Na, Cl, Og"
-    assert symbols_of([-1, 119]) == "-1, 119"
+    assert symbols_of([-1, 119]) == "atomic number -1, atomic number 119"
     assert [SYMBOLS.index(symbol) for symbol in chemical_symbols] == list(range(119))
     many: list[Any] = ["ha"]
     for _ in range(40):

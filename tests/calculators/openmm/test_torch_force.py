@@ -42,7 +42,12 @@ from tests.support.tensornets import model_of
 
 openmm = pytest.importorskip("openmm")
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:`torch.jit.\w+`:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:`torch.jit.\w+`:DeprecationWarning"),
+    pytest.mark.filterwarnings(  # of random structures
+        "ignore::mlff_triton.model.known_domain.UnknownChemistryWarning"
+    ),
+]
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SMALL = {"num_layers": 1, "hidden_channels": 16, "num_rbf": 6}

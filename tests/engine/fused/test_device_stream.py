@@ -314,7 +314,7 @@ def test_new_atoms_that_cannot_be_are_refused(new_steps):
 
     positions, cell = good.positions, good.cell
     for error, words, bad in (
-        (UnknownElementError, "79", changed(numbers=good.numbers * 0 + 79)),
+        (UnknownElementError, "does not know Au", changed(numbers=good.numbers * 0 + 79)),
         (InputError, "not finite|NaN", changed(positions=positions * torch.nan)),
         (InputError, "no independent cell vector", changed(cell=cell * 0)),
         (InputError, "charge must be an integer", changed(charge=good.charge + 0.5)),
