@@ -72,8 +72,12 @@ def doubled(version: str = "0.6.0") -> Iterator[None]:
     interface.ModelInterface = ModelInterface
     state.SimState = SimState
     modules = {module.__name__: module for module in (package, models, interface, state)}
-    with (
-        mock.patch.dict(sys.modules, modules),
-        mock.patch("importlib.metadata.version", return_value=version),
-    ):
-        yield
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        with mock.patch("importlib.metadata.version", return_value=version):
+            yield
+    finally:  # as `mock.patch.dict` would also remove what others have imported meanwhile
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
