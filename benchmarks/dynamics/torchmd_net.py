@@ -7,6 +7,7 @@ makes all inputs anew in every step, so it is slower than this.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +34,6 @@ from benchmarks.engine.peers import (
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
-ROOM = 1.05  # capacity of the neighbor list over the number of edges at the start
 MODES: dict[str, tuple[Callable[..., Any], dict[str, bool]]] = {  # suffix -> runner, options
     "": (compiled, {"warp": True, "static_shapes": True, "derivative": False}),
     "-graph": (graphed, {"warp": True, "static_shapes": True}),
@@ -48,8 +48,8 @@ THREAD_OBJECTS = ("tree_manager_containers", "tree_manager_locks")
 class SharedModel:
     """A network of TorchMD-NET that all routes to one system share.
 
-    A list of neighbors that overflows stops the process of TorchMD-NET, so it has room for five
-    percent more edges than there are at the start.
+    A list of neighbors that overflows stops the process of TorchMD-NET, so it has `room` for more
+    edges than there are at the start.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class SharedModel:
     def __init__(self, network: TensorNet, start: Start, device: torch.device, mode: str) -> None:
         run, options = MODES[mode]
         system = start.system
-        theirs = rebuild_for(system, network, room=ROOM, **options).to(device)
+        theirs = rebuild_for(system, network, room=room(system.n_atoms), **options).to(device)
         self.mode = mode
         self.is_periodic = system.cell is not None
         self._inputs = peer_inputs(system, device)
@@ -97,6 +97,14 @@ class SharedModel:
             for name, value in self._thread_objects.items():
                 setattr(cudagraph_trees.local, name, value)
                 torch._C._stash_obj_in_tls(name, value)
+
+
+def room(n_atoms: int) -> float:
+    """Return the capacity of the neighbor list over the number of edges at the start.
+
+    Fluctuations of a liquid, relative to its size, fall with the square root of the size.
+    """
+    return 1.05 + 3 / math.sqrt(n_atoms)
 
 
 def _thread_objects() -> dict[str, Any]:

@@ -71,7 +71,19 @@ def record(run: Callable[[], Result], pool: GraphPool) -> tuple[torch.cuda.CUDAG
     with torch.cuda.stream(stream):
         run()
     current.wait_stream(stream)
+    _make_room(stream.device)
     return pool.capture(run, stream)
+
+
+def _make_room(device: torch.device) -> None:
+    """Return memory that PyTorch keeps for itself to the GPU, if a capture might lack it.
+
+    A capture cannot reuse what the first run has freed, nor free it, and needs as much.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if free < 2 * kept:
+        torch.cuda.empty_cache()
 
 
 def is_capturing(x: Tensor) -> bool:

@@ -110,7 +110,7 @@ class OpenMMSystem:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         engine = recipe.engine()
-        any_box = np.eye(3) if recipe.periodic else None  # each step passes its own
+        any_box = 1e4 * np.eye(3) if recipe.periodic else None  # each step passes its own
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
