@@ -82,9 +82,9 @@ def compute(backend: str, pairs: Pairs, task: Task) -> Aligned:
     """Align pairs by a backend. The reference does what parasail does not support."""
     if backend == "triton":
         return _align_with_kernels(pairs, task)
-    function = _name_in_parasail(task) if backend == "parasail" else None
-    if function is not None:
-        return Aligned(_align_with_parasail(function, pairs, task), None, None, None)
+    name = _name_in_parasail(task) if backend == "parasail" else None
+    if name is not None:
+        return Aligned(_align_with_parasail(name, pairs, task), None, None, None)
     return _align_with_reference(pairs, task)
 
 
@@ -133,7 +133,10 @@ def _edit_distance_letters(task: Task) -> int:
 
 
 def _name_in_parasail(task: Task) -> str | None:
-    """Return the name of parasail's function, or None if it has none with the same results."""
+    """Return the name of parasail's functions, or None if it has none with the same results.
+
+    A suffix of 16 or 32 is still missing, the number of bits.
+    """
     import parasail
 
     free = task.free
@@ -144,15 +147,15 @@ def _name_in_parasail(task: Task) -> str | None:
     target = ends[free.target_begin, free.target_end].format("_d")
     name = {"": "nw", "_qx_dx": "sg"}.get(query + target, f"sg{query}{target}")
     # Parasail's striped functions are wrong if opening a gap costs no more than extending it.
-    name = f"{'sw' if free.anywhere else name}_scan_sat"
-    return name if hasattr(parasail, name) else None
+    name = f"{'sw' if free.anywhere else name}_scan_"
+    return name if hasattr(parasail, f"{name}32") else None
 
 
 def _align_with_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
     """Return scores int32 [n], using as many threads as PyTorch may use."""
     import parasail
 
-    function = getattr(parasail, name)
+    short, wide = getattr(parasail, f"{name}16"), getattr(parasail, f"{name}32")
     size = len(task.matrix)
     alphabet = bytes(range(FIRST_LETTER, FIRST_LETTER + size)).decode()
     matrix = parasail.matrix_create(alphabet, 0, 0)
@@ -162,12 +165,14 @@ def _align_with_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
     text = (pairs.letters + FIRST_LETTER).numpy().tobytes().decode("latin-1")
     ranges = torch.stack(pairs[1:], 1)
     is_empty = (pairs.query_length == 0) | (pairs.target_length == 0)
-    others = ranges[~is_empty]
+    others = torch.cat([ranges, _are_short(pairs, task)[:, None]], 1)[~is_empty]
 
     def work(part: Tensor) -> list[int]:
         return [
-            function(text[a : a + m], text[b : b + n], *task.gaps, matrix).score
-            for a, m, b, n in part.tolist()
+            (short if is_short else wide)(
+                text[a : a + m], text[b : b + n], *task.gaps, matrix
+            ).score
+            for a, m, b, n, is_short in part.tolist()
         ]
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -177,3 +182,15 @@ def _align_with_parasail(name: str, pairs: Pairs, task: Task) -> Tensor:
     empty = Pairs(pairs.letters, *ranges[is_empty].unbind(1))  # refused by parasail
     scores[is_empty] = _align_with_reference(empty, task).score
     return scores
+
+
+def _are_short(pairs: Pairs, task: Task) -> Tensor:
+    """Return True [n] where all scores in the table are far from the limits of 16 bits.
+
+    Near the limits, parasail does not notice each overflow: it multiplies a gap penalty by a part
+    of the query's length, and takes small scores for minus infinity.
+    """
+    m, n = pairs.query_length, pairs.target_length
+    largest = int(task.matrix.abs().max())
+    most = largest * (1 + torch.minimum(m, n)) + 3 * task.gaps.open + task.gaps.extend * (m + n)
+    return most < 2**14

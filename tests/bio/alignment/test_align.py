@@ -73,6 +73,27 @@ def test_scores_beyond_int16():
     assert found.score.tolist() == [119949]
 
 
+@pytest.mark.parametrize(
+    ("length", "mode", "scores", "gaps"),
+    [
+        (20_432, "local", (2, -3), (5, 2)),
+        (3000, "local", (1, -1), (5, 5)),
+        (30, "global", (2, -3), (100, 0)),
+        (5, "global", (5, -4), (40_000, 0)),
+    ],
+)
+def test_scores_of_long_sequences_and_large_penalties(length, mode, scores, gaps):
+    long, short = ("ACGTTGCAACT" * length)[:length], "TTC"
+
+    def score_of(query, target, backend):
+        options = {"match": scores[0], "mismatch": scores[1], "mode": mode, "backend": backend}
+        return align([query], [target], gap_open=gaps[0], gap_extend=gaps[1], **options).score
+
+    expected = score_of(short, long, "torch")
+    assert score_of(short, long, "parasail") == expected
+    assert score_of(long, short, "parasail") == expected
+
+
 def test_defaults_are_as_stated():
     function = parasail.nw_scan_32
     matrix = parasail.matrix_create("ACGTU", 2, -3)
@@ -83,7 +104,7 @@ def test_defaults_are_as_stated():
 
 def test_an_interrupt_stops_parasail_soon(monkeypatch):
     """Threads do not start further portions after an interrupt."""
-    done, function = [], parasail.nw_scan_sat
+    done, function = [], parasail.nw_scan_16
 
     def interrupted(*arguments):
         done.append(1)
@@ -92,7 +113,7 @@ def test_an_interrupt_stops_parasail_soon(monkeypatch):
         time.sleep(1e-4)
         return function(*arguments)
 
-    monkeypatch.setattr(parasail, "nw_scan_sat", interrupted)
+    monkeypatch.setattr(parasail, "nw_scan_16", interrupted)
     with pytest.raises(KeyboardInterrupt):
         align(["ACGT"] * 9999, ["ACGT"] * 9999, backend="parasail")
     assert 3 <= len(done) < 9999

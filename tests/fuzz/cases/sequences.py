@@ -22,7 +22,7 @@ from tests.fuzz.kind import Facts, Finding, Kind
 
 DNA, PROTEIN = "ACGTN", "ARNDCQEGHILKMFPSTWYVBZX*"
 MODES = {"global": parasail.nw, "local": parasail.sw, "semiglobal": parasail.sg}
-GAPS = (5, 2)
+GAPS, SCORES = (5, 2), (2, -3)
 NAMES = (*STRINGS, "a", "a", "read/1 a comment", ">", "@", "a\tb", "\x00", "é" * 100, "x" * 10**5)
 Record = tuple[str, str]
 
@@ -65,6 +65,8 @@ def facts(rng: np.random.Generator, letters: str, **others: object) -> Facts:
         "matrix": "BLOSUM62" if letters == PROTEIN else None,
         "unknown": choice(rng, (None, None, "N" if letters == DNA else "X")),
         "letters": letters,
+        "gaps": GAPS,
+        "scores": SCORES,
         **others,
     }
 
@@ -84,6 +86,17 @@ def whole(rng: np.random.Generator, folder: Path) -> Facts:
     packed = gzip.compress(content[:10]) + gzip.compress(content[10:])
     write_pair(rng, folder, choice(rng, (content, gzip.compress(content), packed)), letters)
     return facts(rng, PROTEIN if letters == PROTEIN else DNA, records=records)
+
+
+def odd_scores(rng: np.random.Generator, folder: Path) -> Facts:
+    """Write one long sequence, for scores and gap penalties of any size."""
+    match, mismatch, gap_open, gap_extend = (int(x) for x in 10 ** rng.uniform(0, 4, 4))
+    records = [("long", "".join(rng.choice(list("ACGT"), int(10 ** rng.uniform(1, 4)))))]
+    files = (fasta(rng, records), fasta(rng, random_records(rng, DNA)))
+    for name, content in zip(rng.permutation(["queries", "targets"]), files, strict=True):
+        (folder / name).write_bytes(content)
+    gaps = (gap_open, min(gap_open, gap_extend))
+    return facts(rng, DNA) | {"gaps": gaps, "scores": (match, -mismatch)}
 
 
 def bytes_changed(rng: np.random.Generator, folder: Path) -> Facts:
@@ -161,8 +174,10 @@ def check(folder: Path, facts: Facts) -> None:
         mode=facts["mode"],
         matrix=facts["matrix"],
         unknown=facts["unknown"],
-        gap_open=GAPS[0],
-        gap_extend=GAPS[1],
+        match=facts["scores"][0],
+        mismatch=facts["scores"][1],
+        gap_open=facts["gaps"][0],
+        gap_extend=facts["gaps"][1],
         device="cpu",
     )
     queries, targets = (parsed((folder / name).read_bytes()) for name in ("queries", "targets"))
@@ -183,9 +198,9 @@ def score_of(query: str, target: str, facts: Facts) -> int:
     if facts["matrix"]:
         matrix = parasail.blosum62
     else:
-        matrix = parasail.matrix_create(DNA, 2, -3)
-        matrix[4, 4] = -3  # N matches nothing
-    return int(MODES[facts["mode"]](*texts, *GAPS, matrix).score)
+        matrix = parasail.matrix_create(DNA, *facts["scores"])
+        matrix[4, 4] = facts["scores"][1]  # N matches nothing
+    return int(MODES[facts["mode"]](*texts, *facts["gaps"], matrix).score)
 
 
 def encoded(text: str, facts: Facts) -> str:
@@ -215,6 +230,7 @@ def parsed(content: bytes) -> list[str]:
 KIND = Kind(
     {
         "whole": whole,
+        "odd scores": odd_scores,
         "bytes changed": bytes_changed,
         "any bytes": any_bytes,
         "odd names": odd_names,
