@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError
 
 MAX_EDGES = 500_000_000
@@ -56,7 +57,7 @@ class Box:
         """
         given = np.asarray(pbc)
         if given.shape not in ((), (3,)) or given.dtype.kind not in "biu":
-            raise InputError(f"pbc must be one bool or three, not {given.tolist()!r}")
+            raise InputError(f"pbc must be one bool or three, not {short_repr(pbc)}")
         periodic = np.broadcast_to(given.astype(bool), 3).copy()
         rows = np.zeros((3, 3)) if cell is None else as_floats(cell, "the cell").copy()
         if rows.shape != (3, 3):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.neighbors.box import Box, FloatArray, deformation
 from mlff_triton.neighbors.graph import Graph
@@ -26,10 +28,10 @@ SKINS = ((1500, 2.0), (10_000, 1.0), (math.inf, 0.5))
 
 def check_skin(skin: float | str) -> float | None:
     """Check a skin, and return it, or None for "auto"; it must be finite and not negative."""
-    if skin == "auto":
+    if isinstance(skin, str) and skin == "auto":
         return None
-    if isinstance(skin, str) or not 0 <= skin < math.inf:
-        raise InputError(f"skin must be finite and not negative, or 'auto', not {skin!r}")
+    if not isinstance(skin, Real) or not 0 <= skin < math.inf:
+        raise InputError(f"skin must be finite and not negative, or 'auto', not {short_repr(skin)}")
     return skin
 
 

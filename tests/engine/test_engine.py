@@ -382,6 +382,7 @@ def test_neutral_models_refuse_charged_systems(backend):
         ({"model": "no such model"}, CheckpointError, "no model 'no such model'"),
         ({"skin": -0.1}, InputError, "skin must be finite and not negative"),
         ({"skin": float("nan")}, InputError, "skin must be finite and not negative"),
+        ({"skin": None}, InputError, "skin must be finite and not negative"),
     ],
 )
 def test_wrong_options_are_refused(monkeypatch, option, error, message):

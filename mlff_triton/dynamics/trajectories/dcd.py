@@ -65,9 +65,9 @@ class DCDTrajectory(TrajectoryFile):
         self._interval = interval
         self._count = 0
         self._layout: tuple[int, bool] | None = None  # number of atoms, and whether there is a cell
+        super().__init__(path, size)
         if size and path.exists():
             self._count_frames(path, size)
-        super().__init__(path, size)
 
     def cut(self) -> None:
         """Remove what follows the frames to keep, and count these in the header.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -169,6 +170,14 @@ def test_other_files_are_not_taken_for_a_dcd(tmp_path, name):
     with pytest.raises(OutputError, match="does not end with a frame"):
         opened(path, 4000)
     assert path.read_bytes() == FOREIGN[name]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_no_file_is_not_opened(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    os.mkfifo(path)  # opening it would wait for a writer
+    with pytest.raises(OutputError, match="is not a file"):
+        opened(path, 4000)
 
 
 def test_a_dcd_does_not_continue_between_frames(tmp_path):
