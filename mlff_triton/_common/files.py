@@ -45,6 +45,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             partial.unlink(missing_ok=True)
 
 
+def check_new(path: Path, overwrite: bool) -> None:
+    """Raise an `OutputError` if a file must not or cannot be written; modify nothing."""
+    with reported(path):
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory: choose another name")
+        if not path.parent.is_dir():
+            raise OutputError(
+                f"{path.parent} is not a directory: create it, or choose another name"
+            )
+        if path.exists() and not overwrite:
+            raise OutputError(f"{path} exists: choose another name, or use --overwrite")
+
+
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
     """Turn errors of the operating system into `OutputError`."""

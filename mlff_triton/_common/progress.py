@@ -42,9 +42,11 @@ class ProgressBar:
         )
         self._task = self._bar.add_task(title, total=total, completed=done, state="")
 
-    def show(self, done: int, state: str, line: str, title: str | None = None) -> None:
+    def show(
+        self, done: int, state: str, line: str, title: str | None = None, total: int | None = None
+    ) -> None:
         """Show the completed steps with a text, or a line where there is no bar."""
-        self._bar.update(self._task, description=title, completed=done, state=state)
+        self._bar.update(self._task, description=title, completed=done, total=total, state=state)
         now = time.monotonic()
         if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now

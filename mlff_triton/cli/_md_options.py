@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,16 +50,6 @@ def _temperature(text: str, n_systems: int) -> Temperature:
         )
     ratio = (highest / lowest) ** (1 / (n_systems - 1))
     return tuple(lowest * ratio**k for k in range(n_systems))
-
-
-def given_options(context: typer.Context) -> dict[str, Any]:
-    """Return the options given on the command line."""
-    given = {}
-    for name, value in context.params.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            given[name] = value
-    return given
 
 
 def check_used(given: dict[str, Any], settings: Settings) -> None:

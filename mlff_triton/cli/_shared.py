@@ -1,22 +1,20 @@
-"""Options, exit codes and helpers that several commands share."""
+"""Options and helpers that several commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from mlff_triton.cli import main
+from mlff_triton._common.files import check_new, replace_file
 from mlff_triton.errors import OutputError
 
 if TYPE_CHECKING:
+    import numpy as np
     from ase import Atoms
-
-EXIT_INCOMPLETE = 1
-EXIT_INTERRUPTED = main.EXIT_INTERRUPTED
 
 ModelOption = Annotated[str, typer.Option(help="Shipped model or checkpoint.")]
 ChargeOption = Annotated[
@@ -26,6 +24,7 @@ NoPbcOption = Annotated[
     bool, typer.Option("--no-pbc", help="Drop the cell, and compute in vacuum.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:1.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
 DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or float64.")]
 
 
@@ -45,24 +44,29 @@ def check_xyz(path: Path, overwrite: bool) -> None:
     """Raise an `OutputError` if extended XYZ must not or cannot be written to a file."""
     if path.suffix.lower() not in (".xyz", ".extxyz"):
         raise OutputError(f"{path} must end with .xyz or .extxyz, for extended XYZ")
-    if path.is_dir():
-        raise OutputError(f"{path} is a directory: choose another --out")
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent} is not a directory: create it, or choose another --out")
-    if path.exists() and not overwrite:
-        raise OutputError(f"{path} exists: choose another --out, or use --overwrite")
+    check_new(path, overwrite)
 
 
 def write_xyz(path: Path, images: Sequence[Atoms]) -> None:
     """Write structures with their results to extended XYZ, completely or not at all."""
-    import io
+    from mlff_triton.statics.single_points import extended_xyz
 
-    import ase.io
+    replace_file(path, extended_xyz(images))
+    plain_console().print(f"wrote {path}")
 
-    from mlff_triton._common.files import replacing
 
-    with replacing(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
-        ase.io.write(text, images, format="extxyz")
-        text.flush()
-        text.detach()
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """Return the options given on the command line."""
+    given = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            given[name] = value
+    return given
+
+
+def in_gpa(stress: np.ndarray) -> str:
+    """Format a stress in eV/Å^3 as numbers in GPa."""
+    from mlff_triton.units import EV_PER_A3_TO_GPA
+
+    return " ".join(f"{value:.3f}" for value in stress * EV_PER_A3_TO_GPA)

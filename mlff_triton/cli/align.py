@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mlff_triton.cli._shared import EXIT_INTERRUPTED, plain_console
+from mlff_triton.cli._shared import OverwriteOption, plain_console
+from mlff_triton.cli.main import EXIT_INTERRUPTED
 
 
 def align(
@@ -59,7 +60,7 @@ def align(
         str, typer.Option(help="Device: auto, cpu, cuda or cuda:1; all uses every GPU.")
     ] = "auto",
     backend: Annotated[str, typer.Option(help="auto, triton, parasail or torch.")] = "auto",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Align the sequences of two FASTA or FASTQ files.
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mlff_triton._common.files import reported
-from mlff_triton.cli._shared import plain_console
-from mlff_triton.errors import InputError, OutputError
+from mlff_triton._common.files import check_new
+from mlff_triton.cli._shared import OverwriteOption, plain_console
+from mlff_triton.errors import InputError
 
 
 def convert(
@@ -25,14 +25,12 @@ def convert(
     card: Annotated[
         Path | None, typer.Option(help="Text file to store in OUT as the model card.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Convert a checkpoint to mlff_triton's safetensors format, with energies in eV."""
     from mlff_triton.checkpoints import load_model, model_card, resolve_path, save_model
 
-    with reported(target):
-        if target.exists() and not overwrite:
-            raise OutputError(f"{target} exists: give another name, or --overwrite")
+    check_new(target, overwrite)
     loaded = load_model(source, energy_unit)
     save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     plain_console().print(f"wrote {target}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mlff_triton.cli._shared import (
     ChargeOption,
@@ -15,8 +15,9 @@ from mlff_triton.cli._shared import (
     DtypeOption,
     ModelOption,
     NoPbcOption,
+    OverwriteOption,
     check_xyz,
-    plain_console,
+    in_gpa,
     set_charge,
     write_xyz,
 )
@@ -41,7 +42,7 @@ def energy(
     out: Annotated[
         Path | None, typer.Option(help="File for energies, forces and stresses: extended XYZ.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Compute energies, forces and stresses of structures, in batches.
 
@@ -53,9 +54,11 @@ def energy(
 
     if out is not None:
         check_xyz(out, overwrite)
-    frames = {name: read_frames(name, periodic=not no_pbc) for name in structures}
-    images = [atoms for found in frames.values() for atoms in found]
-    labels = [(name, k) for name, found in frames.items() for k in range(len(found))]
+    images, labels = [], []
+    for name in structures:
+        frames = read_frames(name, periodic=not no_pbc)
+        images += frames
+        labels += [(name, k) for k in range(len(frames))]
     set_charge(images, charge)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
     names = [f"{name}, frame {k}" for name, k in labels]
@@ -68,20 +71,15 @@ def energy(
     console.print(_table(labels, results))
     if out is not None:
         write_xyz(out, results)
-        plain_console().print(f"wrote {out}")
 
 
 def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:
     """Make the table of results: a row per structure; stresses if any structure has one."""
     import numpy as np
 
-    from mlff_triton.units import EV_PER_A3_TO_GPA
-
     stresses = [atoms.calc.results.get("stress") for atoms in results]
-    table = Table("structure")
-    columns = ["frame", "atoms", "energy, eV", "largest force, eV/Å"]
-    for title in columns:
-        table.add_column(title, justify="right")
+    titles = ("frame", "atoms", "energy, eV", "largest force, eV/Å")
+    table = Table("structure", *(Column(title, justify="right") for title in titles))
     if any(stress is not None for stress in stresses):
         table.add_column("stress xx, yy, zz, yz, xz, xy, GPa")
     for (name, k), atoms, stress in zip(labels, results, stresses, strict=True):
@@ -89,6 +87,6 @@ def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:
         row = [name, str(k), str(len(atoms))]
         row += [f"{atoms.get_potential_energy():.6f}", f"{largest:.4f}"]
         if stress is not None:
-            row.append(" ".join(f"{value:.3f}" for value in stress * EV_PER_A3_TO_GPA))
+            row.append(in_gpa(stress))
         table.add_row(*row)
     return table

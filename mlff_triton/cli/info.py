@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ def info(
     path = resolve_path(model)
     loaded = load_model(model)
     console = Console()
-    table = Table(title=Text(printable(path.name)), show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    title = Text(printable(path.name))
+    table = Table(Column(style="bold"), "", title=title, show_header=False)
     for key, value in _description(path, loaded):
         table.add_row(key, Text(printable(value)))
     console.print(table)

@@ -11,13 +11,11 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from mlff_triton._common.lazy import attributes
 from mlff_triton.errors import MlffTritonError
 
+EXIT_INCOMPLETE = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
-
-__getattr__ = attributes(__name__, dict.fromkeys(("app", "UsageError"), "mlff_triton.cli.app"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

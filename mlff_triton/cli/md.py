@@ -12,12 +12,21 @@ from rich.console import Console
 from mlff_triton.cli._md_options import (
     check_consistent,
     check_used,
-    given_options,
     make_stages,
     model_id,
     read_temperatures,
 )
-from mlff_triton.cli._shared import EXIT_INTERRUPTED, DeviceOption, DtypeOption
+from mlff_triton.cli._shared import (
+    ChargeOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    NoPbcOption,
+    given_options,
+    plain_console,
+    set_charge,
+)
+from mlff_triton.cli.main import EXIT_INTERRUPTED
 from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +45,7 @@ def md(
             help="Structure files that ASE can read, or alanine-dipeptide-water.",
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="Shipped model or checkpoint.")] = "default",
+    model: ModelOption = "default",
     ensemble: Annotated[
         list[str], typer.Option(help="nve, nvt or npt; repeat for several stages.")
     ] = ["nvt"],  # noqa: B006
@@ -72,12 +81,8 @@ def md(
     minimize: Annotated[
         bool, typer.Option("--minimize", help="Minimize the energy first.")
     ] = False,
-    charge: Annotated[
-        int | None, typer.Option(help="Total charge; by default that of the file, or 0.")
-    ] = None,
-    no_pbc: Annotated[
-        bool, typer.Option("--no-pbc", help="Drop the cell, and simulate in vacuum.")
-    ] = False,
+    charge: ChargeOption = None,
+    no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     threads: Annotated[
@@ -148,13 +153,9 @@ def _read(structures: list[str], replicas: int, charge: int | None, no_pbc: bool
     """Read the systems of a run, with replicas side by side."""
     from mlff_triton.dynamics import read_structure
 
-    systems = [
-        read_structure(name, periodic=not no_pbc) for name in structures for _ in range(replicas)
-    ]
-    if charge is not None:
-        for atoms in systems:
-            atoms.info["charge"] = charge
-    return systems
+    read = [read_structure(name, periodic=not no_pbc) for name in structures]
+    set_charge(read, charge)
+    return [atoms for atoms in read for _ in range(replicas)]
 
 
 def _start(
@@ -205,11 +206,8 @@ def _run_and_report(simulation: Simulation) -> None:
         draw_summary(simulation.directory, len(simulation.atoms), first)
         console.print(summary_table(simulation, reporter))
     if not is_complete:
-        console.print(
+        plain_console().print(
             f"stopped at step {simulation.step}; continue with\n"
-            f"mlff-triton md --restart {simulation.restart_path}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"mlff-triton md --restart {simulation.restart_path}"
         )
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
 from mlff_triton.cli._shared import (
-    EXIT_INCOMPLETE,
-    EXIT_INTERRUPTED,
     ChargeOption,
     DeviceOption,
     DtypeOption,
     ModelOption,
     NoPbcOption,
+    in_gpa,
     set_charge,
 )
-from mlff_triton.cli.main import complain
+from mlff_triton.cli.main import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 
 if TYPE_CHECKING:
     from ase import Atoms
-    from rich.table import Table
 
     from mlff_triton.statics import RelaxationStep
 
@@ -56,7 +55,8 @@ def relax(
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.dynamics import read_structure
     from mlff_triton.dynamics.interrupt import StopRequest
-    from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles, check_directory
+    from mlff_triton.dynamics.outputs import check_directory
+    from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles
 
     atoms = read_structure(structure, periodic=not no_pbc)
     set_charge([atoms], charge)
@@ -91,15 +91,10 @@ def relax(
 
 
 def _table(atoms: Atoms, history: list[RelaxationStep], out: Path, cell: bool) -> Table:
-    from rich.table import Table
-
     from mlff_triton.statics.relaxation_files import OUTPUTS
-    from mlff_triton.units import EV_PER_A3_TO_GPA
 
     first, last = history[0], history[-1]
-    table = Table(title="Relaxation", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = Table(Column(style="bold"), "", title="Relaxation", show_header=False)
     table.add_row("atoms", str(len(atoms)))
     table.add_row("steps", f"{last.number}{'' if last.is_converged else ', not converged'}")
     table.add_row("energy", f"{last.energy:.6f} eV ({last.energy - first.energy:+.6f} eV)")
@@ -107,8 +102,7 @@ def _table(atoms: Atoms, history: list[RelaxationStep], out: Path, cell: bool) -
     if cell:
         lengths = " ".join(f"{value:.4f}" for value in atoms.cell.lengths())
         angles = " ".join(f"{value:.2f}" for value in atoms.cell.angles())
-        stress = " ".join(f"{value:.3f}" for value in atoms.get_stress() * EV_PER_A3_TO_GPA)
         table.add_row("cell", f"{lengths} Å, {angles}°, {atoms.get_volume():.3f} Å³")
-        table.add_row("stress", f"{stress} GPa")
+        table.add_row("stress", f"{in_gpa(atoms.get_stress())} GPa")
     table.add_row(f"files in {out}", ", ".join(OUTPUTS))
     return table

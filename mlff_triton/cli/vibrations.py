@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mlff_triton.cli._shared import (
     ChargeOption,
@@ -15,8 +15,9 @@ from mlff_triton.cli._shared import (
     DtypeOption,
     ModelOption,
     NoPbcOption,
+    OverwriteOption,
     check_xyz,
-    plain_console,
+    given_options,
     set_charge,
     write_xyz,
 )
@@ -32,6 +33,7 @@ RELAXED = 0.02  # eV/Å
 
 
 def vibrations(
+    context: typer.Context,
     structure: Annotated[
         str, typer.Argument(help="Relaxed structure, in a file that ASE can read.")
     ],
@@ -40,15 +42,9 @@ def vibrations(
     temperature: Annotated[
         float | None, typer.Option(help="Add the thermochemistry of an ideal gas at so many K.")
     ] = None,
-    pressure: Annotated[
-        float | None, typer.Option(help="Pressure of the ideal gas in bar; 1 by default.")
-    ] = None,
-    symmetry_number: Annotated[
-        int | None, typer.Option(help="Symmetry number of the molecule; 1 by default.")
-    ] = None,
-    spin: Annotated[
-        float | None, typer.Option(help="Electronic spin, such as 0.5 for a radical; 0 by default.")
-    ] = None,
+    pressure: Annotated[float, typer.Option(help="Pressure of the ideal gas in bar.")] = 1.0,
+    symmetry_number: Annotated[int, typer.Option(help="Symmetry number of the molecule.")] = 1,
+    spin: Annotated[float, typer.Option(help="Electronic spin, such as 0.5 for a radical.")] = 0.0,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
@@ -56,7 +52,7 @@ def vibrations(
     out: Annotated[
         Path | None, typer.Option(help="File for the modes: extended XYZ, one frame per mode.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Compute harmonic frequencies, zero-point energy and thermochemistry.
 
@@ -68,21 +64,16 @@ def vibrations(
     from mlff_triton.statics import find_vibrations
     from mlff_triton.statics.vibrations import check_ideal_gas
 
-    options: dict[str, Any] = {
-        "pressure": pressure,
-        "symmetry_number": symmetry_number,
-        "spin": spin,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and temperature is None:
-        option = next(iter(given)).replace("_", "-")
-        raise InputError(f"--{option} has no effect without --temperature: leave it out")
+    for name in given_options(context):
+        if temperature is None and name in ("pressure", "symmetry_number", "spin"):
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} has no effect without --temperature: leave it out")
     if out is not None:
         check_xyz(out, overwrite)
     atoms = read_structure(structure, periodic=not no_pbc)
     set_charge([atoms], charge)
     if temperature is not None:
-        check_ideal_gas(atoms, temperature, **given)
+        check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
     console, total = Console(), 6 * len(atoms)
     with ProgressBar(console, "displacements", total) as bar:
@@ -96,16 +87,15 @@ def vibrations(
     _warn_about(found, structure)
     if out is not None:
         write_xyz(out, _mode_frames(found))
-        plain_console().print(f"wrote {out}")
     if temperature is not None:
-        console.print(_gas_table(found.ideal_gas(temperature, **given)))
+        gas = found.ideal_gas(temperature, pressure, symmetry_number, spin)
+        console.print(_gas_table(gas))
 
 
 def _mode_table(found: Vibrations) -> Table:
     """Make the table of modes, with the zero-point energy as its caption."""
-    table = Table(title="Vibrations")
-    for title in ("mode", "frequency, 1/cm", "energy, meV"):
-        table.add_column(title, justify="right")
+    titles = ("mode", "frequency, 1/cm", "energy, meV")
+    table = Table(*(Column(title, justify="right") for title in titles), title="Vibrations")
     for k, (frequency, quantum) in enumerate(zip(found.frequencies, found.energies, strict=True)):
         table.add_row(str(k), _real_or_imaginary(frequency), _real_or_imaginary(1000 * quantum))
     table.caption = f"zero-point energy {found.zero_point_energy:.4f} eV"
@@ -142,9 +132,9 @@ def _mode_frames(found: Vibrations) -> list[Atoms]:
 def _gas_table(gas: IdealGas) -> Table:
     from mlff_triton.units import EV_TO_KJ_PER_MOL
 
-    table = Table(title=f"Ideal gas at {gas.temperature:g} K and {gas.pressure:g} bar")
-    for title in ("", "eV", "kJ/mol"):
-        table.add_column(title, justify="right" if title else "left")
+    title = f"Ideal gas at {gas.temperature:g} K and {gas.pressure:g} bar"
+    numbers = (Column(unit, justify="right") for unit in ("eV", "kJ/mol"))
+    table = Table("", *numbers, title=title)
     for name, value in (
         ("enthalpy H", gas.enthalpy),
         ("entropy TS", gas.temperature * gas.entropy),

@@ -253,16 +253,15 @@ class Records:
 
 
 def check_directory(directory: Path, overwrite: bool) -> None:
-    """Raise an `OutputError` if a new run must not write to a directory; modify nothing."""
+    """Raise an `OutputError` if new results must not go to a directory; modify nothing."""
     if directory.exists() and not directory.is_dir():
         raise OutputError(f"{directory} is a file: choose another --out")
     with reported(directory):
         present = {path.name for path in directory.iterdir()} if directory.exists() else set()
-        occupied = bool(present - {LOCK})
-    if occupied and not overwrite:
+    if present - {LOCK} and not overwrite:
+        hint = f", or continue its run by md --restart {directory / RESTART}" * (RESTART in present)
         raise OutputError(
-            f"{directory} is not empty: choose another --out, or use --overwrite or "
-            f"--restart {directory / RESTART}"
+            f"{directory} is not empty: choose another --out, or use --overwrite{hint}"
         )
 
 

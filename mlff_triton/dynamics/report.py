@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mlff_triton._common.progress import ProgressBar
 from mlff_triton.dynamics import outputs
@@ -61,10 +61,9 @@ class Reporter(ProgressBar, Monitor):
 
     def minimizing(self, progress: Minimization) -> None:
         """Show the iterations done, of the most that there may be, and the largest force."""
-        self._bar.update(self._task, total=MAX_ITERATIONS)
         state = f"largest force {progress.max_force:.3f} eV/Å"
         line = f"minimizing: iteration {progress.iterations}, {state}"
-        self.show(progress.iterations, state, line, "minimizing")
+        self.show(progress.iterations, state, line, "minimizing", MAX_ITERATIONS)
 
     def stepped(self, step: int) -> None:
         """Show speed, and energy and temperature as last observed."""
@@ -74,8 +73,7 @@ class Reporter(ProgressBar, Monitor):
         values = f", {seen.potential_eV:.3f} eV, {seen.temperature_K:.0f} K" if seen else ""
         label, total = self.settings.span_of(step).label, self.settings.total_steps
         state = f"{self.nanoseconds_per_day:.3g} ns/day{values}"
-        self._bar.update(self._task, total=total)
-        self.show(step, state, f"{label}: step {step} of {total}, {state}", label)
+        self.show(step, state, f"{label}: step {step} of {total}, {state}", label, total)
 
     def observed(self, row: LogRow) -> None:
         """Keep the energy and temperature to show, and start the clock at the first row."""
@@ -86,9 +84,7 @@ class Reporter(ProgressBar, Monitor):
 
 def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
     """Make the table that ends a run."""
-    table = Table(title="Molecular dynamics", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = Table(Column(style="bold"), "", title="Molecular dynamics", show_header=False)
     systems = simulation.systems
     table.add_row("atoms", _count_text([len(atoms) for atoms in systems]))
     table.add_row("steps", f"{simulation.step} of {simulation.settings.total_steps}")

@@ -112,15 +112,30 @@ def _read(path: Path) -> Atoms:
     return next((atoms for atoms in images if len(atoms)), Atoms())
 
 
-def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
+def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
+    """Return elements, positions and cell of a structure that has been read.
+
+    Raises
+    ------
+    InputError
+        If there are no atoms, or positions are not finite.
+    """
     if len(atoms) == 0:
         raise InputError(f"{name} contains no atoms")
-    if atoms.constraints:
-        raise InputError(f"{name} has constraints, which are not supported: remove them")
     bad = ~np.isfinite(atoms.positions).all(axis=1)
     if bad.any():
         raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")
     kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
+        kept.set_cell(None)
+        kept.set_pbc(False)
+    return kept
+
+
+def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
+    kept = checked(atoms, name, periodic)
+    if atoms.constraints:
+        raise InputError(f"{name} has constraints, which are not supported: remove them")
     if atoms.has("masses"):
         kept.set_masses(atoms.get_masses())
     if "charge" in atoms.info:
@@ -128,9 +143,6 @@ def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     for label in LABELS:
         if label in atoms.arrays and _is_word(atoms.arrays[label]):
             kept.set_array(label, atoms.arrays[label])
-    if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
-        kept.set_cell(None)
-        kept.set_pbc(False)
     return kept
 
 

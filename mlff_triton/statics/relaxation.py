@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ase.calculators.calculator import Calculator
 from ase.filters import FrechetCellFilter
 from ase.optimize import FIRE, LBFGS
 
+from mlff_triton.dynamics.stages import check_positive
 from mlff_triton.errors import InputError
 
 OPTIMIZERS = {"lbfgs": LBFGS, "fire": FIRE}
@@ -79,8 +79,7 @@ def relax(
     """
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer={optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
-    if not (math.isfinite(fmax) and fmax > 0):
-        raise InputError(f"fmax={fmax} must be a positive number of eV/Å")
+    check_positive("fmax", fmax)
     if steps < 0:
         raise InputError(f"steps={steps} must not be negative")
     if cell and not atoms.pbc.all():

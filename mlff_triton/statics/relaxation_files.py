@@ -6,29 +6,17 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-import ase.io
 from ase import Atoms
 
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
-from mlff_triton.errors import OutputError
 from mlff_triton.statics.relaxation import RelaxationStep
-from mlff_triton.statics.single_points import with_results
+from mlff_triton.statics.single_points import extended_xyz, with_results
 
 TRAJECTORY = "trajectory.xyz"
 FINAL = "final.xyz"
 SUMMARY = "summary.png"
 OUTPUTS = (TRAJECTORY, FINAL, SUMMARY)
-
-
-def check_directory(directory: Path, overwrite: bool) -> None:
-    """Raise an `OutputError` if a relaxation must not write to a directory; modify nothing."""
-    if directory.exists() and not directory.is_dir():
-        raise OutputError(f"{directory} is a file: choose another --out")
-    with reported(directory):
-        is_occupied = directory.exists() and any(directory.iterdir())
-    if is_occupied and not overwrite:
-        raise OutputError(f"{directory} is not empty: choose another --out, or use --overwrite")
 
 
 class RelaxationFiles:
@@ -55,20 +43,18 @@ class RelaxationFiles:
 
     def add(self, atoms: Atoms, step: RelaxationStep) -> None:
         """Append a frame to the trajectory."""
-        self._trajectory.append(_extended_xyz(atoms, step))
+        self._trajectory.append(_frame(atoms, step))
 
     def finish(self, atoms: Atoms, history: Sequence[RelaxationStep], fmax: float) -> None:
         """Write the final structure, and draw energies and largest forces of all steps."""
-        replace_file(self.directory / FINAL, _extended_xyz(atoms, history[-1]))
+        replace_file(self.directory / FINAL, _frame(atoms, history[-1]))
         replace_file(self.directory / SUMMARY, _figure(history, len(atoms), fmax))
 
 
-def _extended_xyz(atoms: Atoms, step: RelaxationStep) -> bytes:
+def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:
     shown = with_results(atoms, atoms.calc.results)
     shown.info["step"] = step.number
-    text = io.StringIO()
-    ase.io.write(text, shown, format="extxyz")
-    return text.getvalue().encode()
+    return extended_xyz([shown])
 
 
 def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ase.io
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton.calculators import TensorNetCalculator
-from mlff_triton.dynamics.structures import SHIPPED, read_images, read_structure
+from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_structure
 from mlff_triton.errors import InputError, MlffTritonError
 
 IMAGES_PER_CALL = 512  # between two reports of progress
@@ -51,21 +53,12 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     images = read_images(name)
     if not images:
         raise InputError(f"{name} contains no structures")
-    return [_clean(atoms, f"{name}, frame {k}", periodic) for k, atoms in enumerate(images)]
-
-
-def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
-    if len(atoms) == 0:
-        raise InputError(f"{name} contains no atoms")
-    bad = ~np.isfinite(atoms.positions).all(axis=1)
-    if bad.any():
-        raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")
-    kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
-    kept.info = {key: value for key, value in atoms.info.items() if _is_plain(value)}
-    if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
-        kept.set_cell(None)
-        kept.set_pbc(False)
-    return kept
+    frames = []
+    for k, atoms in enumerate(images):
+        frame = checked(atoms, f"{name}, frame {k}", periodic)
+        frame.info = {key: value for key, value in atoms.info.items() if _is_plain(value)}
+        frames.append(frame)
+    return frames
 
 
 def _is_plain(value: object) -> bool:
@@ -116,6 +109,13 @@ def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     shown = {key: results[key] for key in ("energy", "forces", "stress") if key in results}
     kept.calc = SinglePointCalculator(kept, **shown)
     return kept
+
+
+def extended_xyz(images: Sequence[Atoms]) -> bytes:
+    """Return the text of a file in extended XYZ, with the results of structures."""
+    text = io.StringIO()
+    ase.io.write(text, images, format="extxyz")
+    return text.getvalue().encode()
 
 
 def _name_the_culprit(

@@ -18,9 +18,10 @@ from ase.thermochemistry import IdealGasThermo
 from numpy.typing import NDArray
 
 from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.dynamics.stages import check_positive
 from mlff_triton.errors import InputError
+from mlff_triton.statics.single_points import IMAGES_PER_CALL
 
-IMAGES_PER_CALL = 512  # between two reports of progress
 LINEAR = 0.01  # a molecule is linear if its smallest radius of gyration is this part of the largest
 GEOMETRIES: dict[int, Literal["monatomic", "linear", "nonlinear"]]
 GEOMETRIES = {3: "monatomic", 5: "linear", 6: "nonlinear"}  # by translations and rotations
@@ -140,18 +141,13 @@ class Vibrations:
 
 
 def check_ideal_gas(
-    atoms: Atoms,
-    temperature: float,
-    pressure: float = 1.0,
-    symmetry_number: int = 1,
-    spin: float = 0.0,
+    atoms: Atoms, temperature: float, pressure: float, symmetry_number: int, spin: float
 ) -> None:
     """Raise `InputError` unless `Vibrations.ideal_gas` takes a structure and these options."""
     if atoms.pbc.any():
         raise InputError("an ideal gas consists of molecules, but the structure is periodic")
     for name, value in (("temperature", temperature), ("pressure", pressure)):
-        if not (np.isfinite(value) and value > 0):
-            raise InputError(f"{name} {value} must be a positive number")
+        check_positive(name, value)
     if symmetry_number < 1:
         raise InputError(f"symmetry number {symmetry_number} must be at least 1")
     if not (spin >= 0 and (2 * spin).is_integer()):
@@ -184,8 +180,7 @@ def find_vibrations(
     MlffTritonError
         If the displacement is not positive, or the model cannot compute the structure.
     """
-    if not (np.isfinite(displacement) and displacement > 0):
-        raise InputError(f"displacement={displacement} must be a positive number of Å")
+    check_positive("displacement", displacement)
     (rest,) = calculator.calculate_many([atoms])
     hessian = _hessian(atoms, calculator, displacement, progress or (lambda _: None))
     root = np.sqrt(np.repeat(atoms.get_masses(), 3))

@@ -196,7 +196,7 @@ def test_wide_bands_and_reads(run, tmp_path):
         (("--out", "out.tsv", "--unknown", "NN"), "unknown='NN' is not one of"),
         (("--out", "out.tsv", "--band", 0), "more than band=0 allows"),
         (("--out", "out.tsv", "--matrix", "BLOSUM1"), "matrix BLOSUM1 is unknown"),
-        (("--out", "none/out.tsv"), "cannot write none/out.tsv"),
+        (("--out", "none/out.tsv"), "none is not a directory"),
         (("--out", "out.tsv", "--match", -4), "mismatch=-3 is above match=-4"),
     ],
 )

@@ -101,8 +101,8 @@ def test_forces_that_do_not_vanish_are_reported(vibrations):
     [
         (("--pressure", 2), "--pressure has no effect without --temperature"),
         (("--symmetry-number", 2), "--symmetry-number has no effect"),
-        (("--temperature", -5), "temperature -5.0 must be a positive number"),
-        (("--displacement", 0), "displacement=0.0"),
+        (("--temperature", -5), "temperature must be a positive number, not -5"),
+        (("--displacement", 0), "displacement must be a positive number, not 0"),
         (("--out", "water.xyz"), "water.xyz exists"),
     ],
 )

@@ -43,8 +43,8 @@ def test_steps_are_limited():
     ("options", "message"),
     [
         ({"optimizer": "newton"}, "use one of lbfgs, fire"),
-        ({"fmax": 0}, "fmax=0 must be a positive number"),
-        ({"fmax": float("nan")}, "fmax=nan"),
+        ({"fmax": 0}, "fmax must be a positive number, not 0"),
+        ({"fmax": float("nan")}, "fmax must be a positive number, not nan"),
         ({"steps": -1}, "steps=-1 must not be negative"),
         ({"cell": True}, "not periodic in 3D"),
     ],

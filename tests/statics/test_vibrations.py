@@ -147,8 +147,8 @@ def test_many_displacements_are_computed_in_parts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0}, "temperature 0 must be a positive number"),
-        ({"temperature": 300, "pressure": -1}, "pressure -1"),
+        ({"temperature": 0}, "temperature must be a positive number, not 0"),
+        ({"temperature": 300, "pressure": -1}, "pressure must be a positive number, not -1"),
         ({"temperature": 300, "symmetry_number": 0}, "symmetry number 0"),
         ({"temperature": 300, "spin": 0.3}, "spin 0.3"),
     ],
@@ -161,5 +161,5 @@ def test_wrong_options_are_refused(options, message):
 
 @pytest.mark.parametrize("displacement", [0, -0.1, float("nan")])
 def test_a_wrong_displacement_is_refused(displacement):
-    with pytest.raises(InputError, match="displacement="):
+    with pytest.raises(InputError, match="displacement must be a positive number"):
         find_vibrations(chain("CO"), Bonds(), displacement)

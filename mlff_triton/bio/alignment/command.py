@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 
-from mlff_triton._common.files import replacing
+from mlff_triton._common.files import check_new, replacing
 from mlff_triton._common.progress import ProgressBar
 from mlff_triton.bio.alignment import sam
 from mlff_triton.bio.alignment.files import Record, read_records
 from mlff_triton.bio.alignment.result import Alignment, Alignments
-from mlff_triton.errors import InputError, OutputError
+from mlff_triton.errors import InputError
 
 FORMATS = (".sam", ".tsv")
 
@@ -144,8 +144,7 @@ def check(request: Request) -> None:
         raise InputError(f"--batch {request.batch} is not valid: use at least 1 pair")
     if request.out.suffix.lower() not in FORMATS:
         raise InputError(f"the suffix of {request.out} is unknown: use {' or '.join(FORMATS)}")
-    if request.out.exists() and not request.overwrite:
-        raise OutputError(f"{request.out} exists: choose another name or use --overwrite")
+    check_new(request.out, request.overwrite)
 
 
 class _Batch(NamedTuple):
