@@ -45,6 +45,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             partial.unlink(missing_ok=True)
 
 
+def find_file(source: str | Path) -> Path | None:
+    """Return the path of a file, which may begin with ``~``; None if there is no such file."""
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 - keeps the names of unknown users
+    return path if os.path.isfile(path) else None  # noqa: PTH113 - never raises
+
+
 def check_new(path: Path, overwrite: bool) -> None:
     """Raise an `OutputError` if a file must not or cannot be written; modify nothing."""
     with reported(path):

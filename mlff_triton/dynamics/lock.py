@@ -8,7 +8,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from mlff_triton._common.files import reported
 from mlff_triton.errors import OutputError
@@ -71,16 +70,10 @@ class DirectoryLock:
             self.release()
             raise
 
-    def __enter__(self) -> DirectoryLock:
+    def __enter__(self) -> None:
         self.acquire()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __del__(self) -> None:

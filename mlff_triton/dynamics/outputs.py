@@ -21,7 +21,6 @@ from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.systems import split
 from mlff_triton.dynamics.trajectories import Frame, Recorder, open_trajectory
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
-from mlff_triton.dynamics.trajectories.frame import labels_of
 from mlff_triton.engine.motion import Observation
 from mlff_triton.errors import OutputError
 
@@ -133,26 +132,11 @@ def observe(
 def frames(systems: Sequence[Atoms], observation: Observation, settings: Settings) -> list[Frame]:
     """Return the frame of each system, whose atoms are in the observed state."""
     step = observation.state.step
-    stage = settings.span_of(step).label
+    moment = step, settings.time(step), settings.span_of(step).label
+    results = observation.energy.tolist(), split(observation.forces, systems)
     return [
-        Frame(
-            step=step,
-            time_ps=settings.time(step),
-            stage=stage,
-            energy=float(observation.energy[k]),
-            numbers=atoms.get_atomic_numbers(),
-            positions=atoms.get_positions(),
-            momenta=atoms.get_momenta(),
-            forces=forces.copy(),
-            cell=atoms.cell.array.copy(),
-            pbc=atoms.get_pbc(),
-            masses=atoms.get_masses() if atoms.has("masses") else None,
-            labels=labels_of(atoms),
-            info=dict(atoms.info),
-        )
-        for k, (atoms, forces) in enumerate(
-            zip(systems, split(observation.forces, systems), strict=True)
-        )
+        Frame.of(atoms, *moment, energy, forces)
+        for atoms, energy, forces in zip(systems, *results, strict=True)
     ]
 
 

@@ -13,13 +13,7 @@ from mlff_triton.dynamics.outputs import LogRow, names, outputs_in
 from mlff_triton.dynamics.preparation import MAX_FORCE, MAX_ITERATIONS, Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.simulation import Monitor, Simulation
-from mlff_triton.dynamics.summary import (
-    StageRecord,
-    energy_drift,
-    is_settled,
-    read_log,
-    settling,
-)
+from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log, unsettled
 
 SECONDS_PER_DAY = 86400
 
@@ -123,9 +117,10 @@ def _stage_text(record: StageRecord, n_atoms: int) -> str:
     drift = energy_drift(record, n_atoms) if record.label.endswith("nve") else None
     if drift is not None:
         text += f", energy drift {drift.slope:.2e} ± {drift.error:.1e} eV/atom/ps"
-    if is_settled(record) is False:
+    ratio = unsettled(record)
+    if ratio is not None:
         text += (
-            f"; not equilibrated, as the potential energy drifts by {settling(record):.1f} times "
-            "its fluctuation in the last half"
+            f"; not equilibrated, as the potential energy drifts by {ratio:.1f} times its "
+            " fluctuation in the last half"
         )
     return text

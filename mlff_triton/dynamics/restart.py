@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 
-from mlff_triton._common.files import replace_file
+from mlff_triton._common.files import find_file, replace_file
 from mlff_triton._common.text import short_repr
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
@@ -76,8 +75,8 @@ class Snapshot:
     temperatures: tuple[float, ...]
     is_prepared: bool
     minimization: Minimization | None
-    sizes: dict[str, int]
-    lasting_sizes: dict[str, int]
+    sizes: dict[str, int] = field(default_factory=dict)
+    lasting_sizes: dict[str, int] = field(default_factory=dict)
 
     def extended(self, steps: int) -> Snapshot:
         """Return the snapshot of a run whose last stage is longer by a number of steps.
@@ -159,8 +158,8 @@ def load_restart(path: str | Path) -> Snapshot:
     InputError
         If the file is missing, damaged, modified, or not a restart file.
     """
-    file = Path(os.path.expanduser(path))  # noqa: PTH111 - keeps the names of unknown users
-    if not os.path.isfile(file):  # noqa: PTH113 - never raises
+    file = find_file(path)
+    if file is None:
         raise InputError(f"there is no restart file {str(path)!r}: give the restart.npz of a run")
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:

@@ -118,9 +118,6 @@ class Settings:
                 raise InputError(f"{name} must be at least {least}, not {value}")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed must not be negative, nor exceed 63 bits, not {self.seed}")
-        self._check_choices()
-
-    def _check_choices(self) -> None:
         if not self.stages:
             raise InputError("a run needs at least one stage")
         for name, known in CHOICES.items():

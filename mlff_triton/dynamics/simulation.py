@@ -22,20 +22,11 @@ from mlff_triton.dynamics.lock import DirectoryLock
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
 from mlff_triton.dynamics.pace import Pace
-from mlff_triton.dynamics.preparation import (
-    Minimization,
-    draw_momenta,
-    minimize,
-)
+from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimize
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
-from mlff_triton.dynamics.systems import (
-    make_dynamics,
-    put_state,
-    repartition_masses,
-    state_of,
-)
+from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
 from mlff_triton.dynamics.threads import choose_threads, using_threads
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
 from mlff_triton.engine.motion import Dynamics, Observation, Suspect
@@ -168,8 +159,6 @@ class Simulation:
             temperatures=settings.spans[0].temperatures(len(systems)),
             is_prepared=False,
             minimization=None,
-            sizes={},
-            lasting_sizes={},
         )
         with reported(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -213,9 +202,8 @@ class Simulation:
         lock = DirectoryLock(folder)
         with lock.kept():
             simulation = cls(snapshot, calculator, folder, lock)
-            save_restart(
-                snapshot, simulation.restart_path
-            )  # first, as it fits the files either way
+            # First, as it fits the files either way
+            save_restart(snapshot, simulation.restart_path)
             simulation._records.cut()
             return simulation
 
@@ -482,8 +470,6 @@ class Simulation:
             temperatures=self.temperatures,
             is_prepared=self.is_prepared,
             minimization=self.minimization,
-            sizes={},
-            lasting_sizes={},
         )
         path = self.restart_path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from ase import Atoms
 from numpy.typing import NDArray
 
+from mlff_triton._common.files import find_file
 from mlff_triton._common.text import first_line, printable
 from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
@@ -81,9 +81,8 @@ def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
     InputError
         If the file is missing, too large, or not one that ASE reads.
     """
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 - keeps the names of unknown users
-    name = printable(source)
-    if not os.path.isfile(path):  # noqa: PTH113 - never raises
+    path, name = find_file(source), printable(source)
+    if path is None:
         raise InputError(
             f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
         )

@@ -96,7 +96,7 @@ def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
     return Drift(slope, float(np.sqrt(variance / (time @ time))))
 
 
-def settling(record: StageRecord) -> float | None:
+def unsettled(record: StageRecord) -> float | None:
     """Return how far the potential energy drifts in the last half of a stage, in its fluctuations.
 
     A straight line is fitted to that half. Its change is divided by the standard deviation of the
@@ -106,7 +106,8 @@ def settling(record: StageRecord) -> float | None:
     Returns
     -------
     float or None
-        The ratio; None for fewer than 20 rows in the last half.
+        The ratio; None if it is below 2, or unknown for fewer than 20 rows in the last half. None
+        does not prove equilibrium: slow motions may not have begun.
     """
     half = len(record.time) // 2
     time, energy = record.time[half:], record.potential[half:]
@@ -114,16 +115,8 @@ def settling(record: StageRecord) -> float | None:
         return None
     slope, residual = _fit_line(time, energy)
     change = abs(slope) * float(time[-1] - time[0])
-    return change / max(float(residual.std(ddof=2)), 1e-12)
-
-
-def is_settled(record: StageRecord) -> bool | None:
-    """Return False if the potential energy still drifts by twice its fluctuations; None if unknown.
-
-    True does not prove equilibrium: slow motions may not have begun.
-    """
-    ratio = settling(record)
-    return None if ratio is None else ratio < LARGEST_DRIFT
+    ratio = change / max(float(residual.std(ddof=2)), 1e-12)
+    return ratio if ratio >= LARGEST_DRIFT else None
 
 
 def _fit_line(time: FloatArray, values: FloatArray) -> tuple[float, FloatArray]:
@@ -138,8 +131,8 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
 
     Dashed lines mark the temperatures of thermostats. The drift is the change of the conserved
     energy, which is the total energy in nve, since the start of each stage. The potential energy is
-    relative to its last value. The volume is drawn if it changes. A title says if `is_settled`
-    denies it of the last stage.
+    relative to its last value. The volume is drawn if it changes. A title says if the last
+    stage is `unsettled`.
 
     Parameters
     ----------
@@ -182,7 +175,7 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
         axes.set_ylabel(label)
-    if is_settled(records[-1]) is False:
+    if unsettled(records[-1]):
         panels[1].set_title(
             f"not equilibrated: stage {records[-1].label} drifts", fontsize="medium"
         )

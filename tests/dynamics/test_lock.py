@@ -86,7 +86,6 @@ def test_two_starts_at_once_do_not_share_a_directory(tmp_path, monkeypatch):
 HOLD = """
 import sys
 from pathlib import Path
-from pathlib import Path
 from mlff_triton.dynamics.lock import DirectoryLock
 
 lock = DirectoryLock(Path(sys.argv[1]))

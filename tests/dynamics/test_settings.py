@@ -6,11 +6,7 @@ import json
 
 import pytest
 
-from mlff_triton.dynamics import (
-    Settings,
-    Stage,
-    stages_of,
-)
+from mlff_triton.dynamics import Settings, Stage, stages_of
 from mlff_triton.errors import InputError
 
 

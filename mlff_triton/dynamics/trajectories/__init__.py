@@ -29,14 +29,15 @@ Examples
 ... )
 >>> atoms = molecule("H2O")
 >>> atoms.calc = EMT()
+>>> results = atoms.get_potential_energy(), atoms.get_forces()
 >>> folder = Path(tempfile.mkdtemp())
 >>> path = folder / "trajectory.xyz"
 >>> check_trajectory(path, atoms)  # before anything is written
 >>> write_topology(folder / "topology.pdb", atoms)
 >>> with Recorder([open_trajectory(path, timestep_ps=0.001, interval=10)]) as recorder:
-...     recorder.append(Frame.of(atoms, step=0, time_ps=0.0, stage="nve"))
+...     recorder.append(Frame.of(atoms, 0, 0.0, "nve", *results))
 ...     (size,) = recorder.flush()  # for the restart file
-...     recorder.append(Frame.of(atoms, step=10, time_ps=0.01, stage="nve"))
+...     recorder.append(Frame.of(atoms, 10, 0.01, "nve", *results))
 >>> resumed = open_trajectory(path, timestep_ps=0.001, interval=10, size=size)
 >>> resumed.cut()  # drops step 10
 >>> resumed.size == path.stat().st_size == size

@@ -41,10 +41,8 @@ class DCDTrajectory(TrajectoryFile):
 
     Parameters
     ----------
-    path : path
-        The file. The first frame creates it.
-    size : int
-        Number of bytes to keep of an existing file; `cut` removes the rest.
+    path, size
+        Same as for `TrajectoryFile`.
     timestep_ps : float
         Time step in ps.
     interval : int

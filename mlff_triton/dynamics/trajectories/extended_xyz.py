@@ -25,18 +25,7 @@ class ExtendedXYZTrajectory(TrajectoryFile):
     """Text with positions, momenta, forces, custom masses, energy, step, time, stage and labels.
 
     Numbers have eight decimals; energy, time and cell have all their digits.
-
-    Parameters
-    ----------
-    path : path
-        The file. The first frame creates it.
-    size : int
-        Number of bytes to keep of an existing file; `cut` removes the rest.
-
-    Raises
-    ------
-    OutputError
-        If an existing file is shorter than ``size``, or cannot be read.
+    Parameters and errors are those of `TrajectoryFile`.
     """
 
     def __init__(self, path: Path, size: int) -> None:

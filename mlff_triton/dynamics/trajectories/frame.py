@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,34 +69,24 @@ class Frame:
     info: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, atoms: Atoms, step: int, time_ps: float, stage: str) -> Frame:
-        """Copy the state of a structure and the results of its calculator.
-
-        Parameters
-        ----------
-        atoms : Atoms
-            A structure with a calculator.
-        step : int
-            Number of time steps done.
-        time_ps : float
-            Time in ps.
-        stage : str
-            Label of the stage.
-        """
+    def of(
+        cls, atoms: Atoms, step: int, time_ps: float, stage: str, energy: float, forces: Array
+    ) -> Frame:
+        """Copy the state of a structure; parameters are as the attributes."""
         return cls(
             step=step,
             time_ps=time_ps,
             stage=stage,
-            energy=float(atoms.get_potential_energy()),
+            energy=energy,
             numbers=atoms.get_atomic_numbers(),
             positions=atoms.get_positions(),
             momenta=atoms.get_momenta(),
-            forces=np.array(atoms.get_forces()),
+            forces=forces.copy(),
             cell=atoms.cell.array.copy(),
             pbc=atoms.get_pbc(),
             masses=atoms.get_masses() if atoms.has("masses") else None,
             labels=labels_of(atoms),
-            info=copy.deepcopy(atoms.info),
+            info=dict(atoms.info),
         )
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 from mlff_triton.dynamics.trajectories.frame import Frame
 from mlff_triton.dynamics.trajectories.trajectory_file import TrajectoryFile
@@ -59,7 +58,7 @@ class Recorder:
         file = self._files[index]
         self._submit(lambda: file.append(frame), frame.nbytes)
 
-    def call(self, action: Callable[[tuple[int, ...]], None], nbytes: int = 0) -> None:
+    def call(self, action: Callable[[tuple[int, ...]], None]) -> None:
         """Have a function called in the thread once all frames appended so far are written.
 
         A restart file that is written this way includes these frames, and no one waits for it.
@@ -68,8 +67,6 @@ class Recorder:
         ----------
         action : callable
             Function of the sizes of all files in bytes.
-        nbytes : int, optional
-            Memory that the function keeps until it is called.
 
         Raises
         ------
@@ -78,7 +75,7 @@ class Recorder:
         OutputError
             If an earlier frame could not be written.
         """
-        self._submit(lambda: action(self._sizes()), nbytes)
+        self._submit(lambda: action(self._sizes()), 0)
 
     def flush(self) -> tuple[int, ...]:
         """Wait until everything is written, and return the sizes of all files in bytes.
@@ -113,13 +110,8 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
             self.close()
         else:
             self._thread.shutdown()

@@ -31,19 +31,8 @@ class XTCTrajectory(TrajectoryFile):
 
     Readers get float32. Up to nine atoms are not rounded.
 
-    Parameters
-    ----------
-    path : path
-        The file. The first frame creates it.
-    size : int
-        Number of bytes to keep of an existing file; `cut` removes the rest.
-
-    Raises
-    ------
-    InputError
-        If MDAnalysis is not installed.
-    OutputError
-        If an existing file is shorter than ``size``, or cannot be read.
+    Parameters and errors are those of `TrajectoryFile`. An `InputError` says that MDAnalysis is
+    missing.
     """
 
     def __init__(self, path: Path, size: int) -> None:

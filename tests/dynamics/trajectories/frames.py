@@ -40,7 +40,13 @@ def frame(index=0, **options):
     """Make the frame at step ``100 index``."""
     atoms = random_atoms(seed=index, **options)
     step = INTERVAL * index
-    return Frame.of(atoms, step, step * TIMESTEP, "nvt")
+    return frame_of(atoms, step, step * TIMESTEP, "nvt")
+
+
+def frame_of(atoms, step, time_ps, stage):
+    """Make a frame with the results of the calculator."""
+    results = atoms.get_potential_energy(), atoms.get_forces()
+    return Frame.of(atoms, step, time_ps, stage, *results)
 
 
 def opened(path, size=0):

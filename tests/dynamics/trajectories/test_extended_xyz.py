@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from mlff_triton.dynamics.trajectories import Frame
-from tests.dynamics.trajectories.frames import CELLS, frame, opened, random_atoms
+from tests.dynamics.trajectories.frames import CELLS, frame, frame_of, opened, random_atoms
 
 
 def written(path, *frames):
@@ -36,14 +35,14 @@ def text_of_ase(atoms, step, time_ps, stage, columns=()):
 @pytest.mark.parametrize("count", [1, 20])
 def test_bytes_are_those_of_ase(tmp_path, cell, count):
     atoms = random_atoms(count, cell=cell)
-    text = written(tmp_path / "t.xyz", Frame.of(atoms, 7, 0.0035, "nvt 300 K"))
+    text = written(tmp_path / "t.xyz", frame_of(atoms, 7, 0.0035, "nvt 300 K"))
     assert text == text_of_ase(atoms, 7, 0.0035, "nvt 300 K")
 
 
 def test_custom_masses_are_a_column(tmp_path):
     atoms = random_atoms()
     atoms.set_masses(np.linspace(1, 300, len(atoms)))
-    text = written(tmp_path / "t.extxyz", Frame.of(atoms, 7, 0.0035, "nve"))
+    text = written(tmp_path / "t.extxyz", frame_of(atoms, 7, 0.0035, "nve"))
     assert text == text_of_ase(atoms, 7, 0.0035, "nve", ["masses"])
 
 
@@ -52,10 +51,10 @@ def test_names_of_atoms_and_residues_are_columns(tmp_path):
     atoms.set_masses(np.linspace(1, 300, len(atoms)))
     atoms.set_array("atomtypes", np.array([f"{symbol}1" for symbol in atoms.symbols]))
     atoms.set_array("residuenumbers", np.arange(20) // 3)
-    frames = [Frame.of(atoms, 7, 0.0035, "nve")]
+    frames = [frame_of(atoms, 7, 0.0035, "nve")]
     atoms.set_array("residuenumbers", None)
     atoms.set_array("residuenames", np.array(["HOH", "X"] * 10))
-    frames.append(Frame.of(atoms, 8, 0.004, "nve"))
+    frames.append(frame_of(atoms, 8, 0.004, "nve"))
     text = written(tmp_path / "t.xyz", *frames)
     new = text_of_ase(atoms, 8, 0.004, "nve", ["masses", "atomtypes", "residuenames"])
     atoms.set_array("residuenumbers", np.arange(20) // 3)
@@ -69,7 +68,7 @@ def test_numbers_of_any_size(tmp_path, value):
     momenta = atoms.get_momenta()
     momenta[3, 1] = value
     atoms.set_momenta(momenta)
-    text = written(tmp_path / "t.xyz", Frame.of(atoms, 7, 0.0035, "nve"))
+    text = written(tmp_path / "t.xyz", frame_of(atoms, 7, 0.0035, "nve"))
     assert text == text_of_ase(atoms, 7, 0.0035, "nve")
 
 

@@ -167,7 +167,7 @@ FOREIGN = {
 def test_other_files_are_not_taken_for_a_dcd(tmp_path, name):
     path = tmp_path / "t.dcd"
     path.write_bytes(FOREIGN[name])
-    with pytest.raises(OutputError, match="does not end with a frame"):
+    with pytest.raises(OutputError, match=r"t\.dcd .*: restore the original"):
         opened(path, 4000)
     assert path.read_bytes() == FOREIGN[name]
 
