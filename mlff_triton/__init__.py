@@ -13,10 +13,12 @@ _HOME_OF = {
     "Engine": "mlff_triton.engine.engine",
     "Ensemble": "mlff_triton.model.prediction",
     "Graph": "mlff_triton.neighbors.graph",
+    "KnownDomain": "mlff_triton.model.known_domain",
     "Prediction": "mlff_triton.model.prediction",
     "TensorNet": "mlff_triton.model.tensornet",
     "TensorNetCalculator": "mlff_triton.calculators",
     "TensorNetConfig": "mlff_triton.model.config",
+    "UnknownChemistryWarning": "mlff_triton.model.known_domain",
     "VerletList": "mlff_triton.neighbors.verlet_list",
     "__version__": "mlff_triton._common.version",
     "accelerate": "mlff_triton.torchmd_net.patch",
@@ -33,10 +35,12 @@ __all__ = [
     "Engine",
     "Ensemble",
     "Graph",
+    "KnownDomain",
     "Prediction",
     "TensorNet",
     "TensorNetCalculator",
     "TensorNetConfig",
+    "UnknownChemistryWarning",
     "VerletList",
     "__version__",
     "accelerate",
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from mlff_triton.checkpoints import load_model, save_model
     from mlff_triton.engine.engine import Engine
     from mlff_triton.model.config import TensorNetConfig
+    from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning
     from mlff_triton.model.prediction import Ensemble, Prediction, predict
     from mlff_triton.model.tensornet import TensorNet
     from mlff_triton.neighbors.graph import Graph

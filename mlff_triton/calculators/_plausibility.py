@@ -39,12 +39,47 @@ def check_distances(batch: Batch) -> None:
         )
 
 
-def warn_of_unknown(batch: Batch, domain: KnownDomain) -> bool:
-    """Warn of chemistry outside a domain, at most once; return True if there was a warning."""
-    reason = next(_unknown(batch, domain), None)
-    if reason is not None:
-        warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
-    return reason is not None
+class Plausibility:
+    """Checks of systems that a front end has not met before.
+
+    Parameters
+    ----------
+    domain : KnownDomain, optional
+        Chemistry that the model was trained for.
+    """
+
+    def __init__(self, domain: KnownDomain | None) -> None:
+        self._domain = domain
+        self._has_warned = False
+        self._seen: set[int] = set()
+
+    def check(self, batch: Batch) -> None:
+        """Refuse atoms of one system that are far too close, and warn once of unknown chemistry.
+
+        Raises
+        ------
+        InputError
+            If atoms are too close.
+
+        Warns
+        -----
+        UnknownChemistryWarning
+            Once, if a system differs from all that the model was trained for.
+        """
+        check_distances(batch)
+        if self._domain is None or self._has_warned or batch.charge.any():
+            return
+        reason = next(_unknown(batch, self._domain), None)
+        if reason is not None:
+            self._has_warned = True
+            warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
+
+    def check_new(self, batch: Batch) -> None:
+        """Check a system unless one of the same atoms and charge has been checked."""
+        key = hash((batch.numbers.tobytes(), batch.charge.tobytes()))
+        if key not in self._seen:
+            self.check(batch)
+            self._seen.add(key)
 
 
 def _unknown(batch: Batch, domain: KnownDomain) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from numpy.typing import ArrayLike
 
-from mlff_triton.calculators._plausibility import check_distances, warn_of_unknown
+from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.engine.batch import Batch, check_charge
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
@@ -63,7 +63,7 @@ class Session:
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
         self._batch: Batch | None = None
-        self._has_warned = False
+        self._plausibility = Plausibility(self.engine.known_domain)
 
     def changes(self, system: System) -> list[str]:
         """Return which fields of a system differ from the last one: its box counts as the cell."""
@@ -107,17 +107,20 @@ class Session:
             batch = batch.with_box(system.cell, system.pbc).with_positions(system.positions)
         else:
             batch = system.check()
-            self._look_at(batch)
+            self._plausibility.check(batch)
         self._batch = batch
         return self.engine.evaluate(batch)
 
-    def _look_at(self, batch: Batch) -> None:
-        """Refuse other atoms that are far too close, and warn once of unknown chemistry."""
-        check_distances(batch)
-        domain = self.engine.known_domain
-        if domain is not None and not self._has_warned and not batch.charge.any():
-            self._has_warned = warn_of_unknown(batch, domain)
-
     def evaluate_many(self, systems: list[System]) -> Prediction:
-        """Compute several systems in one batch; errors are those of `evaluate`."""
-        return self.engine.evaluate(Batch.concatenate([system.check() for system in systems]))
+        """Compute several systems in one batch, with the errors and warnings of `evaluate`."""
+        return self.engine.evaluate(self.batch_of(systems))
+
+    def batch_of(self, systems: list[System]) -> Batch:
+        """Return a batch of systems, with the errors and warnings of `evaluate`.
+
+        Of several systems with the same atoms, only the first one is checked for plausibility.
+        """
+        batches = [system.check() for system in systems]
+        for batch in batches:
+            self._plausibility.check_new(batch)
+        return Batch.concatenate(batches)

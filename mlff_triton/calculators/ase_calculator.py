@@ -13,7 +13,7 @@ from ase.calculators.calculator import Calculator, all_changes
 from numpy.typing import NDArray
 
 from mlff_triton.calculators._session import Session, System
-from mlff_triton.engine.batch import Batch, same
+from mlff_triton.engine.batch import same
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble, Prediction
@@ -166,7 +166,7 @@ class TensorNetCalculator(Calculator):
             None if the model does not run on a GPU, or is an ensemble.
         """
         masses = np.concatenate([atoms.get_masses() for atoms in systems])
-        batch = Batch.concatenate([_system_of(atoms).check() for atoms in systems])
+        batch = self.session.batch_of([_system_of(atoms) for atoms in systems])
         return self.session.engine.dynamics(batch, masses)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton.calculators._plausibility import Plausibility
+from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble
@@ -122,6 +124,7 @@ class TorchSimModel(ModelInterface):
         self._compute_forces = compute_forces
         self._compute_stress = compute_stress
         self._memory_scales_with = "n_atoms"
+        self._plausibility: Plausibility | None = Plausibility(self.engine.known_domain)
 
     def _set_compute_forces(self, value: bool) -> None:
         self._compute_forces = value
@@ -149,11 +152,16 @@ class TorchSimModel(ModelInterface):
         Raises
         ------
         InputError, UnknownElementError, OverlappingAtomsError, BackendError, SimulationError
-            As for `mlff_triton.Engine.queue`.
+            As for `mlff_triton.Engine.queue`; also if atoms of the first state are far too close.
+
+        Warns
+        -----
+        UnknownChemistryWarning
+            Once, if a system of the first state differs from all that the model was trained for.
         """
         if isinstance(state, dict):
             state = SimState(masses=torch.ones_like(state["positions"][:, 0]), **state)
-        prediction = self.engine.queue(
+        given = (
             state.atomic_numbers,
             state.positions,
             state.cell.mT,
@@ -161,6 +169,11 @@ class TorchSimModel(ModelInterface):
             state.system_idx,
             _charge(state),
         )
+        if self._plausibility is not None:
+            for batch in Batch.of(*given).systems():
+                self._plausibility.check_new(batch)
+            self._plausibility = None
+        prediction = self.engine.queue(*given)
         results = {"energy": prediction.energy}
         if self.compute_forces:
             results["forces"] = prediction.forces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -102,6 +103,20 @@ class Batch:
             system=np.concatenate([b.system + k for b, k in zip(batches, starts, strict=False)]),
             charge=np.concatenate([batch.charge for batch in batches]),
         )
+
+    def systems(self) -> list[Batch]:
+        """Return a batch of each system."""
+        ends = self.system_ptr.tolist()
+        return [
+            Batch(
+                self.numbers[first:last],
+                self.positions[first:last],
+                self.boxes[k : k + 1],
+                np.zeros(last - first, dtype=np.int64),
+                self.charge[k : k + 1],
+            )
+            for k, (first, last) in enumerate(pairwise(ends))
+        ]
 
     def same_atoms(self, other: Batch) -> bool:
         """Return True if both batches hold the same atoms, systems and charges."""

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlff_triton._common.devices import find_device, find_dtype
+from mlff_triton._common.triton_start import start_triton
 from mlff_triton.checkpoints import load_model, shipped_models
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.batch import Batch, as_array
@@ -70,7 +71,8 @@ class Engine:
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
     uses atomic additions. Any thread may call; calls wait for one another. Copies and pickles hold
     the arguments and the model, from which the engine is made again. After a fork, an engine on the
-    CPU works in the child with a single thread. CUDA does not work there.
+    CPU works in the child with a single thread. CUDA does not work there. Unlike calculators, an
+    engine does not look for atoms that are far too close, or for chemistry unknown to the model.
 
     Raises
     ------
@@ -98,9 +100,11 @@ class Engine:
     ) -> None:
         if precision not in PRECISIONS:
             raise InputError(f"precision={precision!r}: use one of {', '.join(PRECISIONS)}")
-        loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         self.device = find_device(device)
         self.dtype = find_dtype(dtype)
+        if self.device.type == "cuda":
+            start_triton()
+        loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         members = members_of(loaded)
         self.weights = hash_of_weights(loaded.state_dict())
         self.known_domain = loaded.known_domain

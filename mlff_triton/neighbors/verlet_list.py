@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ def check_skin(skin: float | str) -> float | None:
     """Check a skin, and return it, or None for "auto"; it must be finite and not negative."""
     if isinstance(skin, str) and skin == "auto":
         return None
-    if not isinstance(skin, Real) or not 0 <= skin < math.inf:
+    if not isinstance(skin, (int, float, np.number)) or not 0 <= skin < math.inf:
         raise InputError(f"skin must be finite and not negative, or 'auto', not {short_repr(skin)}")
     return skin
 

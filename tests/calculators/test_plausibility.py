@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import read
 
-from mlff_triton import Ensemble, TensorNetCalculator, load_model
+from mlff_triton import Ensemble, TensorNetCalculator, create_openmm_force, load_model
+from mlff_triton.calculators import _plausibility
+from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import (
     TENSORNET_GFN2,
@@ -20,6 +27,7 @@ from mlff_triton.model.known_domain import (
 )
 from mlff_triton.testing import water_box
 from tests.support.tensornets import model_of
+from tests.support.torch_sim_double import doubled
 
 ROOT = Path(__file__).parents[2]
 TRAINED_ON = ROOT / "examples" / "training" / "structures.xyz"
@@ -118,3 +126,90 @@ def test_nanometers_read_as_angstrom_are_refused(model):
     with pytest.raises(InputError, match=r"are only 0\.\d+ Å apart: check .* not nm"):
         fresh.get_potential_energy(small)
     assert fresh.get_potential_energy(atoms) == expected
+
+
+def in_openmm(model, atoms: Atoms) -> Callable[[], object]:
+    """Return a step of a PythonForce."""
+    openmm = pytest.importorskip("openmm")
+    system = openmm.System()
+    for mass in atoms.get_masses():
+        system.addParticle(mass)
+    system.addForce(create_openmm_force(atoms.numbers, model=model, device="cpu"))
+    platform = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), platform)
+    context.setPositions(atoms.positions / 10)
+    return lambda: context.getState(energy=True)
+
+
+def in_openmm_torch(model, atoms: Atoms) -> Callable[[], object]:
+    """Return a call of the module of a TorchForce."""
+    pytest.importorskip("openmm")
+    from mlff_triton.calculators.openmm.recipe import Recipe, lasting_model
+    from mlff_triton.calculators.openmm.torch_force import OpenMMSystem
+
+    system = OpenMMSystem(Recipe(lasting_model(model), atoms.numbers, device="cpu"))
+    return lambda: system.step(torch.tensor(atoms.positions / 10), None)
+
+
+def in_torch_sim(model, atoms: Atoms) -> Callable[[], object]:
+    """Return a call of a model of TorchSim, with two systems."""
+    from mlff_triton.calculators.torch_sim_model import TorchSimModel
+
+    two = Batch.concatenate([Batch.of(atoms.numbers, atoms.positions)] * 2)
+    state = {
+        "positions": torch.from_numpy(two.positions),
+        "cell": torch.zeros(2, 3, 3, dtype=torch.float64),
+        "pbc": False,
+        "atomic_numbers": torch.from_numpy(two.numbers),
+        "system_idx": torch.from_numpy(two.system),
+    }
+    calculator = TorchSimModel(model, device="cpu")
+    return lambda: calculator(state)
+
+
+def many(model, atoms: Atoms) -> Callable[[], object]:
+    """Return a computation of many images."""
+    calculator = TensorNetCalculator(model, device="cpu")
+    return lambda: calculator.calculate_many([molecule("H2O"), atoms, atoms])
+
+
+def moved(model, atoms: Atoms) -> Callable[[], object]:
+    """Return the preparation of a simulation."""
+    calculator = TensorNetCalculator(model, device="cpu")
+    return lambda: calculator.dynamics([molecule("H2O"), atoms])
+
+
+@pytest.fixture(params=[many, moved, in_openmm, in_openmm_torch, in_torch_sim])
+def front_end(request):
+    is_double = request.param is in_torch_sim and find_spec("torch_sim") is None
+    with doubled() if is_double else nullcontext():
+        yield request.param
+    if is_double:
+        sys.modules.pop("mlff_triton.calculators.torch_sim_model", None)
+
+
+def test_all_front_ends_warn_once(front_end):
+    run = front_end("default", Atoms("O2", [[0, 0, 0], [0, 0, 1.21]]))
+    with pytest.warns(UnknownChemistryWarning, match="O bonded to O and O bonded to O") as caught:
+        run()
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run()
+
+
+def test_all_front_ends_refuse_nanometers_read_as_angstrom(front_end):
+    atoms = molecule("CH3CH2OH")
+    atoms.positions /= 10
+    with pytest.raises(Exception, match=r"are only 0\.\d+ Å apart: check .* not nm"):
+        front_end(model_of(num_layers=1), atoms)()
+
+
+def test_systems_of_the_same_atoms_are_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr(_plausibility, "check_distances", checked.append)
+    calculator = TensorNetCalculator(model_of(num_layers=1), device="cpu")
+    images = [molecule("H2O"), molecule("CH4"), molecule("H2O")]
+    for _ in range(2):
+        calculator.calculate_many(images)
+    assert [batch.numbers.tolist() for batch in checked] == [[8, 1, 1], [6, 1, 1, 1, 1]]

@@ -55,6 +55,16 @@ def test_tensors_may_require_gradients():
     assert np.allclose(Batch.of(NUMBERS, positions).positions, POSITIONS)
 
 
+def test_a_batch_consists_of_its_systems():
+    batch = Batch.of(NUMBERS, POSITIONS, [CELL, np.eye(3) * 9], True, TWO, [1, -2])
+    systems = batch.systems()
+    assert [system.numbers.tolist() for system in systems] == [[8, 1], [1]]
+    whole = Batch.concatenate(systems)
+    assert whole.same_atoms(batch)
+    assert np.array_equal(whole.positions, batch.positions)
+    assert whole.boxes == batch.boxes
+
+
 def test_systems_share_one_cell():
     batch = Batch.of(NUMBERS, POSITIONS, CELL, True, TWO)
     first, second = batch.boxes

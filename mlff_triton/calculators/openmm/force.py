@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mlff_triton._common.devices import find_device
+from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.atoms import Selection, check_bonds
 from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
 from mlff_triton.engine.batch import Batch, check_charge
@@ -88,6 +89,9 @@ def create_openmm_force(
     With OpenMM on the GPU, OpenMM and PyTorch alternate there, which costs about 0.4 ms per step.
     If the model computes all atoms, and there are a few thousand at most, OpenMM's Reference
     platform with ``route="python"`` is faster, as it leaves the GPU to the model.
+
+    The first step refuses atoms that are far too close, and warns by an `UnknownChemistryWarning`
+    if the structure differs from all that the model was trained for.
 
     All Contexts of one System share one neighbor list of the model. Contexts that step in turn are
     faster with a System each.
@@ -270,7 +274,9 @@ class EngineForce:
         cell = NM * np.array(state.getPeriodicBoxVectors()._value) if recipe.periodic else None
         if self._batch is None:
             charge, pbc = recipe.charge, recipe.periodic
-            self._batch = Batch.of(recipe.numbers, positions, cell, pbc, charge=charge)
+            batch = Batch.of(recipe.numbers, positions, cell, pbc, charge=charge)
+            Plausibility(self.engine.known_domain).check(batch)
+            self._batch = batch
         else:
             self._batch = self._batch.with_box(cell).with_positions(positions)
         return self._batch

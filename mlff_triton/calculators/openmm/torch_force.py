@@ -24,8 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.recipe import Recipe
 from mlff_triton.calculators.openmm.stub_library import load_stub
+from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
@@ -114,6 +116,7 @@ class OpenMMSystem:
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
+        self._plausibility: Plausibility | None = Plausibility(engine.known_domain)
         self._particles: Tensor | None = None
         if recipe.particles is not None:
             self._particles = torch.from_numpy(recipe.particles)
@@ -126,13 +129,23 @@ class OpenMMSystem:
         if self._particles is not None:
             self._particles = self._particles.to(positions.device)
             ours = positions.index_select(0, self._particles)
-        energy, forces = self.resident.step(ours, box if self.recipe.periodic else None)
+        box = box if self.recipe.periodic else None
+        if self._plausibility is not None:
+            self._plausibility.check(self._batch(ours, box))
+            self._plausibility = None
+        energy, forces = self.resident.step(ours, box)
         if self.recipe.shift:
             energy -= self.recipe.shift * EV_TO_KJ_PER_MOL
         forces = forces.to(positions.device)
         if self._particles is not None:
             forces = torch.zeros_like(positions).index_copy_(0, self._particles, forces)
         return energy, forces
+
+    def _batch(self, positions: Tensor, box: Tensor | None) -> Batch:
+        recipe, cell = self.recipe, None if box is None else NM * box.double()
+        return Batch.of(
+            recipe.numbers, NM * positions.double(), cell, recipe.periodic, charge=recipe.charge
+        )
 
     def _check(self, n_particles: int) -> None:
         needed = self._last_particle + 1 if self._particles is not None else self.resident.n_atoms
