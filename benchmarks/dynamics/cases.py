@@ -40,7 +40,7 @@ class Case:
     ms : float
         Approximate time per step of the command on an H200, which sets its number of steps.
     hold : int
-        Steps at 300 K that melt the system; zero for systems that are not melted.
+        Steps at 300 K that melt the system in its ensemble; zero for systems that are not melted.
     repeats : int
         Copies of the melted system along each axis.
     settle : int
@@ -153,13 +153,14 @@ def _water(n_molecules: int, ms: float, repeats: int = 1) -> Case:
 
 
 def _npt(n_molecules: int, ms: float) -> Case:
+    """Return a case of water at a pressure, at which it melts and finds its volume in 10 ps."""
     return Case(
         f"npt-{3 * n_molecules}",
         partial(systems.water, n_molecules),
         ms,
-        5 * PICOSECOND,
+        10 * PICOSECOND,
         ensemble="npt",
-        implementations=("command",),
+        implementations=COMMAND,
     )
 
 

@@ -87,18 +87,17 @@ def start_of(case: Case, folder: Path, device: torch.device, plan: Plan) -> Star
     if not case.hold:
         return drawn(case.build())
     hold, settle = (min(steps, plan.longest) for steps in (case.hold, case.settle))
-    name = case.name.removeprefix("npt-")
-    path = folder / f"{name}.npz"
+    path = folder / f"{case.name}.npz"
     found = _read(path, hold + settle)
     if found is not None:
         return found
     heating = plan.heating if case.replicas == 1 else 0  # molecules are near a minimum already
-    start = _run(drawn(case.build()), hold, device, heating)
+    start = _run(drawn(case.build()), hold, device, heating, case.ensemble)
     if case.repeats > 1:
         start = _run(repeated(start.system, case.repeats), settle, device)
     _write(path, start, hold + settle)
-    kelvin = start.temperature(start.velocities)
-    print(f"melted {name}: {(hold + settle) * TIME_STEP / 1000:g} ps, {kelvin:.0f} K", flush=True)
+    ps, kelvin = (hold + settle) * TIME_STEP / 1000, start.temperature(start.velocities)
+    print(f"melted {case.name}: {ps:g} ps, {kelvin:.0f} K", flush=True)
     return start
 
 
@@ -120,12 +119,16 @@ def repeated(system: System, repeats: int) -> Start:
 def _of(system: System, images: list[Atoms]) -> Start:
     positions = np.concatenate([atoms.positions for atoms in images])
     velocities = np.concatenate([atoms.get_velocities() for atoms in images])
+    if system.cell is not None:
+        system = dataclasses.replace(system, cell=images[0].cell.array)
     return Start(moved(system, positions), velocities)
 
 
-def _run(start: Start, steps: int, device: torch.device, heating: int = 0) -> Start:
+def _run(
+    start: Start, steps: int, device: torch.device, heating: int = 0, ensemble: str = "nvt"
+) -> Start:
     """Simulate with the shipped model, first minimizing and heating if there are such steps."""
-    stages = [Stage("nvt", n) for n in (heating, steps) if n]
+    stages = [Stage(name, n) for name, n in (("nvt", heating), (ensemble, steps)) if n]
     settings = Settings(
         stages=tuple(stages),
         temperature=TEMPERATURE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,8 +103,6 @@ def md(
 
     Several structures, or replicas of one, run in one batch. Ctrl-C leaves a restart file.
     """
-    # Threads that wait must not keep other processes from working. PyTorch reads this once.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from mlff_triton.dynamics import Settings
 
     if restart is not None:

@@ -11,7 +11,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError
 from torch import Tensor
 
-from mlff_triton.dynamics.threads import using_threads
+from mlff_triton.dynamics.threads import using_threads, warn_if_busy
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError
@@ -43,6 +43,8 @@ class HostDynamics:
         self._systems = [atoms.copy() for atoms in systems]
         self._calculator = calculator
         self._threads = threads
+        if threads is not None:
+            warn_if_busy(threads)
         counts = torch.tensor([len(atoms) for atoms in systems])
         positions = torch.zeros(int(counts.sum()), 3, dtype=torch.float64)
         cell = torch.zeros(len(systems), 3, 3, dtype=torch.float64)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
 ATOMS_PER_THREAD = 64
+
+_LOG = logging.getLogger("mlff_triton")
 
 
 def choose_threads(n_atoms: int) -> int:
@@ -22,6 +27,22 @@ def choose_threads(n_atoms: int) -> int:
         Number of atoms of all systems.
     """
     return max(1, min(torch.get_num_threads(), n_atoms // ATOMS_PER_THREAD))
+
+
+@cache
+def warn_if_busy(threads: int) -> None:
+    """Log once per process what to do if other programs use the cores that threads would need.
+
+    The number of threads is not reduced for them, as bits depend on it.
+    """
+    if threads == 1 or not hasattr(os, "getloadavg"):  # as on Windows
+        return
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load + threads > cores + 1:
+        _LOG.warning(
+            f"other programs keep {load:.1f} of {cores} cores busy, and {threads} threads wait for "
+            "one another in each step: one thread (--threads 1) may be faster"
+        )
 
 
 @contextmanager

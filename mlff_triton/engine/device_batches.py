@@ -42,6 +42,17 @@ class DeviceBatches:
         self._staged[:] = batch.positions
         self._state.set_batch(batch)
 
+    def prepare(self) -> None:
+        """Upload the positions that are staged, and make a neighbor matrix and graph for them.
+
+        Raises
+        ------
+        InputError, OverlappingAtomsError
+            As `fetch` does.
+        """
+        self._upload()
+        self._state.settle(lambda: int(self.run().totals.status.max()))
+
     def run(self) -> Outputs:
         """Queue a step of the positions uploaded last; the next one overwrites its results."""
         self._state.renew()

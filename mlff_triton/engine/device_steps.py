@@ -108,7 +108,7 @@ class DeviceSteps(Steps):
         """Return a function that queues the step of a batch, without waiting for it."""
         with self._on_gpu(batch):
             buffers = self._buffers(batch)
-            buffers.fetch()
+            buffers.prepare()
 
         def queue() -> Prediction:
             with torch.cuda.device_of(self._model.parameters.receiver):

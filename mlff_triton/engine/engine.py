@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -20,6 +17,7 @@ from mlff_triton._common.triton_start import start_triton
 from mlff_triton.checkpoints import load_model, shipped_models
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.batch import Batch, as_array
+from mlff_triton.engine.fork_lock import ForkLock
 from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
@@ -59,7 +57,7 @@ class Engine:
 
     Attributes
     ----------
-    lock : RLock
+    lock : ForkLock
         Held during each call; hold it to make several calls without others between them.
     weights : str
         Start of the SHA-256 of the model's weights.
@@ -116,9 +114,7 @@ class Engine:
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
         given = check_skin(skin)
         self._steps = [self._make_steps(member, precision, given) for member in members]
-        self._is_lost = False
-        self.lock = threading.RLock()
-        _engines.add(self)
+        self.lock = ForkLock(self.device.type == "cuda")
 
     def __reduce__(self) -> tuple[type[Engine], tuple[object, ...]]:
         return Engine, self._recipe
@@ -189,11 +185,6 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute a checked batch as `compute` does, and return the results on the CPU."""
-        if self._is_lost:
-            raise BackendError(
-                "CUDA does not work in a forked process: start processes by the method 'spawn' or "
-                "'forkserver', or make the engine in the process that uses it"
-            )
         check_neutral(self.uses_charge, batch.charge)
         with self.lock:
             return _mean([steps.evaluate(batch) for steps in self._steps])
@@ -292,7 +283,8 @@ class Engine:
         check_neutral(self.uses_charge, batch.charge)
         if len(self._steps) > 1:
             return None
-        return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64))
+        with self.lock:
+            return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64))
 
     def queue(
         self,
@@ -361,26 +353,6 @@ class Engine:
         return _mean(predictions)
 
 
-_engines: WeakSet[Engine] = WeakSet()
-
-
-def _after_fork() -> None:
-    """Make engines usable in a forked process, in which all other threads are gone.
-
-    PyTorch would wait forever for its threads, and a lock may have belonged to another thread.
-    """
-    if not _engines:
-        return
-    torch.set_num_threads(1)
-    for engine in _engines:
-        engine.lock = threading.RLock()
-        engine._is_lost = engine.device.type == "cuda"
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 def is_shipped(model: str) -> bool:
     """Return True for the name of a model that is included in the package."""
     return model == "default" or model in shipped_models()
@@ -404,7 +376,7 @@ class ResidentSystem:
         Number of atoms N.
     members : list of ResidentStep
         Step of each model.
-    lock : RLock
+    lock : ForkLock
         Lock of the engine.
 
     Examples
@@ -418,7 +390,7 @@ class ResidentSystem:
 
     n_atoms: int
     members: list[ResidentStep]
-    lock: threading.RLock
+    lock: ForkLock
 
     def step(self, positions: Tensor, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute energy and forces for the current positions, in the system's units.

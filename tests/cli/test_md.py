@@ -157,27 +157,6 @@ def test_a_cell_can_be_dropped(run, model):
         assert (code, "--no-pbc contradicts" in err) == ((2, True) if is_periodic else (0, False))
 
 
-def test_md_has_threads_wait_without_work(tmp_path):
-    """OpenMP reads this when PyTorch is imported."""
-    code = (
-        "import os, sys\nfrom mlff_triton.cli import md\nassert 'torch' not in sys.modules\n"
-        "from mlff_triton.cli.main import main\ntry:\n    main(['md'])\n"
-        "except SystemExit:\n    print(os.environ['OMP_WAIT_POLICY'])"
-    )
-    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
-        environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | given
-        environment["PYTHONPATH"] = str(Path(mlff_triton.__file__).parents[1])
-        shown = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert shown.stdout.strip() == expected
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_continues_exactly(run, model, number):
     plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 50, "--every", 7)

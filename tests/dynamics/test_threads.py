@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from ase.build import molecule
 
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.outputs import RESTART
-from mlff_triton.dynamics.threads import choose_threads, using_threads
+from mlff_triton.dynamics.threads import choose_threads, using_threads, warn_if_busy
 from tests.support.springs import Springs, stop_at
 
 
@@ -54,3 +56,17 @@ def test_a_continued_run_uses_as_many_threads(tmp_path, given, expected):
         assert resumed.run()
         assert torch.get_num_threads() == 5
     assert calculator.seen == {expected}
+
+
+@pytest.mark.parametrize(
+    ("threads", "load", "warns"), [(2, 0.5, False), (2, 1.5, True), (1, 6, False)]
+)
+def test_other_busy_programs_are_named_once(monkeypatch, caplog, threads, load, warns):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    warn_if_busy.cache_clear()
+    for _ in range(2):
+        warn_if_busy(threads)
+    expected = ["other programs keep 1.5 of 2 cores busy"] if warns else []
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == expected
+    warn_if_busy.cache_clear()

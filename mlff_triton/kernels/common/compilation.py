@@ -29,6 +29,7 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from mlff_triton._common.availability import is_interpreting
+from mlff_triton._common.triton_start import start_triton
 
 QUIET = 1.0  # s before progress is shown
 PATIENCE = 120.0  # s for one kernel, after which launches compile the remaining ones
@@ -54,6 +55,7 @@ def compile_ahead(launch: Callable[[], object]) -> None:
     if is_interpreting():
         return
     try:
+        start_triton().join()
         with _LOCK:
             missing = [fn for key, fn in _kernels_of(launch).items() if not _is_on_disk(key)]
             if len(missing) > 1:
