@@ -5,10 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from tests.support.kernel_fixtures import device
+from tests.support.language_models import NAMES
 
 __all__ = ["device"]
+
+
+@pytest.fixture(params=NAMES)
+def model(request: pytest.FixtureRequest, device: str) -> nn.Module:
+    """Make a tiny language model of transformers."""
+    from tests.support.huggingface import make  # skips the test if transformers is missing
+
+    return make(request.param, device, torch.float32)
+
+
+@pytest.fixture
+def ids(device: str) -> Tensor:
+    """Make random tokens."""
+    return torch.randint(5, 24, (2, 9), device=device)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

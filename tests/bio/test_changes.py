@@ -15,21 +15,10 @@ from torch import Tensor, nn
 from mlff_triton import bio
 from mlff_triton.errors import InputError
 from tests.support.huggingface import make
-from tests.support.language_models import assert_same, attributes
+from tests.support.language_models import NAMES, assert_same, attributes
 
-NAMES = ["EsmForMaskedLM", "BertForMaskedLM"]
 PATHS = ("", "embeddings", "encoder", "encoder.layer.0", "encoder.layer.0.attention")
 LINEAR = "encoder.layer.0.intermediate.dense"
-
-
-@pytest.fixture(params=NAMES)
-def model(request: pytest.FixtureRequest, device: str) -> nn.Module:
-    return make(request.param, device, torch.float32)
-
-
-@pytest.fixture
-def ids(device: str) -> Tensor:
-    return torch.randint(5, 24, (2, 9), device=device)
 
 
 @torch.inference_mode()

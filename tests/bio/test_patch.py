@@ -17,21 +17,10 @@ from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FastForward
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
 from tests.support.huggingface import make, transformers
-from tests.support.language_models import assert_same, attributes, randomize
+from tests.support.language_models import NAMES, assert_same, attributes, randomize
 
-NAMES = ["EsmForMaskedLM", "BertForMaskedLM"]
 # Parts of warnings
 GRADIENTS, ATTENTIONS = "gradients are required", "output_attentions is not supported"
-
-
-@pytest.fixture(params=NAMES)
-def model(request: pytest.FixtureRequest, device: str) -> nn.Module:
-    return make(request.param, device, torch.float32)
-
-
-@pytest.fixture
-def ids(device: str) -> Tensor:
-    return torch.randint(5, 24, (2, 9), device=device)
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from mlff_triton.testing import assert_within
 SEQUENCES, LENGTH = 3, 17
 AMINO_ACIDS = range(5, 24)  # as tokens, in all vocabularies here
 MASK_TOKEN = 32  # of ESM
+NAMES = ["EsmForMaskedLM", "BertForMaskedLM"]  # classes of transformers with a language head
 
 KEPT: dict[str, list[slice] | None] = {
     "no mask": None,

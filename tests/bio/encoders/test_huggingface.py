@@ -18,6 +18,7 @@ from tests.support.huggingface import (
 )
 from tests.support.language_models import (
     LENGTH,
+    NAMES,
     SEQUENCES,
     assert_same,
     assert_same_first,
@@ -124,7 +125,7 @@ def test_kernels(name, mask, precision, device):
     check(model, inputs_of(model, mask), precision, precision=precision, backend="triton")
 
 
-@pytest.mark.parametrize("name", ["EsmForMaskedLM", "BertForMaskedLM"])
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels_in_the_dtype_of_the_model(name, device):
     """Compare a float16 model with its float32 original, whose errors are smaller."""
     model = make(name, device, torch.float32)
@@ -229,7 +230,7 @@ def test_configurations_that_ask_for_tuples(name, device):
     assert [x.shape for x in found] == [x.shape for x in expected]
 
 
-@pytest.mark.parametrize("name", ["EsmForMaskedLM", "BertForMaskedLM"])
+@pytest.mark.parametrize("name", NAMES)
 def test_losses(name, device):
     model = make(name, device)
     inputs = inputs_of(model, "padding right")

@@ -17,6 +17,7 @@ from mlff_triton.errors import InputError
 from tests.support.language_models import (
     LENGTH,
     MARGIN,
+    NAMES,
     SEQUENCES,
     mask_of,
     randomize,
@@ -199,7 +200,7 @@ def test_hooks_are_called(name, path, device):
 
 
 @pytest.mark.parametrize("subclassed", [True, False])
-@pytest.mark.parametrize("name", ["EsmForMaskedLM", "BertForMaskedLM"])
+@pytest.mark.parametrize("name", NAMES)
 def test_forwards_of_somebody_else_are_called(name, subclassed, device):
     def change(model: nn.Module) -> None:
         kind = type(model)
