@@ -15,6 +15,9 @@ from mlff_triton.checkpoints._reading import SUPPORTED
 from mlff_triton.errors import CheckpointError
 
 MAX_PICKLE_BYTES = 2 << 20  # tensors are separate members; their names need 150 bytes each
+MAX_COPIED_OBJECTS = 1_000_000
+STORES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+FETCHES = ("GET", "BINGET", "LONG_BINGET")
 # Names that a pickle may refer to. PyTorch permits more, with which 20 bytes allocate 20 GB.
 PLAIN = re.compile(
     r"collections (OrderedDict|Counter)|(__builtin__|builtins) set"
@@ -71,3 +74,41 @@ def _check_plain(pickled: bytes, name: str) -> None:
                 f"{name} would run {str(argument)[:80]!r}, so it was not loaded: save just its "
                 "tensors and plain data"
             )
+    if _copied_objects(pickled) > MAX_COPIED_OBJECTS:
+        raise CheckpointError(
+            f"{name} contains tuples within tuples that stand for more than "
+            f"{MAX_COPIED_OBJECTS} objects, too many for a model"
+        )
+
+
+def _copied_objects(pickled: bytes) -> int:
+    """Count the objects, with all they contain, that a pickle takes from its memo.
+
+    Sixty tuples, each of which contains the one before it twice, stand for 2^60 objects. Python
+    visits all of them to hash the last one, as it does for a key of a dict. The count stops above
+    the limit.
+    """
+    memo: dict[int, int] = {}
+    stack: list[int | None] = []  # number of objects in each; None is a mark
+    copied = 0
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name in STORES:
+            memo[len(memo) if argument is None else int(str(argument))] = stack[-1] or 0
+            continue
+        if opcode.name in FETCHES:
+            found = memo[int(str(argument))]
+            stack.append(found)
+            copied += found
+        else:
+            before, size = opcode.stack_before, 1
+            if pickletools.markobject in before:
+                before = before[: before.index(pickletools.markobject)]
+                while (part := stack.pop()) is not None:
+                    size += part
+            size += sum(stack.pop() or 0 for _ in before)
+            is_mark = pickletools.markobject in opcode.stack_after
+            stack += [None if is_mark else size] * len(opcode.stack_after)
+            copied += size * (len(opcode.stack_after) > 1)  # DUP
+        if copied > MAX_COPIED_OBJECTS:
+            break
+    return copied

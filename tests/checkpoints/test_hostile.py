@@ -13,6 +13,7 @@ import torch
 
 from mlff_triton import load_model, save_model
 from mlff_triton.checkpoints import _weights, model_card, resolve_path
+from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.errors import CheckpointError, InputError
 from tests.checkpoints.test_matgl import description, init_args, random_weights, write
 from tests.checkpoints.test_native import configure, rewrite
@@ -105,6 +106,30 @@ def laughs() -> list[Any]:
 )
 def test_lists_that_contain_themselves_many_times_are_not_shown(tmp_path, name):
     assert len(assert_refused(hyper(tmp_path, **{name: laughs()}))) < 600
+
+
+NESTED = b"X\x01\x00\x00\x00a" + b"".join(
+    b"q%ch%c\x86" % (k, k) for k in range(60)
+)  # the string "a", then a tuple of it and itself, a tuple of that and itself, ...
+HASHES = {
+    "key": b"}" + NESTED + b"Ns",
+    "keys": b"}(" + NESTED + b"Nu",
+    "set": b"cbuiltins\nset\n](" + NESTED + b"e\x85R",
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_tuples_within_tuples_are_not_visited(name):
+    members = {"archive/data.pkl": b"\x80\x02" + HASHES[name] + b".", "archive/version": b"3\n"}
+    with pytest.raises(CheckpointError, match="tuples within tuples") as refusal:
+        unpickle(members, "model.ckpt")
+    assert len(str(refusal.value)) < 200
+
+
+def test_tuples_may_be_used_again(tmp_path):
+    betas = (0.9, 0.999)
+    model = load_model(hyper(tmp_path, betas=betas, more=[betas] * 1000, pairs={(1, 2): (betas,)}))
+    assert model.config.hidden_channels == F
 
 
 def test_tensors_cannot_look_larger_than_they_are(tmp_path, monkeypatch):
