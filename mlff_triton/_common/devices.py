@@ -9,6 +9,11 @@ from mlff_triton.errors import BackendError, InputError
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+def dtype_name(dtype: str | torch.dtype) -> str:
+    """Return the name of a dtype, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def find_dtype(given: str | torch.dtype) -> torch.dtype:
     """Return the dtype of a name, or one of PyTorch's.
 
@@ -17,7 +22,7 @@ def find_dtype(given: str | torch.dtype) -> torch.dtype:
     InputError
         If networks cannot compute in it.
     """
-    name = str(given).removeprefix("torch.")
+    name = dtype_name(given)
     if name not in DTYPES:
         raise InputError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
     return DTYPES[name]

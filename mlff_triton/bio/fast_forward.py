@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from mlff_triton._common.devices import dtype_name
 from mlff_triton.bio.snapshot import Snapshot
 
 Weights = TypeVar("Weights")
@@ -195,7 +196,7 @@ class FastForward(ABC, Generic[Weights]):
     def describe(self) -> str:
         """Return the backend and the dtype, for reports."""
         backends = {"triton": "Triton kernels", "torch": "PyTorch", None: "original forward"}
-        return f"{backends[self.backend]}, {str(self.dtype).removeprefix('torch.')}"
+        return f"{backends[self.backend]}, {dtype_name(self.dtype)}"
 
     def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the mode of the module or of PyTorch that only the original forward supports."""

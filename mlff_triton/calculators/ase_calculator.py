@@ -12,6 +12,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from numpy.typing import NDArray
 
+from mlff_triton._common.devices import dtype_name
 from mlff_triton.calculators._session import Session, System
 from mlff_triton.engine.batch import same
 from mlff_triton.engine.motion import Dynamics
@@ -88,7 +89,7 @@ class TensorNetCalculator(Calculator):
         self.parameters.update(
             model=name,
             weights=engine.weights,
-            dtype=str(engine.dtype).removeprefix("torch."),
+            dtype=dtype_name(engine.dtype),
             device=str(engine.device),
         )
         self._last: Atoms | None = None

@@ -23,7 +23,7 @@ from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.model.known_domain import hash_of_weights
+from mlff_triton.model.known_domain import domain_of, hash_of_weights
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.verlet_list import HOST_SKIN, check_skin
@@ -60,7 +60,7 @@ class Engine:
     lock : ForkLock
         Held during each call; hold it to make several calls without others between them.
     weights : str
-        Start of the SHA-256 of the model's weights.
+        Start of the SHA-256 of the model's weights, or of those of each member.
     known_domain : KnownDomain or None
         Structures that the model was trained for, if they are recorded.
 
@@ -104,8 +104,9 @@ class Engine:
             start_triton()
         loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
         members = members_of(loaded)
-        self.weights = hash_of_weights(loaded.state_dict())
-        self.known_domain = loaded.known_domain
+        hashes = [hash_of_weights(member.state_dict()) for member in members]
+        self.weights = "-".join(hashes)
+        self.known_domain = domain_of(hashes)
         # Files may change or move, so that only names of shipped models last.
         lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
         self._recipe = lasting, device, dtype, backend, precision, skin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -94,3 +94,9 @@ SCS-SCS
 )
 RECORDS = {"3e432964aa8fb1f4": TENSORNET_GFN2}
 """Known domains by `hash_of_weights`, so that copies of a model in other files keep theirs."""
+
+
+def domain_of(hashes: Iterable[str]) -> KnownDomain | None:
+    """Return the record of all models with these hashes of weights, or None if it differs."""
+    first, *others = map(RECORDS.get, hashes)
+    return first if all(other == first for other in others) else None

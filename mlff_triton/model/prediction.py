@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlff_triton.errors import InputError
-from mlff_triton.model.known_domain import KnownDomain
+from mlff_triton.model.known_domain import KnownDomain, domain_of, hash_of_weights
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 
@@ -54,8 +54,7 @@ class Ensemble(nn.Module):
     @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the members were trained for, if it is the same record for all."""
-        first, *others = [member.known_domain for member in members_of(self)]
-        return first if all(other == first for other in others) else None
+        return domain_of(hash_of_weights(member.state_dict()) for member in members_of(self))
 
     @property
     def mean(self) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mlff_triton._common.devices import find_device
+from mlff_triton._common.devices import dtype_name, find_device
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.atoms import Selection, check_bonds
 from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
@@ -159,7 +159,7 @@ def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
         periodic=bool(options.periodic),
         charge=int(options.charge),
         device=str(options.device),
-        dtype=str(options.dtype).removeprefix("torch."),
+        dtype=dtype_name(options.dtype),
         backend=options.backend,
         skin=options.skin,
         shift=_reference_energy(members, selection) if options.remove_references else 0.0,
