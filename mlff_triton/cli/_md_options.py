@@ -77,7 +77,7 @@ def model_id(model: str) -> str:
 
 
 def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
-    """Raise `InputError` if an option contradicts the restart file."""
+    """Raise `InputError` if an option other than the device contradicts the restart file."""
     from mlff_triton.dynamics.stages import one_per_stage
 
     spans, stages = snapshot.settings.spans, snapshot.settings.stages
@@ -93,7 +93,7 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
         "out": restart.parent.resolve(),
         "restart": restart,
     }
-    wanted = {name: value for name, value in given.items() if name != "extend"}
+    wanted = {k: v for k, v in given.items() if k not in ("extend", "device")}
     if "temperature" in wanted:
         wanted["temperature"] = read_temperatures(wanted["temperature"], len(snapshot.systems))
     for name in ("steps", "temperature", "pressure"):

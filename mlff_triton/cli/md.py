@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,13 +27,13 @@ from mlff_triton.cli._shared import (
     set_charge,
 )
 from mlff_triton.cli.main import EXIT_INTERRUPTED
-from mlff_triton.errors import InputError
+from mlff_triton.errors import BackendError, InputError
 
 if TYPE_CHECKING:
     from ase import Atoms
 
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.dynamics import Settings, Simulation
+    from mlff_triton.dynamics import Settings, Simulation, Snapshot
 
 
 def md(
@@ -166,6 +167,9 @@ def _start(
     check_ensembles(systems, settings)
     check_directory(out, overwrite)
     calculator = _make_calculator(recipe)
+    engine = calculator.session.engine
+    device = engine.device.type if recipe["device"] == "auto" else recipe["device"]
+    recipe = recipe | {"device": device, "weights": engine.weights}
     return Simulation.start(systems, calculator, settings, out, overwrite=overwrite, recipe=recipe)
 
 
@@ -180,9 +184,40 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
             "Simulation.resume"
         )
     check_consistent(snapshot, restart, given)
+    snapshot = _on_device(snapshot, restart, given.get("device"))
     if extend is not None:
         snapshot = snapshot.extended(extend)
-    return Simulation.resume(snapshot, _make_calculator(snapshot.recipe), restart.parent)
+    calculator = _make_calculator(snapshot.recipe)
+    weights = calculator.session.engine.weights
+    if snapshot.recipe.get("weights", weights) != weights:
+        raise InputError(
+            f"{snapshot.recipe['model']} has other weights than when the run began: restore the "
+            "model, or start a new run"
+        )
+    return Simulation.resume(snapshot, calculator, restart.parent)
+
+
+def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapshot:
+    """Return a snapshot that continues on a device; by default, on the kind it comes from."""
+    from mlff_triton._common.devices import find_device
+
+    before = snapshot.recipe["device"]
+    try:
+        found = find_device(device or before)
+    except BackendError as error:
+        if device is not None:
+            raise
+        raise BackendError(
+            f"{restart} comes from a run with --device {before}, which is not usable here: add "
+            "--device cpu to continue on the CPU, with other last bits"
+        ) from error
+    if device is None or found.type == before.partition(":")[0]:
+        return snapshot
+    plain_console().print(
+        f"continues with --device {device} instead of {before}: the last bits differ from those "
+        "of an uninterrupted run"
+    )
+    return replace(snapshot, recipe=snapshot.recipe | {"device": found.type})
 
 
 def _run_and_report(simulation: Simulation) -> None:

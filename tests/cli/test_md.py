@@ -7,12 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import ase.io
 import pytest
+import torch
 
 import mlff_triton
+from mlff_triton import save_model
+from mlff_triton.dynamics import load_restart
+from mlff_triton.dynamics.restart import save_restart
+from tests.support.checkpoints import native
 
 
 def short(model, *more):
@@ -185,3 +191,40 @@ def test_an_interrupted_run_continues_exactly(run, model, number):
     assert run("md", "--restart", "broken/restart.npz")[0] == 0
     assert run(*short(model, *plan, "--out", "unbroken"))[0] == 0
     assert contents("broken") == contents("unbroken")
+
+
+def recipe_of(directory: str) -> dict[str, str]:
+    return load_restart(f"{directory}/restart.npz").recipe
+
+
+def test_a_restart_stays_on_its_kind_of_device(run, model, monkeypatch):
+    """A run that found a GPU by itself does not go on with a CPU unless it is told to."""
+    plan = ("--steps", 6, "--out", "a", "--device", "auto")
+    assert run(*short(model, *plan))[0] == 0
+    assert recipe_of("a")["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    again = ("md", "--restart", "a/restart.npz")
+    code, out, _ = run(*again, "--device", recipe_of("a")["device"])
+    assert (code, "last bits" in out) == (0, False)
+
+    snapshot = load_restart("a/restart.npz")
+    recipe = snapshot.recipe | {"device": "cuda:0"}
+    save_restart(replace(snapshot, recipe=recipe), Path("a/restart.npz"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    code, _, err = run(*again)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "comes from a run with --device cuda:0, which is not usable here" in err
+    code, out, _ = run(*again, "--device", "cpu", "--extend", 2)
+    assert (code, "the last bits differ" in out) == (0, True)
+    assert recipe_of("a")["device"] == "cpu"
+
+
+def test_a_restart_needs_the_same_weights(run, model):
+    assert run(*short(model, "--steps", 6, "--out", "a"))[0] == 0
+    path = Path(recipe_of("a")["model"])
+    content = path.read_bytes()
+    save_model(native(num_layers=2), path)
+    code, _, err = run("md", "--restart", "a/restart.npz", "--extend", 4)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "has other weights than when the run began" in err
+    path.write_bytes(content)
+    assert run("md", "--restart", "a/restart.npz", "--extend", 4)[0] == 0
