@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shlex
 import shutil
@@ -25,14 +24,10 @@ NEEDED = {
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),
 }
-INPUTS = (
-    "protein.pdb",
-    "model.ckpt",
-    "A.fa",
-    "B.fa",
-    "run/restart.npz",
-    "runs/peptide/restart.npz",
-)
+FILE = re.compile(r"[\w./-]+\.(?:ckpt|pdb|cif|xyz|npz|fa|fasta|fastq)(?:\.gz)?")
+YOURS = re.compile(rf"`({FILE.pattern})` stands\s+for")
+WRITTEN = re.compile(r'write\("([^"]+)"')
+RESULTS = ("restart.npz", "final.xyz")  # in the directory that `--out` names
 SHELL = {"cd", "git", "source"}
 PYTHON_PAGES = [
     page for page in pages() if any(b.language == "python" for b in blocks_of(text_of(page)))
@@ -75,16 +70,32 @@ def test_python_blocks_run(page):
 
 @pytest.mark.parametrize("page", CONSOLE_PAGES, ids=name_of)
 def test_console_blocks_are_commands(page, tmp_path, monkeypatch):
+    """Their files are in the repository, made before on the page, or said to be the reader's."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    for name in INPUTS:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
+    text = text_of(page)
+    for name in YOURS.findall(text):
         Path(name).touch()
-    with gzip.open("proteins.fa.gz", "wt"):
-        pass
-    for block in blocks_of(text_of(page)):
-        if block.language == "console":
-            for command in commands_of(block):
-                check_command(command, page.parent)
+    for block in blocks_of(text):
+        for name in WRITTEN.findall(block.code) if block.language == "python" else ():
+            Path(name).touch()
+        for command in commands_of(block) if block.language == "console" else ():
+            out = Path(command[command.index("--out") + 1]) if "--out" in command else None
+            for name in command:
+                if command[0] == "mlff-triton" and FILE.fullmatch(name) and Path(name) != out:
+                    assert Path(name).exists(), f"{name_of(page)}, line {block.line}: {name}"
+            check_command(command, page.parent)
+            for name in RESULTS if out is not None and not out.suffix else ():
+                out.mkdir(parents=True, exist_ok=True)
+                (out / name).touch()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_files_of_the_reader_are_said_to_be(page):
+    """Names of files in skipped code and in sentences, which no test runs."""
+    text = text_of(page)
+    found = {name for name in FILE.findall(text) if name.startswith(("model.", "molecule."))}
+    assert found <= {*YOURS.findall(text), "model.json"}
 
 
 def test_every_block_says_its_language():
