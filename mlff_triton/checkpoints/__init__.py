@@ -8,7 +8,7 @@ import zipfile
 from importlib import resources
 from pathlib import Path
 
-from mlff_triton._common.text import short_repr
+from mlff_triton._common.text import short_repr, shortened
 from mlff_triton.checkpoints import matgl, torchmd_net
 from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.checkpoints._reading import (
@@ -105,9 +105,8 @@ def resolve_path(model: str | Path) -> Path:
         reason = ""
     except (OSError, RuntimeError) as error:  # a name too long, a home of nobody
         reason = f" ({getattr(error, 'strerror', None) or error})"
-    shown = repr(name) if len(name) <= 200 else f"{name[:100]!r}...{name[-100:]!r}"
     raise CheckpointError(
-        f"there is no model {shown}{reason}: give a path, or one of "
+        f"there is no model {shortened(name)!r}{reason}: give a path, or one of "
         f"{', '.join(['default', *shipped])}"
     )
 

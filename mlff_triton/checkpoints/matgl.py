@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.text import short_repr
-from mlff_triton.checkpoints._reading import interpreting
 from mlff_triton.checkpoints._weights import (
     ForeignWeights,
     build_model,
@@ -33,7 +32,7 @@ ACTIVATION_OF = {"swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid", "softplu
 
 
 def from_files(
-    description: Mapping[str, Any], weights: Mapping[str, Tensor], name: str = "checkpoint"
+    description: Mapping[str, Any], weights: Mapping[str, Tensor], name: str
 ) -> TensorNet:
     """Build a `TensorNet` from a MatGL ``Potential``.
 
@@ -58,21 +57,20 @@ def from_files(
     CheckpointError
         If the files do not match each other.
     """
-    with interpreting(name):
-        potential = description.get("kwargs", {})
-        network = potential.get("model", {})
-        args = network.get("init_args", {})
-        _check_supported(description, potential, args, name)
-        config = _config(args)
-        short = {re.sub(r"^model\.", "", key): value for key, value in weights.items()}
-        theirs = ForeignWeights(short, name)
-        state = _translate(theirs, config, args, network["@model_version"])
-        theirs.check_all_read(BESIDES_NETWORK, name)
-        scale = {"std": theirs["data_std"], "mean": theirs["data_mean"]}
-        key = "element_refs.property_offset"
-        needed = key in weights or potential.get("element_refs") is not None
-        scale["references"] = theirs[key] if needed else torch.zeros(len(config.elements))
-        return build_model(config, state, scale, name)
+    potential = description.get("kwargs", {})
+    network = potential.get("model", {})
+    args = network.get("init_args", {})
+    _check_supported(description, potential, args, name)
+    config = _config(args)
+    short = {re.sub(r"^model\.", "", key): value for key, value in weights.items()}
+    theirs = ForeignWeights(short, name)
+    state = _translate(theirs, config, args, network["@model_version"])
+    theirs.check_all_read(BESIDES_NETWORK, name)
+    scale = {"std": theirs["data_std"], "mean": theirs["data_mean"]}
+    key = "element_refs.property_offset"
+    needed = key in weights or potential.get("element_refs") is not None
+    scale["references"] = theirs[key] if needed else torch.zeros(len(config.elements))
+    return build_model(config, state, scale, name)
 
 
 def _check_supported(

@@ -15,7 +15,7 @@ import safetensors.torch
 
 from mlff_triton._common.files import replace_file
 from mlff_triton._common.text import short_repr
-from mlff_triton.checkpoints._reading import interpreting, read_file, read_json
+from mlff_triton.checkpoints._reading import read_file, read_json
 from mlff_triton.checkpoints._weights import SCALE, build_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
@@ -84,20 +84,19 @@ def read_native(content: bytes, name: str) -> TensorNet:
     UnsupportedModelError
         If the file has another format.
     """
-    with interpreting(name):
-        header, data = _split(content, name)
-        metadata = header.get("__metadata__", {})
-        if metadata.get("format") != FORMAT:
-            raise UnsupportedModelError(
-                f"{name} has format {short_repr(metadata.get('format'))}, expected {FORMAT!r}: "
-                "write it with mlff_triton.save_model"
-            )
-        if "digest" in metadata and metadata["digest"] != _digest(header, data):
-            raise CheckpointError(f"{name} is damaged, as its digest shows: copy it again")
-        state = safetensors.torch.load(content)
-        network = {key: value for key, value in state.items() if key not in SCALE}
-        scale = {key: state[key] for key in SCALE}
-        return build_model(_config(metadata, name), network, scale, name)
+    header, data = _split(content, name)
+    metadata = header.get("__metadata__", {})
+    if metadata.get("format") != FORMAT:
+        raise UnsupportedModelError(
+            f"{name} has format {short_repr(metadata.get('format'))}, expected {FORMAT!r}: "
+            "write it with mlff_triton.save_model"
+        )
+    if "digest" in metadata and metadata["digest"] != _digest(header, data):
+        raise CheckpointError(f"{name} is damaged, as its digest shows: copy it again")
+    state = safetensors.torch.load(content)
+    network = {key: value for key, value in state.items() if key not in SCALE}
+    scale = {key: state[key] for key in SCALE}
+    return build_model(_config(metadata, name), network, scale, name)
 
 
 def model_card(path: Path) -> str:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.text import short_repr
-from mlff_triton.checkpoints._reading import interpreting
 from mlff_triton.checkpoints._weights import (
     ForeignWeights,
     build_model,
@@ -54,9 +53,7 @@ def is_torchmd_net(content: Any) -> bool:
     return isinstance(content, dict) and {"hyper_parameters", "state_dict"} <= content.keys()
 
 
-def from_checkpoint(
-    content: Mapping[str, Any], name: str = "checkpoint", energy_unit: float = 1.0
-) -> TensorNet:
+def from_checkpoint(content: Mapping[str, Any], name: str, energy_unit: float) -> TensorNet:
     """Build a `TensorNet` from an unpickled TorchMD-NET checkpoint.
 
     Parameters
@@ -78,26 +75,27 @@ def from_checkpoint(
     UnsupportedModelError
         If the model is not a TensorNet with a summed ``Scalar`` head and Atomref or ZBL priors.
     CheckpointError
-        If hyper-parameters are missing, or weights are missing, superfluous or of the wrong shape.
+        If weights are superfluous or of the wrong shape.
+    KeyError
+        If hyper-parameters or weights are missing, which `interpreting` turns into the former.
     """
-    with interpreting(name):
-        args = content["hyper_parameters"]
-        _check_supported(args, name)
-        weights = ForeignWeights(_without_wrappers(content["state_dict"]), name)
-        # Checkpoints with this key date from versions that stored tensors as [N, F, 3, 3]. Only
-        # the hyper-parameters in the file may decide this, never an option of the caller.
-        interleaved = "check_errors" in args
-        priors = _prior_arguments(args)
-        config = _config(args, priors, energy_unit)
-        state = _translate(weights, config, interleaved)
-        weights.check_all_read(BESIDES_NETWORK, name)
-        scale = {
-            "std": weights["std"],
-            "mean": weights["mean"],
-            "references": _references(weights, priors, len(config.elements)),
-        }
-        scale = {key: value.double() * energy_unit for key, value in scale.items()}
-        return build_model(config, state, scale, name)
+    args = content["hyper_parameters"]
+    _check_supported(args, name)
+    weights = ForeignWeights(_without_wrappers(content["state_dict"]), name)
+    # Checkpoints with this key date from versions that stored tensors as [N, F, 3, 3]. Only
+    # the hyper-parameters in the file may decide this, never an option of the caller.
+    interleaved = "check_errors" in args
+    priors = _prior_arguments(args)
+    config = _config(args, priors, energy_unit)
+    state = _translate(weights, config, interleaved)
+    weights.check_all_read(BESIDES_NETWORK, name)
+    scale = {
+        "std": weights["std"],
+        "mean": weights["mean"],
+        "references": _references(weights, priors, len(config.elements)),
+    }
+    scale = {key: value.double() * energy_unit for key, value in scale.items()}
+    return build_model(config, state, scale, name)
 
 
 def _check_supported(args: Mapping[str, Any], name: str) -> None:

@@ -135,7 +135,8 @@ def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.
             parameter.data *= 1 + 0.05 * noise
         else:
             parameter.data += (1.0 if "atomref" in name else 0.1) * noise
-    ours = from_checkpoint({"hyper_parameters": args, "state_dict": theirs.state_dict()})
+    content = {"hyper_parameters": args, "state_dict": theirs.state_dict()}
+    ours = from_checkpoint(content, "checkpoint", energy_unit=1.0)
     return theirs, ours
 
 
