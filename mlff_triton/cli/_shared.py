@@ -48,7 +48,7 @@ def check_xyz(path: Path, overwrite: bool) -> None:
 
 
 def write_xyz(path: Path, images: Sequence[Atoms]) -> None:
-    """Write structures with their results to extended XYZ, completely or not at all."""
+    """Write structures with their results to extended XYZ, all or none, and say so."""
     from mlff_triton.statics.single_points import extended_xyz
 
     replace_file(path, extended_xyz(images))

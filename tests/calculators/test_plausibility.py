@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,11 +19,7 @@ from mlff_triton import Ensemble, TensorNetCalculator, create_openmm_force, load
 from mlff_triton.calculators import _plausibility
 from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
-from mlff_triton.model.known_domain import (
-    TENSORNET_GFN2,
-    UnknownChemistryWarning,
-    bond_name,
-)
+from mlff_triton.model.known_domain import TENSORNET_GFN2, UnknownChemistryWarning, bond_name
 from mlff_triton.testing import water_box
 from tests.support.tensornets import model_of
 from tests.support.torch_sim_double import doubled
@@ -184,8 +179,6 @@ def front_end(request):
     is_double = request.param is in_torch_sim and find_spec("torch_sim") is None
     with doubled() if is_double else nullcontext():
         yield request.param
-    if is_double:
-        sys.modules.pop("mlff_triton.calculators.torch_sim_model", None)
 
 
 def test_all_front_ends_warn_once(front_end):

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
@@ -59,10 +59,7 @@ devices = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def home() -> Iterator[Any]:
     """Return the module of the model, with TorchSim or its double."""
-    with ExitStack() as stack:
-        if not HAS_TORCH_SIM:
-            stack.callback(sys.modules.pop, HOME, None)  # which has imported the double
-            stack.enter_context(doubled())
+    with nullcontext() if HAS_TORCH_SIM else doubled():
         yield importlib.import_module(HOME)
 
 

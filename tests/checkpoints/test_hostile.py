@@ -49,10 +49,8 @@ def weighted(folder: Path, **changes: Any) -> Path:
     [
         ("embedding_dimension", 20_000, "hidden_channels=20000 must lie in"),
         ("num_layers", 10**9, "num_layers=1000000000 must lie in"),
-        ("num_layers", 20_000, "num_layers=20000 must lie in"),
         ("num_rbf", 10**8, "num_rbf=100000000 must lie in"),
         ("cutoff_upper", 1e5, "upper <= 100 Å"),
-        ("cutoff_upper", 1e308, "upper <= 100 Å"),
         ("cutoff_upper", 10**400, "too large"),
         ("cutoff_upper", float("nan"), "upper <= 100 Å"),
     ],
@@ -67,7 +65,6 @@ def test_sizes_have_limits(tmp_path, name, value, message):
         ("units", 20_000, "hidden_channels=20000 must lie in"),
         ("nblocks", 10**9, "num_layers=1000000000 must lie in"),
         ("max_n", 20_000, "num_rbf=20000 must lie in"),
-        ("max_n", 10**8, "num_rbf=100000000 must lie in"),
         ("cutoff", 1e6, "upper <= 100 Å"),
         ("element_types", ["H", "C", "H", "O"], "elements must differ: H occurs"),
     ],

@@ -45,7 +45,7 @@ def test_info_shows_the_beginning_of_a_long_card(run):
     assert "\ufffd beside" in run("info", "bare.safetensors")[1]
 
 
-@pytest.mark.parametrize("path", ["notes.txt", "a" * 300, "~nosuchuser/model", "/dev/zero"])
+@pytest.mark.parametrize("path", ["notes.txt", "/dev/zero"])
 def test_info_of_anything_else_is_one_line_without_unsafe_advice(run, path):
     Path("notes.txt").write_text("Not a model.\n" * 50)
     code, out, err = run("info", path)

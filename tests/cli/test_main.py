@@ -21,9 +21,7 @@ from mlff_triton.cli import main as cli
         (("info",), "Missing argument"),
         (("info", "absent"), "there is no model 'absent'"),
         (("info", "ethanol.xyz"), "ethanol.xyz"),
-        (("convert", "absent", "b.safetensors"), "there is no model 'absent'"),
         (("convert", "absent", "ethanol.xyz"), "ethanol.xyz exists"),
-        (("md", "ethanol.xyz", "--model", "absent"), "there is no model 'absent'"),
     ],
 )
 def test_other_mistakes_take_one_line(run, arguments, message):

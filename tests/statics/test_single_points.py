@@ -62,15 +62,6 @@ def test_all_frames_are_read(tmp_path):
     assert found[1].info == {"label": "methane", "charge": 0}
 
 
-def test_a_cell_that_says_none_is_dropped(tmp_path):
-    path = tmp_path / "water.pdb"
-    ase.io.write(path, molecule("H2O"))
-    path.write_text("CRYST1    1.000    1.000    1.000  90.00  90.00  90.00\n" + path.read_text())
-    (atoms,) = read_frames(path)
-    assert not atoms.pbc.any()
-    assert atoms.cell.rank == 0
-
-
 def test_cells_are_dropped_on_request(tmp_path):
     path = tmp_path / "water.xyz"
     ase.io.write(path, molecule("H2O", cell=[5, 5, 5], pbc=True))

@@ -58,26 +58,23 @@ class SimState:
 
 
 @contextmanager
-def doubled(version: str = "0.6.0") -> Iterator[None]:
-    """Let imports find these classes, and the metadata of packages a version of TorchSim."""
-    package, models, interface, state = (
-        ModuleType(name)
-        for name in (
-            "torch_sim",
-            "torch_sim.models",
-            "torch_sim.models.interface",
-            "torch_sim.state",
-        )
-    )
+def doubled() -> Iterator[None]:
+    """Let imports find these classes, and the metadata of packages a version of TorchSim.
+
+    Our model, which imports them, is forgotten at the end.
+    """
+    names = ("torch_sim", "torch_sim.models", "torch_sim.models.interface", "torch_sim.state")
+    package, models, interface, state = map(ModuleType, names)
     interface.ModelInterface = ModelInterface
     state.SimState = SimState
     modules = {module.__name__: module for module in (package, models, interface, state)}
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:
-        with mock.patch("importlib.metadata.version", return_value=version):
+        with mock.patch("importlib.metadata.version", return_value="0.6.0"):
             yield
     finally:  # as `mock.patch.dict` would also remove what others have imported meanwhile
         for name in modules:
             del sys.modules[name]
         sys.modules.update(before)
+        sys.modules.pop("mlff_triton.calculators.torch_sim_model", None)
