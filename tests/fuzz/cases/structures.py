@@ -12,7 +12,7 @@ import ase.io
 import numpy as np
 from ase import Atoms
 
-from mlff_triton import Engine, TensorNet
+from mlff_triton import Engine
 from mlff_triton.dynamics import read_structure
 from mlff_triton.testing import random_cluster, random_crystal
 from tests.fuzz import oracle
@@ -37,11 +37,6 @@ FORMATS = {
 }
 NUMBER = re.compile(rb"-?\d+\.\d+")
 ARRAYS = "arrays.pickle"
-
-
-def model() -> TensorNet:
-    """Return a random model of one small layer."""
-    return native()
 
 
 def random_atoms(rng: np.random.Generator) -> Atoms:
@@ -218,13 +213,13 @@ def check(folder: Path, facts: Facts) -> None:
     if facts.get("special"):
         make_special(facts["special"], folder / facts["path"])
     if "path" in facts:
-        oracle.check_results(model(), read_structure(facts["path"]))
+        oracle.check_results(native(), read_structure(facts["path"]))
         return
     given = pickle.loads((folder / ARRAYS).read_bytes())
     if facts["atoms"]:
-        oracle.check_results(model(), given)
+        oracle.check_results(native(), given)
         return
-    prediction = Engine(model(), device="cpu", dtype="float64").compute(**given)
+    prediction = Engine(native(), device="cpu", dtype="float64").compute(**given)
     if not (prediction.energy.isfinite().all() and prediction.forces.isfinite().all()):
         raise Finding("energy or forces are not finite")
 
