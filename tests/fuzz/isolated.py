@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from tests.fuzz.kind import Kind
 from tests.fuzz.verdict import CONFIRMED, FINDING, Verdict, verdict_on
 
 FACTS = "facts.json"
+DATE = 1e9  # of members of zips and gzips
 READY = "ready"  # sent before the check begins
 INPUT, WORK = "input", "work"  # folders: of the generator, and of the check, which may change it
 
@@ -82,6 +84,15 @@ def replay(kind: Kind, folder: Path, limits: Limits) -> Verdict:
     return _judged(limits, folder, kind, None, 0)
 
 
+def draw(kind: Kind, name: str, seed: int, folder: Path) -> None:
+    """Write the files and the facts of a case to a new folder, always the same for a seed."""
+    folder.mkdir()
+    torch.manual_seed(seed)
+    with mock.patch("time.time", return_value=DATE):
+        facts = kind.generators[name](np.random.default_rng(seed), folder)
+    (folder / FACTS).write_text(json.dumps(facts))
+
+
 def _judged(limits: Limits, folder: Path, kind: Kind, name: str | None, seed: int) -> Verdict:
     receiver, sender = _context.Pipe(duplex=False)
     process = _context.Process(target=_work, args=(sender, limits, folder, kind, name, seed))
@@ -130,10 +141,7 @@ def _work(
     os.dup2(output, 2)
     try:
         if name is not None:
-            (folder / INPUT).mkdir()
-            torch.manual_seed(seed)
-            facts = kind.generators[name](np.random.default_rng(seed), folder / INPUT)
-            (folder / INPUT / FACTS).write_text(json.dumps(facts))
+            draw(kind, name, seed, folder / INPUT)
         facts = json.loads((folder / INPUT / FACTS).read_text())
         shutil.copytree(folder / INPUT, folder / WORK, symlinks=True)
         os.chdir(folder / WORK)

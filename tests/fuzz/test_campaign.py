@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.fuzz import campaign
+from tests.fuzz import campaign, isolated
 from tests.fuzz.cases import KINDS, commands
 from tests.fuzz.isolated import Limits
 from tests.fuzz.kind import Facts, Finding, Kind
@@ -16,6 +17,8 @@ from tests.fuzz.verdict import CONFIRMED, FINDING, REFUSED, Verdict
 
 CASES = 6  # of each name
 SEED = 1
+LARGE = 1 << 26  # bytes
+LOOSE = ("checkpoints", "commands")  # libraries write their files in any order
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,6 +29,29 @@ def test_no_case_is_a_finding(kind, tmp_path):
     assert not report.findings, "\n".join(map(str, report.findings))
     assert report.total(kind, CONFIRMED)
     assert report.total(kind, REFUSED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_always_draws_the_same_case(kind, tmp_path):
+    for name in KINDS[kind].generators:
+        for seed in (1, 2):
+            found = []
+            for k in (1, 2):
+                folder = tmp_path / f"{name}-{seed}-{k}"
+                isolated.draw(KINDS[kind], name, seed, folder)
+                files = {path.relative_to(folder): path for path in folder.rglob("*")}
+                read = partial(content, is_exact=kind not in LOOSE or name == "bytes changed")
+                found.append({name: read(path) for name, path in files.items()})
+            assert found[0] == found[1], f"{name}, seed {seed}"
+
+
+def content(path: Path, is_exact: bool) -> object:
+    """Return the content of a file, or its size if it is huge or is written in varying order."""
+    if not path.is_file():
+        return None
+    size = path.stat().st_size
+    is_small = size < LARGE and (is_exact or path.name == isolated.FACTS)
+    return path.read_bytes() if is_small else size
 
 
 def draw(rng: np.random.Generator, folder: Path) -> Facts:

@@ -68,6 +68,14 @@ def native_metadata(folder: Path) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if key in ("format", "config", "card")}
 
 
+def sort_header(file: Path) -> None:
+    """Sort the header of a safetensors file, whose metadata come in random order."""
+    content = file.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:size]), sort_keys=True, separators=(",", ":"))
+    file.write_bytes(content[:8] + header.encode().ljust(size - 8) + content[size:])
+
+
 def parts(name: str) -> tuple[Any, Any]:
     """Return the description and the weights of the undamaged model of a format."""
     if name == "matgl":
@@ -89,6 +97,7 @@ def bytes_changed(rng: np.random.Generator, folder: Path) -> Facts:
     if name == "model.safetensors":
         (folder / "whole").mkdir()
         save_model(native(), folder / "whole" / name, "A card.")
+        sort_header(folder / "whole" / name)
     else:
         write(name, folder / "whole")
     path = folder / name
