@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_engines_agree_with_the_exact_module(device, dtype):
     backend = "triton-graph" if device == "cuda" else "triton"
-    engine = Engine(model(2), device, str(dtype).removeprefix("torch."), backend)
+    engine = Engine(model(2), device, dtype, backend)
     exact = Engine(model(2), "cpu", "float64", "exact")
     atoms = random_cluster(2)
     found = engine.compute(atoms.numbers, atoms.positions, charge=1)
