@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from mlff_triton.errors import OutputError
+from mlff_triton.errors import InputError, OutputError
+
+
+def path_of(given: object) -> Path:
+    """Return a path that a user gives, which may begin with ``~``, or raise `InputError`."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"a file is given by its path, not by a {type(given).__name__}")
+    return Path(os.path.expanduser(given))  # noqa: PTH111 - keeps the names of unknown users
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -47,7 +54,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def find_file(source: str | Path) -> Path | None:
     """Return the path of a file, which may begin with ``~``; None if there is no such file."""
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 - keeps the names of unknown users
+    path = path_of(source)
     return path if os.path.isfile(path) else None  # noqa: PTH113 - never raises
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import safetensors.torch
 
-from mlff_triton._common.files import replace_file
+from mlff_triton._common.files import path_of, replace_file
 from mlff_triton._common.text import short_repr
 from mlff_triton.checkpoints._reading import read_file, read_json
 from mlff_triton.checkpoints._weights import SCALE, build_model
@@ -42,7 +42,8 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     Raises
     ------
     InputError
-        If the model is an ensemble, or the card has more than a million characters.
+        If the model is an ensemble, ``path`` is not a path, or the card has more than a million
+        characters.
     OutputError
         If the file cannot be written.
 
@@ -53,6 +54,7 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     """
     if not isinstance(model, TensorNet):
         raise InputError("only a single TensorNet can be saved: save the members one by one")
+    file = path_of(path)
     if len(card) > MAX_CARD_CHARACTERS:
         raise InputError(f"the card has {len(card)} characters: use at most {MAX_CARD_CHARACTERS}")
     metadata = {
@@ -64,7 +66,7 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
     }
     metadata["digest"] = _digest(*_split(safetensors.torch.save(tensors, metadata), "the model"))
-    replace_file(Path(path), safetensors.torch.save(tensors, metadata))
+    replace_file(file, safetensors.torch.save(tensors, metadata))
 
 
 def read_native(content: bytes, name: str) -> TensorNet:

@@ -102,7 +102,10 @@ class Engine:
         self.dtype = find_dtype(dtype)
         if self.device.type == "cuda":
             start_triton()
-        loaded = load_model(model) if isinstance(model, (str, Path)) else copy.deepcopy(model)
+        if isinstance(model, (TensorNet, Ensemble)):
+            loaded = copy.deepcopy(model)
+        else:
+            loaded = load_model(model)
         members = members_of(loaded)
         hashes = [hash_of_weights(member.state_dict()) for member in members]
         self.weights = "-".join(hashes)

@@ -69,6 +69,10 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
     """
     if backend not in BACKENDS:
         raise InputError(f"backend={backend!r} is unknown: use one of {', '.join(BACKENDS)}")
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"accelerate takes a model of TorchMD-NET that is loaded, not a {type(model).__name__}"
+        )
     networks = _networks(model)
     for network in networks:
         _check(network)

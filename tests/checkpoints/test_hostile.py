@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from mlff_triton import load_model, save_model
+from mlff_triton import Engine, load_model, save_model
 from mlff_triton.checkpoints import _weights, model_card, resolve_path
 from mlff_triton.checkpoints._pickles import unpickle
+from mlff_triton.dynamics import load_restart
 from mlff_triton.errors import CheckpointError, InputError
 from tests.checkpoints.test_matgl import description, init_args, random_weights, write
 from tests.checkpoints.test_native import configure, rewrite
@@ -253,9 +254,17 @@ def test_impossible_paths_are_one_line(path, message):
 
 @pytest.mark.parametrize("model", [5, None, b"model.ckpt", ["default"], torch.zeros(1)])
 def test_models_are_named_by_text_or_a_path(model):
-    for function in (load_model, resolve_path):
+    for function in (load_model, resolve_path, Engine):
         with pytest.raises(InputError, match="by its name or path, not by a"):
             function(model)
+
+
+@pytest.mark.parametrize("path", [5, None, b"model.safetensors"])
+def test_files_are_named_by_a_path(path):
+    with pytest.raises(InputError, match="a file is given by its path, not by a"):
+        save_model(native(), path)
+    with pytest.raises(InputError, match="a file is given by its path, not by a"):
+        load_restart(path)
 
 
 def test_text_is_refused_without_unsafe_advice(tmp_path):

@@ -258,6 +258,11 @@ def test_any_other_module_is_refused():
         accelerate(nn.Linear(1, 1), "torch")
 
 
+def test_a_path_is_no_model():
+    with pytest.raises(InputError, match="a model of TorchMD-NET that is loaded, not a str"):
+        accelerate("model.ckpt", "torch")
+
+
 def test_changed_networks_are_refused(make_model, torchmdnet):
     class Own(torchmdnet.models.tensornet.TensorNet):
         def forward(self, *args, **kwargs):
