@@ -24,7 +24,7 @@ from evaluation import error_table, errors, mean_absolute_errors, write_table
 from torch import Tensor
 
 from mlff_triton import TensorNet, TensorNetConfig, save_model
-from mlff_triton.dynamics.interrupt import StopRequest
+from mlff_triton._common.interrupt import StopRequest
 
 WARM_UP = 1000  # steps
 EMA_DECAY = 0.999

@@ -1,1 +1,1 @@
-"""Helpers for all packages: files, lazy imports, progress bars, timing and CUDA-graph capture."""
+"""Helpers for all packages: files, lazy imports, interrupts, progress bars, timing, CUDA graphs."""

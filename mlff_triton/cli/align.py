@@ -71,8 +71,8 @@ def align(
     from functools import partial
 
     from mlff_triton import bio
+    from mlff_triton._common.interrupt import StopRequest
     from mlff_triton.bio.alignment.command import Request, run
-    from mlff_triton.dynamics.interrupt import StopRequest
 
     aligner = partial(
         bio.align,

@@ -222,8 +222,8 @@ def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapsho
 
 def _run_and_report(simulation: Simulation) -> None:
     """Run a simulation with a progress bar, then print a table and draw a summary."""
+    from mlff_triton._common.interrupt import StopRequest
     from mlff_triton.dynamics import draw_summary
-    from mlff_triton.dynamics.interrupt import StopRequest
     from mlff_triton.dynamics.outputs import LOG, names
     from mlff_triton.dynamics.report import Reporter, summary_table
 

@@ -51,10 +51,10 @@ def relax(
     Exit code 1 means that it has not converged. Ctrl-C ends it after the current step.
     """
     from mlff_triton import statics
+    from mlff_triton._common.interrupt import StopRequest
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.dynamics import read_structure
-    from mlff_triton.dynamics.interrupt import StopRequest
     from mlff_triton.dynamics.outputs import check_directory
     from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles
 

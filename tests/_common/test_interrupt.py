@@ -1,10 +1,10 @@
-"""Signals during a run."""
+"""Signals during a command."""
 
 from __future__ import annotations
 
 import signal
 
-from mlff_triton.dynamics.interrupt import StopRequest
+from mlff_triton._common.interrupt import StopRequest
 
 
 def test_a_second_signal_is_not_held_back():
