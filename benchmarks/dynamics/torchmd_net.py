@@ -7,6 +7,7 @@ makes all inputs anew in every step, so it is slower than this.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 import time
@@ -96,6 +97,7 @@ class SharedModel:
             self._thread.is_ready = True
             for name, value in self._thread_objects.items():
                 setattr(cudagraph_trees.local, name, value)
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # PyTorch takes this reference
                 torch._C._stash_obj_in_tls(name, value)
 
 
