@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 
@@ -33,13 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Ctrl-C or SIGTERM.
     """
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    format_before = warnings.formatwarning
     try:
+        warnings.formatwarning = _format_warning
         if is_default:
             signal.signal(signal.SIGINT, _interrupt)
         sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     finally:
+        warnings.formatwarning = format_before
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,6 +78,11 @@ def _run(arguments: list[str]) -> int:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     complain("error: " + " ".join(message.split()))
     return EXIT_ERROR
+
+
+def _format_warning(message: Warning | str, *_: object, **_more: object) -> str:
+    """Return a warning as one line, without the line of code that it comes from."""
+    return f"mlff-triton: warning: {' '.join(str(message).split())}\n"
 
 
 def complain(text: str) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,19 @@ def test_ctrl_c_in_a_command_takes_one_line(monkeypatch, capfd):
         cli.main(["info", "default"])
     assert capfd.readouterr().err == "mlff-triton: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_warnings_take_one_line(tmp_path):
+    (tmp_path / "oxygen.xyz").write_text("2\n\nO 0 0 0\nO 0 0 1.21\n")
+    command = "from mlff_triton.cli.main import main; main()"
+    done = subprocess.run(  # noqa: S603 - the command line itself
+        [sys.executable, "-c", command, "energy", "oxygen.xyz", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(mlff_triton.__file__).parents[1])},
+        check=True,
+    )
+    assert done.stderr.startswith("mlff-triton: warning: the training set of the model has no bond")
+    assert done.stderr.count("\n") == 1
