@@ -24,7 +24,14 @@ from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.units import ENERGY_UNITS
 
-__all__ = ["load_model", "model_card", "resolve_path", "save_model", "shipped_models"]
+__all__ = [
+    "lasting_name",
+    "load_model",
+    "model_card",
+    "resolve_path",
+    "save_model",
+    "shipped_models",
+]
 
 DEFAULT_MODEL = "tensornet-gfn2"
 MAX_MEMBERS = 64  # of an ensemble
@@ -109,6 +116,17 @@ def resolve_path(model: str | Path) -> Path:
         f"there is no model {shortened(name)!r}{reason}: give a path, or one of "
         f"{', '.join(['default', *shipped])}"
     )
+
+
+def lasting_name(model: str | Path) -> str:
+    """Return a name that means the same anywhere: that of a shipped model, or an absolute path.
+
+    A relative path, or "default", may be another model in another directory or version. Errors are
+    those of `resolve_path`.
+    """
+    path = resolve_path(model)
+    names = {file: name for name, file in shipped_models().items()}
+    return names.get(path) or str(path.absolute())
 
 
 def _load(path: Path, energy_unit: float) -> TensorNet | Ensemble:

@@ -67,17 +67,9 @@ def check_used(given: dict[str, Any], settings: Settings) -> None:
             raise InputError(f"--{name} has no effect without {need}: leave it out, or add that")
 
 
-def model_id(model: str) -> str:
-    """Return a name that stays valid in other directories: a shipped name or an absolute path."""
-    from mlff_triton.checkpoints import resolve_path, shipped_models
-
-    path = resolve_path(model)
-    names = {file: name for name, file in shipped_models().items()}
-    return names.get(path, str(path.absolute()))
-
-
 def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
     """Raise `InputError` if an option other than the device contradicts the restart file."""
+    from mlff_triton.checkpoints import lasting_name
     from mlff_triton.dynamics.stages import one_per_stage
 
     spans, stages = snapshot.settings.spans, snapshot.settings.stages
@@ -100,7 +92,7 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
         if name in wanted:
             wanted[name] = one_per_stage(f"values of --{name}", wanted[name], len(stages))
     if "model" in wanted:
-        wanted["model"] = model_id(wanted["model"])
+        wanted["model"] = lasting_name(wanted["model"])
     if "out" in wanted:
         wanted["out"] = wanted["out"].resolve()
     for name, value in wanted.items():

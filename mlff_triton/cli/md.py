@@ -13,7 +13,6 @@ from mlff_triton.cli._md_options import (
     check_consistent,
     check_used,
     make_stages,
-    model_id,
     read_temperatures,
 )
 from mlff_triton.cli._shared import (
@@ -104,6 +103,7 @@ def md(
 
     Several structures, or replicas of one, run in one batch. Ctrl-C leaves a restart file.
     """
+    from mlff_triton.checkpoints import lasting_name
     from mlff_triton.dynamics import Settings
 
     if restart is not None:
@@ -135,7 +135,7 @@ def md(
             threads=threads,
         )
         check_used(given_options(context), settings)
-        recipe = {"model": model_id(model), "device": device, "dtype": dtype}
+        recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
         systems = _read(structures, replicas, charge, no_pbc)
         simulation = _start(systems, settings, recipe, out, overwrite)
     _run_and_report(simulation)

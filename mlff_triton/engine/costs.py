@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from mlff_triton._common.devices import dtype_name
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.errors import InputError
@@ -59,7 +60,7 @@ class Target:
             device_name(device),
             config.hidden_channels,
             config.num_layers,
-            str(dtype).removeprefix("torch."),
+            dtype_name(dtype),
             software(torch.__version__, version_of("triton"), version_of("mlff-triton")),
         )
 

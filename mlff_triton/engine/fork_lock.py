@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from types import TracebackType
 from weakref import WeakSet
 
 import torch
@@ -41,12 +40,7 @@ class ForkLock:
             )
         self._lock.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(RuntimeError):  # if a fork has freed it since it was acquired
             self._lock.release()
 

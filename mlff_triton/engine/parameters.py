@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
-from mlff_triton.errors import UnknownElementError, UnsupportedModelError
+from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.types.nuclei import Nuclei
 from mlff_triton.kernels.types.split_weight import SplitWeight
-from mlff_triton.model.config import TensorNetConfig, symbols_of
+from mlff_triton.model.config import TensorNetConfig, unknown_elements
 from mlff_triton.model.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
 from mlff_triton.model.zbl import nuclei_of
 
@@ -128,11 +128,7 @@ class Parameters:
         inside = (numbers >= 0) & (numbers < len(known))
         species = torch.where(inside, known[torch.where(inside, numbers, 0)], -1)
         if bool((species < 0).any()):
-            unknown = sorted(set(numbers[species < 0].tolist()))
-            raise UnknownElementError(
-                f"the model does not know {symbols_of(unknown)}; it knows "
-                f"{symbols_of(self.config.elements)}"
-            )
+            raise unknown_elements(numbers[species < 0].tolist(), self.config.elements)
         return species.int()
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlff_triton._common.text import short_repr
-from mlff_triton.errors import InputError
+from mlff_triton.errors import InputError, UnknownElementError
 
 # Symbols of the elements by atomic number; X is TorchMD-NET's element 0.
 SYMBOLS = """
@@ -50,6 +50,12 @@ def symbols_of(numbers: Iterable[int]) -> str:
     'Na, Cl'
     """
     return ", ".join(SYMBOLS[z] if 0 <= z < len(SYMBOLS) else f"atomic number {z}" for z in numbers)
+
+
+def unknown_elements(numbers: Iterable[int], known: Iterable[int]) -> UnknownElementError:
+    """Return the error for atomic numbers that a model of the known elements was not made for."""
+    missing = symbols_of(sorted(set(numbers)))
+    return UnknownElementError(f"the model does not know {missing}; it knows {symbols_of(known)}")
 
 
 @dataclass(frozen=True)

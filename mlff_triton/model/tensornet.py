@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton.errors import UnknownElementError
-from mlff_triton.model.config import MAX_ATOMIC_NUMBER, TensorNetConfig, ZBLConfig, symbols_of
+from mlff_triton.model.config import (
+    MAX_ATOMIC_NUMBER,
+    TensorNetConfig,
+    ZBLConfig,
+    unknown_elements,
+)
 from mlff_triton.model.irreps import (
     PART_OF_COMPONENT,
     PARTS,
@@ -367,11 +372,7 @@ class TensorNet(nn.Module):
             raise UnknownElementError(f"atomic numbers must lie in 0..{MAX_ATOMIC_NUMBER}")
         species = self.species_of_number[numbers]
         if int(species.min()) < 0:
-            unknown = sorted(set(numbers[species < 0].tolist()))
-            raise UnknownElementError(
-                f"the model does not know {symbols_of(unknown)}; it knows "
-                f"{symbols_of(self.config.elements)}"
-            )
+            raise unknown_elements(numbers[species < 0].tolist(), self.config.elements)
         return species
 
     def forward(self, numbers: Tensor, vectors: Tensor, graph: Graph, charge: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mlff_triton.checkpoints import load_model, resolve_path, shipped_models
+from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.engine.batch import IntArray
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
@@ -76,17 +76,12 @@ class Recipe:
 
 
 def lasting_model(model: str | Path | TensorNet | Ensemble) -> str | bytes:
-    """Return a model in a form that means the same in other processes.
-
-    A relative path or "default" may refer to another model there.
-    """
+    """Return a model in a form that means the same in other processes."""
     if isinstance(model, (TensorNet, Ensemble)):
         return pickle.dumps(copy.deepcopy(model).cpu())
     if not isinstance(model, (str, Path)):
         raise InputError(f"model must be a name, a path or a model of this package, not {model!r}")
-    path = resolve_path(model)
-    names = {shipped: name for name, shipped in shipped_models().items()}
-    return names.get(path) or str(path.resolve())
+    return lasting_name(model)
 
 
 def load_lasting(model: str | bytes) -> TensorNet | Ensemble:
