@@ -197,6 +197,24 @@ def hostile_pickle(rng: np.random.Generator, folder: Path) -> Facts:
     return {"path": path.name}
 
 
+def nested_tuples(rng: np.random.Generator, folder: Path) -> Facts:
+    """Add tuples that contain one another several times to a pickle, as a value or a key."""
+    path = write("model.ckpt", folder)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    pickled = next(name for name in members if name.endswith("data.pkl"))
+    nested = b"N"
+    for k in range(int(rng.integers(1, 100))):
+        copies = int(rng.integers(3))
+        nested += b"q%c" % k + b"h%c" % k * copies + (b"\x85", b"\x86", b"\x87")[copies]
+    item = choice(rng, (b"K\x01" + nested, nested + b"K\x01"))
+    members[pickled] = members[pickled][:-1] + item + b"s."
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return {"path": path.name}
+
+
 def strange_zip(rng: np.random.Generator, folder: Path) -> Facts:
     """Write a zip of many members, of members that inflate to gigabytes, or with odd names."""
     path = folder / "ensemble.zip"
@@ -267,6 +285,7 @@ KIND = Kind(
         "tensor changed": tensor_changed,
         "deep JSON": deep_json,
         "hostile pickle": hostile_pickle,
+        "nested tuples": nested_tuples,
         "strange zip": strange_zip,
         "special file": special_file,
     },
