@@ -40,9 +40,10 @@ def other_shape(rng: np.random.Generator, tensor: Tensor) -> Tensor:
 def other_values(rng: np.random.Generator, tensor: Tensor) -> Tensor:
     """Replace one value or all by an extreme one."""
     changed = tensor.clone().flatten()
-    value = float(choice(rng, EXTREMES))
+    extreme = float(choice(rng, EXTREMES))
     if not changed.is_floating_point():
-        value = min(max(value if np.isfinite(value) else 0, -(2**62)), 2**62)
+        extreme = min(max(extreme if np.isfinite(extreme) else 0, -(2**62)), 2**62)
+    value = torch.tensor(extreme, dtype=torch.float64).to(changed.dtype)
     if rng.random() < 0.5 and len(changed):
         changed[int(rng.integers(len(changed)))] = value
     else:
