@@ -171,6 +171,10 @@ class TensorNetConfig:
                 raise InputError(
                     f"{name}={short_repr(value)} is unknown: use one of {', '.join(known)}"
                 )
+        for name in ("trainable_rbf", "self_loops", "readout_activation", "uses_charge"):
+            flag = getattr(self, name)
+            if not isinstance(flag, bool):
+                raise InputError(f"{name}={short_repr(flag)} must be True or False")
         if not 0 <= self.cutoff_lower < self.cutoff_upper <= MAX_CUTOFF:
             raise InputError(
                 f"cutoffs must satisfy 0 <= lower < upper <= {MAX_CUTOFF:g} Å, not "

@@ -54,6 +54,7 @@ def weighted(folder: Path, **changes: Any) -> Path:
         ("cutoff_upper", 1e5, "upper <= 100 Å"),
         ("cutoff_upper", 10**400, "too large"),
         ("cutoff_upper", float("nan"), "upper <= 100 Å"),
+        ("trainable_rbf", [[]], "trainable_rbf=[[]] must be True or False"),
     ],
 )
 def test_sizes_have_limits(tmp_path, name, value, message):
