@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from tests.support.kernel_fixtures import device
 from tests.support.language_models import NAMES
+from tests.support.quick_interpreter import quick_interpreter
 
-__all__ = ["device"]
+__all__ = ["device", "quick_interpreter"]
 
 
 @pytest.fixture(params=NAMES)
