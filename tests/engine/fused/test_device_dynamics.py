@@ -79,8 +79,9 @@ def assert_equal(found: Observation, expected: Observation) -> None:
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["verlet", "langevin", "rescaling"])
 def test_blocks_and_skins_change_no_bit(stage, new_steps):
+    """Only the barostat acts at the ends of blocks: see the next test."""
     atoms, given = crystal(3, "triclinic"), conditions(stage)
     state = state_of(atoms)
     expected = run(dynamics_of(new_steps, atoms), state, given, [8])[-1]
@@ -88,8 +89,6 @@ def test_blocks_and_skins_change_no_bit(stage, new_steps):
     assert not np.array_equal(expected.state.positions, state.positions)
     for stops, skin in (([2, 4, 6, 8], 0.5), ([2, 8], 0.1), ([6, 8], 1.0)):
         found = run(dynamics_of(new_steps, atoms, skin=skin), state, given, stops)[-1]
-        if stage == "barostat":
-            continue  # acts at the ends of blocks: see the next test
         assert_equal(found, expected)
 
 
