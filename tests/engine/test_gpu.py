@@ -31,7 +31,11 @@ from mlff_triton.testing import (
 from mlff_triton.units import ENERGY_UNITS
 from tests.support.tensornets import ZBL, model_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # of random structures
+    pytest.mark.filterwarnings("ignore::mlff_triton.model.known_domain.UnknownChemistryWarning"),
+]
 
 # On a GPU, the exact module sums over neighbors by atomics, so results agree up to rounding.
 BITWISE = (
@@ -103,7 +107,6 @@ def test_gpu_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
         assert_within(actual["stress"], expected["stress"], allowed, floor=virial)
 
 
-@pytest.mark.filterwarnings("ignore::mlff_triton.model.known_domain.UnknownChemistryWarning")
 @pytest.mark.parametrize("name", ["cluster", "triclinic"])
 def test_calculator_on_the_gpu_conforms(name: str) -> None:
     check_calculator(
