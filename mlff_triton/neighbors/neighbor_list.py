@@ -15,7 +15,7 @@ import vesin
 from numpy.typing import ArrayLike
 
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from mlff_triton.neighbors.box import Box, FloatArray, as_floats, check_box
+from mlff_triton.neighbors.box import MAX_LENGTH, Box, FloatArray, as_floats, check_box
 from mlff_triton.neighbors.graph import Graph
 
 MIN_DISTANCE = 1e-3  # Å; below it, two atoms are one point and the edge has no direction
@@ -121,8 +121,13 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
 
 
 def _extent(points: FloatArray, box: Box) -> FloatArray:
-    """Return the extent of atoms in Å along each direction, or raise `InputError` if it is huge."""
+    """Return the extent of atoms in Å along each direction, or raise an `InputError`.
+
+    That is if it is huge, or if the atoms are far from the origin.
+    """
     extent = np.ptp(points @ np.linalg.inv(box.cell), axis=0)
+    if np.abs(points).max() > MAX_LENGTH:  # where `vesin` may overflow
+        raise InputError(f"atoms lie more than {MAX_LENGTH:.0e} Å from the origin: move them there")
     if (extent > np.where(box.pbc, MAX_CELLS_APART, MAX_EXTENT)).any():
         raise InputError("atoms are too far apart: the simulation may have blown up")
     return np.asarray(extent * box.heights)

@@ -270,6 +270,11 @@ def test_elongated_cells_and_structures_do_not_crash():
         assert found == edges_within(5.8, *structure), name
 
 
+def test_atoms_far_from_the_origin_are_refused():
+    with pytest.raises(InputError, match=r"more than 1e\+12 Å from the origin"):
+        neighbor_list([[0.9, -1e308, 0.4]], 5.0, np.diag([2.0, 2.0, 1.5]), [False, False, True])
+
+
 def edges_within(cutoff, points, lengths, pbc) -> set[tuple[int, ...]]:
     """Find edges in an orthogonal cell by brute force, among the images next to the nearest."""
     positions, cell = np.array(points), np.array(lengths)
