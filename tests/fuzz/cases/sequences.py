@@ -220,11 +220,32 @@ def parsed(content: bytes) -> list[str]:
         content = gzip.decompress(content)
     text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1").replace("\r\n", "\n")
     if text.startswith("@"):
-        return [line for k, line in enumerate(text.split("\n")) if k % 4 == 1]
+        return reads(text)
     bodies = ("\n" + text).split("\n>")[1:]
-    return [
-        "".join(body.split("\n")[1:]).translate({ord(c): None for c in " \t\r"}) for body in bodies
-    ]
+    return [without_blanks("".join(body.split("\n")[1:])) for body in bodies]
+
+
+def reads(text: str) -> list[str]:
+    """Return the sequences of a FASTQ file.
+
+    A sequence ends before a line that begins with a plus sign, and has as many qualities as bases,
+    whatever lines they are on. A damaged file may thus have fewer records.
+    """
+    found, lines = [], text.split("\n")
+    while lines:
+        if not without_blanks(lines.pop(0)):
+            continue
+        plus = next((k for k, line in enumerate(lines) if line.startswith("+")), len(lines))
+        found.append(without_blanks("".join(lines[:plus])))
+        qualities, lines = 0, lines[plus + 1 :]
+        while lines and qualities < len(found[-1]):
+            qualities += len(without_blanks(lines.pop(0)))
+    return found
+
+
+def without_blanks(text: str) -> str:
+    """Remove blanks from a text."""
+    return text.translate({ord(c): None for c in " \t\r"})
 
 
 KIND = Kind(
