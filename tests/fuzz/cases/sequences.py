@@ -205,7 +205,7 @@ def score_of(query: str, target: str, facts: Facts) -> int:
 
 def encoded(text: str, facts: Facts) -> str:
     """Replace unknown symbols, or raise `Finding` if they should have been refused."""
-    upper = text.upper()
+    upper = text.encode("latin-1").upper().decode("latin-1")  # only ASCII
     if facts["letters"] == DNA:
         upper = upper.replace("U", "T")
     odd = set(upper) - set(facts["letters"])
