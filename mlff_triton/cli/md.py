@@ -211,13 +211,14 @@ def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapsho
             f"{restart} comes from a run with --device {before}, which is not usable here: add "
             "--device cpu to continue on the CPU, with other last bits"
         ) from error
-    if device is None or found.type == before.partition(":")[0]:
+    if device is None:
         return snapshot
-    plain_console().print(
-        f"continues with --device {device} instead of {before}: the last bits differ from those "
-        "of an uninterrupted run"
-    )
-    return replace(snapshot, recipe=snapshot.recipe | {"device": found.type})
+    if found.type != before.partition(":")[0]:
+        plain_console().print(
+            f"continues with --device {device} instead of {before}: the last bits differ from "
+            "those of an uninterrupted run"
+        )
+    return replace(snapshot, recipe=snapshot.recipe | {"device": str(found)})
 
 
 def _run_and_report(simulation: Simulation) -> None:

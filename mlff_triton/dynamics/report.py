@@ -121,6 +121,6 @@ def _stage_text(record: StageRecord, n_atoms: int) -> str:
     if ratio is not None:
         text += (
             f"; not equilibrated, as the potential energy drifts by {ratio:.1f} times its "
-            " fluctuation in the last half"
+            "fluctuation in the last half"
         )
     return text

@@ -16,6 +16,7 @@ import torch
 
 import mlff_triton
 from mlff_triton import save_model
+from mlff_triton.cli.md import _on_device
 from mlff_triton.dynamics import load_restart
 from mlff_triton.dynamics.restart import save_restart
 from tests.support.checkpoints import native
@@ -216,6 +217,16 @@ def test_a_restart_stays_on_its_kind_of_device(run, model, monkeypatch):
     code, out, _ = run(*again, "--device", "cpu", "--extend", 2)
     assert (code, "the last bits differ" in out) == (0, True)
     assert recipe_of("a")["device"] == "cpu"
+
+
+def test_a_restart_goes_on_with_the_gpu_that_is_named(run, model, monkeypatch):
+    assert run(*short(model, "--steps", 6, "--out", "a"))[0] == 0
+    path = Path("a/restart.npz")
+    snapshot = load_restart(path)
+    snapshot = replace(snapshot, recipe=snapshot.recipe | {"device": "cuda"})
+    monkeypatch.setattr("mlff_triton._common.devices.find_device", torch.device)
+    assert _on_device(snapshot, path, None).recipe["device"] == "cuda"
+    assert _on_device(snapshot, path, "cuda:1").recipe["device"] == "cuda:1"
 
 
 def test_a_restart_needs_the_same_weights(run, model):
