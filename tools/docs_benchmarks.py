@@ -35,6 +35,7 @@ def errors_table(folder: Path, bench: str) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
+    "md": figures.simulations,
     "step": partial(figures.step_table, bench="step"),
     "shipped": partial(figures.step_table, bench="shipped"),
     "batch": partial(figures.step_table, bench="batch"),

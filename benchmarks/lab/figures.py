@@ -41,10 +41,10 @@ CELLS, ROWS = "torch-cells", "torch-rows"
 COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET
 SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
     "command": "mlff-triton md",
-    "ase": "ASE",
-    "openmm": "OpenMM on the GPU",
-    "openmm-host": "OpenMM on the host",
-    "torch-sim": "TorchSim",
+    "ase": "through ASE",
+    "openmm": "through OpenMM on the GPU",
+    "openmm-host": "through OpenMM on the host",
+    "torch-sim": "through TorchSim",
 }
 LARGEST = "1000000"  # a random box, although it is named after its size
 BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
@@ -86,13 +86,13 @@ def _plot_steps(axes: Axes, times: Times) -> None:
 
 
 def _plot_simulations(axes: Axes, times: Times) -> None:
-    """Plot ns/day of water over the number of atoms, a line per route."""
-    water = {case: rows for case, rows in times.items() if case.isdigit() and case != LARGEST}
+    """Plot ns/day over the number of atoms, a line per route."""
+    times = _water_first(times)
+    water = {case: rows for case, rows in times.items() if case.isdigit()}
     lines = {label: _rows_of(water, name) for name, label in SIMULATIONS.items()}
     best = [best_torchmd_net(rows) for rows in water.values()]
     lines["TorchMD-NET, best route"] = [row for row in best if row]
     random = {case: rows for case, rows in times.items() if case.startswith("random-")}
-    random |= {LARGEST: times[LARGEST]} if LARGEST in times else {}
     lines[f"{SIMULATIONS[COMMAND]}, random model (F = 128)"] = _rows_of(random, COMMAND)
     for label, rows in lines.items():
         if rows:
@@ -101,6 +101,12 @@ def _plot_simulations(axes: Axes, times: Times) -> None:
             speeds = [NS_PER_DAY / _p50(row) for row in rows]
             axes.loglog([row.atoms for row in rows], speeds, label=label, **style)
     axes.set(xlabel="atoms", ylabel="ns/day at 0.5 fs")
+
+
+def _water_first(times: Times) -> Times:
+    """Sort simulations by kind: first water, whose names are sizes; the largest box is random."""
+    named = {f"random-{name}" if name == LARGEST else name: rows for name, rows in times.items()}
+    return dict(sorted(named.items(), key=lambda item: item[0].rstrip("0123456789")))
 
 
 def _plot_bio(axes: Axes, times: Times) -> None:
@@ -284,10 +290,10 @@ def simulations(folder: Path) -> str:
     The speed-up compares the command with the fastest route to TorchMD-NET.
     """
     times = passed(read_rows(folder / "md.csv"))
-    head = ["case", "engine at rest", *SIMULATIONS.values(), "ASE, NVE"]
+    head = ["case", "engine at rest", *SIMULATIONS.values(), "through ASE, NVE"]
     head += ["TorchMD-NET, best route", "speed-up"]
     lines = [head, ["---"] * len(head)]
-    for case, rows in times.items():
+    for case, rows in _water_first(times).items():
         if COMMAND not in rows:
             continue
         ours, theirs = rows[COMMAND], best_torchmd_net(rows)

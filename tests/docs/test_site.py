@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pkgutil
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
+from benchmarks.lab import figures
 from benchmarks.lab.schema import read_rows
 from tests.docs.pages import DOCS, README, ROOT, name_of, pages
 from tools import docs_benchmarks
 
-EAGER, OURS = "torch", "engine"
-PEERS = {
-    "Warp": "warp",
-    "Warp + CUDA graph": "warp-graph",
-    "Warp + torch.compile": "warp-compile",
-}
+COLUMNS = [["command"], ["ase"], ["openmm", "openmm-host"], ["torch-sim"]]
+"""Routes in the columns of the README's table, of which the fastest one counts."""
 OPTIONAL = {"mlff_triton.calculators.torch_sim_model.TorchSimModel": "torch_sim"}
 """Names that can be imported with another package only, which is not always installed."""
 
@@ -62,29 +59,50 @@ def test_links_to_the_repository_lead_somewhere():
             assert (ROOT / path).exists(), f"{name_of(page)}: {path}"
 
 
-def test_numbers_in_the_readme_are_measured():
-    """Each row of the table of steps is in the committed CSV files."""
-    rows = {row.case: {} for row in measured("step")}
-    for row in measured("step"):
-        rows[row.case][row.impl] = row
-    lines = re.findall(r"^\| ([\d,]+) \|(.*)\|$", README.read_text(), re.MULTILINE)
-    assert len(lines) == 8
-    for atoms, line in lines:
-        eager, peer, ours, ratio = (cell.strip() for cell in line.split("|"))
-        case = rows[atoms.replace(",", "")]
-        assert ours.split(",")[0] == f"{case[OURS].ms_p50:.3g}"
-        if eager and eager[0].isdigit():
-            assert float(eager) == pytest.approx(case[EAGER].ms_p50, rel=5e-3)
-        if peer:
-            time, name = peer.split(", ")[:2]
-            fastest = min((case[p] for p in PEERS.values() if p in case), key=lambda r: r.ms_p50)
-            assert (PEERS[name], time) == (fastest.impl, f"{fastest.ms_p50:.3g}")
-            assert ratio == f"{fastest.ms_p50 / case[OURS].ms_p50:.1f}x"
+def test_simulations_in_the_readme_are_measured():
+    """Each row of the table is in the committed CSV file."""
+    rows = re.findall(r"^\| ([\d,]+)(.*?) \|(.*)\|$", README.read_text(), re.MULTILINE)
+    assert len(rows) == 7
+    cases = measured("md")
+    for size, replicas, line in rows:
+        *ours, peer, ratio = (cell.strip() for cell in line.split("|"))
+        case = cases[f"{size}xaspirin" if replicas else size.replace(",", "")]
+        assert ours == [fastest(case, names) for names in COLUMNS]
+        best = figures.best_torchmd_net(case)
+        assert peer == (fastest(case, [best.impl]) if best else "")
+        assert ratio == (f"{best.ms_p50 / case['command'].ms_p50:.1f}x" if best else "")
 
 
-def measured(bench: str) -> list:
-    rows = read_rows(Path(docs_benchmarks.RESULTS) / f"{bench}.csv")
-    return [row for row in rows if row.ms_p50 is not None]
+def test_other_numbers_in_the_readme_are_measured():
+    text = " ".join(README.read_text().split())
+    step = measured("step")
+    ratios = [
+        figures.best_peer(case).ms_p50 / case["engine"].ms_p50
+        for case in step.values()
+        if figures.best_peer(case)
+    ]
+    assert f"is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
+    assert f"take {measured('md')['1000000']['command'].ms_p50 / 1e3:.3f} s per step" in text
+    boxes = worst([step, measured("shipped"), measured("md")])
+    molecules = worst([measured("md17"), measured("md22")])
+    assert f"at most {boxes:.1e} of".replace("e-0", "e-") in text
+    assert f"at most {molecules:.1e} in".replace("e-0", "e-") in text
+
+
+def measured(bench: str) -> figures.Times:
+    return figures.passed(read_rows(docs_benchmarks.RESULTS / f"{bench}.csv"))
+
+
+def fastest(case: dict, names: Sequence[str]) -> str:
+    """Return the largest number of ns/day of some routes, as text; empty without any."""
+    times = [case[name].ms_p50 for name in names if name in case]
+    return f"{figures.NS_PER_DAY / min(times):.3g}" if times else ""
+
+
+def worst(benches: Sequence[figures.Times]) -> float:
+    """Return the largest error of the engine's forces."""
+    cases = [case for times in benches for case in times.values()]
+    return max(case["engine"].error or 0.0 for case in cases if "engine" in case)
 
 
 def test_the_api_reference_names_what_exists():
