@@ -6,6 +6,7 @@ with the result of each. ``python -m tests.support.compile_ahead gpu`` runs the 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +127,17 @@ def bad_function() -> dict[str, object]:
         return run()
 
 
+def collecting() -> dict[str, object]:
+    """Let processes tell whether they collect garbage when they start."""
+    readings, writings = os.pipe()
+    told = set[None]()  # the function is called as long as this lives
+    register_after_fork(told, lambda _: os.write(writings, b"yes " if gc.isenabled() else b"no "))
+    found = run()
+    os.close(writings)
+    with os.fdopen(readings) as text:
+        return found | {"collect": text.read().split(), "afterwards": gc.isenabled()}
+
+
 def other_threads() -> dict[str, object]:
     """Launch from another thread while launches of this one are skipped."""
     launched = []
@@ -179,6 +192,7 @@ CASES = {
     "killed": killed,
     "stuck": stuck,
     "failing": failing,
+    "collecting": collecting,
     "old Triton": old_triton,
     "bad function": bad_function,
     "other threads": other_threads,

@@ -112,7 +112,7 @@ def _compile_side_by_side(compilers: Sequence[Compiler]) -> None:
     count = min(len(os.sched_getaffinity(0)), len(compilers))
     workers = [context.Process(target=_work, args=shared, daemon=True) for _ in range(count)]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _garbage_kept():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             for worker in workers:
                 worker.start()
@@ -124,9 +124,23 @@ def _compile_side_by_side(compilers: Sequence[Compiler]) -> None:
                 worker.join()
 
 
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Let processes that are forked here never collect garbage.
+
+    A CUDA graph among the garbage of this process would call the GPU's driver, and abort them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _work(compilers: Sequence[Compiler], started: Any, finished: Any) -> None:
     """Compile kernels and their launchers until none is left, in a process of its own."""
-    gc.disable()  # frees no tensor of the parent process, which would call the GPU's driver
     with Path(os.devnull).open("w") as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)

@@ -64,6 +64,12 @@ def test_launches_run_again_afterwards(case, cases):
     assert cases[case]["restored"]
 
 
+def test_processes_leave_the_garbage_of_their_parent_alone(cases):
+    """It may hold CUDA graphs, whose end aborts a process without CUDA."""
+    assert cases["collecting"]["collect"] == ["no", "no"]
+    assert cases["collecting"]["afterwards"]
+
+
 def test_other_threads_launch_meanwhile(cases):
     assert cases["other threads"]["skipped"] == 3 * [True] + 3 * [False]
 
