@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlff_triton.errors import InputError
 
 SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
 MOST_BYTES = 4 * 10**9  # of a file, all of which ASE reads
-MOST_DIGITS = 20  # of a number of atoms
+HEAD = 8, 200  # lines in which a file may announce numbers of atoms, and bytes of each that count
 
 
 def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
@@ -92,16 +93,23 @@ def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
             f"{name} has {size / 1e9:.0f} GB, more than {MOST_BYTES / 1e9:.0f}: extract some frames"
         )
     try:
-        with path.open("rb") as file:
-            count = file.readline(MOST_DIGITS).strip()
-        if count.isdigit() and int(count) > size:  # ASE would try to read as many lines
-            raise ValueError(f"the first line announces {count.decode()} atoms")
+        announced = _announced(path)
+        if announced > size:  # for which ASE would allocate memory
+            raise ValueError(f"it announces {announced} atoms")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about fields that are not used here
             images = ase.io.read(path, index=index)
     except Exception as error:
         raise InputError(f"{name} cannot be read as a structure: {first_line(error)}") from error
     return images if isinstance(images, list) else [images]
+
+
+def _announced(path: Path) -> int:
+    """Return the largest number of atoms that one of the first lines may stand for."""
+    lines, width = HEAD
+    with path.open("rb") as file:
+        rows = [file.readline(width).split() for _ in range(lines)]
+    return max(sum(map(int, takewhile(bytes.isdigit, row))) for row in rows)
 
 
 def _read(path: Path) -> Atoms:

@@ -149,9 +149,16 @@ def test_files_that_would_fill_the_memory_are_refused(tmp_path):
         read_structure(huge)
 
 
-def test_a_number_of_atoms_that_no_file_holds_is_refused(tmp_path):
-    path = tmp_path / "endless.extxyz"
-    path.write_text("1000000000000000\n\nH 0 0 0\n")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("endless.extxyz", "1000000000000000\n\nH 0 0 0\n"),
+        ("POSCAR", "C H\n1.0\n9 0 0\n0 9 0\n0 0 9\nC H\n999999999999999 1 x\nDirect\n0 0 0\n"),
+    ],
+)
+def test_a_number_of_atoms_that_no_file_holds_is_refused(name, text, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
     with pytest.raises(InputError, match="announces 1000000000000000 atoms"):
         read_structure(path)
 

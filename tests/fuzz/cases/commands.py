@@ -43,6 +43,7 @@ WORDS = (
 )
 NUMBERS = ("0", "1", "-1", "2", "3", "0.5", "1e-300", "1e300", "inf", "300:400", "1:2:3", "9" * 30)
 LARGE = ("2147483648", "9223372036854775808")
+FEW = ("--steps", "2")  # for commands that have lost theirs: the usual numbers take half a minute
 UNBOUNDED = ("--steps", "--extend", "--threads")  # their large values are fine, and take forever
 
 
@@ -91,6 +92,8 @@ def command_line(rng: np.random.Generator, folder: Path) -> Facts:
             parameter = next(p for p in known[name].params if option in p.opts)
             is_flag = getattr(parameter, "is_flag", False)
             arguments += [option] if is_flag else [option, value_for(rng, option)]
+    if "--steps" in options and "--steps" not in arguments:
+        arguments += FEW
     return {"arguments": [name, *arguments, *SLOW.get(name, ())]}
 
 
