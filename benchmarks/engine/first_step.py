@@ -1,10 +1,10 @@
 """``python -m benchmarks.engine.first_step``: the time to the first forces, in new processes.
 
 A process first runs with empty caches of Triton and of this package ("cold"), and then again with
-the caches that it has filled ("warm"). PyTorch is imported before the clock starts. The stages are
-``import`` of the package, ``engine`` (the shipped model, its tables, and the start of CUDA),
-``forces`` of the first step, their sum ``total``, and the ``second`` step. Rows go to
-``first-step.csv``.
+the caches that it has filled ("warm"). Modules are kept as bytecode, like those of an installed
+package. PyTorch is imported before the clock starts. The stages are ``import`` of the package,
+``engine`` (the shipped model, its tables, and the start of CUDA), ``forces`` of the first step,
+their sum ``total``, and the ``second`` step. Rows go to ``first-step.csv``.
 """
 
 from __future__ import annotations
@@ -81,10 +81,12 @@ def run_process(
     cell = {} if system.cell is None else {"cell": system.cell}
     np.savez(inputs, numbers=system.numbers, positions=system.positions, **cell)
     caches = {"TRITON_CACHE_DIR": folder / "triton", "MLFF_TRITON_CACHE": folder / "package"}
+    settings = {name: str(path) for name, path in caches.items()}
+    settings["PYTHONDONTWRITEBYTECODE"] = ""  # which some machines set
     subprocess.run(  # noqa: S603 - the module is ours
         [sys.executable, "-m", "benchmarks.engine.fresh_process", inputs, results, str(device)],
         cwd=CHECKOUT,
-        env=os.environ | {name: str(path) for name, path in caches.items()},
+        env=os.environ | settings,
         check=True,
     )
     with np.load(results) as found:
