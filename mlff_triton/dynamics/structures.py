@@ -11,6 +11,7 @@ from typing import Any
 import ase.io
 import numpy as np
 from ase import Atoms
+from ase.io.formats import filetype
 from numpy.typing import NDArray
 
 from mlff_triton._common.files import find_file
@@ -20,7 +21,7 @@ from mlff_triton.errors import InputError
 
 SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
 MOST_BYTES = 4 * 10**9  # of a file, all of which ASE reads
-HEAD = 8, 200  # lines in which a file may announce numbers of atoms, and bytes of each that count
+LONGEST = 200  # bytes of a line that may announce numbers of atoms
 
 
 def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
@@ -105,11 +106,12 @@ def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
 
 
 def _announced(path: Path) -> int:
-    """Return the largest number of atoms that one of the first lines may stand for."""
-    lines, width = HEAD
+    """Return the number of atoms that the head of an XYZ or VASP file announces, or 0."""
     with path.open("rb") as file:
-        rows = [file.readline(width).split() for _ in range(lines)]
-    return max(sum(map(int, takewhile(bytes.isdigit, row))) for row in rows)
+        rows = [file.readline(LONGEST).split() for _ in range(7)]
+    if filetype(str(path)) in ("vasp", "vasp-xdatcar"):  # numbers per element, below their names
+        return max(sum(map(int, takewhile(bytes.isdigit, row))) for row in rows[5:])
+    return int(rows[0][0]) if len(rows[0]) == 1 and rows[0][0].isdigit() else 0
 
 
 def _read(path: Path) -> Atoms:

@@ -12,6 +12,7 @@ from ase.build import molecule
 
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart, read_structure
 from mlff_triton.dynamics.outputs import RESTART
+from mlff_triton.dynamics.structures import read_images
 from mlff_triton.dynamics.trajectories import write_topology
 from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
@@ -161,6 +162,33 @@ def test_a_number_of_atoms_that_no_file_holds_is_refused(name, text, tmp_path):
     path.write_text(text)
     with pytest.raises(InputError, match="announces 1000000000000000 atoms"):
         read_structure(path)
+
+
+LATE = """ITEM: TIMESTEP
+5000000
+ITEM: NUMBER OF ATOMS
+1
+ITEM: BOX BOUNDS pp pp pp
+0 9
+0 9
+0 9
+ITEM: ATOMS id type x y z
+1 1 0 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dated.xyz", "1\n20261123 optimized\nH 0 0 0\n"),
+        ("POSCAR", "20261123 H\n1.0\n9 0 0\n0 9 0\n0 0 9\nH\n1\nDirect\n0 0 0\n"),
+        ("late.lammpstrj", LATE),
+    ],
+)
+def test_other_large_numbers_announce_no_atoms(name, text, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    assert len(read_images(path)[0]) == 1
 
 
 def test_control_characters_of_files_stay_out_of_messages(tmp_path):
