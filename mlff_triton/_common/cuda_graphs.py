@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -11,6 +10,8 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+
+from mlff_triton._common.garbage import garbage_kept
 
 _CAPTURING = Lock()
 
@@ -97,11 +98,5 @@ def _undisturbed() -> Iterator[None]:
 
     PyTorch's work before another capture breaks this one, and so does the deletion of a graph.
     """
-    with _CAPTURING:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                gc.enable()
+    with _CAPTURING, garbage_kept:
+        yield

@@ -10,7 +10,6 @@ GPU. If anything about this fails, launches compile their kernels themselves.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import os
@@ -29,6 +28,7 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from mlff_triton._common.availability import is_interpreting
+from mlff_triton._common.garbage import garbage_kept
 from mlff_triton._common.triton_start import start_triton
 
 QUIET = 1.0  # s before progress is shown
@@ -112,7 +112,7 @@ def _compile_side_by_side(compilers: Sequence[Compiler]) -> None:
     count = min(len(os.sched_getaffinity(0)), len(compilers))
     workers = [context.Process(target=_work, args=shared, daemon=True) for _ in range(count)]
     try:
-        with warnings.catch_warnings(), _garbage_kept():
+        with warnings.catch_warnings(), garbage_kept:  # also in the forks
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             for worker in workers:
                 worker.start()
@@ -122,21 +122,6 @@ def _compile_side_by_side(compilers: Sequence[Compiler]) -> None:
             if worker.pid is not None:
                 worker.kill()
                 worker.join()
-
-
-@contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Let processes that are forked here never collect garbage.
-
-    A CUDA graph among the garbage of this process would call the GPU's driver, and abort them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _work(compilers: Sequence[Compiler], started: Any, finished: Any) -> None:
