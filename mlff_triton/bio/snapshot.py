@@ -14,12 +14,13 @@ INERT_HOOKS = "transformers.utils.output_capturing"
 
 # Classes that compute the same in training mode.
 INDIFFERENT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Sequential)
+REARRANGE = "einops.layers.torch", "Rearrange"  # one more, whose copies are in training mode
 
 # Attributes of modules, other than tensors, that are read together with the weights.
 CONSTANTS = (
     *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
     *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
-    *("attention_heads", "num_attention_heads"),
+    *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
 )
 
 
@@ -45,7 +46,7 @@ class Snapshot:
         inner = self._modules[1:]
         self._hooks = _hooks(inner)
         self._inner = list(map(vars, inner))
-        self._modal = [vars(m) for m in inner if type(m) not in INDIFFERENT]
+        self._modal = [vars(m) for m in inner if _is_modal(m)]
         self._read = [(own, n) for own in map(vars, self._modules) for n in CONSTANTS if n in own]
         self._constants = self._current_constants()
         self._views = [
@@ -97,6 +98,11 @@ class Snapshot:
 def are_hooked(modules: Iterable[nn.Module]) -> bool:
     """Return True if any of the modules, not counting submodules, has hooks."""
     return _any_active(_hooks(modules))
+
+
+def _is_modal(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind not in INDIFFERENT and (kind.__module__, kind.__qualname__) != REARRANGE
 
 
 def _hooks(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:

