@@ -1,0 +1,1 @@
+"""Models that design the sequences of proteins with a given backbone."""

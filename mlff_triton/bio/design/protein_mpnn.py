@@ -1,0 +1,158 @@
+"""Adapter for ProteinMPNN: scores of sequences for a backbone, and sampled sequences."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.bio.design.known_residues import KnownCheck
+from mlff_triton.bio.design.network import Backbones, Operators
+from mlff_triton.bio.design.runner import Runner, Scoring, decoding_order
+from mlff_triton.bio.design.sampling import Plan
+from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.fast_forward import FastForward, Options
+
+SOURCES = ("proteinmpnn.protein_mpnn_utils", "protein_mpnn_utils")
+"""Python modules of the package and of copies of the repository."""
+
+CHANNELS = (16, 32, 64, 128, 256)
+NAMES = ("X", "mask", "residue_idx", "chain_encoding_all")
+"""Arguments of all methods that are `Backbones`."""
+
+INPUTS = (*NAMES, "S", "chain_M", "randn")
+"""Tensors that the forward takes."""
+
+METHODS = ("sample", "tied_sample")
+
+
+class ProteinMPNNForward(FastForward[Runner]):
+    """Log-probabilities of all amino acids in a sequence that is decoded in a random order.
+
+    The methods ``sample`` and ``tied_sample`` of the model are replaced as well.
+    """
+
+    supported = "ProteinMPNN"
+
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        super().__init__(module, options, model)
+        self._check = KnownCheck(self.module.features.top_k)
+
+    @classmethod
+    def fits(cls, module: Any) -> bool:
+        """Return True for a ProteinMPNN of whole backbones, with its own classes throughout."""
+        if type(module).__name__ != "ProteinMPNN" or not is_unmodified(module, *SOURCES):
+            return False
+        features, sizes = type(module.features).__name__, {*module.W_e.weight.shape}
+        return features == "ProteinFeatures" and len(sizes) == 1 and sizes <= set(CHANNELS)
+
+    def install(self) -> None:
+        """Replace ``forward`` and the methods that sample."""
+        super().install()
+        for name in METHODS:
+            setattr(self.module, name, Sampler(self, name))
+
+    def undo(self) -> None:
+        """Give the module its own methods back."""
+        super().undo()
+        for name in METHODS:
+            if isinstance(vars(self.module).get(name), Sampler):
+                delattr(self.module, name)
+
+    def read(self) -> Runner:
+        """Read the present weights."""
+        weights = MPNNWeights.of(self.module, self.dtype)
+        is_triton = self.backend == "triton"
+        return Runner(
+            weights,
+            Operators.of(self.backend),
+            self.module.features.top_k,
+            splits=is_triton and self.dtype == torch.float32,
+            graphs=is_triton and weights.out.weight.is_cuda and bool(self.options.cuda_graph),
+        )
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Refuse dtypes other than float32, and proteins with too few known residues."""
+        parameter = next(self.module.parameters())
+        if parameter.dtype != torch.float32:
+            return "its parameters are not float32; use the precision option of bio.accelerate"
+        tensors = [arguments.get(name) for name in (*INPUTS, *NAMES)]
+        if any(isinstance(x, Tensor) and x.device != parameter.device for x in tensors):
+            return "inputs and parameters are on different devices"
+        atoms, mask = arguments.get("X"), arguments.get("mask")
+        if not isinstance(atoms, Tensor) or atoms.dtype != torch.float32:
+            return "positions are not float32"
+        if not isinstance(mask, Tensor) or mask.shape != atoms.shape[:2]:
+            return "the mask is not of shape [B, L]"
+        return self._check.refusal(mask)
+
+    def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
+        """Queue the check of the mask, and replay the graph for the proteins' shape, if any."""
+        mask = arguments.get("mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            self._check.queue(mask)
+        is_score = all(isinstance(arguments.get(name), Tensor) for name in INPUTS)
+        if not is_score or self.module.features.augment_eps > 0:
+            return None
+        return self.weights.begin(self._scoring(arguments))
+
+    def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> Tensor:
+        """Return log-probabilities [B, L, V]."""
+        return self.weights.score(self._scoring(arguments)) if begun is None else begun
+
+    def _scoring(self, arguments: Mapping[str, Any]) -> Scoring:
+        backbones = self.backbones(arguments)
+        if arguments.get("use_input_decoding_order", False):
+            order, designed, noise = arguments["decoding_order"], None, None
+        else:
+            order, designed, noise = None, arguments["chain_M"], arguments["randn"]
+        return Scoring(*backbones, arguments["S"], order, designed, noise)
+
+    def backbones(self, arguments: Mapping[str, Any]) -> Backbones:
+        """Return the backbones, with noise if the model adds any."""
+        atoms, mask, numbers, chains = (arguments[name] for name in NAMES)
+        noise = self.module.features.augment_eps
+        if noise > 0:
+            atoms = atoms + noise * torch.randn_like(atoms)
+        return Backbones(atoms, mask.float(), numbers, chains)
+
+
+class Sampler:
+    """A method of the model that samples, ``sample`` or ``tied_sample``.
+
+    Parameters
+    ----------
+    owner : ProteinMPNNForward
+        Adapter of the model.
+    name : str
+        Name of the method.
+    """
+
+    def __init__(self, owner: ProteinMPNNForward, name: str) -> None:
+        self._owner, self._name = owner, name
+        parameters = inspect.signature(getattr(type(owner.module), name)).parameters
+        self._defaults = {name: p.default for name, p in list(parameters.items())[1:]}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return what the model's own method would return."""
+        own = partial(getattr(type(self._owner.module), self._name), self._owner.module)
+        return self._owner.serve(self._sample, own, args, kwargs, tuple(self._defaults))
+
+    def _sample(self, arguments: Mapping[str, Any], begun: None) -> dict[str, Tensor]:
+        del begun
+        given = {**self._defaults, **arguments}
+        mask = given["mask"]
+        backbones = self._owner.backbones(given)
+        designed = given["chain_mask"] * given["chain_M_pos"] * mask
+        plan = Plan(decoding_order(designed, given["randn"]))
+        if self._name == "tied_sample":
+            plan = Plan.tied(plan.order, given["tied_pos"])
+        sequence, p = self._owner.weights.sample(backbones, given, designed, plan)
+        if self._name == "sample":
+            p = designed[..., None] * p
+        return {"S": sequence, "probs": p, "decoding_order": plan.order}

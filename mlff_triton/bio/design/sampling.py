@@ -1,0 +1,161 @@
+"""Sampling of sequences by ProteinMPNN: arguments of its methods, for the decoding operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mlff_triton.bio.design.network import Encoded, ranks_of
+from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+
+BANNED = 1e8  # subtracted from the logits of amino acids that are left out
+RARE = 0.001  # factor of probabilities that the profile rules out
+
+
+class Plan(NamedTuple):
+    """Order of decoding, the same for all proteins if residues are tied.
+
+    Attributes
+    ----------
+    order : int64 [B, L]
+        Residues, group by group.
+    groups : list of list of int, or None
+        Residues of each group; None if each is a group of its own.
+    """
+
+    order: Tensor
+    groups: list[list[int]] | None = None
+
+    @property
+    def bounds(self) -> list[int]:
+        """First position of each group in the order, and the length."""
+        sizes = [1] * self.order.shape[1] if self.groups is None else map(len, self.groups)
+        return [0, *accumulate(sizes)]
+
+    @classmethod
+    def tied(cls, order: Tensor, ties: Sequence[Sequence[int]]) -> Plan:
+        """Group residues that are tied when the first of them is due in the first protein."""
+        group_of = {int(residue): list(tie) for tie in reversed(ties) for residue in tie}
+        groups: list[list[int]] = []
+        seen: set[int] = set()
+        for residue in order[0].tolist():
+            if residue not in seen:
+                groups.append(group_of.get(residue, [residue]))
+                seen.update(groups[-1])
+        flat = torch.tensor([residue for group in groups for residue in group])
+        return cls(flat.to(order.device).expand(len(order), -1), groups)
+
+    def schedule(self) -> Schedule:
+        """Return the rows of residues in order."""
+        n_proteins, length = self.order.shape
+        first = torch.arange(0, n_proteins * length, length, device=self.order.device)
+        groups = torch.tensor(self.bounds, dtype=torch.int32, device=self.order.device)
+        return Schedule((self.order + first[:, None]).int().contiguous(), groups)
+
+
+def decoder_weights(w: MPNNWeights) -> DecoderWeights:
+    """Stack the weights of the decoder's layers."""
+    stacked = [
+        torch.stack(tensors)
+        for tensors in zip(
+            *(
+                (
+                    *layer.message.second,
+                    *layer.message.third,
+                    *layer.residues.norm[:2],
+                    *layer.residues.up,
+                    *layer.residues.down,
+                    *layer.residues.last_norm[:2],
+                    layer.projections.weight[0],
+                    layer.projections.bias[0, 0],
+                    layer.projections.weight[1],
+                )
+                for layer in w.decoder
+            ),
+            strict=True,
+        )
+    ]
+    eps = w.decoder[0].residues.norm[2]
+    sequences = w.sequences.transpose(0, 1).contiguous()
+    return DecoderWeights._make([*stacked, sequences, *w.out, eps])
+
+
+def graph_of(w: MPNNWeights, encoded: Encoded, order: Tensor) -> Graph:
+    """Compute all parts of messages that do not depend on what is decoded."""
+    x, edges, sources, mask = encoded
+    rank = ranks_of(order).flatten()
+    rows = sources.long()
+    is_decoded = rank[:, None] > rank[rows]
+    receivers, senders = w.decoder[0].projections(x)
+    messages = []
+    for layer, as_encoded in zip(w.decoder, w.encoded(x), strict=True):
+        message = edges @ layer.message.first
+        message += as_encoded[rows].masked_fill_(is_decoded[..., None], 0.0)
+        messages.append(message)
+    messages[0] += receivers[:, None]
+    return Graph(torch.stack(messages), senders, x, sources, is_decoded, mask)
+
+
+def choices_of(given: Mapping[str, Any], designed: Tensor, plan: Plan) -> Choices:
+    """Convert the arguments of ``sample`` or ``tied_sample``, and draw random numbers.
+
+    The numbers are those that `torch.multinomial` would draw for each group in turn, which it
+    compares with the probabilities in the same way.
+    """
+    temperature, residues = given["temperature"], given["S_true"]
+    device = residues.device
+    omitted, bias = (
+        torch.as_tensor(given[n], device=device) for n in ("omit_AAs_np", "bias_AAs_np")
+    )
+    shift = given["bias_by_res"] / temperature - omitted * BANNED + bias / temperature
+    shift = shift.to(torch.promote_types(torch.float32, shift.dtype))
+    keep = addend = factor = None
+    if given.get("pssm_bias_flag"):
+        weight = given["pssm_multi"] * given["pssm_coef"]
+        keep, addend = (
+            (1 - weight).flatten(),
+            (weight[..., None] * given["pssm_bias"]).flatten(0, 1),
+        )
+    if given.get("pssm_log_odds_flag"):
+        factor = (given["pssm_log_odds_mask"] + RARE).flatten(0, 1)
+    if given.get("omit_AA_mask") is not None:
+        allowed = (1 - given["omit_AA_mask"]).flatten(0, 1)
+        factor = allowed if factor is None else factor * allowed
+    return Choices(
+        shift.flatten(0, 1).contiguous(),
+        keep,
+        addend,
+        factor,
+        _shares(given, plan),
+        _noise(shift, given["mask"], plan),
+        designed.flatten(),
+        residues.flatten(),
+        float(temperature),
+    )
+
+
+def _shares(given: Mapping[str, Any], plan: Plan) -> Tensor:
+    """Return the weight of each residue's logits in its group [R]."""
+    shares = torch.ones_like(given["mask"])
+    if plan.groups is not None:
+        factors = torch.as_tensor(given["tied_beta"]).to(shares)
+        for group in plan.groups:
+            shares[:, group] = factors[group] / len(group)
+    return shares.flatten()
+
+
+def _noise(like: Tensor, mask: Tensor, plan: Plan) -> Tensor:
+    """Draw exponentially distributed numbers [B, G, V] for all groups with known residues."""
+    bounds = plan.bounds
+    known = mask.gather(1, plan.order)[:, bounds[:-1]].any(0).tolist()
+    n_proteins, n_letters = len(like), like.shape[-1]
+    noise = like.new_ones(n_proteins, len(known), n_letters)
+    for group, draws in enumerate(known):
+        if draws:
+            noise[:, group] = like.new_empty(n_proteins, n_letters).exponential_()
+    return noise

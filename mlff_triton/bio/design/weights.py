@@ -1,0 +1,267 @@
+"""Weights of ProteinMPNN, laid out for the operators on residues."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
+from mlff_triton.kernels.types.halves import split_scaled_halves
+from mlff_triton.kernels.types.norm import Norm
+from mlff_triton.kernels.types.residue_network import EdgeLinear, EdgeNetwork, ResidueNetwork
+
+PAIRS = [
+    *("CA-CA", "N-N", "C-C", "O-O", "CB-CB", "CA-N", "CA-C", "CA-O", "CA-CB", "N-C", "N-O", "N-CB"),
+    *("CB-C", "CB-O", "O-C", "N-CA", "C-CA", "O-CA", "CB-CA", "C-N", "O-N", "CB-N", "C-CB", "O-CB"),
+    "C-O",
+]
+"""Pairs of atoms in the order of the model's features, the receiver's atom first."""
+
+Weights = TypeVar("Weights")
+
+
+class Projections(NamedTuple):
+    """Parts of the first maps of one or several networks of edges that act on residues.
+
+    Attributes
+    ----------
+    weight : [P, C, C]
+        Transposed weights.
+    bias : [P, 1, C]
+        Biases; zero for senders.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Apply all maps to residues [R, C]; return P tensors [R, C]."""
+        products = torch.baddbmm(self.bias, x.expand(len(self.bias), -1, -1), self.weight)
+        return products.unbind()
+
+
+class EncoderLayer(NamedTuple):
+    """A layer of the encoder.
+
+    Attributes
+    ----------
+    message, update : EdgeNetwork
+        Networks of messages and of edges.
+    residues : ResidueNetwork
+        Network of residues.
+    norm : Norm
+        Normalization of edges.
+    """
+
+    message: EdgeNetwork
+    update: EdgeNetwork
+    residues: ResidueNetwork
+    norm: Norm
+
+
+class DecoderLayer(NamedTuple):
+    """A layer of the decoder.
+
+    Attributes
+    ----------
+    message : EdgeNetwork
+        Network of messages.
+    residues : ResidueNetwork
+        Network of residues.
+    projections : Projections
+        Of residues as receivers and as senders.
+    """
+
+    message: EdgeNetwork
+    residues: ResidueNetwork
+    projections: Projections
+
+
+class MPNNWeights(NamedTuple):
+    """All weights of ProteinMPNN.
+
+    Attributes
+    ----------
+    backbone : BackboneWeights
+        Features of edges.
+    encoder : list of EncoderLayer
+        Layers of the encoder.
+    projections : list of Projections
+        Of residues before the first layer of the encoder and after each, for all networks of edges
+        that follow: receiver and sender of the edges' update, then of the next layer's messages.
+    decoder : list of DecoderLayer
+        Layers of the decoder.
+    encoded : Projections
+        Of encoded residues as senders, in each layer of the decoder.
+    sequences : [V, D, C]
+        Parts of the first maps of the decoder's D layers for the amino acid of a sender.
+    out : EdgeLinear
+        Map to logits, [C, V].
+    """
+
+    backbone: BackboneWeights
+    encoder: list[EncoderLayer]
+    projections: list[Projections]
+    decoder: list[DecoderLayer]
+    encoded: Projections
+    sequences: Tensor
+    out: EdgeLinear
+
+    @classmethod
+    def of(cls, model: Any, dtype: torch.dtype) -> MPNNWeights:
+        """Read the weights of a model, in a dtype."""
+        read: MPNNWeights = _to(_read(model), dtype)
+        return read
+
+    def split(self) -> MPNNWeights:
+        """Split the weights of products over edges into halves, as kernels read them in float32."""
+        backbone = self.backbone
+        return self._replace(
+            backbone=backbone._replace(
+                distances=split_scaled_halves(backbone.distances.flatten(0, 1)),
+                out=_split(backbone.out),
+            ),
+            encoder=[
+                layer._replace(
+                    message=_split_network(layer.message),
+                    update=_split_network(layer.update),
+                    residues=_split_residues(layer.residues),
+                )
+                for layer in self.encoder
+            ],
+            decoder=[
+                layer._replace(
+                    message=_split_network(layer.message), residues=_split_residues(layer.residues)
+                )
+                for layer in self.decoder
+            ],
+        )
+
+
+def _split(linear: EdgeLinear) -> EdgeLinear:
+    return linear._replace(weight=split_scaled_halves(linear.weight))
+
+
+def _split_network(network: EdgeNetwork) -> EdgeNetwork:
+    return EdgeNetwork(
+        split_scaled_halves(network.first), _split(network.second), _split(network.third)
+    )
+
+
+def _split_residues(network: ResidueNetwork) -> ResidueNetwork:
+    return network._replace(up=_split(network.up), down=_split(network.down))
+
+
+def _read(model: Any) -> MPNNWeights:
+    size = len(model.W_e.weight)
+    layers = list(model.encoder_layers)
+    decoder = list(model.decoder_layers)
+    projections = [_projections(size, layers[0].W1)]
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        maps = [layer.W11] if following is None else [layer.W11, following.W1]
+        projections.append(_projections(size, *maps))
+    return MPNNWeights(
+        backbone=_backbone(model),
+        encoder=[
+            EncoderLayer(
+                _messages(size, layer),
+                _network(size, layer.W11, layer.W12, layer.W13),
+                _residues(layer),
+                _norm(layer.norm3),
+            )
+            for layer in layers
+        ],
+        projections=projections,
+        decoder=[
+            DecoderLayer(
+                _messages(size, layer),
+                _residues(layer),
+                _projections(size, layer.W1),
+            )
+            for layer in decoder
+        ],
+        encoded=Projections(
+            torch.stack([_columns(layer.W1, size, 3) for layer in decoder]),
+            torch.zeros(len(decoder), 1, size, dtype=torch.float64, device=model.W_e.weight.device),
+        ),
+        sequences=torch.stack(
+            [_exact(model.W_s.weight) @ _columns(layer.W1, size, 2) for layer in decoder], 1
+        ),
+        out=_linear(model.W_out),
+    )
+
+
+def _backbone(model: Any) -> BackboneWeights:
+    features = model.features
+    embedding, positions = features.edge_embedding.weight, features.embeddings.linear
+    n_offsets = len(positions.weight)
+    offsets = _exact(positions.weight).T + _exact(positions.bias)
+    distances = _exact(embedding)[:, n_offsets:].T.unflatten(0, (len(PAIRS), N_RBF))
+    order = [PAIRS.index(f"{a}-{b}") for a in ATOMS for b in ATOMS]
+    return BackboneWeights(
+        offsets @ _exact(embedding)[:, :n_offsets].T,
+        torch.cat(
+            [distances[order], distances.new_zeros(N_PAIRS - len(PAIRS), N_RBF, len(embedding))]
+        ),
+        _norm(features.norm_edges),
+        _linear(model.W_e),
+    )
+
+
+def _columns(linear: nn.Linear, size: int, part: int) -> Tensor:
+    """Return the transposed weight [C, C] for one of the concatenated inputs of a linear map."""
+    return _exact(linear.weight)[:, part * size : (part + 1) * size].T.contiguous()
+
+
+def _network(size: int, first: nn.Linear, second: nn.Linear, third: nn.Linear) -> EdgeNetwork:
+    return EdgeNetwork(_columns(first, size, 1), _linear(second), _linear(third))
+
+
+def _messages(size: int, layer: Any) -> EdgeNetwork:
+    """Read the network of messages, whose sums the model divides by a constant, from a layer."""
+    network = _network(size, layer.W1, layer.W2, layer.W3)
+    return network._replace(third=EdgeLinear(*(part / layer.scale for part in network.third)))
+
+
+def _projections(size: int, *maps: nn.Linear) -> Projections:
+    """Return the parts of maps for the receiver, their first input, and the sender, their last."""
+    weights, biases = [], []
+    for linear in maps:
+        last = linear.in_features // size - 1
+        weights += [_columns(linear, size, 0), _columns(linear, size, last)]
+        bias = _exact(linear.bias)
+        biases += [bias, torch.zeros_like(bias)]
+    return Projections(torch.stack(weights), torch.stack(biases)[:, None])
+
+
+def _residues(layer: Any) -> ResidueNetwork:
+    dense = layer.dense
+    return ResidueNetwork(
+        _norm(layer.norm1), _linear(dense.W_in), _linear(dense.W_out), _norm(layer.norm2)
+    )
+
+
+def _linear(linear: nn.Linear) -> EdgeLinear:
+    return EdgeLinear(_exact(linear.weight).T.contiguous(), _exact(linear.bias))
+
+
+def _norm(norm: nn.LayerNorm) -> Norm:
+    return _exact(norm.weight), _exact(norm.bias), norm.eps
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().double()
+
+
+def _to(value: Any, dtype: torch.dtype) -> Any:
+    """Convert all tensors in tuples and lists."""
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    if isinstance(value, list):
+        return [_to(part, dtype) for part in value]
+    if isinstance(value, tuple):
+        parts = [_to(part, dtype) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

@@ -1,0 +1,1 @@
+"""Graph networks over the residues of proteins, of the kind of ProteinMPNN."""

@@ -1,0 +1,295 @@
+"""Autoregressive decoding of residues in one launch.
+
+A residue needs those of its neighbors that are decoded before it, not all that are. So several
+programs share the residues of a protein in turn, and each waits only for the neighbors of the next
+one. All programs run at the same time, and those before it in the order never wait for it, so the
+first unfinished residue can always proceed.
+
+The edges' part of the first map of each message is computed beforehand. What is left for a residue
+are one matrix product of its messages and a few products of a vector per layer.
+
+Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
+https://doi.org/10.1126/science.add2187.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton._common.availability import is_interpreting
+from mlff_triton.kernels.common.activations import activate
+from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.hardware import multiprocessors
+from mlff_triton.kernels.residues.edge_blocks import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+
+PROGRAMS = 16
+"""Largest number of programs per protein, as more would only wait."""
+
+
+@triton.jit
+def _vector_product(x, weight_ptr, n_out, column, N: tl.constexpr):
+    """Multiply a vector [C] by a block of N columns of a weight [C, n_out]."""
+    k, n = tl.arange(0, x.shape[0]), column + tl.arange(0, N)
+    weight = tl.load(weight_ptr + k[:, None] * n_out + n[None, :], (n < n_out)[None, :], other=0.0)
+    return tl.sum(x[:, None] * weight.to(x.dtype), 0)
+
+
+@triton.jit
+def _normalize(x, weight_ptr, bias_ptr, eps):
+    """Normalize a vector [C]."""
+    columns = tl.arange(0, x.shape[0])
+    centered = x - tl.sum(x, 0) / x.shape[0]
+    variance = tl.sum(centered * centered, 0) / x.shape[0]
+    y = centered / tl.sqrt((variance + eps).to(x.dtype))
+    return y * tl.load(weight_ptr + columns) + tl.load(bias_ptr + columns)
+
+
+@triton.jit
+def _wait(done_ptr, sources, mask):
+    """Wait until all sources [K] in a mask are done."""
+    waiting = tl.sum(mask.to(tl.int32), 0)
+    while waiting > 0:
+        done = tl.load(done_ptr + sources, mask, other=1, volatile=True)
+        waiting = tl.sum((done == 0).to(tl.int32), 0)
+
+
+@triton.jit
+def _decode_kernel(  # noqa: C901 - one kernel is one launch
+    messages_ptr,
+    residues_ptr,
+    sources_ptr,
+    decoded_ptr,
+    mask_ptr,
+    second_ptr,
+    second_bias_ptr,
+    third_ptr,
+    third_bias_ptr,
+    norm_ptr,
+    norm_bias_ptr,
+    up_ptr,
+    up_bias_ptr,
+    down_ptr,
+    down_bias_ptr,
+    last_norm_ptr,
+    last_norm_bias_ptr,
+    receiver_ptr,
+    receiver_bias_ptr,
+    sender_ptr,
+    letters_ptr,
+    out_ptr,
+    out_bias_ptr,
+    order_ptr,
+    groups_ptr,
+    shift_ptr,
+    keep_ptr,
+    addend_ptr,
+    factor_ptr,
+    share_ptr,
+    noise_ptr,
+    designed_ptr,
+    given_ptr,
+    senders_ptr,
+    done_ptr,
+    sequence_ptr,
+    probabilities_ptr,
+    n_residues,
+    length,
+    n_groups,
+    n_neighbors,
+    n_hidden,
+    n_letters,
+    temperature: tl.float64,
+    eps: tl.float64,
+    LAYERS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+):
+    """Write the sequence [R] and probabilities [R, V]. Grid: (programs per protein, B).
+
+    Reads what `Graph`, `DecoderWeights`, `Schedule` and `Choices` describe. Writes the parts of
+    residues as senders [LAYERS, R, C], and whether residues are done [R], which start from zero.
+    """
+    protein, n_programs = tl.program_id(1), tl.num_programs(0)
+    columns, slot, letters = tl.arange(0, C), tl.arange(0, K), tl.arange(0, V)
+    is_letter = letters < n_letters
+    for group in range(tl.program_id(0), n_groups, n_programs):
+        start, stop = tl.load(groups_ptr + group), tl.load(groups_ptr + group + 1)
+        logits = tl.zeros((V,), ACCUMULATE)
+        row = tl.zeros((), tl.int64)
+        for member in range(start, stop):
+            row = tl.load(order_ptr + protein * length + member).to(tl.int64)
+            edge = row * n_neighbors + slot
+            inside = slot < n_neighbors
+            sources = tl.load(sources_ptr + edge, inside, other=0).to(tl.int64)
+            decoded = tl.load(decoded_ptr + edge, inside, other=0) != 0
+            group_of = tl.load(done_ptr + n_residues + sources, decoded, other=0)
+            _wait(done_ptr, sources, decoded & (group_of != group))
+            tl.debug_barrier()
+            x = tl.load(residues_ptr + row * C + columns).to(ACCUMULATE)
+            for k in range(LAYERS):
+                square = k * C * C
+                hidden = tl.load(
+                    messages_ptr
+                    + (k * n_residues * n_neighbors + edge)[:, None] * C
+                    + columns[None, :],
+                    inside[:, None],
+                    other=0.0,
+                ).to(ACCUMULATE)
+                hidden += tl.load(
+                    senders_ptr + (k * n_residues + sources)[:, None] * C + columns[None, :],
+                    decoded[:, None],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                if k > 0:
+                    sender = _vector_product(x, sender_ptr + square, C, 0, C)
+                    tl.store(senders_ptr + (k * n_residues + row) * C + columns, sender)
+                    receiver = _vector_product(x, receiver_ptr + square, C, 0, C)
+                    receiver += tl.load(receiver_bias_ptr + k * C + columns)
+                    hidden += receiver[None, :]
+                second = second_ptr + (2 * square if PRECISION == "halves" else square)
+                bias = second_bias_ptr + k * C
+                hidden = activate(hidden, "gelu")
+                acc = bias_sum(bias, 0, ACCUMULATE, PRECISION, K, C)
+                hidden = linear(hidden, second, acc, C, C, 0, 0, PRECISION)
+                hidden = end_sum(hidden, PRECISION)
+                hidden = tl.where(inside[:, None], activate(hidden, "gelu"), 0.0)
+                message = _vector_product(tl.sum(hidden, 0), third_ptr + square, C, 0, C)
+                message += n_neighbors * tl.load(third_bias_ptr + k * C + columns)
+                x += message
+                x = _normalize(x, norm_ptr + k * C, norm_bias_ptr + k * C, eps)
+                y = x + tl.load(down_bias_ptr + k * C + columns)
+                for first in range(0, n_hidden, C):
+                    wide = _vector_product(x, up_ptr + k * C * n_hidden, n_hidden, first, C)
+                    wide += tl.load(up_bias_ptr + k * n_hidden + first + columns)
+                    down = down_ptr + (k * n_hidden + first) * C
+                    y += _vector_product(activate(wide, "gelu"), down, C, 0, C)
+                x = _normalize(y, last_norm_ptr + k * C, last_norm_bias_ptr + k * C, eps)
+                x *= tl.load(mask_ptr + row)
+            found = _vector_product(x, out_ptr, n_letters, 0, V)
+            found += tl.load(out_bias_ptr + letters, is_letter, other=0.0)
+            logits += tl.load(share_ptr + row) * found
+
+        cell = row * n_letters + letters
+        logits = (logits / temperature).to(ACCUMULATE)
+        logits += tl.load(shift_ptr + cell, is_letter, other=float("-inf"))
+        p = tl.exp(logits - tl.max(logits, 0))
+        p = p / tl.sum(p, 0)
+        if keep_ptr is not None:
+            p *= tl.load(keep_ptr + row)
+        if addend_ptr is not None:
+            p += tl.load(addend_ptr + cell, is_letter, other=0.0)
+        if factor_ptr is not None:
+            p *= tl.load(factor_ptr + cell, is_letter, other=0.0)
+            p = p / tl.sum(p, 0)
+        noise = tl.load(
+            noise_ptr + (protein * n_groups + group) * n_letters + letters, is_letter, other=1.0
+        )
+        letter = tl.argmax(tl.where(is_letter, p / noise, -1.0), 0).to(tl.int64)
+        if tl.load(designed_ptr + row) == 0:
+            letter = tl.load(given_ptr + row)
+
+        tl.debug_barrier()
+        for member in range(start, stop):
+            row = tl.load(order_ptr + protein * length + member).to(tl.int64)
+            tl.store(sequence_ptr + row, letter)
+            tl.store(probabilities_ptr + row * n_letters + letters, p, is_letter)
+            for k in range(LAYERS):
+                pointers = senders_ptr + (k * n_residues + row) * C + columns
+                sender = tl.load(pointers, cache_modifier=".cg")
+                letter_part = tl.load(letters_ptr + (k * n_letters + letter) * C + columns)
+                tl.store(pointers, sender + letter_part)
+        tl.debug_barrier()
+        for member in range(start, stop):
+            row = tl.load(order_ptr + protein * length + member).to(tl.int64)
+            tl.atomic_xchg(done_ptr + row, 1, sem="release")
+
+
+def decode(
+    graph: Graph, weights: DecoderWeights, schedule: Schedule, choices: Choices
+) -> tuple[Tensor, Tensor]:
+    """Draw amino acids one after another, each given those drawn before.
+
+    Parameters
+    ----------
+    graph : Graph
+        The residues.
+    weights : DecoderWeights
+        The layers, whose hidden size is a multiple of C.
+    schedule : Schedule
+        Order and groups.
+    choices : Choices
+        Conditions of the draws.
+
+    Returns
+    -------
+    sequence : int64 [R]
+        Amino acids.
+    probabilities : [R, V]
+        Probabilities from which they were drawn.
+    """
+    n_layers, n_residues, n_neighbors, channels = graph.messages.shape
+    n_proteins, length = schedule.order.shape
+    n_groups, n_letters = len(schedule.groups) - 1, len(weights.out_bias)
+    device = graph.messages.device
+    senders = graph.messages.new_zeros(n_layers, n_residues, channels)
+    senders[0] = graph.senders
+    # Flags of residues that are done, and the group of each residue.
+    done = torch.zeros(2, n_residues, dtype=torch.int32, device=device)
+    sizes = schedule.groups.diff().long()
+    group_of = torch.arange(n_groups, dtype=torch.int32, device=device).repeat_interleave(
+        sizes, output_size=length
+    )
+    done[1].scatter_(0, schedule.order.flatten().long(), group_of.repeat(n_proteins))
+    sequence = torch.zeros_like(choices.given)
+    probabilities = torch.zeros_like(choices.shift)
+    at_once = 1 if is_interpreting() else multiprocessors(device) // max(n_proteins, 1)
+    programs = max(1, min(PROGRAMS, at_once, n_groups))
+    *layers, eps = weights
+    with torch.cuda.device_of(senders):
+        _decode_kernel[(programs, n_proteins)](
+            graph.messages,
+            graph.residues,
+            graph.sources,
+            graph.is_decoded,
+            graph.mask,
+            *layers,
+            schedule.order,
+            schedule.groups,
+            choices.shift,
+            choices.keep,
+            choices.addend,
+            choices.factor,
+            choices.share,
+            choices.noise,
+            choices.designed,
+            choices.given,
+            senders,
+            done,
+            sequence,
+            probabilities,
+            n_residues,
+            length,
+            n_groups,
+            n_neighbors,
+            weights.up.shape[2],
+            n_letters,
+            choices.temperature,
+            eps,
+            LAYERS=n_layers,
+            PRECISION=precision_of(weights.second, graph.messages),
+            ACCUMULATE=accumulator(graph.messages),
+            C=channels,
+            K=max(triton.next_power_of_2(n_neighbors), 16),
+            V=triton.next_power_of_2(n_letters),
+            num_warps=8,
+            num_stages=1,
+        )
+    return sequence, probabilities

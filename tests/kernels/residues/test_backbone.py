@@ -1,0 +1,78 @@
+"""Neighbors of residues and features of edges, compared with their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.residues.nearest_residues import nearest_residues
+from mlff_triton.kernels.residues.reference import nearest_residues as nearest_reference
+from mlff_triton.kernels.residues.reference import residue_edges as edge_reference
+from mlff_triton.kernels.residues.residue_edges import residue_edges
+from mlff_triton.kernels.types.backbone import BackboneWeights
+from mlff_triton.kernels.types.halves import split_scaled_halves
+from mlff_triton.kernels.types.residue_network import EdgeLinear
+from mlff_triton.testing import assert_close
+from tests.kernels.residues.test_updates import split, to
+
+KINDS = [torch.float32, torch.float64, "halves"]
+
+
+@pytest.mark.parametrize(("proteins", "length", "count"), [(1, 1, 1), (2, 70, 48), (3, 33, 33)])
+def test_neighbors_match_the_reference(proteins, length, count, device):
+    positions = 10 * torch.randn(proteins, length, 3)
+    mask = torch.ones(proteins, length)
+    mask[:, 1 : 1 + (length - count) // 2] = 0  # there are enough others
+    rows, distances = nearest_residues(positions.to(device), mask.to(device), count)
+    expected = nearest_reference.nearest_residues(positions.double(), mask.double(), count)
+    known = mask.bool().flatten()
+    assert torch.equal(rows.cpu()[known], expected[0][known])
+    assert_close(distances.cpu()[known], expected[1][known], 0, torch.float32)
+
+
+def test_masked_residues_come_last(device):
+    positions = torch.arange(4.0, device=device)[:, None].expand(1, 4, 3)
+    rows, distances = nearest_residues(positions, torch.tensor([[1.0, 0, 1, 1]], device=device), 3)
+    assert rows[0].tolist() == [0, 2, 1]
+    assert distances[0, 1:].tolist() == pytest.approx([12**0.5, 27**0.5])
+
+
+def test_of_equal_distances_the_lower_index_comes_first(device):
+    positions = torch.zeros(1, 5, 3, device=device)
+    positions[0, :, 0] = torch.tensor([0.0, 1.0, -1.0, 2.0, -2.0])
+    rows, _ = nearest_residues(positions, torch.ones(1, 5, device=device), 4)
+    assert rows[0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_there_are_as_many_neighbors_as_residues_at_most(count):
+    with pytest.raises(InputError, match=f"{count} neighbors of 3"):
+        nearest_residues(torch.zeros(1, 3, 3), torch.ones(1, 3), count)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("residues", "neighbors", "channels"), [(1, 1, 16), (40, 7, 128)])
+def test_edges_match_the_reference(residues, neighbors, channels, kind, device):
+    torch.manual_seed(residues)
+    atoms = (5 * torch.randn(residues, 1, 3) + 1.5 * torch.randn(residues, 4, 3)).double()
+    sources = torch.randint(residues, (residues, neighbors)).int()
+    numbers, chains = torch.randint(80, (residues,)), torch.randint(2, (residues,))
+    weights = BackboneWeights(
+        torch.randn(66, channels).double(),
+        torch.cat([torch.randn(25, 16, channels), torch.zeros(3, 16, channels)]).double() / 5,
+        (torch.randn(channels).double(), torch.randn(channels).double(), 1e-5),
+        EdgeLinear(torch.randn(channels, channels).double() / 8, torch.randn(channels).double()),
+    )
+    distances = 20 * torch.rand(residues, neighbors).double()
+    given = atoms, sources, distances, numbers, chains, weights
+    expected = edge_reference.residue_edges(*given)
+    dtype = torch.float32 if kind == "halves" else kind
+    arguments = [to(value, device, dtype) for value in given]
+    if kind == "halves":
+        arguments[5] = weights = arguments[5]._replace(out=split(arguments[5].out))
+        arguments[5] = weights._replace(
+            distances=split_scaled_halves(weights.distances.flatten(0, 1))
+        )
+    found = residue_edges(*arguments)
+    assert_close(found.cpu(), expected, 0, dtype)
