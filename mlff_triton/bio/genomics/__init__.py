@@ -1,0 +1,1 @@
+"""Adapters for models of DNA sequences."""

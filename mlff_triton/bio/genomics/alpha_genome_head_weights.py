@@ -1,0 +1,173 @@
+"""Weights of the heads of AlphaGenome, stacked by resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+
+from mlff_triton.bio.genomics.alpha_genome_weights import exact
+from mlff_triton.kernels.types.pair_weights import PairContacts
+from mlff_triton.kernels.types.tracks import (
+    COLUMNS,
+    LOGITS,
+    PROBABILITIES,
+    SQUASHED,
+    TRACKS,
+    TrackHead,
+    TrackWeights,
+)
+
+RANGE = 32.0
+"""Power of two that keeps the products of splice sites within the range of float16."""
+
+STRANDS = (("pos_donor", "pos_acceptor"), ("neg_donor", "neg_acceptor"))
+
+
+class Tracks(NamedTuple):
+    """Heads of one resolution, by name, and their stacked weights."""
+
+    heads: dict[str, TrackHead]
+    weights: TrackWeights
+
+
+class Junctions(NamedTuple):
+    """Head of splice junctions, for O organisms and T tissues.
+
+    Attributes
+    ----------
+    weight, bias : [O, H, C], [O, H]
+        Map of embeddings.
+    scale, shift : list of two pairs of [O, T, H]
+        Factors and shifts of donors and acceptors, for both strands. Those of donors are divided
+        by `RANGE`.
+    mask : bool [O, T]
+        Tissues of each organism.
+    max_position : int
+        Of the rotary embeddings.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    scale: list[tuple[Tensor, Tensor]]
+    shift: list[tuple[Tensor, Tensor]]
+    mask: Tensor
+    max_position: int
+
+
+class HeadWeights(NamedTuple):
+    """Weights of all heads.
+
+    Attributes
+    ----------
+    tracks : dict of int to Tracks
+        Tracks of each resolution, 1 and 128.
+    sites : Tracks
+        Classes of splice sites, "splice_sites", and their usage, "splice_site_usage".
+    usage_mask : bool [O, T] or None
+        Tracks of usage that an organism has.
+    contacts : PairContacts or None
+        Contact maps.
+    contacts_eps : float
+        Of their normalization.
+    junctions : Junctions or None
+        Splice junctions.
+    """
+
+    tracks: dict[int, Tracks]
+    sites: Tracks
+    usage_mask: Tensor | None
+    contacts: PairContacts | None
+    contacts_eps: float
+    junctions: Junctions | None
+
+    @classmethod
+    def of(cls, model: Any, dtype: torch.dtype) -> HeadWeights:
+        """Read the weights of a model, in a dtype."""
+        usage = model.splice_sites_usage_head
+        return cls(
+            {resolution: _read_tracks(model, resolution, dtype) for resolution in (1, 128)},
+            _read_sites(model, dtype),
+            None if usage is None else usage.track_mask,
+            _read_contacts(model, dtype),
+            model.embedder_pair.norm.eps,
+            _read_junctions(model.splice_sites_junction_head, dtype),
+        )
+
+
+def _read_tracks(model: Any, resolution: int, dtype: torch.dtype) -> Tracks:
+    parts = {}
+    for name, head in model.heads.items():
+        if resolution not in head.resolutions:
+            continue
+        conv = head.convs[str(resolution)]
+        scale = softplus(exact(head.residual_scales[str(resolution)]))
+        mean = exact(head.track_means) * resolution
+        kind = SQUASHED if head.apply_squashing else TRACKS
+        parts[name] = kind, (exact(conv.weight), exact(conv.bias), scale, mean)
+    return _stack(parts, dtype)
+
+
+def _read_sites(model: Any, dtype: torch.dtype) -> Tracks:
+    heads = {
+        "splice_sites": (LOGITS, model.splice_sites_classification_head),
+        "splice_site_usage": (PROBABILITIES, model.splice_sites_usage_head),
+    }
+    parts = {}
+    for name, (kind, head) in heads.items():
+        if head is not None:
+            bias = exact(head.conv.bias)
+            parts[name] = kind, (exact(head.conv.weight), bias, bias, bias)
+    return _stack(parts, dtype)
+
+
+def _stack(parts: Mapping[str, tuple[int, tuple[Tensor, ...]]], dtype: torch.dtype) -> Tracks:
+    """Stack the weights of heads, each from a multiple of 128 rows on."""
+    wide = torch.promote_types(dtype, torch.float32)
+    heads, first = {}, 0
+    stacks: list[list[Tensor]] = [[], [], [], []]
+    for name, (kind, tensors) in parts.items():
+        n_tracks = tensors[0].shape[1]
+        missing = -n_tracks % COLUMNS
+        heads[name] = TrackHead(first, n_tracks, kind)
+        first += n_tracks + missing
+        for stack, tensor in zip(stacks, tensors, strict=True):
+            padding = (0, 0, 0, missing) if tensor.dim() == 3 else (0, missing)
+            stack.append(pad(tensor.to(dtype if tensor.dim() == 3 else wide), padding))
+    if not heads:
+        return Tracks({}, TrackWeights(*(torch.empty(0) for _ in stacks)))
+    return Tracks(heads, TrackWeights(*(torch.cat(stack, 1) for stack in stacks)))
+
+
+def _read_contacts(model: Any, dtype: torch.dtype) -> PairContacts | None:
+    if model.contact_maps_head is None:
+        return None
+    linear, embedder = model.contact_maps_head.linear, model.embedder_pair
+    wide = torch.promote_types(dtype, torch.float32)
+    return PairContacts(
+        embedder.norm.weight.detach().to(wide),
+        (exact(embedder.organism_embed.weight) + exact(embedder.norm.bias)).to(wide),
+        linear.weight.detach().to(dtype),
+        linear.bias.detach().to(wide),
+    )
+
+
+def _read_junctions(head: Any, dtype: torch.dtype) -> Junctions | None:
+    if head is None:
+        return None
+
+    def of(part: int) -> list[tuple[Tensor, Tensor]]:
+        stacked = {name: tensor.detach()[:, part] for name, tensor in head.rope_params.items()}
+        return [((stacked[a] / RANGE).to(dtype), stacked[b].to(dtype)) for a, b in STRANDS]
+
+    return Junctions(
+        weight=head.conv.weight.detach().to(dtype),
+        bias=head.conv.bias.detach().to(dtype),
+        scale=of(0),
+        shift=of(1),
+        mask=head.tissue_mask,
+        max_position=head._max_position_encoding_distance,
+    )

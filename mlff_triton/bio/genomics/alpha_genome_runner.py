@@ -1,0 +1,164 @@
+"""AlphaGenome with the operators of a backend, as CUDA graphs for short sequences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights
+from mlff_triton.bio.genomics.alpha_genome_heads import Heads, Request
+from mlff_triton.bio.genomics.alpha_genome_network import (
+    Operators,
+    Places,
+    decode,
+    embed_bases,
+    embed_bins,
+    encode,
+    transform,
+)
+from mlff_triton.bio.genomics.alpha_genome_tower import TowerWeights
+from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
+
+if TYPE_CHECKING:
+    from mlff_triton.bio.graph_cache import Inputs
+
+BASES = 4
+MANY_BASES = 32768
+"""Number of bases, of all sequences, beyond which launches take less time than kernels."""
+
+Path: TypeAlias = tuple[Any, ...]
+
+
+class Network:
+    """The model in the layout and dtype of a backend.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        AlphaGenome.
+    backend : str or None
+        "triton" or "torch".
+    dtype : torch.dtype
+        Dtype of the computation.
+    options : Options
+        Options of the acceleration.
+    """
+
+    def __init__(
+        self, model: Any, backend: str | None, dtype: torch.dtype, options: Options
+    ) -> None:
+        self._ops, self._dtype = Operators.of(backend), dtype
+        self._convolutions = ConvolutionWeights.of(model, dtype)
+        self._tower = TowerWeights.of(model, dtype)
+        top_sites = vars(sys.modules[type(model).__module__])["generate_splice_site_positions"]
+        self._heads = Heads(self._ops, HeadWeights.of(model, dtype), top_sites)
+        self._places: dict[tuple[int, torch.device], Places] = {}
+        self._paths: dict[Request, list[Path]] = {}
+        self._most = sys.maxsize if options.cuda_graph is True else MANY_BASES
+        self._graphs: Any = None
+        if backend == "triton" and next(model.parameters()).is_cuda and options.cuda_graph:
+            from mlff_triton.bio.graph_cache import GraphCache
+
+            self._graphs = GraphCache(self._flat)
+
+    def __call__(self, inputs: Inputs, request: Request) -> dict[str, Any]:
+        """Return all that is requested, by name and resolution or kind.
+
+        Inputs are bases [B, S, 4], organisms [B] and splice sites [B, 4, K] or None.
+        """
+        if not self._uses_graphs(inputs):
+            return self._compute(inputs, request)
+        results = self._graphs(inputs, request)
+        return _nested(dict(zip(self._paths[request], results, strict=True)))
+
+    def replay(self, inputs: Inputs, request: Request) -> dict[str, Any] | None:
+        """Return the same from an existing graph, or None if there is none."""
+        results = self._graphs.replay(inputs, request) if self._uses_graphs(inputs) else None
+        if results is None:
+            return None
+        return _nested(dict(zip(self._paths[request], results, strict=True)))
+
+    def _uses_graphs(self, inputs: Inputs) -> bool:
+        sequence = inputs[0]
+        if self._graphs is None or sequence is None or is_capturing(sequence):
+            return False
+        return sequence.numel() <= BASES * self._most
+
+    def encode(self, sequence: Tensor) -> Tensor:
+        """Encode bases [B, S, 4]; return rows [B, S / 128, C]."""
+        return encode(self._ops, self._convolutions, self._bases(sequence), with_skips=False).rows
+
+    def _flat(self, inputs: Inputs, request: Request) -> tuple[Tensor, ...]:
+        """Compute all that is requested, and remember the names of the results."""
+        found = dict(_flattened(self._compute(inputs, request)))
+        self._paths[request] = list(found)
+        return tuple(found.values())
+
+    def _compute(self, inputs: Inputs, request: Request) -> dict[str, Any]:
+        sequence, organism, positions = inputs
+        assert sequence is not None
+        assert organism is not None
+        needed = request.embeddings or (request.predictions and self._heads.need_bases(request))
+        with_bases = request.bases and needed
+        embeddings, pair = self._embed(sequence, organism, with_bases=with_bases)
+        outputs: dict[str, Any] = {}
+        if request.predictions:
+            outputs |= self._heads.tracks(embeddings, organism, request)
+            contacts = self._heads.contacts(pair, organism, request)
+            if contacts is not None:
+                outputs["contact_maps"] = contacts
+            if with_bases:
+                outputs |= self._heads.splicing(embeddings[1], organism, positions, request)
+        if request.embeddings:
+            for resolution, x in embeddings.items():
+                outputs[f"embeddings_{resolution}bp"] = request.laid_out(x)
+        return outputs
+
+    def _embed(
+        self, sequence: Tensor, organism: Tensor, *, with_bases: bool
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the embeddings of each resolution [B, S / resolution, C], and the pairs."""
+        ops, w = self._ops, self._convolutions
+        rows, skips = encode(ops, w, self._bases(sequence), with_skips=with_bases)
+        rows, pair = transform(ops, self._tower, rows, organism, self._places_of(rows))
+        bins = embed_bins(ops, w.bins, rows, organism)
+        if not with_bases:
+            return {128: bins}, pair
+        decoded = decode(ops, w, rows, skips)
+        return {1: embed_bases(ops, w.bases, decoded, bins, organism), 128: bins}, pair
+
+    def _bases(self, sequence: Tensor) -> Tensor:
+        return sequence.to(self._dtype).contiguous()
+
+    def _places_of(self, rows: Tensor) -> Places:
+        key = rows.shape[1], rows.device
+        if key not in self._places:
+            dim = len(self._tower.blocks[0].norms[0][0])
+            self._places[key] = Places.of(rows.shape[1], dim, rows.device)
+        return self._places[key]
+
+
+def _flattened(outputs: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the tensors of nested outputs with their paths."""
+    for name, value in outputs.items():
+        if isinstance(value, Tensor):
+            yield (*path, name), value
+        else:
+            yield from _flattened(value, (*path, name))
+
+
+def _nested(found: Mapping[Path, Tensor]) -> dict[Any, Any]:
+    """Undo `_flattened`."""
+    outputs: dict[Any, Any] = {}
+    for path, value in found.items():
+        folder = outputs
+        for name in path[:-1]:
+            folder = folder.setdefault(name, {})
+        folder[path[-1]] = value
+    return outputs

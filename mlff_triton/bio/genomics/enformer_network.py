@@ -1,0 +1,176 @@
+"""The computation of Enformer, with the operators of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mlff_triton.bio.genomics.enformer_weights import Block, EnformerWeights, Layer
+from mlff_triton.kernels.common.reference.activations import activate
+from mlff_triton.kernels.types.convolution import Activated
+from mlff_triton.kernels.types.norm import Norm
+
+
+class Operators(NamedTuple):
+    """Operators of a backend on sequences [B, S, C]; `normalize` and `linear` take rows [R, C]."""
+
+    sequence_windows: Callable[[Tensor, int, Tensor], None]
+    convolution: Callable[..., Activated]
+    paired_rows: Callable[..., Tensor]
+    attention_pool: Callable[..., Activated]
+    relative_attention: Callable[..., Tensor]
+    normalize: Callable[[Tensor, Norm, Tensor | None], Tensor]
+    linear: Callable[[Tensor, Tensor, Tensor, str], Tensor]
+
+    @classmethod
+    def of(cls, backend: str | None) -> Operators:
+        """Import the operators of "triton" or "torch"."""
+        package = "mlff_triton.kernels.genomics" + (".reference" if backend == "torch" else "")
+        convolution, pool, attention = (
+            import_module(f"{package}.{name}")
+            for name in ("convolution", "attention_pool", "attention")
+        )
+        others = (_normalize, _linear) if backend == "torch" else (_fast_normalize, _fast_linear)
+        return cls(
+            convolution.sequence_windows,
+            convolution.convolution,
+            pool.paired_rows,
+            pool.attention_pool,
+            attention.relative_attention,
+            *others,
+        )
+
+
+def _normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
+    """Normalize rows [R, C] after adding a vector [C]."""
+    weight, bias, eps = norm
+    exact = x.to(weight.dtype) if shift is None else x + shift
+    return functional.layer_norm(exact, exact.shape[1:], weight, bias, eps).to(x.dtype)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
+    """Apply a linear map and an activation to rows [R, K]."""
+    return activate(functional.linear(x, weight, bias), activation)
+
+
+def _fast_normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
+    from mlff_triton.kernels.transformer.token_norm import token_norm
+
+    weight, bias, eps = norm
+    assert bias is not None
+    return token_norm(x, weight, bias, eps, None, shift)
+
+
+def _fast_linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
+    from mlff_triton.kernels.transformer import wide_linear as wide
+
+    if wide.fits(x, weight):
+        return wide.wide_linear(x, weight, bias, None, activation=activation)
+    return _linear(x, weight, bias, activation)
+
+
+def downsample(ops: Operators, w: EnformerWeights, sequence: Tensor) -> Tensor:
+    """Compute the convolutional blocks for bases [B, S, 4]; return bins [B, S / 2**n, C]."""
+    pairs = _stem_pairs(ops, w.stem, sequence, w.taps)
+    x = ops.attention_pool(pairs, w.stem.logits, **_requested(w.stem))
+    for block in w.tower:
+        assert x.activated is not None
+        pairs = _pairs(ops, block, x.activated)
+        x = ops.attention_pool(pairs, block.logits, **_requested(block))
+    assert x.rows is not None
+    return x.rows
+
+
+def _requested(block: Block) -> dict[str, object]:
+    """Return options of the pooling: activated bins for the next block, or plain ones."""
+    return {"activation": block.following, "with_rows": block.following is None}
+
+
+def _stem_pairs(ops: Operators, stem: Block, sequence: Tensor, taps: int) -> Tensor:
+    """Return pairs of rows before the first pooling.
+
+    One buffer holds windows of the sequence beside what the first convolution makes of them.
+    """
+    channels, _, width = stem.weight.shape
+    shape = (*sequence.shape[:2], channels + width)
+    both = torch.empty(shape, dtype=stem.weight.dtype, device=sequence.device)
+    activated, windows = both[..., :channels], both[..., channels:]
+    ops.sequence_windows(sequence, taps, windows)
+    ops.convolution(
+        windows,
+        stem.weight,
+        stem.bias,
+        activation=stem.activation,
+        with_rows=False,
+        out=activated,
+    )
+    return ops.paired_rows(both, stem.pointwise, stem.pointwise_bias, None)
+
+
+def _pairs(ops: Operators, block: Block, x: Tensor) -> Tensor:
+    """Return pairs of rows before the pooling of a block."""
+    rows, activated = ops.convolution(x, block.weight, block.bias, activation=block.activation)
+    return ops.paired_rows(activated, block.pointwise, block.pointwise_bias, rows)
+
+
+def embed(
+    ops: Operators, w: EnformerWeights, bins: Tensor, keys: Sequence[Tensor], kept: slice
+) -> Tensor:
+    """Compute the transformer and the embeddings [B, kept, E] of bins [B, L, C].
+
+    ``keys`` [2 L - 1, H, D] are those of relative positions in each layer. Overwrites the bins.
+    """
+    n_sequences, length, channels = bins.shape
+    x = bins.flatten(0, 1)
+    shift: Tensor | None = None
+    for layer, relative in zip(w.layers, keys, strict=True):
+        given = ops.normalize(x, layer.norm, shift).unflatten(0, (n_sequences, length))
+        mixed = _attend(ops, layer, given, relative)
+        if layer is w.layers[-1]:  # from here on, bins do not depend on each other
+            x = x.unflatten(0, (n_sequences, length))[:, kept].reshape(-1, channels)
+            mixed = mixed[:, kept]
+        x = x.addmm_(mixed.reshape(len(x), -1), layer.out.T)
+        given = ops.normalize(x, layer.network_norm, layer.middle_shift)
+        hidden = ops.linear(given, layer.up, layer.up_bias, "relu")
+        if layer is not w.layers[-1]:
+            x = x.addmm_(hidden, layer.down.T)
+            shift = layer.shift
+    last = w.layers[-1]
+    hidden, x = (t.unflatten(0, (n_sequences, -1)) for t in (hidden, x))
+    activated = ops.convolution(
+        hidden,
+        last.down[:, None],
+        last.shift,
+        residual=x,
+        activation=w.activation,
+        with_rows=False,
+    ).activated
+    embeddings = ops.convolution(
+        activated, w.final, w.final_bias, activation=w.final_activation, with_rows=False
+    ).activated
+    assert embeddings is not None
+    return embeddings
+
+
+def _attend(ops: Operators, layer: Layer, given: Tensor, relative: Tensor) -> Tensor:
+    """Return the attended values [B, L, H, V] of normalized bins [B, L, C]."""
+    heads, size = layer.content_bias.shape
+    qkv = ops.linear(given.flatten(0, 1), layer.qkv, layer.qkv_bias, "none")
+    qkv = qkv.unflatten(0, given.shape[:2])
+    columns = heads * size
+    q, k, v = qkv.split([columns, columns, qkv.shape[2] - 2 * columns], 2)
+    q, k, v = (t.unflatten(2, (heads, -1)) for t in (q, k, v))
+    biases = layer.content_bias, layer.position_bias
+    return ops.relative_attention(q, k, v, relative, *biases, layer.scale)
+
+
+def predict(w: EnformerWeights, name: str, embeddings: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the tracks [B, L, N] of a head for embeddings [B, L, E]."""
+    head = w.heads[name]
+    logits = functional.linear(embeddings, head.weight, head.bias)
+    return functional.softplus(logits[..., : head.tracks].to(dtype))

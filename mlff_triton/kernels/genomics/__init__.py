@@ -1,0 +1,1 @@
+"""Operators on DNA sequences: convolutions, pooling and attention, forward only."""

@@ -1,0 +1,437 @@
+"""Attention of sequence models of genomes, whose biases are never stored for all pairs.
+
+    relative   s_ij = (scale q_i + a) . k_j + (scale q_i + b) . r[j - i]
+    capped     s_ij = cap tanh((scale q_i . k_j + bias[i / 16, j / 16]) / cap)
+
+    out_i = sum_j softmax_j(s_ij) v_j
+
+Each program owns a block of queries and loops over the keys once (T. Dao et al.,
+"FlashAttention", https://arxiv.org/abs/2205.14135).
+
+Relative: the term of positions i0 + m and j0 + n depends on n - m. The product of the queries with
+N consecutive rows of r gives a block whose row m is rotated by m. The part with n >= m is what
+this block of keys needs, and the rest what the next block needs. So each row of r is multiplied
+once per block of queries.
+
+Capped: all heads of a position share keys and values, so they are rows of one product. The bias is
+added by another product, of an indicator of head and bin with the biases of the keys. Scores are
+bounded, so the sum of exponentials needs no running maximum.
+
+Sources: Ž. Avsec et al., "Effective gene expression prediction from sequence by integrating
+long-range interactions" (Enformer), https://doi.org/10.1038/s41592-021-01252-x; Ž. Avsec et al.,
+"Advancing regulatory variant effect prediction with AlphaGenome",
+https://doi.org/10.1038/s41586-025-10014-0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import multiprocessors
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_SMALLEST = 16  # side of a block for matrix units
+
+
+@triton.jit
+def _load_rows(ptr, row, stride, known, first, WIDTH: tl.constexpr, D: tl.constexpr):
+    """Load columns [first, first + D) of rows, zero from WIDTH on and where not ``known``."""
+    column = first + tl.arange(0, D)
+    mask = known[:, None] & (column < WIDTH)[None, :]
+    return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask, other=0.0)
+
+
+@triton.jit
+def _store_rows(ptr, rows, row, stride, known, first, WIDTH: tl.constexpr, D: tl.constexpr):
+    """Store columns [first, first + D) of rows, except from WIDTH on."""
+    column = first + tl.arange(0, D)
+    mask = known[:, None] & (column < WIDTH)[None, :]
+    pointers = ptr + row.to(tl.int64)[:, None] * stride + column[None, :]
+    tl.store(pointers, rows.to(ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _position_scores(q, difference, rel_ptr, row, head, length, heads, turn, DIM: tl.constexpr):
+    """Multiply queries [N, D] with another bias by rows of r, and rotate row m by m."""
+    D: tl.constexpr = q.shape[1]
+    known = (row >= 0) & (row < 2 * length - 1)
+    rel = _load_rows(rel_ptr + head * DIM, row, heads * DIM, known, 0, DIM, D)  # [N, D]
+    shift = tl.sum(rel.to(tl.float32) * difference[None, :], 1)
+    return tl.gather(tl.dot(q, rel.T) + shift[None, :], turn, 1)
+
+
+@triton.jit
+def _relative_attention_fwd_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    rel_ptr,
+    content_ptr,
+    position_ptr,
+    out_ptr,
+    length,
+    q_batch,
+    q_row,
+    q_head,
+    k_batch,
+    k_row,
+    k_head,
+    v_batch,
+    v_row,
+    v_head,
+    SCALE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    REST: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write out [B, S, H, VALUE_DIM].
+
+    Reads q, k, v with the strides given, rel [2 S - 1, H, DIM] and biases [H, DIM]. Values are
+    split into V and REST columns. Grid: (blocks of N rows, H, B).
+    """
+    first, head, batch = tl.program_id(0) * N, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    heads = tl.num_programs(1)
+    m, n, dim = tl.arange(0, N), tl.arange(0, N), tl.arange(0, D)
+    row = first + m
+    q = _load_rows(q_ptr + batch * q_batch + head * q_head, row, q_row, row < length, 0, DIM, D).to(
+        tl.float32
+    )  # [N, D]
+    content = tl.load(content_ptr + head * DIM + dim, dim < DIM, other=0.0).to(tl.float32)
+    position = tl.load(position_ptr + head * DIM + dim, dim < DIM, other=0.0).to(tl.float32)
+    # Both products are of the same rows, as registers are scarce.
+    q = (q * SCALE + content[None, :]).to(k_ptr.dtype.element_ty)
+    difference = position - content
+    k_ptr += batch * k_batch + head * k_head
+    v_ptr += batch * v_batch + head * v_head
+
+    turn = (n[None, :] - m[:, None]) & (N - 1)
+    above = n[None, :] >= m[:, None]
+    peak = tl.full([N], float("-inf"), tl.float32)
+    total = tl.zeros([N], tl.float32)
+    acc = tl.zeros([N, V], tl.float32)
+    rest = tl.zeros([N, REST or 1], tl.float32)
+    rel_row = length - 1 - first + n
+    before = _position_scores(q, difference, rel_ptr, rel_row - N, head, length, heads, turn, DIM)
+    for start in range(0, length, N):
+        key = start + n
+        known = key < length
+        k = _load_rows(k_ptr, key, k_row, known, 0, DIM, D)  # [N, D]
+        here = _position_scores(
+            q, difference, rel_ptr, rel_row + start, head, length, heads, turn, DIM
+        )
+        scores = tl.dot(q, k.T) + tl.where(above, here, before)
+        before = here
+        scores = tl.where(known[None, :], scores * _LOG2_E, float("-inf"))
+        highest = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - highest[:, None])
+        rescale = tl.exp2(peak - highest)
+        peak = highest
+        total = total * rescale + tl.sum(weights, 1)
+        weights = weights.to(v_ptr.dtype.element_ty)
+        v = _load_rows(v_ptr, key, v_row, known, 0, VALUE_DIM, V)
+        acc = tl.dot(weights, v, acc * rescale[:, None])
+        if REST:
+            v_rest = _load_rows(v_ptr, key, v_row, known, V, VALUE_DIM, REST)
+            rest = tl.dot(weights, v_rest, rest * rescale[:, None])
+
+    out_ptr += (batch * length * heads + head) * VALUE_DIM
+    stride = heads * VALUE_DIM
+    _store_rows(out_ptr, acc / total[:, None], row, stride, row < length, 0, VALUE_DIM, V)
+    if REST:
+        _store_rows(out_ptr, rest / total[:, None], row, stride, row < length, V, VALUE_DIM, REST)
+
+
+@triton.jit
+def _capped_attention_fwd_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    bias_ptr,
+    out_ptr,
+    length,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BIASES: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    REST: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write out [B, S, HEADS, VALUE_DIM].
+
+    Reads q [B, S, HEADS, DIM], k [B, S, DIM], v [B, S, VALUE_DIM] and bias
+    [B, S / WIDTH, S / WIDTH, HEADS]. Rows of a product are heads of positions. Values are split
+    into V and REST columns. Grid: (blocks of M rows, B).
+    """
+    first, batch = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    row, n = first + tl.arange(0, M), tl.arange(0, N)
+    n_rows, n_bins = length * HEADS, length // WIDTH
+    q = _load_rows(q_ptr + batch * n_rows * DIM, row, DIM, row < n_rows, 0, DIM, D)  # [M, D]
+    k_ptr += batch * length * DIM
+    v_ptr += batch * length * VALUE_DIM
+
+    # Column c of the indicator stands for a head, and for a bin of the rows of this program.
+    first_bin = first // (WIDTH * HEADS)
+    c = tl.arange(0, BIASES)
+    own = (row // (WIDTH * HEADS) - first_bin) * HEADS + row % HEADS
+    indicator = (own[:, None] == c[None, :]).to(q.dtype)  # [M, BIASES]
+    bin_of_c = first_bin + c // HEADS
+    bias_ptr += (batch * n_bins + bin_of_c) * n_bins * HEADS + c % HEADS
+
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, V], tl.float32)
+    rest = tl.zeros([M, REST or 1], tl.float32)
+    for start in range(0, length, N):
+        key = start + n
+        known = key < length
+        k = _load_rows(k_ptr, key, DIM, known, 0, DIM, D)  # [N, D]
+        bias = tl.load(
+            bias_ptr[:, None] + (key // WIDTH)[None, :] * HEADS,
+            (bin_of_c < n_bins)[:, None] & known[None, :],
+            other=0.0,
+        )  # [BIASES, N]
+        bias = (bias.to(tl.float32) * (1 / SCALE)).to(q.dtype)
+        scores = tl.dot(indicator, bias, tl.dot(q, k.T))
+        # cap tanh(x / cap) is cap - 2 cap / (1 + exp(2 x / cap)).
+        growth = tl.exp2(tl.minimum(scores * (2 * SCALE / CAP * _LOG2_E), 100.0))
+        weights = tl.exp2(CAP * _LOG2_E - (2 * CAP * _LOG2_E) / (1 + growth))
+        weights = tl.where(known[None, :], weights, 0.0)
+        total += tl.sum(weights, 1)
+        weights = weights.to(v_ptr.dtype.element_ty)
+        v = _load_rows(v_ptr, key, VALUE_DIM, known, 0, VALUE_DIM, V)
+        acc = tl.dot(weights, v, acc)
+        if REST:
+            v_rest = _load_rows(v_ptr, key, VALUE_DIM, known, V, VALUE_DIM, REST)
+            rest = tl.dot(weights, v_rest, rest)
+
+    out_ptr += batch * n_rows * VALUE_DIM
+    known_row = row < n_rows
+    _store_rows(out_ptr, acc / total[:, None], row, VALUE_DIM, known_row, 0, VALUE_DIM, V)
+    if REST:
+        _store_rows(out_ptr, rest / total[:, None], row, VALUE_DIM, known_row, V, VALUE_DIM, REST)
+
+
+class _Tile(NamedTuple):
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+_RELATIVE = _Tile(64, 64, 4, 2)  # of as many rows as keys
+_CAPPED_SHORT, _CAPPED_LONG = _Tile(64, 64, 4, 2), _Tile(128, 64, 8, 2)
+
+
+class _Columns(NamedTuple):
+    """Blocks of the columns of values: 128 and 64 for 192 columns, otherwise a single one.
+
+    Other pairs of blocks are not used: for some, such as 32 and 16, the assembler of CUDA 12.9 for
+    Hopper reads a register that it has not written, and the second block is wrong.
+    """
+
+    first: int
+    rest: int
+
+    @classmethod
+    def of(cls, dim: int) -> _Columns:
+        if 128 < dim <= 192:
+            return cls(128, 64)
+        return cls(max(_SMALLEST, triton.next_power_of_2(dim)), 0)
+
+
+def relative_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rel_k: Tensor,
+    content_bias: Tensor,
+    position_bias: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """Compute attention with keys for content and for relative positions, without gradients.
+
+    Parameters
+    ----------
+    q, k : [B, S, H, D]
+        Queries and keys, float16 or bfloat16. Only the last axis must be contiguous.
+    v : [B, S, H, V]
+        Values.
+    rel_k : [2 S - 1, H, D]
+        Keys of relative positions j - i = 1 - S to S - 1.
+    content_bias, position_bias : [H, D]
+        Added to scaled queries, before the products with keys and with keys of positions.
+    scale : float, optional
+        Factor of the queries; 1 / sqrt(D) by default.
+
+    Returns
+    -------
+    [B, S, H, V]
+        Attention outputs, of the dtype of ``q``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> q, k, v = torch.randn(3, 1, 7, 2, 16, device="cuda").half()
+    >>> rel_k = torch.randn(13, 2, 16, device="cuda").half()
+    >>> bias = torch.zeros(2, 16, device="cuda").half()
+    >>> relative_attention(q, k, v, rel_k, bias, bias).shape
+    torch.Size([1, 7, 2, 16])
+    """
+    _check_halves(q, k, v, rel_k, content_bias, position_bias)
+    check_shape("q", q, ("B", "S", "H", "D"))
+    batch, length, heads, dim = q.shape
+    check_shape("k", k, q.shape)
+    check_shape("v", v, (*q.shape[:3], "V"))
+    check_shape("rel_k", rel_k, (2 * length - 1, heads, dim))
+    for name, bias in (("content_bias", content_bias), ("position_bias", position_bias)):
+        check_shape(name, bias, (heads, dim))
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    if not out.numel():
+        return out
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    rows, _, warps, stages = _RELATIVE
+    columns = _Columns.of(v.shape[3])
+    with torch.cuda.device_of(q):
+        _relative_attention_fwd_kernel[(triton.cdiv(length, rows), heads, batch)](
+            q,
+            k,
+            v,
+            rel_k.contiguous(),
+            content_bias.contiguous(),
+            position_bias.contiguous(),
+            out,
+            length,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            SCALE=dim**-0.5 if scale is None else float(scale),
+            DIM=dim,
+            VALUE_DIM=v.shape[3],
+            D=max(_SMALLEST, triton.next_power_of_2(dim)),
+            V=columns.first,
+            REST=columns.rest,
+            N=rows,
+            num_warps=warps,
+            num_stages=stages,
+        )
+    return out
+
+
+def capped_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pair_bias: Tensor,
+    cap: float = 5.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Compute attention of heads that share keys and values, with capped scores, no gradients.
+
+    Parameters
+    ----------
+    q : [B, S, H, D]
+        Queries, float16 or bfloat16, contiguous like all others.
+    k, v : [B, S, D], [B, S, V]
+        Keys and values of all heads.
+    pair_bias : [B, P, P, H]
+        Added to the scores of all pairs of positions in a pair of bins of S / P positions.
+    cap : float
+        Bound on the absolute value of the scores, imposed by a tanh, at most 10.
+    scale : float, optional
+        Factor of the products; 1 / sqrt(D) by default.
+
+    Returns
+    -------
+    [B, S, H, V]
+        Attention outputs, of the dtype of ``q``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes, devices or the cap do not fit.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> q, k = torch.randn(1, 32, 8, 16).cuda().half(), torch.randn(1, 32, 16).cuda().half()
+    >>> capped_attention(q, k, k, torch.zeros(1, 2, 2, 8, device="cuda").half()).shape
+    torch.Size([1, 32, 8, 16])
+    """
+    _check_halves(q, k, v, pair_bias)
+    check_shape("q", q, ("B", "S", "H", "D"))
+    batch, length, heads, dim = q.shape
+    check_shape("k", k, (batch, length, dim))
+    check_shape("v", v, (batch, length, "V"))
+    check_shape("pair_bias", pair_bias, (batch, "P", "P", heads))
+    n_bins = pair_bias.shape[1]
+    if pair_bias.shape[2] != n_bins or not n_bins or length % n_bins:
+        raise InputError(f"pair_bias must have a number of bins that divides the length {length}")
+    if not 0 < cap <= 10:
+        raise InputError(f"cap must be positive and at most 10, so that weights fit, not {cap}")
+    out = q.new_empty(batch, length, heads, v.shape[2])
+    if not out.numel():
+        return out
+    n_rows, width = length * heads, length // n_bins
+    few = batch * triton.cdiv(n_rows, _CAPPED_LONG.rows) < 2 * multiprocessors(q.device)
+    rows, keys, warps, stages = _CAPPED_SHORT if few else _CAPPED_LONG
+    columns = _Columns.of(v.shape[2])
+    with torch.cuda.device_of(q):
+        _capped_attention_fwd_kernel[(triton.cdiv(n_rows, rows), batch)](
+            *(x.contiguous() for x in (q, k, v, pair_bias)),
+            out,
+            length,
+            SCALE=dim**-0.5 if scale is None else float(scale),
+            CAP=float(cap),
+            HEADS=heads,
+            WIDTH=width,
+            DIM=dim,
+            VALUE_DIM=v.shape[2],
+            BIASES=_indicator_columns(rows, width, heads),
+            D=max(_SMALLEST, triton.next_power_of_2(dim)),
+            V=columns.first,
+            REST=columns.rest,
+            M=rows,
+            N=keys,
+            num_warps=warps,
+            num_stages=stages,
+        )
+    return out
+
+
+def _indicator_columns(rows: int, width: int, heads: int) -> int:
+    """Return the number of columns for all heads and bins that a block of rows may touch."""
+    per_bin = width * heads
+    aligned = per_bin % rows == 0 or rows % per_bin == 0
+    bins = (rows - 1) // per_bin + (1 if aligned else 2)
+    return max(_SMALLEST, int(triton.next_power_of_2(bins * heads)))
+
+
+def _check_halves(*tensors: Tensor) -> None:
+    """Raise unless all tensors share a device and a half precision."""
+    check_device(*tensors)
+    dtypes = {x.dtype for x in tensors}
+    if len(dtypes) > 1 or not dtypes <= {torch.float16, torch.bfloat16}:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise InputError(f"the tensors are {names}: use float16 or bfloat16, the same for all")

@@ -1,0 +1,324 @@
+"""AlphaGenome, accelerated, compared with the package. Its sizes are fixed, so parts are swapped.
+
+alphagenome-pytorch needs Python 3.12; on 3.11 it is enough to put it on the path:
+``pip download --no-deps alphagenome-pytorch==0.3.1`` and ``PYTHONPATH=<the wheel>``.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlff_triton import bio
+from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.genomics.alpha_genome_tower import level_features, level_index
+from mlff_triton.bio.graph_cache import GraphCache
+from mlff_triton.errors import UnsupportedModelError
+
+source = pytest.importorskip(
+    "alphagenome_pytorch.model",
+    reason="alphagenome-pytorch 0.3.1 is missing; the docstring of this file says how to get it",
+)
+from alphagenome_pytorch import attention, convolutions, embeddings, heads  # noqa: E402
+from alphagenome_pytorch.config import DtypePolicy  # noqa: E402
+
+LENGTH = 2048
+FIRST, TRUNK = 16, 16 + 6 * 128  # channels of the first and the last resolution
+BINS, BASES = 48, 40  # channels of embeddings
+N_BLOCKS = 3
+
+
+def make_model(**options: Any) -> nn.Module:
+    """Make a model with few channels and blocks, whose outputs depend on all of its parts."""
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        model = source.AlphaGenome(**options)
+    encoder, decoder = model.encoder, model.decoder
+    encoder.dna_embedder.conv1 = nn.Conv1d(4, FIRST, 15, padding="same")
+    encoder.dna_embedder.block = convolutions.ConvBlock(FIRST, FIRST, 5)
+    channels = [FIRST + 128 * n for n in range(7)]
+    encoder.down_blocks = nn.ModuleList(map(convolutions.DownResBlock, channels[:-1]))
+    ups = zip([TRUNK, *channels[:0:-1]], channels[::-1], strict=True)
+    decoder.up_blocks = nn.ModuleList(convolutions.UpResBlock(*pair) for pair in ups)
+    model.organism_embed = nn.Embedding(2, TRUNK)
+    model.tower = source.TransformerTower(TRUNK)
+    model.tower.blocks = model.tower.blocks[:N_BLOCKS]
+    model.embedder_128bp = embeddings.OutputEmbedder(TRUNK, BINS)
+    model.embedder_1bp = embeddings.OutputEmbedder(FIRST, BASES)
+    model.embedder_1bp.project_skip = nn.Conv1d(BINS, BASES, 1, bias=False)
+    model.embedder_pair = embeddings.OutputPair(128)
+    sizes = {1: BASES, 128: BINS}
+    model.heads = nn.ModuleDict(
+        {
+            "atac": heads.GenomeTracksHead(sizes, 6),
+            "rna_seq": heads.GenomeTracksHead(sizes, 130, apply_squashing=True),
+            "chip_tf": heads.GenomeTracksHead(sizes, 7, (128,)),
+        }
+    )
+    model.contact_maps_head = heads.ContactMapsHead(128, 5)
+    model.splice_sites_classification_head = heads.SpliceSitesClassificationHead(BASES)
+    model.splice_sites_usage_head = heads.SpliceSitesUsageHead(
+        BASES, 8, num_tracks_per_organism=(8, 3)
+    )
+    model.splice_sites_junction_head = heads.SpliceSitesJunctionHead(
+        BASES, 16, 5, num_tracks_per_organism=(5, 2)
+    )
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            randomize(name, tensor)
+    return model.eval()
+
+
+def randomize(name: str, tensor: Tensor) -> None:
+    """Move parameters away from zero and one, which hide mistakes."""
+    if name.endswith(("running_var", "track_means", "residual_scale")):
+        tensor.uniform_(0.5, 1.5)
+    elif "norm" in name or name.endswith(("bias", ".scale", "residual_scales.1")):
+        tensor.add_(0.1 * torch.randn_like(tensor))
+    elif "rope_params" in name:
+        tensor.normal_(0, 0.5)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def fast(model: nn.Module) -> nn.Module:
+    """Return an accelerated copy of the model."""
+    return bio.accelerate(copy.deepcopy(model), backend="torch")
+
+
+def sequences(count: int = 1, length: int = LENGTH) -> dict[str, Tensor]:
+    torch.manual_seed(length)
+    bases = torch.randint(4, (count, length))
+    return {
+        "dna_sequence": nn.functional.one_hot(bases, 4).float(),
+        "organism_index": torch.arange(count) % 2,
+    }
+
+
+@torch.inference_mode()
+def results(model: nn.Module, given: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return model(**given, **options)
+
+
+def flat(outputs: Any, path: str = "") -> dict[str, Tensor]:
+    """Return all tensors of nested outputs by their paths."""
+    if isinstance(outputs, Tensor):
+        return {path: outputs}
+    return {k: v for name, part in outputs.items() for k, v in flat(part, f"{path}/{name}").items()}
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 2e-4) -> None:
+    """Compare all outputs, relative to the largest value of each."""
+    found, expected = flat(found), flat(expected)
+    assert list(found) == list(expected)
+    for name, wanted in expected.items():
+        assert found[name].dtype == wanted.dtype, name
+        assert found[name].shape == wanted.shape, name
+        scale = wanted.abs().max().clamp(min=1e-3)
+        error = ((found[name] - wanted).abs().max() / scale).item()
+        assert error < tolerance, f"{name}: {error:.1e}"
+
+
+CHOSEN = {"resolutions": (128,), "heads": ("chip_tf", "contact_maps")}
+OPTIONS = {
+    "channels first": {"channels_last": False, "return_embeddings": True, "heads": ("rna_seq",)},
+    "bins": {"resolutions": (128,), "return_scaled_predictions": True},
+    "embeddings": {"resolutions": (128,), "embeddings_only": True},
+    "encoder": {"encoder_only": True},
+}
+
+
+def test_all_outputs_are_the_same(model, fast):
+    given = sequences(2)
+    assert_same(results(fast, given), results(model, given))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options(options, model, fast):
+    given = sequences(1)
+    assert_same(results(fast, given, **options), results(model, given, **options))
+
+
+def test_heads_of_bins_need_no_decoder(model, fast, monkeypatch):
+    monkeypatch.setattr("mlff_triton.bio.genomics.alpha_genome_runner.decode", None)
+    given, options = sequences(), {"heads": CHOSEN["heads"]}
+    assert_same(results(fast, given, **options), results(model, given, **options))
+
+
+def test_graphs_return_nested_outputs(fast, monkeypatch):
+    """A cache of graphs runs a shape that it sees for the first time without a graph."""
+    given = sequences()
+    expected = results(fast, given, **CHOSEN)
+    network = vars(fast)["forward"].weights
+    monkeypatch.setattr(network, "_graphs", GraphCache(network._flat))
+    found = results(fast, given, **CHOSEN)
+    assert_same(found, expected, tolerance=1e-6)
+    assert found.keys() == expected.keys()
+
+
+def test_longer_sequences(model, fast):
+    given = sequences(1, 3 * LENGTH)
+    assert_same(results(fast, given, **CHOSEN), results(model, given, **CHOSEN))
+
+
+def test_splice_sites_may_be_given(model, fast):
+    given = sequences(2)
+    positions = torch.randint(LENGTH, (2, 4, 9)).sort(2).values
+    positions[:, 1, 6:] = -1
+    options = {"heads": ("splice_junctions",), "splice_site_positions": positions}
+    assert_same(results(fast, given, **options), results(model, given, **options))
+
+
+def test_distances_have_the_features_of_the_model():
+    index = level_index(512, torch.device("cpu"))
+    distance = torch.arange(-511, 512)
+    features = attention._central_mask_features(distance.abs().float(), 32, 512)
+    features = torch.cat([features, distance.sign()[:, None] * features], 1)
+    found = level_features(torch.device("cpu"))[index.long()]
+    assert torch.equal(found.float(), features)
+
+
+@pytest.mark.parametrize("with_bases", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_kernels_agree_with_the_model(with_bases, device, monkeypatch):
+    """Outputs in half precision point the same way; convolutions have tests of their own."""
+    if device == "cpu":
+        quicken(monkeypatch)
+    model = make_model()
+    model.tower.blocks = model.tower.blocks[:1]
+    model.to(device)
+    given = {name: value.to(device) for name, value in sequences(1).items()}
+    positions = torch.randint(LENGTH, (1, 4, 9), device=device).sort(2).values
+    options = {"splice_site_positions": positions}
+    if not with_bases:
+        options |= {"resolutions": (128,)}
+    expected = flat(results(model, given, **options))
+    with bio.accelerated(model, precision="fp16", backend="triton"):
+        found = flat(results(model, given, **options))
+    assert list(found) == list(expected)
+    for name, wanted in expected.items():
+        pair = found[name].double().flatten(), wanted.double().flatten()
+        assert nn.functional.cosine_similarity(*pair, 0) > 1 - 2e-5, name
+
+
+@pytest.mark.gpu
+def test_graphs_give_the_same(device):
+    """The third call replays a graph, with other inputs."""
+    model = make_model().to(device)
+    options = {"heads": ("atac", "contact_maps", "splice_sites")}
+    batches = [{k: v.to(device) for k, v in sequences(1).items()} for _ in range(3)]
+    batches[2]["dna_sequence"] = batches[2]["dna_sequence"].roll(5, 1)
+    with bio.accelerated(model, precision="fp16", backend="triton", cuda_graph=False):
+        expected = [results(model, given, **options) for given in batches]
+    with bio.accelerated(model, precision="fp16", backend="triton", cuda_graph=True):
+        found = [results(model, given, **options) for given in batches]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours, theirs, tolerance=1e-6)
+
+
+def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace convolutions by their reference, as the interpreter needs minutes for them."""
+    from mlff_triton.kernels.genomics import convolution
+    from mlff_triton.kernels.genomics.reference import convolution as reference
+
+    monkeypatch.setattr(convolution, "convolution", reference.convolution)
+
+
+def test_predictions_in_mixed_precision():
+    """The method ``predict`` uses autocast, which needs no fallback."""
+    model = make_model(dtype_policy=DtypePolicy.mixed_precision())
+    given = sequences(1)
+    options = {"resolutions": (128,)}
+    with torch.inference_mode():
+        expected = model.predict(**given, **options)
+        with bio.accelerated(model, backend="torch"):
+            found = model.predict(**given, **options)
+            assert "bfloat16" in str(bio.report(model))
+            assert bio.report(model)[0].state == "fast"
+    assert_same(found, expected, tolerance=0.1)
+
+
+def test_models_are_restored_and_copied(model, fast):
+    twin = pickle.loads(pickle.dumps(fast))
+    assert "AlphaGenome" in str(bio.report(twin))
+    given = sequences()
+    assert_same(results(twin, given, **CHOSEN), results(model, given, **CHOSEN))
+    bio.restore(twin)
+    assert "forward" not in vars(twin)
+
+
+def test_changed_weights_are_read_again(model):
+    twin, given = copy.deepcopy(model), sequences()
+    with bio.accelerated(twin, backend="torch"):
+        before = results(twin, given, **CHOSEN)
+        with torch.no_grad():
+            twin.tower.blocks[2]["mha"].norm.running_var *= 3
+            twin.heads["chip_tf"].track_means += 1
+        found = results(twin, given, **CHOSEN)
+    assert not torch.equal(before["chip_tf"][128], found["chip_tf"][128])
+    assert_same(found, results(twin, given, **CHOSEN))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dna_sequence": torch.zeros(1, 2049, 4)}, "multiple of 2048"),
+        ({"organism_index": torch.zeros(2).long()}, "organism_index"),
+        ({"heads": ("nothing",)}, "unknown heads"),
+    ],
+    ids=["length", "organism", "head"],
+)
+def test_what_the_model_refuses_is_left_to_it(options, message, fast):
+    given = sequences() | options
+    with (
+        pytest.warns(FallbackWarning, match=message),
+        suppress(RuntimeError, ValueError),
+    ):
+        results(fast, given)
+
+
+def test_gradients_need_the_original(fast):
+    with pytest.warns(FallbackWarning, match="gradients"):
+        fast(**sequences(), **CHOSEN)
+
+
+def test_kernels_need_half_precision(model, device):
+    twin = copy.deepcopy(model).to(device)
+    given = {name: value.to(device) for name, value in sequences(1).items()}
+    with (
+        bio.accelerated(twin, backend="triton"),
+        pytest.warns(FallbackWarning, match="precision='fp16'"),
+    ):
+        results(twin, given, **CHOSEN)
+
+
+@pytest.mark.parametrize("module", ["alphagenome_pytorch.alphagenome", "elsewhere"])
+def test_other_models_of_that_name_are_refused(module, model):
+    """Version 0.2 has its model in ``alphagenome_pytorch.alphagenome``."""
+    other = copy.deepcopy(model)
+    other.__class__ = type("AlphaGenome", (type(model),), {"__module__": module})
+    with pytest.raises(UnsupportedModelError, match="AlphaGenome of alphagenome-pytorch"):
+        bio.accelerate(other, strict=True)
+
+
+def test_heads_of_other_embeddings_are_refused(model):
+    other = copy.deepcopy(model)
+    other.heads["own"] = heads.GenomeTracksHead(TRUNK, 6, (128,))
+    with pytest.raises(UnsupportedModelError):
+        bio.accelerate(other, strict=True)
+
+
+def test_adapters_within_the_model_are_refused(model):
+    other = copy.deepcopy(model)
+    other.tower.blocks[0]["mha"].q_proj = type("LoRA", (nn.Linear,), {})(TRUNK, 1024, bias=False)
+    with pytest.raises(UnsupportedModelError):
+        bio.accelerate(other, strict=True)
