@@ -1,0 +1,1 @@
+"""Models that predict the affinities of ligands bound to proteins."""

@@ -1,0 +1,1 @@
+"""Operators of frame-averaging networks over protein-ligand complexes."""

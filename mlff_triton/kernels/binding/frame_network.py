@@ -1,0 +1,252 @@
+"""The part of a Transformer layer after attention, in all eight frames, and its mean over them.
+
+    x_f = norm(x + sum_k s_kf y_k X_k + attended_f O + o)
+    h_f = relu(x_f U + u)
+    out = mean_f(norm'(x_f + h_f D + d))
+
+Each line is one kernel, a product with everything that follows it. Results between kernels are
+halves, which are as large as float32 values and need no conversion before they are multiplied. A
+program has whole rows, and a token in all of its frames, so it can normalize and average.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate
+from mlff_triton.kernels.binding.halves import (
+    load_halves,
+    product,
+    store_halves,
+    takes_large_blocks,
+)
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.types.complexes import FRAMES, FrameNetwork, Tokens
+
+
+@triton.jit
+def _normalize(x, eps):
+    """Normalize rows [M, C] to mean zero and variance one."""
+    x -= (tl.sum(x, 1) / x.shape[1])[:, None]
+    variance = tl.sum(x * x, 1) / x.shape[1]
+    return x / tl.sqrt(variance + eps)[:, None]
+
+
+@triton.jit
+def _attended_rows_kernel(
+    coordinates_ptr,
+    embedded_ptr,
+    attended_ptr,
+    n_tokens_ptr,
+    directions_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    out_ptr,
+    n_rows,
+    eps,
+    C: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write the halves of normalized rows out [2, n_rows, C]. Grid: (blocks of M rows,).
+
+    Reads coordinates [3, T], embedded [T, C], the halves of attended [2, n_rows, C], the number of
+    tokens in use, directions [4, 3, C], and the weights of a map and a normalization.
+    """
+    n_live = tl.load(n_tokens_ptr).to(tl.int64) * N_FRAMES
+    begin = tl.program_id(0).to(tl.int64) * M
+    if begin >= n_live:
+        return
+    row = begin + tl.arange(0, M)
+    known, column = tl.minimum(row, n_live - 1), tl.arange(0, C)
+    x = product(attended_ptr, known, n_rows, weight_ptr, column, C, C, M, C, K)
+    token = known // N_FRAMES
+    x += tl.load(bias_ptr + column)[None, :]
+    for k in tl.static_range(3):
+        y = load_coordinate(coordinates_ptr, token, row % N_FRAMES, k, n_rows // N_FRAMES)
+        x += y[:, None] * tl.load(directions_ptr + k * C + column)[None, :]
+    x += tl.load(embedded_ptr + token[:, None] * C + column[None, :])
+    x = _normalize(x, eps)
+    x = x * tl.load(norm_weight_ptr + column)[None, :] + tl.load(norm_bias_ptr + column)[None, :]
+    store_halves(x, out_ptr, row, column, n_rows, n_live, C)
+
+
+@triton.jit
+def _hidden_rows_kernel(
+    x_ptr,
+    n_tokens_ptr,
+    weight_ptr,
+    bias_ptr,
+    hidden_ptr,
+    n_rows,
+    C: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write the halves of hidden [2, n_rows, HIDDEN]. Grid: (blocks of M rows, of N columns).
+
+    Reads the halves of x [2, n_rows, C], the number of tokens in use, and a map.
+    """
+    n_live = tl.load(n_tokens_ptr).to(tl.int64) * N_FRAMES
+    begin = tl.program_id(0).to(tl.int64) * M
+    if begin >= n_live:
+        return
+    row = begin + tl.arange(0, M)
+    known, column = tl.minimum(row, n_live - 1), tl.program_id(1) * N + tl.arange(0, N)
+    hidden = product(x_ptr, known, n_rows, weight_ptr, column, C, HIDDEN, M, N, K)
+    hidden = tl.maximum(hidden + tl.load(bias_ptr + column)[None, :], 0.0)
+    store_halves(hidden, hidden_ptr, row, column, n_rows, n_live, HIDDEN)
+
+
+@triton.jit
+def _mean_rows_kernel(
+    x_ptr,
+    hidden_ptr,
+    n_tokens_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    mean_ptr,
+    n_rows,
+    eps,
+    C: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write the halves of the mean over frames [2, T, C]. Grid: (blocks of M rows,).
+
+    Reads the halves of x [2, n_rows, C] and of hidden [2, n_rows, HIDDEN], the number of tokens in
+    use, and the weights of a map and a normalization.
+    """
+    n_live = tl.load(n_tokens_ptr).to(tl.int64) * N_FRAMES
+    begin = tl.program_id(0).to(tl.int64) * M
+    if begin >= n_live:
+        return
+    known, column = tl.minimum(begin + tl.arange(0, M), n_live - 1), tl.arange(0, C)
+    x = product(hidden_ptr, known, n_rows, weight_ptr, column, HIDDEN, C, M, C, K)
+    x += tl.load(bias_ptr + column)[None, :]
+    x = _normalize(x + load_halves(x_ptr, known, column, n_rows, C), eps)
+    mean = tl.sum(tl.reshape(x, (M // N_FRAMES, N_FRAMES, C)), 1) / N_FRAMES
+    mean = mean * tl.load(norm_weight_ptr + column)[None, :]
+    mean += tl.load(norm_bias_ptr + column)[None, :]
+    token = begin // N_FRAMES + tl.arange(0, M // N_FRAMES)
+    store_halves(mean, mean_ptr, token, column, n_rows // N_FRAMES, n_live // N_FRAMES, C)
+
+
+class _Tile(NamedTuple):
+    """Rows, largest numbers of columns and of inner indices, warps and stages of a product."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+LARGE = _Tile(rows=64, columns=256, inner=64, warps=8, stages=2)
+SMALL = _Tile(rows=32, columns=256, inner=32, warps=8, stages=1)
+
+
+def _divisor(n: int, most: int) -> int:
+    """Return the largest power of two, up to ``most``, that divides ``n``."""
+    return min(n & -n, most)
+
+
+def frame_network(
+    tokens: Tokens, attended: Tensor, n_tokens: Tensor, directions: Tensor, network: FrameNetwork
+) -> Tensor:
+    """Compute the part of a layer after attention, and its mean over frames, without gradients.
+
+    Parameters
+    ----------
+    tokens : Tokens
+        Tokens; their embedded atoms and coordinates are read.
+    attended : float16 [2, T, 8, C]
+        Output of `frame_attention`, as halves; C is a power of two, 16 to 256.
+    n_tokens : int32 [1]
+        Number of tokens in use.
+    directions : float32 [4, 3, C]
+        Part of each map that acts on coordinates; that of embedded atoms, X, is the first.
+    network : FrameNetwork
+        Weights, as halves. The hidden size is a multiple of 16.
+
+    Returns
+    -------
+    float16 [2, T, C]
+        Mean over frames, as halves; rows that are not in use hold anything.
+
+    Raises
+    ------
+    InputError
+        If the shapes do not fit together, or the tensors are on different devices.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    all_tokens, channels = tokens.embedded.shape
+    n_hidden, n_rows = len(network.up.bias), all_tokens * FRAMES
+    check_device(*tokens, attended, n_tokens, directions, network.out.weight)
+    check_shape("attended", attended, (2, all_tokens, FRAMES, channels))
+    check_shape("network.up.weight", network.up.weight, (2, channels, n_hidden))
+    mean = attended.new_empty(2, all_tokens, channels)
+    if not all_tokens:
+        return mean
+    tile = LARGE if takes_large_blocks(mean) else SMALL
+    columns = _divisor(n_hidden, tile.columns)
+    inner, hidden_inner = (_divisor(n, tile.inner) for n in (channels, n_hidden))
+    blocks = triton.cdiv(n_rows, tile.rows)
+    options = {"M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
+    x, hidden = torch.empty_like(attended), attended.new_empty(2, n_rows, n_hidden)
+    with torch.cuda.device_of(mean):
+        _attended_rows_kernel[(blocks,)](
+            tokens.coordinates,
+            tokens.embedded,
+            attended,
+            n_tokens,
+            directions,
+            *network.out,
+            *network.norm[:2],
+            x,
+            n_rows,
+            network.norm[2],
+            C=channels,
+            K=inner,
+            **options,
+        )
+        _hidden_rows_kernel[(blocks, n_hidden // columns)](
+            x,
+            n_tokens,
+            *network.up,
+            hidden,
+            n_rows,
+            C=channels,
+            HIDDEN=n_hidden,
+            N=columns,
+            K=inner,
+            **options,
+        )
+        _mean_rows_kernel[(blocks,)](
+            x,
+            hidden,
+            n_tokens,
+            *network.down,
+            *network.last_norm[:2],
+            mean,
+            n_rows,
+            network.last_norm[2],
+            C=channels,
+            HIDDEN=n_hidden,
+            K=hidden_inner,
+            **options,
+        )
+    return mean

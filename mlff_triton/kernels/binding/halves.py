@@ -1,0 +1,101 @@
+"""Products of float32 blocks on tensor cores, each factor as two halves of float16.
+
+    x w = x_high w_high + (x_low w_high + x_high w_low) / 2^11
+
+The product of both low halves is left out, as it is below the precision of float32: see
+`mlff_triton.kernels.types.halves`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.types.halves import SCALE
+
+_SCALE = tl.constexpr(SCALE)
+_1_SCALE = tl.constexpr(1 / SCALE)
+
+
+@triton.jit
+def halves(x):
+    """Split float32 values, below 65504, into their high and their scaled low halves."""
+    high = x.to(tl.float16)
+    low = ((x - high.to(tl.float32)) * _SCALE).to(tl.float16)
+    return high, low
+
+
+@triton.jit
+def load_halves(x_ptr, row, column, n_rows, SIZE: tl.constexpr):
+    """Load float32 values [M, N] from rows and columns of halves [2, n_rows, SIZE]."""
+    high = tl.load(x_ptr + row[:, None] * SIZE + column[None, :])
+    low = tl.load(x_ptr + (row + n_rows)[:, None] * SIZE + column[None, :])
+    return high.to(tl.float32) + low.to(tl.float32) * _1_SCALE
+
+
+@triton.jit
+def store_halves(x, x_ptr, row, column, n_rows, n_live, SIZE: tl.constexpr):
+    """Store x [M, N] at rows below ``n_live`` and columns of halves [2, n_rows, SIZE]."""
+    high, low = halves(x)
+    live = (row < n_live)[:, None]
+    tl.store(x_ptr + row[:, None] * SIZE + column[None, :], high, live)
+    tl.store(x_ptr + (row + n_rows)[:, None] * SIZE + column[None, :], low, live)
+
+
+@triton.jit
+def multiply(x_high, x_low, w_high, w_low, acc, small):
+    """Return ``acc + x w`` in two parts, for the halves of x [M, K] and of w [K, N].
+
+    `added` adds the parts. They are kept apart in loops, as the second one is scaled, and as tensor
+    cores round less off from a sum with fewer terms.
+    """
+    small = tl.dot(x_low, w_high, small)
+    small = tl.dot(x_high, w_low, small)
+    return tl.dot(x_high, w_high, acc), small
+
+
+@triton.jit
+def added(acc, small):
+    """Add the two parts of a product."""
+    return acc + small * _1_SCALE
+
+
+@triton.jit
+def product(
+    x_ptr,
+    row,
+    n_rows,
+    weight_ptr,
+    column,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Compute x w [M, N] for rows of x [2, n_rows, IN] and columns of a weight [2, IN, OUT].
+
+    Both are halves. Each of the three products has its own accumulator: a product that continues
+    another one would make Triton divide the work among warps in two ways, and convert accumulators
+    in between.
+    """
+    low_ptr = x_ptr + tl.cast(n_rows, tl.int64) * IN
+    inner, weight_inner = tl.arange(0, K)[None, :], tl.arange(0, K)[:, None]
+    acc = tl.zeros((M, N), tl.float32)
+    small, other = acc, acc
+    for start in range(0, IN, K):
+        offsets = row[:, None] * IN + start + inner
+        high, low = tl.load(x_ptr + offsets), tl.load(low_ptr + offsets)
+        offsets = (start + weight_inner) * OUT + column[None, :]
+        w_high, w_low = tl.load(weight_ptr + offsets), tl.load(weight_ptr + IN * OUT + offsets)
+        acc = tl.dot(high, w_high, acc)
+        small = tl.dot(low, w_high, small)
+        other = tl.dot(high, w_low, other)
+    return added(acc, small + other)
+
+
+def takes_large_blocks(x: Tensor) -> bool:
+    """Return True if blocks can be as large as is best on an H200, by the GPU's shared memory."""
+    return hardware.shared_memory(x) > 200 * hardware.KIB

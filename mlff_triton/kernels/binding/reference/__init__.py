@@ -1,0 +1,1 @@
+"""References of the operators on complexes, in plain PyTorch."""

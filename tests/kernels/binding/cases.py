@@ -1,0 +1,106 @@
+"""Random complexes and weights for the tests of the operators on complexes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.bio.encoders.packing import find_rows
+from mlff_triton.kernels.types.complexes import (
+    FRAMES,
+    PARTS,
+    FrameNetwork,
+    Layout,
+    Linear,
+    Readout,
+    Tokens,
+)
+from mlff_triton.kernels.types.halves import SCALE, split_halves
+
+SLOTS = 3  # atoms per residue
+
+
+def random(*shape: int) -> Tensor:
+    """Return random values in float64 that are exact in float32."""
+    return torch.randn(*shape).double()
+
+
+class Complexes:
+    """Padded complexes, of which the last has fewer atoms, and one atom of each is missing."""
+
+    def __init__(self, n_complexes: int, n_ligand: int, n_residues: int, channels: int) -> None:
+        torch.manual_seed(n_residues)
+        groups = n_ligand + n_residues
+        self.n_ligand, self.channels = SLOTS * n_ligand, channels
+        self.positions = 4 * random(n_complexes, groups * SLOTS, 3) + 20
+        self.kept = torch.rand(n_complexes, groups * SLOTS) < 0.8
+        self.kept[:, 1], self.kept[:, -1] = True, True
+        self.kept[-1, -(n_residues * SLOTS // 2) : -1] = False
+        self.positions[~self.kept] = 0.0
+        self.kinds = torch.randint(5, self.kept.shape)
+        self.groups = random(n_complexes, groups, PARTS, channels)
+        self.kind_rows = random(5, PARTS, channels)
+        self.directions = random(4, 3, channels) / 4
+        packed = find_rows(self.kept)
+        counts = self.kept[:, : self.n_ligand].sum(1).int()
+        self.layout = Layout(packed.token, packed.row_ptr, counts)
+        n_tokens = len(packed.token)
+        self.tokens = Tokens(
+            self.positions.flatten(0, 1)[packed.token.long()],
+            random(3, n_tokens),
+            *(random(n_tokens, channels) for _ in range(PARTS)),
+        )
+        self.attended = random(n_tokens, FRAMES, channels)
+
+    @property
+    def max_lengths(self) -> tuple[int, int]:
+        return self.n_ligand, self.kept.shape[1] - self.n_ligand
+
+
+def linear(n_in: int, n_out: int) -> Linear:
+    """Return a random map."""
+    return Linear((random(n_in, n_out) / n_in**0.5).float().double(), random(n_out))
+
+
+def network(channels: int, hidden: int) -> FrameNetwork:
+    """Return a random network."""
+    norms = [(random(channels), random(channels), 1e-5) for _ in range(2)]
+    up, down = linear(channels, hidden), linear(hidden, channels)
+    return FrameNetwork(linear(channels, channels), norms[0], up, down, norms[1])
+
+
+def readout(channels: int) -> Readout:
+    """Return random maps."""
+    return Readout(*(linear(channels, channels) for _ in range(3)))
+
+
+def to_device(value: Any, device: str) -> Any:
+    """Move all tensors of a structure, with floating ones in float32 and weights as halves."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float32 if value.is_floating_point() else value.dtype)
+    if isinstance(value, Linear):
+        return Linear(split_halves(value.weight).to(device), to_device(value.bias, device))
+    if isinstance(value, tuple):
+        parts = [to_device(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def split(x: Tensor) -> Tensor:
+    """Split values [...] into halves [2, ...]."""
+    return split_halves(x[..., None, :]).movedim(-3, 0).squeeze(-2).contiguous()
+
+
+def joined(parts: Tensor) -> Tensor:
+    """Return the values [...] of halves [2, ...]."""
+    high, low = parts.double()
+    return high + low / SCALE
+
+
+def split_tokens(tokens: Tokens, device: str) -> Tokens:
+    """Move tokens, with halves of keys and values."""
+    moved: Tokens = to_device(tokens, device)
+    keys, values = (split(part).to(device) for part in (tokens.keys, tokens.values))
+    return moved._replace(keys=keys, values=values)
