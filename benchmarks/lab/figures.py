@@ -29,6 +29,7 @@ OPENMM_PAIRS = (  # ours and TorchMD-NET's, first on the GPU, then on the host
 )
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
+MODEL_PEERS = ("reference-graph", "half", "half-graph", "compile", "compile-half")
 ALIGNERS = {  # labels and markers
     "parasail": ("parasail, one core", "."),
     "parasail-threads": ("parasail, all cores", "x"),
@@ -159,6 +160,7 @@ def tables(folder: Path) -> str:
         simulations(folder),
         step_table(folder, "matpes"),
         bio_table(folder),
+        models_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
     return "\n\n".join(part for part in parts if part)
@@ -326,6 +328,24 @@ def bio_table(folder: Path) -> str:
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         line = [case, _ms(shipped), peer, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
         lines.append(line)
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def models_table(folder: Path) -> str:
+    """Tabulate calls of genomic, design and binding models; empty without data."""
+    times = passed(read_rows(folder / "models.csv"))
+    head = ["case", "as shipped", "best peer", "mlff_triton", "over shipped", "over the best"]
+    lines = [[*head, "memory, GB", "error"], ["---"] * (len(head) + 2)]
+    for case, rows in times.items():
+        ours = best_peer(rows, [name for name in rows if name.startswith("accelerated-")])
+        if ours is None:
+            continue
+        shipped, best = rows.get(BIO_REFERENCE), best_peer(rows, MODEL_PEERS)
+        peer = f"{_ms(best)} ({best.impl})" if best else "–"
+        own = f"**{_ms(ours)}** ({ours.impl.removeprefix('accelerated-')})"
+        memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
+        ratios = [_ratio(shipped, ours), _ratio(best, ours)]
+        lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 

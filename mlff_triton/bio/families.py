@@ -10,10 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
+from mlff_triton.bio.binding.dualbind import DualBindForward
+from mlff_triton.bio.design.protein_mpnn import ProteinMPNNForward
 from mlff_triton.bio.encoders import row_parts, sequence_parts
 from mlff_triton.bio.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.genomics.alpha_genome import AlphaGenomeForward
+from mlff_triton.bio.genomics.enformer import EnformerForward
 
 Adapter: TypeAlias = type[FastForward[Any]]
 
@@ -48,4 +52,8 @@ FAMILIES = (
         ),
         resembles=sequence_parts.resembles_encoder,
     ),
+    Family(models=(ProteinMPNNForward,), parts=(), resembles=lambda _: False),
+    Family(models=(DualBindForward,), parts=(), resembles=lambda _: False),
+    Family(models=(EnformerForward,), parts=(), resembles=lambda _: False),
+    Family(models=(AlphaGenomeForward,), parts=(), resembles=lambda _: False),
 )

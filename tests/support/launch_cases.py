@@ -60,7 +60,10 @@ from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Free, Gaps, Pa
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct
+from tests.support.binding_launch_cases import binding_calls
+from tests.support.genomic_launch_cases import genomic_calls
 from tests.support.operators import derivatives
+from tests.support.residue_launch_cases import residue_calls
 
 N, E, F = 4, 8, 64
 WIDE_TARGETS = ("sm_90", "sm_100")  # which have the copy engine that `wide_linear` needs
@@ -384,6 +387,7 @@ def main() -> None:
         if target in THOROUGH_TARGETS:
             all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
             all_calls |= token_calls(single) | token_calls(double) | more_alignments()
+            all_calls |= residue_calls() | binding_calls() | genomic_calls()
         for case, kernel, error in compile_distinct(all_calls, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 

@@ -1,0 +1,225 @@
+"""Bench ``models``: genomic, design and binding models, accelerated, against those as shipped.
+
+Each workload is one call of a model in the sizes and, where they are public, with the weights that
+its authors publish. Its truth is the model as shipped, in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.bio.dualbind import WORKLOADS as DUALBIND
+from benchmarks.bio.genomes import WORKLOADS as GENOMES
+from benchmarks.bio.protein_mpnn import WORKLOADS as PROTEIN_MPNN
+from benchmarks.engine.peers import graphed
+from benchmarks.lab.guards import at_most, clean_up, quiet
+from benchmarks.lab.lab import Lab
+from benchmarks.lab.schema import make_row
+from mlff_triton._common.timing import Timing, measure, reset_peak
+
+BENCH = "models"
+Step = Callable[[], Any]
+
+
+class Workload(Protocol):
+    """A call of a model, and how its results are compared.
+
+    Attributes
+    ----------
+    name : str
+        Name in the results.
+    package : str
+        Package that has the model.
+    size : int
+        Residues or bases of all inputs.
+    limit : float
+        Largest error.
+    runs_in_graphs : bool
+        True if a call never waits for the GPU, so that peers can capture or compile it.
+    has_half : bool
+        True if the model as shipped runs in half precision.
+    """
+
+    name: str
+    package: str
+    size: int
+    limit: float
+    runs_in_graphs: bool
+    has_half: bool
+
+    def build(self, device: torch.device) -> nn.Module:
+        """Build the model in float32."""
+
+    def half(self, model: nn.Module) -> nn.Module:
+        """Let the model compute in half precision."""
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """Make the arguments of a call, always the same."""
+
+    def call(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        """Call the model."""
+
+    def error(self, actual: Any, expected: Any) -> float:
+        """Compare the results of two calls."""
+
+
+class Implementation(NamedTuple):
+    """Way to run a workload.
+
+    Attributes
+    ----------
+    prepare : callable
+        Takes a workload, its model and its inputs, and returns the function to time.
+    captures : bool
+        True if it needs a workload that never waits for a GPU, and a GPU.
+    is_half : bool
+        True for the model as shipped in half precision.
+    precision : str or None
+        Precision of the accelerated model.
+    """
+
+    prepare: Callable[[Workload, nn.Module, dict[str, Any]], Step]
+    captures: bool = False
+    is_half: bool = False
+    precision: str | None = None
+
+    def runs(self, workload: Workload, device: torch.device) -> bool:
+        """Return True if a workload can be run in this way."""
+        can_capture = workload.runs_in_graphs and device.type == "cuda"
+        in_half = self.is_half or self.precision in ("fp16", "bf16")
+        return (can_capture or not self.captures) and (workload.has_half or not in_half)
+
+
+def eager(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
+    """Call the model as it is."""
+    return lambda: workload.call(model, inputs)
+
+
+def accelerated(precision: str) -> Implementation:
+    """Accelerate the model; raise if it falls back on the forward that it is compared with."""
+
+    def prepare(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
+        from mlff_triton.bio import FallbackWarning, accelerate
+
+        warnings.simplefilter("error", FallbackWarning)
+        return eager(workload, accelerate(model, precision=precision), inputs)
+
+    return Implementation(prepare, precision=precision)
+
+
+def captured(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
+    """Capture the call in a CUDA graph."""
+    return graphed(Call(workload, model), {"inputs": inputs})
+
+
+def compiled(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
+    """Compile the model with the best mode of ``torch.compile``."""
+    return eager(workload, torch.compile(model, mode="max-autotune"), inputs)
+
+
+class Call(nn.Module):
+    """A workload's call as a module."""
+
+    def __init__(self, workload: Workload, model: nn.Module) -> None:
+        super().__init__()
+        self.workload, self.model = workload, model
+
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        """Call the model."""
+        return self.workload.call(self.model, inputs)
+
+
+IMPLEMENTATIONS = {
+    "accelerated-fp32": accelerated("fp32"),
+    "accelerated-fp16": accelerated("fp16"),
+    "accelerated-bf16": accelerated("bf16"),
+    "reference": Implementation(eager),
+    "reference-graph": Implementation(captured, captures=True),
+    "half": Implementation(eager, is_half=True),
+    "half-graph": Implementation(captured, captures=True, is_half=True),
+    "compile": Implementation(compiled, captures=True),
+    "compile-half": Implementation(compiled, captures=True, is_half=True),
+}
+CASES: dict[str, Workload] = {one.name: one for one in (*PROTEIN_MPNN, *DUALBIND, *GENOMES)}
+
+
+def run_models(lab: Lab, names: Sequence[str], implementations: Sequence[str]) -> None:
+    """Measure the named workloads with each of the named implementations."""
+    for workload in map(CASES.__getitem__, names):
+        if find_spec(workload.package) is None:
+            lab.skip(f"{BENCH} {workload.name}", f"{workload.package} is not installed")
+            continue
+        for implementation in implementations:
+            if lab.budget.left <= 0:
+                print(f"{BENCH} {workload.name}: skipped, the time is up", file=sys.stderr)
+                return
+            if IMPLEMENTATIONS[implementation].runs(workload, lab.device):
+                run_one(lab, workload, implementation)
+
+
+def run_one(lab: Lab, workload: Workload, name: str) -> None:
+    """Report a row, without a time if the error is above the limit."""
+    timing = error = None
+    clean_up(lab.device)
+    try:
+        with at_most(min(lab.budget.each, lab.budget.left)), quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            timing, error = _measure(lab, workload, IMPLEMENTATIONS[name])
+    except Exception as problem:  # noqa: BLE001 - the other implementations can still run
+        lab.complain(f"{BENCH} {workload.name} {name}", problem)
+    is_wrong = error is not None and not error <= workload.limit
+    shown = None if is_wrong else timing
+    size = workload.size, 0
+    lab.report(make_row(BENCH, workload.name, name, size, lab.where, shown, error))
+
+
+def _measure(
+    lab: Lab, workload: Workload, implementation: Implementation
+) -> tuple[Timing, float | None]:
+    """Compare, time, and compare again, as a replayed graph may be right only once.
+
+    The error is None if the model as shipped needs more memory than there is.
+    """
+    expected = truth(workload, lab.device)
+    clean_up(lab.device)  # so that this memory does not count as the implementation's
+    with torch.inference_mode():
+        model, inputs = workload.build(lab.device), workload.inputs(lab.device)
+        if implementation.is_half:
+            model = workload.half(model)
+        step = implementation.prepare(workload, model, inputs)
+        before = None if expected is None else workload.error(step(), expected)
+        clean_up(lab.device)
+        reset_peak(lab.device)
+        timing = measure(step, lab.device, seconds=lab.budget.sampling)
+        if expected is None:
+            return timing, None
+        after = workload.error(step(), expected)
+    return timing, float(np.max([before, after]))  # NaN counts as the largest
+
+
+@lru_cache(maxsize=1)
+def truth(workload: Workload, device: torch.device) -> Any:
+    """Return the results of the model as shipped, in float32 without TF32, on the CPU.
+
+    They are None if the memory does not suffice.
+    """
+    try:
+        with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+            return _on_cpu(workload.call(workload.build(device), workload.inputs(device)))
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _on_cpu(results: Any) -> Any:
+    if isinstance(results, dict):
+        return {name: _on_cpu(value) for name, value in results.items()}
+    return results.cpu()

