@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from mlff_triton._common.devices import dtype_name
 from mlff_triton.bio.snapshot import Snapshot
+from mlff_triton.errors import InputError
 
 Weights = TypeVar("Weights")
 Result = TypeVar("Result")
@@ -74,6 +76,7 @@ class FastForward(ABC, Generic[Weights]):
         parameters = inspect.signature(type(module).forward).parameters
         self._names = tuple(parameters)[1:]
         self._cached: tuple[Snapshot, Weights] | None = None
+        self._dtype_read: torch.dtype | None = None
 
     @classmethod
     @abstractmethod
@@ -82,7 +85,13 @@ class FastForward(ABC, Generic[Weights]):
 
     @abstractmethod
     def read(self) -> Weights:
-        """Read the weights from the module's present parameters."""
+        """Read the weights from the module's present parameters.
+
+        Raises
+        ------
+        InputError
+            If kernels do not support the weights, so that the original ``forward`` must run.
+        """
 
     @abstractmethod
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
@@ -119,7 +128,7 @@ class FastForward(ABC, Generic[Weights]):
         The names are those of all arguments, by default those of ``forward``.
         """
         arguments = dict(zip(names or self._names, args, strict=False)) | dict(kwargs)
-        if self.options.backend == "auto" and not any(map(_on_gpu, arguments.values())):
+        if self.options.backend == "auto" and not _on_gpu(arguments.values(), self.module):
             return slow(*args, **kwargs)
         reason = self._unsupported_mode(arguments) or self.set_aside
         if self.module.training:
@@ -128,7 +137,7 @@ class FastForward(ABC, Generic[Weights]):
             with torch.no_grad():
                 begun = None if self._cached is None else self.begin(arguments)
                 reason = self.refusal(arguments)
-                if reason is None and (self._cached is None or not self._cached[0].is_current()):
+                if reason is None and not self._is_current():
                     self._cached, begun = None, None
                     reason = self._read_again()
                 if reason is None:
@@ -152,8 +161,17 @@ class FastForward(ABC, Generic[Weights]):
             return snapshot.obstacle
         if not self.fits(self.module):
             return "its structure has changed since bio.accelerate was called"
-        self._cached = snapshot, self.read()
+        try:
+            self._cached, self._dtype_read = (snapshot, self.read()), self.dtype
+        except InputError as error:
+            return str(error)
         return None
+
+    def _is_current(self) -> bool:
+        """Return True if weights were read, and neither they nor the dtype have changed."""
+        if self._cached is None or self._dtype_read != self.dtype:
+            return False
+        return self._cached[0].is_current()
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's original ``forward``."""
@@ -223,5 +241,7 @@ class FastForward(ABC, Generic[Weights]):
         return self.__dict__ | {"_cached": None}
 
 
-def _on_gpu(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cuda
+def _on_gpu(values: Iterable[object], module: nn.Module) -> bool:
+    """Return True if any tensor is on a GPU, or the module is and there are no tensors."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(tensor.is_cuda for tensor in tensors or islice(module.parameters(), 1))

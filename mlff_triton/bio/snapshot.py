@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from operator import attrgetter, contains, eq, is_, itemgetter
@@ -13,14 +14,26 @@ from torch import Tensor, nn
 INERT_HOOKS = "transformers.utils.output_capturing"
 
 # Classes that compute the same in training mode.
-INDIFFERENT = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Sequential)
+INDIFFERENT = (
+    *(nn.Linear, nn.LayerNorm, nn.Embedding),
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterDict),
+)
 REARRANGE = "einops.layers.torch", "Rearrange"  # one more, whose copies are in training mode
+
+# Attributes of modules that adapters expect to be those of a new module.
+SETTINGS = (
+    *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "pad_mode"),
+    *("method", "pool_size", "pattern", "heads", "head_dim", "num_rel_pos_features"),
+    *("rms_norm", "channels_last", "elementwise_affine", "max_norm"),
+)
 
 # Attributes of modules, other than tensors, that are read together with the weights.
 CONSTANTS = (
+    *SETTINGS,
     *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
     *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
     *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
+    *("beta", "threshold", "resolutions", "apply_squashing"),
 )
 
 
@@ -48,13 +61,12 @@ class Snapshot:
         self._inner = list(map(vars, inner))
         self._modal = [vars(m) for m in inner if _is_modal(m)]
         self._read = [(own, n) for own in map(vars, self._modules) for n in CONSTANTS if n in own]
-        self._constants = self._current_constants()
-        self._views = [
-            members.values()
-            for module in self._modules
-            for members in (module._modules, module._parameters, module._buffers)
-            if members
+        self._constants = [
+            copy.copy(v) if type(v) is list else v for v in self._current_constants()
         ]
+        members = [m for each in self._modules for m in _members(each)]
+        self._empty = [each for each in members if not each]
+        self._views = [each.values() for each in members if each]
         self._members = list(self._current_members())
         tensors = (*module.parameters(), *module.buffers())
         self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
@@ -78,6 +90,8 @@ class Snapshot:
         return (
             self.obstacle is None
             and list(map(type, self._modules)) == self._types
+            and not any(self._empty)
+            and sum(map(len, self._views)) == len(self._members)
             and all(map(is_, self._current_members(), self._members))
             and self._current_constants() == self._constants
             and self._total_version() == self._version
@@ -98,6 +112,15 @@ class Snapshot:
 def are_hooked(modules: Iterable[nn.Module]) -> bool:
     """Return True if any of the modules, not counting submodules, has hooks."""
     return _any_active(_hooks(modules))
+
+
+def settings(module: nn.Module) -> tuple[Any, ...]:
+    """Return the `SETTINGS` of a module, each None if it has none of that name."""
+    return tuple(map(vars(module).get, SETTINGS))
+
+
+def _members(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._modules, module._parameters, module._buffers
 
 
 def _is_modal(module: nn.Module) -> bool:

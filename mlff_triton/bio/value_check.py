@@ -29,11 +29,11 @@ class ValueCheck(ABC):
 
     @abstractmethod
     def measure(self, tensor: Tensor) -> Tensor:
-        """Return a few numbers that decide, on the tensor's device."""
+        """Return the few values that decide, on the tensor's device."""
 
     @abstractmethod
-    def reason(self, *numbers: float) -> str | None:
-        """Return the reason why a tensor with these numbers is not supported, or None if it is."""
+    def reason(self, *values: float) -> str | None:
+        """Return why a tensor that `measure` maps to these values is refused, or None if not."""
 
     def concerns(self, tensor: Tensor) -> bool:
         """Return True if the values of a tensor matter."""
@@ -65,18 +65,19 @@ class ValueCheck(ABC):
         return not is_last or tensor._version != self._version
 
 
-def _download(numbers: Tensor) -> Callable[[], list[float]]:
-    """Queue the download of a few numbers; the function returned waits for them."""
-    if not numbers.is_cuda:
-        return numbers.tolist
-    downloaded = torch.empty_like(numbers, device="cpu", pin_memory=True)
-    downloaded.copy_(numbers, non_blocking=True)
+def _download(values: Tensor) -> Callable[[], list[float]]:
+    """Queue the download of a few values; the function returned waits for them."""
+    if not values.is_cuda:
+        return values.tolist
+    downloaded = torch.empty_like(values, device="cpu", pin_memory=True)
     done = torch.cuda.Event()
-    done.record()
+    with torch.cuda.device_of(values):  # whose stream copies, and is recorded
+        downloaded.copy_(values, non_blocking=True)
+        done.record()
 
     def read() -> list[float]:
         done.synchronize()
-        values: list[float] = downloaded.tolist()
-        return values
+        found: list[float] = downloaded.tolist()
+        return found
 
     return read

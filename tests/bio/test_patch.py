@@ -7,6 +7,7 @@ import io
 import re
 import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.fast_forward import FastForward, _on_gpu
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
 from tests.support.huggingface import make, transformers
 from tests.support.language_models import NAMES, assert_same, attributes, randomize
@@ -466,3 +467,11 @@ def test_reports_are_tables():
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "EsmLMHead" in text
     assert "float64" in text
+
+
+@pytest.mark.parametrize("home", [False, True])
+def test_calls_without_tensors_run_where_the_model_is(home):
+    """Tensors decide if there are any; strings do not count."""
+    module = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=home)]))
+    assert _on_gpu([["ACGT"], None], module) == home
+    assert not _on_gpu([torch.zeros(1), None], module)

@@ -13,7 +13,11 @@ from mlff_triton.bio.snapshot import Snapshot
 
 def network() -> nn.Sequential:
     inner = nn.Sequential(nn.Linear(4, 2), nn.Dropout())
-    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), inner).eval()
+    convolution = nn.Conv1d(4, 4, 3)
+    convolution.resolutions = [1, 128]
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.LayerNorm(4), inner, nn.Sequential(), convolution
+    ).eval()
 
 
 def halve_and_back(model: nn.Sequential) -> None:
@@ -61,10 +65,32 @@ def change_the_class(model: nn.Sequential) -> None:
     model[0].__class__ = type("Other", (nn.Linear,), {})
 
 
+def add_to_an_empty_module(model: nn.Sequential) -> None:
+    model[3].append(nn.Linear(4, 2))
+
+
+def register_a_last_parameter(model: nn.Sequential) -> None:
+    model[4].register_parameter("extra", nn.Parameter(torch.ones(4)))
+
+
+def register_a_buffer(model: nn.Sequential) -> None:
+    model[0].register_buffer("mask", torch.ones(4))
+
+
+def widen_the_dilation(model: nn.Sequential) -> None:
+    model[4].dilation = (2,)
+
+
+def drop_a_resolution(model: nn.Sequential) -> None:
+    model[4].resolutions.remove(1)
+
+
 OBSTACLES = (hook, set_a_forward, train_the_dropout)
 CHANGES = (
     *(halve_and_back, add_in_place, load_others, replace_parameter),
     *(replace_data, replace_module, change_the_epsilon, change_the_class, *OBSTACLES),
+    *(add_to_an_empty_module, register_a_last_parameter, register_a_buffer),
+    *(widen_the_dilation, drop_a_resolution),
 )
 
 
@@ -83,7 +109,7 @@ def test_what_changes_nothing_is_not_seen():
     model = network()
     snapshot = Snapshot(model)
     model.eval().requires_grad_(False)
-    model(torch.ones(3))
+    model[:3](torch.ones(3))
     model.state_dict()
     model.register_forward_hook(lambda *_: None)  # of the module itself, which is still called
     assert snapshot.is_current()

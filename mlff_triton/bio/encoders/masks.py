@@ -35,9 +35,9 @@ class MaskCheck(ValueCheck):
             values = torch.where((values == 0) | (values == 1), values, 2)
         return torch.stack([*values.aminmax(), values[:, 0].amin()])
 
-    def reason(self, *numbers: float) -> str | None:
+    def reason(self, *values: float) -> str | None:
         """Return the reason why a mask is not supported, or None if it is."""
-        least, most, first = numbers
+        least, most, first = values
         if least < 0 or most > 1:
             return "attention_mask has values other than 0 and 1"
         if self._reads_first_token and first == 0:

@@ -38,14 +38,16 @@ def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
 def is_unmodified(module: nn.Module, *sources: str) -> bool:
     """Return True if a module and its submodules compute what their classes are known for.
 
-    Their classes and methods ``forward`` are PyTorch's or come from Python modules whose names
-    begin with one of ``sources``, and no instance has a ``forward`` of its own.
+    Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
+    ``sources``, and no instance has a ``forward`` of its own. Names that end with a dot are those
+    of packages, and stand for the modules inside alone.
     """
     modules = list(module.modules())
-    known = ("torch.nn.", *sources)
+    packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn", *sources))
     kinds: set[Any] = set(map(type, modules))
     origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
-    return all(o.startswith(known) for o in origins) and not any(map(_has_foreign_forward, modules))
+    is_known = all(o in sources or o.startswith(packages) for o in origins)
+    return is_known and not any(map(_has_foreign_forward, modules))
 
 
 def is_norm(module: Any) -> bool:

@@ -1,7 +1,7 @@
 """Activation functions and their derivatives for float32 and float64 blocks inside kernels.
 
-All exponentials are of ``-|x|``, which cannot overflow. No finite argument gives NaN or a warning,
-and absolute errors are at the rounding error of the dtype.
+All exponentials are of values that are not positive, so none overflows. Absolute errors are at the
+rounding error of the dtype, except for `gelu_half`.
 """
 
 from __future__ import annotations

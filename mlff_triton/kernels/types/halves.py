@@ -26,10 +26,14 @@ UNIT = WEIGHT_SCALE * VALUE_SCALE
 
 
 def split_halves(weight: Tensor) -> Tensor:
-    """Split a weight [..., K, N] into high and scaled low halves, float16 [..., 2, K, N]."""
-    high = weight.half()
-    low = ((weight.double() - high.double()) * SCALE).half()
-    return torch.stack([high, low], -3).contiguous()
+    """Split a weight [..., K, N] into high and scaled low halves, float16 [..., 2, K, N].
+
+    Raises
+    ------
+    InputError
+        If an element is larger than 65504, the largest value of float16.
+    """
+    return _split(weight, 1.0, SCALE)
 
 
 def split_scaled_halves(weight: Tensor) -> Tensor:
@@ -40,9 +44,16 @@ def split_scaled_halves(weight: Tensor) -> Tensor:
     InputError
         If an element is larger than 255, and the range of float16 does not suffice.
     """
-    scaled = weight.double() * WEIGHT_SCALE
+    return _split(weight, WEIGHT_SCALE, 1.0)
+
+
+def _split(weight: Tensor, scale: float, low_scale: float) -> Tensor:
+    """Split a scaled weight into high halves and low ones, which are scaled once more."""
+    scaled = weight.double() * scale
     high = scaled.half()
     if not high.isfinite().all():
-        raise InputError(f"a weight is too large to be split: {float(weight.abs().max()):.3g}")
-    low = (scaled - high.double()).half()
+        raise InputError(
+            f"a weight is not finite or too large to be split: {float(weight.abs().max()):.3g}"
+        )
+    low = ((scaled - high.double()) * low_scale).half()
     return torch.stack([high, low], -3).contiguous()
