@@ -82,7 +82,7 @@ def encode(ops: Operators, w: MPNNWeights, given: Backbones, n_neighbors: int) -
         t.flatten(0, 1).contiguous() for t in (given.atoms, given.numbers, given.chains)
     )
     edges = ops.residue_edges(atoms, sources, distances, numbers, chains, w.backbone)
-    mask = given.mask.flatten().to(edges.dtype)
+    mask = given.mask.flatten().to(edges.dtype).contiguous()
     known = mask[sources]
     x = edges.new_zeros(len(mask), edges.shape[-1])
     receivers, senders = w.projections[0](x)

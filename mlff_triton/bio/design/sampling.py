@@ -58,6 +58,47 @@ class Plan(NamedTuple):
         return Schedule((self.order + first[:, None]).int().contiguous(), groups)
 
 
+class Draws(NamedTuple):
+    """Residues that are drawn, and those that are given.
+
+    Attributes
+    ----------
+    designed : [B, L]
+        1 for residues that take what is drawn for their group.
+    given : int64 [B, L]
+        Amino acids of the others.
+    computed : [L]
+        0 for residues that the decoder leaves out.
+    drawn : [B, L]
+        Factor of probabilities, 0 where none are reported.
+    """
+
+    designed: Tensor
+    given: Tensor
+    computed: Tensor
+    drawn: Tensor
+
+    @classmethod
+    def of(cls, residues: Tensor, mask: Tensor, designed: Tensor, plan: Plan) -> Draws:
+        """Decide for each group of residues [B, L], of which a mask tells the known ones.
+
+        The model draws nothing for tied residues of which one is unknown in all proteins. All get
+        the amino acids that are given for this one, and those from it on are not computed.
+        """
+        computed = torch.ones_like(mask[0])
+        if plan.groups is None:
+            return cls(designed, residues, computed, designed)
+        designed, given, drawn = designed.clone(), residues.clone(), torch.ones_like(mask)
+        known = mask.any(0).tolist()
+        for group in plan.groups:
+            unknown = next((residue for residue in group if not known[residue]), None)
+            if unknown is not None:
+                computed[group[group.index(unknown) :]] = drawn[:, group] = 0
+                designed[:, group[-1]] = 0
+                given[:, group[-1]] = residues[:, unknown]
+        return cls(designed, given, computed, drawn)
+
+
 def decoder_weights(w: MPNNWeights) -> DecoderWeights:
     """Stack the weights of the decoder's layers."""
     stacked = [
@@ -101,14 +142,13 @@ def graph_of(w: MPNNWeights, encoded: Encoded, order: Tensor) -> Graph:
     return Graph(torch.stack(messages), senders, x, sources, is_decoded, mask)
 
 
-def choices_of(given: Mapping[str, Any], designed: Tensor, plan: Plan) -> Choices:
+def choices_of(given: Mapping[str, Any], draws: Draws, plan: Plan) -> Choices:
     """Convert the arguments of ``sample`` or ``tied_sample``, and draw random numbers.
 
     The numbers are those that `torch.multinomial` would draw for each group in turn, which it
     compares with the probabilities in the same way.
     """
-    temperature, residues = given["temperature"], given["S_true"]
-    device = residues.device
+    temperature, device = given["temperature"], draws.given.device
     omitted, bias = (
         torch.as_tensor(given[n], device=device) for n in ("omit_AAs_np", "bias_AAs_np")
     )
@@ -117,31 +157,31 @@ def choices_of(given: Mapping[str, Any], designed: Tensor, plan: Plan) -> Choice
     keep = addend = factor = None
     if given.get("pssm_bias_flag"):
         weight = given["pssm_multi"] * given["pssm_coef"]
-        keep, addend = (
-            (1 - weight).flatten(),
-            (weight[..., None] * given["pssm_bias"]).flatten(0, 1),
-        )
+        keep, addend = 1 - weight, weight[..., None] * given["pssm_bias"]
     if given.get("pssm_log_odds_flag"):
-        factor = (given["pssm_log_odds_mask"] + RARE).flatten(0, 1)
+        factor = given["pssm_log_odds_mask"] + RARE
     if given.get("omit_AA_mask") is not None:
-        allowed = (1 - given["omit_AA_mask"]).flatten(0, 1)
+        allowed = 1 - given["omit_AA_mask"]
         factor = allowed if factor is None else factor * allowed
+    keep, addend, factor = (
+        None if x is None else x.flatten(0, 1).contiguous() for x in (keep, addend, factor)
+    )
     return Choices(
         shift.flatten(0, 1).contiguous(),
         keep,
         addend,
         factor,
         _shares(given, plan),
-        _noise(shift, given["mask"], plan),
-        designed.flatten(),
-        residues.flatten(),
+        _noise(shift, given["mask"], draws, plan),
+        draws.designed.flatten().contiguous(),
+        draws.given.flatten().contiguous(),
         float(temperature),
     )
 
 
 def _shares(given: Mapping[str, Any], plan: Plan) -> Tensor:
     """Return the weight of each residue's logits in its group [R]."""
-    shares = torch.ones_like(given["mask"])
+    shares = torch.ones_like(given["mask"], memory_format=torch.contiguous_format)
     if plan.groups is not None:
         factors = torch.as_tensor(given["tied_beta"]).to(shares)
         for group in plan.groups:
@@ -149,13 +189,13 @@ def _shares(given: Mapping[str, Any], plan: Plan) -> Tensor:
     return shares.flatten()
 
 
-def _noise(like: Tensor, mask: Tensor, plan: Plan) -> Tensor:
-    """Draw exponentially distributed numbers [B, G, V] for all groups with known residues."""
-    bounds = plan.bounds
-    known = mask.gather(1, plan.order)[:, bounds[:-1]].any(0).tolist()
+def _noise(like: Tensor, mask: Tensor, draws: Draws, plan: Plan) -> Tensor:
+    """Draw exponentially distributed numbers [B, G, V] for all groups for which the model does."""
+    is_drawn = mask if plan.groups is None else draws.drawn
+    needed = is_drawn.gather(1, plan.order)[:, plan.bounds[:-1]].any(0).tolist()
     n_proteins, n_letters = len(like), like.shape[-1]
-    noise = like.new_ones(n_proteins, len(known), n_letters)
-    for group, draws in enumerate(known):
-        if draws:
+    noise = like.new_ones(n_proteins, len(needed), n_letters)
+    for group, is_needed in enumerate(needed):
+        if is_needed:
             noise[:, group] = like.new_empty(n_proteins, n_letters).exponential_()
     return noise

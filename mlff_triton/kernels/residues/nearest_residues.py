@@ -11,9 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-
-MAX_LENGTH = 8192
-"""Longest sequence whose distances fit into the registers of a program."""
+from mlff_triton.kernels.types.backbone import MAX_LENGTH
 
 _EPS = tl.constexpr(1e-6)  # Å^2, added to squared distances
 _LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF)

@@ -23,6 +23,10 @@ FARTHEST_OFFSET = 32
 """Offset of residues in the sequence from which on all are alike."""
 
 
+MAX_LENGTH = 8192
+"""Longest protein whose distances from one residue fit into the registers of a program."""
+
+
 class BackboneWeights(NamedTuple):
     """Weights of the embedding of edges.
 

