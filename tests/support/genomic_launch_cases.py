@@ -12,8 +12,10 @@ from mlff_triton.kernels.genomics import convolution
 from mlff_triton.kernels.genomics.attention import capped_attention, relative_attention
 from mlff_triton.kernels.genomics.attention_inputs import attention_inputs
 from mlff_triton.kernels.genomics.attention_pool import attention_pool, paired_rows
+from mlff_triton.kernels.genomics.attention_residual import attention_residual
 from mlff_triton.kernels.genomics.pair_attention_inputs import pair_attention_inputs
 from mlff_triton.kernels.genomics.pair_contacts import pair_contacts
+from mlff_triton.kernels.genomics.pair_junctions import junction_reads, rotated_sites
 from mlff_triton.kernels.genomics.pair_maxima import pair_maxima
 from mlff_triton.kernels.genomics.pair_mlp import pair_mlp
 from mlff_triton.kernels.genomics.pair_pool import pair_pool
@@ -47,12 +49,13 @@ def rows(length: int) -> object:
 
 
 def attention(length: int) -> object:
-    """Attend with relative positions, and with biases of bins."""
+    """Attend with relative positions, and with biases of bins, and add the result."""
     q, v = half(1, length, 8, 64), half(1, length, 8, 192)
     relative_attention(q, q, v, half(2 * length - 1, 8, 64), half(8, 64), half(8, 64))
     bins = length // 16
     shared = half(1, length, 128), half(1, length, 192)
-    return capped_attention(half(1, length, 8, 128), *shared, half(1, bins, bins, 8))
+    capped_attention(half(1, length, 8, 128), *shared, half(1, bins, bins, 8))
+    return attention_residual(torch.zeros(length, 1536), half(length, 1536))
 
 
 def pairs_of_bins() -> object:
@@ -87,6 +90,20 @@ def heads() -> object:
     return binned_linear(half(1, length, 768), half(1536, 768), half(1, length // 128, 1536))
 
 
+def junctions(n_sites: int) -> object:
+    """Compute the reads of junctions of both strands."""
+    tissues, channels, organism = 367, 768, torch.zeros(1, dtype=torch.int64)
+    factor, angles = half(2, tissues, channels), torch.zeros(1, n_sites, channels // 2)
+    rotated_sites(half(1, n_sites, channels), factor, factor, angles, angles, organism)
+    sites, mask = torch.zeros(1, 4, n_sites, dtype=torch.int64), torch.zeros(2, tissues).bool()
+    out = torch.zeros(1, n_sites, n_sites, 2 * tissues)
+    for strand in range(2):
+        some = out[..., strand * tissues : (strand + 1) * tissues]
+        given = sites[:, 2 * strand : 2 * strand + 2], mask, organism, some
+        junction_reads(half(1, tissues, n_sites, n_sites), 1024.0, *given)
+    return out
+
+
 def genomic_calls() -> dict[str, Callable[[], object]]:
     """Operators on a few rows and on many."""
     return {
@@ -95,4 +112,5 @@ def genomic_calls() -> dict[str, Callable[[], object]]:
         "genomics, attention": partial(attention, 1024),
         "genomics, pairs": pairs_of_bins,
         "genomics, heads": heads,
+        "genomics, junctions": partial(junctions, 100),
     }

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
-from mlff_triton.bio.fast_forward import PRECISIONS, FastForward
+from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
+from mlff_triton.bio.genomics.alpha_genome_head_weights import has_all_organisms
 from mlff_triton.bio.genomics.alpha_genome_heads import Request
 from mlff_triton.bio.genomics.alpha_genome_runner import BASES, Network
 from mlff_triton.bio.genomics.alpha_genome_tower import BIN
+from mlff_triton.bio.genomics.organisms import OrganismCheck
+from mlff_triton.bio.snapshot import settings
 
 PACKAGE = "alphagenome_pytorch"
 SOURCES = tuple(
@@ -25,11 +28,17 @@ SOURCES = tuple(
 BLOCK = 128
 """Positions of the sequence that become one of the transformer."""
 
+INTEGERS = torch.int32, torch.int64
+
 
 class AlphaGenomeForward(FastForward[Network]):
     """Predictions of all heads for one-hot sequences."""
 
     supported = "AlphaGenome of alphagenome-pytorch 0.3"
+
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        super().__init__(module, options, model)
+        self._check = OrganismCheck(len(self.module.organism_embed.weight))
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -37,8 +46,10 @@ class AlphaGenomeForward(FastForward[Network]):
         if type(module).__name__ != "AlphaGenome" or not is_unmodified(module, *SOURCES):
             return False
         model: Any = module
-        return all(map(partial(_reads, model), model.heads.values())) and (
-            model.tower.blocks[0]["pair_update"] is not None
+        return (
+            _has_usual_settings(model)
+            and all(map(partial(_reads, model), model.heads.values()))
+            and (model.tower.blocks[0]["pair_update"] is not None)
         )
 
     @property
@@ -67,9 +78,9 @@ class AlphaGenomeForward(FastForward[Network]):
             return f"a length of {length} is not a multiple of {BLOCK * BIN}"
         if arguments.get("encoder_only", False):
             return None
-        if not isinstance(organism, Tensor) or organism.shape != sequence.shape[:1]:
-            return "organism_index is not a tensor [B]"
-        return self._refused_heads(arguments)
+        if not _are_integers(organism) or organism.shape != sequence.shape[:1]:
+            return "organism_index is not an integer tensor [B]"
+        return self._check.refusal(organism) or self._refused_heads(arguments)
 
     def _refused_heads(self, arguments: Mapping[str, Any]) -> str | None:
         model, heads = self.module, arguments.get("heads")
@@ -79,20 +90,30 @@ class AlphaGenomeForward(FastForward[Network]):
             "splice_site_usage": model.splice_sites_usage_head,
             "splice_junctions": model.splice_sites_junction_head,
         }
+        sites = arguments.get("splice_site_positions")
+        if sites is not None and not _are_sites(sites, len(arguments["dna_sequence"])):
+            return "splice_site_positions is not an integer tensor [B, 4, K]"
+        predicts = not arguments.get("embeddings_only", False)
+        for name, head in model.heads.items():
+            asked = predicts and (heads is None or name in heads)
+            if asked and not has_all_organisms(model, head):
+                return f"the head {name!r} does not have weights for all organisms"
         known = {*model.heads} | {name for name, head in others.items() if head is not None}
         if heads is not None and set(heads) - known:
             return f"unknown heads {sorted(set(heads) - known)}"
-        asked = heads is None or "splice_junctions" in heads
-        no_sites = model.splice_sites_classification_head is None
-        if asked and no_sites and arguments.get("splice_site_positions") is None:
+        needs_sites = self._request(arguments).needs_sites and "splice_junctions" in known
+        if needs_sites and sites is None and "splice_sites" not in known:
             return "splice junctions need the head of splice sites or splice_site_positions"
         return None
 
     def begin(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """Replay the graph for the sequence, if there is one."""
         sequence, organism = arguments.get("dna_sequence"), arguments.get("organism_index")
-        heads = arguments.get("heads") or ()
-        if not isinstance(sequence, Tensor) or not isinstance(organism, Tensor):
+        heads, sites = arguments.get("heads") or (), arguments.get("splice_site_positions")
+        if not isinstance(sequence, Tensor) or not _are_integers(organism):
+            return None
+        self._check.queue(organism)
+        if sites is not None and not isinstance(sites, Tensor):
             return None
         if not isinstance(heads, tuple | list) or not all(isinstance(h, str) for h in heads):
             return None
@@ -109,7 +130,8 @@ class AlphaGenomeForward(FastForward[Network]):
 
     def _outputs(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if arguments.get("encoder_only", False):
-            return {"encoder_output": self.weights.encode(arguments["dna_sequence"]).mT}
+            rows = self.weights.encode(arguments["dna_sequence"])
+            return {"encoder_output": rows.mT.contiguous()}
         return self.weights(_inputs(arguments), self._request(arguments))
 
     def _request(self, arguments: Mapping[str, Any]) -> Request:
@@ -137,17 +159,45 @@ class AlphaGenomeForward(FastForward[Network]):
 
 def _inputs(arguments: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return bases, organisms and positions of splice sites."""
-    organism: Tensor = arguments["organism_index"].long()
+    organism: Tensor = arguments["organism_index"].long().contiguous()
     return arguments["dna_sequence"], organism, arguments.get("splice_site_positions")
 
 
+def _are_integers(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dtype in INTEGERS
+
+
+def _are_sites(value: object, n_sequences: int) -> bool:
+    """Return True for positions [B, 4, K], or [1, 4, K] for all sequences."""
+    if not _are_integers(value) or value.dim() != 3:
+        return False
+    return len(value) in (1, n_sequences) and value.shape[1] == 4
+
+
+def _has_usual_settings(model: Any) -> bool:
+    """Return True if the modules of a model have the classes and settings of a new one."""
+    kind: Any = type(model)  # which mypy does not take for hashable
+    usual = _usual_settings(kind)
+    found = ((module, usual[name]) for name, module in model.named_modules() if name in usual)
+    return all(
+        isinstance(module, kind) and settings(module) == own for module, (kind, own) in found
+    )
+
+
+@cache
+def _usual_settings(kind: type[nn.Module]) -> dict[str, tuple[type[nn.Module], tuple[Any, ...]]]:
+    """Return the classes and settings of the modules of a new model by their names."""
+    with torch.device("meta"):
+        fresh = kind()
+    return {name: (type(module), settings(module)) for name, module in fresh.named_modules()}
+
+
 def _reads(model: Any, head: Any) -> bool:
-    """Return True if a head makes tracks from the embeddings of a model, for all its organisms."""
+    """Return True if a head makes tracks from the embeddings of a model."""
     embedders = {"1": model.embedder_1bp, "128": model.embedder_128bp}
     if type(head).__name__ != "GenomeTracksHead" or not head.convs.keys() <= embedders.keys():
         return False
     return all(
         conv.in_channels == embedders[resolution].out_channels
-        and conv.num_organisms == model.num_organisms
         for resolution, conv in head.convs.items()
     )

@@ -63,6 +63,8 @@ class HeadWeights(NamedTuple):
 
     Attributes
     ----------
+    names : tuple of str
+        Heads of tracks, in the order of the model.
     tracks : dict of int to Tracks
         Tracks of each resolution, 1 and 128.
     sites : Tracks
@@ -77,6 +79,7 @@ class HeadWeights(NamedTuple):
         Splice junctions.
     """
 
+    names: tuple[str, ...]
     tracks: dict[int, Tracks]
     sites: Tracks
     usage_mask: Tensor | None
@@ -89,19 +92,26 @@ class HeadWeights(NamedTuple):
         """Read the weights of a model, in a dtype."""
         usage = model.splice_sites_usage_head
         return cls(
+            tuple(name for name, head in model.heads.items() if has_all_organisms(model, head)),
             {resolution: _read_tracks(model, resolution, dtype) for resolution in (1, 128)},
             _read_sites(model, dtype),
-            None if usage is None else usage.track_mask,
+            None if usage is None else usage.track_mask.contiguous(),
             _read_contacts(model, dtype),
             model.embedder_pair.norm.eps,
             _read_junctions(model.splice_sites_junction_head, dtype),
         )
 
 
+def has_all_organisms(model: Any, head: Any) -> bool:
+    """Return True if a head of tracks has weights for as many organisms as its model."""
+    counts = {len(head.track_means), *(conv.num_organisms for conv in head.convs.values())}
+    return counts == {model.num_organisms}
+
+
 def _read_tracks(model: Any, resolution: int, dtype: torch.dtype) -> Tracks:
     parts = {}
     for name, head in model.heads.items():
-        if resolution not in head.resolutions:
+        if resolution not in head.resolutions or not has_all_organisms(model, head):
             continue
         conv = head.convs[str(resolution)]
         scale = softplus(exact(head.residual_scales[str(resolution)]))
@@ -148,10 +158,10 @@ def _read_contacts(model: Any, dtype: torch.dtype) -> PairContacts | None:
     linear, embedder = model.contact_maps_head.linear, model.embedder_pair
     wide = torch.promote_types(dtype, torch.float32)
     return PairContacts(
-        embedder.norm.weight.detach().to(wide),
+        exact(embedder.norm.weight).to(wide),
         (exact(embedder.organism_embed.weight) + exact(embedder.norm.bias)).to(wide),
-        linear.weight.detach().to(dtype),
-        linear.bias.detach().to(wide),
+        exact(linear.weight).to(dtype),
+        exact(linear.bias).to(wide),
     )
 
 
@@ -160,14 +170,14 @@ def _read_junctions(head: Any, dtype: torch.dtype) -> Junctions | None:
         return None
 
     def of(part: int) -> list[tuple[Tensor, Tensor]]:
-        stacked = {name: tensor.detach()[:, part] for name, tensor in head.rope_params.items()}
+        stacked = {name: exact(rows[:, part]) for name, rows in head.rope_params.items()}
         return [((stacked[a] / RANGE).to(dtype), stacked[b].to(dtype)) for a, b in STRANDS]
 
     return Junctions(
-        weight=head.conv.weight.detach().to(dtype),
-        bias=head.conv.bias.detach().to(dtype),
+        weight=exact(head.conv.weight).to(dtype),
+        bias=exact(head.conv.bias).to(dtype),
         scale=of(0),
         shift=of(1),
-        mask=head.tissue_mask,
+        mask=head.tissue_mask.contiguous(),
         max_position=head._max_position_encoding_distance,
     )

@@ -49,9 +49,14 @@ class Request(NamedTuple):
         """Return True if a head is requested."""
         return self.heads is None or name in self.heads
 
+    @property
+    def needs_sites(self) -> bool:
+        """True if splice junctions are requested, unless the model has no head for them."""
+        return self.predictions and self.bases and self.wants("splice_junctions")
+
     def laid_out(self, x: Tensor) -> Tensor:
         """Return a result [B, S, C] in the requested layout."""
-        return x if self.channels_last else x.transpose(1, 2)
+        return x if self.channels_last else x.transpose(1, 2).contiguous()
 
 
 class Heads:
@@ -84,12 +89,16 @@ class Heads:
     def tracks(
         self, embeddings: dict[int, Tensor], organism: Tensor, request: Request
     ) -> dict[str, Any]:
-        """Compute the tracks of all resolutions for which there are embeddings [B, S, C]."""
-        found: dict[str, dict[int, Tensor]] = {}
+        """Compute the tracks of all resolutions for which there are embeddings [B, S, C].
+
+        A requested head of other resolutions gets an empty dictionary.
+        """
+        names = filter(request.wants, self._weights.names)
+        found: dict[str, dict[int, Tensor]] = {name: {} for name in names}
         for resolution, x in embeddings.items():
             weights = self._weights.tracks[resolution]
             for name, (result,) in self._products(weights, x, organism, request):
-                found.setdefault(name, {})[resolution] = request.laid_out(result)
+                found[name][resolution] = request.laid_out(result)
         return found
 
     def contacts(self, pair: Tensor, organism: Tensor, request: Request) -> Tensor | None:
@@ -173,12 +182,12 @@ def predict_junctions(
     positions: Tensor,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Predict the reads of all junctions between splice sites [B, 4, K].
+    """Predict the reads of all junctions between splice sites [B, 4, K] or [1, 4, K].
 
     Only the embeddings of the sites are mapped.
     """
-    batch = torch.arange(len(x), device=x.device)
-    positions = positions.contiguous()
+    batch, given = torch.arange(len(x), device=x.device), positions
+    positions = positions.long().expand(len(x), -1, -1).contiguous()
     sites = x[batch[:, None, None], positions].flatten(1, 2)  # [B, 4 K, C]
     mapped = torch.baddbmm(w.bias[organism][:, None], sites, w.weight[organism].mT)
     mapped = mapped.unflatten(1, positions.shape[1:])  # [B, 4, K, H]
@@ -207,6 +216,6 @@ def predict_junctions(
     mask = both[..., None] & w.mask[organism][:, None, None, None]
     return {
         "pred_counts": counts,
-        "splice_site_positions": positions,
+        "splice_site_positions": given,
         "splice_junction_mask": torch.cat(mask.unbind(1), -1),
     }

@@ -242,6 +242,7 @@ def embed_bins(ops: Operators, w: Embedder, x: Tensor, organism: Tensor) -> Tens
 
 def embed_bases(ops: Operators, w: Embedder, x: Tensor, bins: Tensor, organism: Tensor) -> Tensor:
     """Return the embeddings [B, S, N] of all positions, given those of bins."""
-    assert w.skip is not None
-    bias = functional.linear(bins, w.skip) + w.shift[organism][:, None]
+    bias = w.shift[organism][:, None]
+    if w.skip is not None:
+        bias = functional.linear(bins, w.skip) + bias
     return ops.binned_linear(x, w.weight, bias)

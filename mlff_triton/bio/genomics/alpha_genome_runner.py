@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,8 +33,6 @@ BASES = 4
 MANY_BASES = 32768
 """Number of bases, of all sequences, beyond which launches take less time than kernels."""
 
-Path: TypeAlias = tuple[Any, ...]
-
 
 class Network:
     """The model in the layout and dtype of a backend.
@@ -59,7 +58,7 @@ class Network:
         top_sites = vars(sys.modules[type(model).__module__])["generate_splice_site_positions"]
         self._heads = Heads(self._ops, HeadWeights.of(model, dtype), top_sites)
         self._places: dict[tuple[int, torch.device], Places] = {}
-        self._paths: dict[Request, list[Path]] = {}
+        self._layouts: dict[Request, dict[Any, Any]] = {}  # of results, with None for tensors
         self._most = sys.maxsize if options.cuda_graph is True else MANY_BASES
         self._graphs: Any = None
         if backend == "triton" and next(model.parameters()).is_cuda and options.cuda_graph:
@@ -75,14 +74,14 @@ class Network:
         if not self._uses_graphs(inputs):
             return self._compute(inputs, request)
         results = self._graphs(inputs, request)
-        return _nested(dict(zip(self._paths[request], results, strict=True)))
+        return _filled(self._layouts[request], iter(results))
 
     def replay(self, inputs: Inputs, request: Request) -> dict[str, Any] | None:
         """Return the same from an existing graph, or None if there is none."""
         results = self._graphs.replay(inputs, request) if self._uses_graphs(inputs) else None
         if results is None:
             return None
-        return _nested(dict(zip(self._paths[request], results, strict=True)))
+        return _filled(self._layouts[request], iter(results))
 
     def _uses_graphs(self, inputs: Inputs) -> bool:
         sequence = inputs[0]
@@ -95,10 +94,10 @@ class Network:
         return encode(self._ops, self._convolutions, self._bases(sequence), with_skips=False).rows
 
     def _flat(self, inputs: Inputs, request: Request) -> tuple[Tensor, ...]:
-        """Compute all that is requested, and remember the names of the results."""
-        found = dict(_flattened(self._compute(inputs, request)))
-        self._paths[request] = list(found)
-        return tuple(found.values())
+        """Compute all that is requested, and remember the layout of the results."""
+        found = self._compute(inputs, request)
+        self._layouts[request] = _filled(found, repeat(None))
+        return tuple(_tensors(found))
 
     def _compute(self, inputs: Inputs, request: Request) -> dict[str, Any]:
         sequence, organism, positions = inputs
@@ -144,21 +143,18 @@ class Network:
         return self._places[key]
 
 
-def _flattened(outputs: Mapping[Any, Any], path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the tensors of nested outputs with their paths."""
-    for name, value in outputs.items():
+def _tensors(outputs: Mapping[Any, Any]) -> Iterator[Tensor]:
+    """Yield the tensors of nested outputs."""
+    for value in outputs.values():
         if isinstance(value, Tensor):
-            yield (*path, name), value
+            yield value
         else:
-            yield from _flattened(value, (*path, name))
+            yield from _tensors(value)
 
 
-def _nested(found: Mapping[Path, Tensor]) -> dict[Any, Any]:
-    """Undo `_flattened`."""
-    outputs: dict[Any, Any] = {}
-    for path, value in found.items():
-        folder = outputs
-        for name in path[:-1]:
-            folder = folder.setdefault(name, {})
-        folder[path[-1]] = value
-    return outputs
+def _filled(outputs: Mapping[Any, Any], values: Iterator[Any]) -> dict[Any, Any]:
+    """Return nested outputs with the next value in place of each that is not a dictionary."""
+    return {
+        name: _filled(value, values) if isinstance(value, dict) else next(values)
+        for name, value in outputs.items()
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from mlff_triton.kernels.types.convolution import Activation
@@ -128,8 +128,8 @@ class ConvolutionWeights(NamedTuple):
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64."""
-    return tensor.detach().double()
+    """Return a tensor in float64, contiguous whatever the strides of the parameter are."""
+    return tensor.detach().double().contiguous()
 
 
 def normalization(norm: Any) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def normalization(norm: Any) -> tuple[Tensor, Tensor]:
 def _convolution(block: Any) -> Convolution:
     scale, shift = normalization(block.norm)
     conv = block.conv
-    weight = exact(conv.weight) if type(conv) is nn.Conv1d else _standardized(conv)
+    weight = _standardized(conv) if hasattr(conv, "scale") else exact(conv.weight)
     return Convolution(
         Activation(scale, shift), weight.transpose(1, 2).contiguous(), exact(conv.bias)
     )

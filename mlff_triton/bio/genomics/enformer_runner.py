@@ -82,9 +82,11 @@ class EnformerRunner:
 
     def replay(self, sequence: Tensor, request: Request) -> tuple[Tensor, ...] | None:
         """Return the outputs of an existing graph, or None if there is none."""
-        length = self._lengths.get(self._key(sequence))
+        key = self._key(sequence)
+        length = self._lengths.get(key)
         if length is None or length.graphs is None or is_capturing(sequence):
             return None
+        self._lengths.move_to_end(key)
         outputs: tuple[Tensor, ...] | None = length.graphs.replay((sequence,), request)
         return outputs
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.genomics.enformer_weights import ALIGNMENT
+from mlff_triton.bio.snapshot import settings
 
 SOURCES = ("enformer_pytorch.", "einops.")
+MAX_KEY, MAX_VALUE = 128, 256  # columns per head, for the shared memory of all supported GPUs
 TRUNK = {1: "stem", 2: "conv_tower", 4: "transformer", 5: "crop_final", 6: "final_pointwise"}
 """Positions of the model's parts in its trunk; others only swap axes."""
 
@@ -19,7 +21,8 @@ TRUNK = {1: "stem", 2: "conv_tower", 4: "transformer", 5: "crop_final", 6: "fina
 def is_known(module: nn.Module) -> bool:
     """Return True for an Enformer with the modules and shapes that its configuration gives.
 
-    Its channels must be multiples of `ALIGNMENT`, and its heads linear maps with softplus.
+    Its channels must be multiples of `ALIGNMENT`, its heads of attention at most `MAX_KEY` and
+    `MAX_VALUE` wide, and its output heads linear maps with softplus.
     """
     if type(module).__name__ != "Enformer" or not is_unmodified(module, *SOURCES):
         return False
@@ -49,9 +52,14 @@ def _is_as_configured(model: Any) -> bool:
 
 
 def _structure(model: nn.Module) -> list[tuple[object, ...]]:
-    """List names, classes and shapes of parameters and buffers, without heads."""
+    """List names, classes, settings and shapes of parameters and buffers, without heads."""
     return [
-        (name, type(module), *((key, each.shape) for key, each in _tensors(module)))
+        (
+            name,
+            type(module),
+            settings(module),
+            *((key, each.shape) for key, each in _tensors(module)),
+        )
         for name, module in model.named_modules()
         if not name.startswith("_heads")
     ]
@@ -68,11 +76,16 @@ def _is_head(head: Any) -> bool:
 
 
 def _is_aligned(model: Any) -> bool:
-    """Return True if the kernels can read rows of all convolutions and of the transformer."""
+    """Return True if the kernels can read all rows, and attention fits in shared memory."""
     widths = [
         each.weight.shape[0]
         for part in (model.stem, model.conv_tower, model.final_pointwise)
         for each in part.modules()
         if isinstance(each, nn.Conv1d)
     ]
-    return all(width % ALIGNMENT == 0 for width in widths)
+    attention = model.transformer[0][0].fn[1]
+    keys, values = (
+        len(each.weight) // attention.heads for each in (attention.to_k, attention.to_v)
+    )
+    is_small = keys <= MAX_KEY and values <= MAX_VALUE
+    return is_small and all(width % ALIGNMENT == 0 for width in widths)

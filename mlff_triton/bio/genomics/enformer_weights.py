@@ -146,7 +146,7 @@ class EnformerWeights(NamedTuple):
             layers=_layers(model.transformer, dtype),
             activation=_batch_norm(norm, dtype),
             final=_taps(final).to(dtype),
-            final_bias=final.bias.to(exact),
+            final_bias=_exact(final.bias).to(exact),
             final_activation=Activation(
                 torch.ones(embeddings, **options), torch.zeros(embeddings, **options)
             ),
@@ -166,7 +166,8 @@ def aligned(count: int) -> int:
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    return tensor.detach().double()
+    """Return a tensor in float64, contiguous whatever the strides of the parameter are."""
+    return tensor.detach().double().contiguous()
 
 
 def _batch_norm(norm: Any, dtype: torch.dtype) -> Activation:
@@ -187,10 +188,10 @@ def _block(
     exact = exact_dtype(dtype)
     return Block(
         weight=_taps(convolution).to(dtype),
-        bias=convolution.bias.to(exact),
+        bias=_exact(convolution.bias).to(exact),
         activation=_batch_norm(norm, dtype),
         pointwise=_exact(pointwise.weight).flatten(1).to(dtype),
-        pointwise_bias=pointwise.bias.to(exact),
+        pointwise_bias=_exact(pointwise.bias).to(exact),
         logits=_exact(pool.to_attn_logits.weight).flatten(1).to(dtype),
         following=following,
     )

@@ -1,7 +1,7 @@
 """Attention of sequence models of genomes, whose biases are never stored for all pairs.
 
     relative   s_ij = (scale q_i + a) . k_j + (scale q_i + b) . r[j - i]
-    capped     s_ij = cap tanh((scale q_i . k_j + bias[i / 16, j / 16]) / cap)
+    capped     s_ij = cap tanh((scale q_i . k_j + bias[i / W, j / W]) / cap)
 
     out_i = sum_j softmax_j(s_ij) v_j
 
@@ -13,9 +13,10 @@ N consecutive rows of r gives a block whose row m is rotated by m. The part with
 this block of keys needs, and the rest what the next block needs. So each row of r is multiplied
 once per block of queries.
 
-Capped: all heads of a position share keys and values, so they are rows of one product. The bias is
-added by another product, of an indicator of head and bin with the biases of the keys. Scores are
-bounded, so the sum of exponentials needs no running maximum.
+Capped: biases belong to pairs of bins of W positions. All heads of a position share keys and
+values, so they are rows of one product. The bias is added by another product, of an indicator of
+head and bin with the biases of the keys. Scores are bounded, so the sum of exponentials needs no
+running maximum.
 
 Sources: Ž. Avsec et al., "Effective gene expression prediction from sequence by integrating
 long-range interactions" (Enformer), https://doi.org/10.1038/s41592-021-01252-x; Ž. Avsec et al.,
@@ -35,9 +36,10 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import multiprocessors
+from mlff_triton.kernels.genomics.blocks import block_side
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_SMALLEST = 16  # side of a block for matrix units
+_LARGEST = tl.constexpr(65504.0)  # among the finite values of float16
 
 
 @triton.jit
@@ -205,7 +207,9 @@ def _capped_attention_fwd_kernel(
             (bin_of_c < n_bins)[:, None] & known[None, :],
             other=0.0,
         )  # [BIASES, N]
-        bias = (bias.to(tl.float32) * (1 / SCALE)).to(q.dtype)
+        # Larger biases are far beyond the cap; infinity times a zero of the indicator is NaN.
+        bias = bias.to(tl.float32) * (1 / SCALE)
+        bias = tl.clamp(bias, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(q.dtype)
         scores = tl.dot(indicator, bias, tl.dot(q, k.T))
         # cap tanh(x / cap) is cap - 2 cap / (1 + exp(2 x / cap)).
         growth = tl.exp2(tl.minimum(scores * (2 * SCALE / CAP * _LOG2_E), 100.0))
@@ -251,7 +255,7 @@ class _Columns(NamedTuple):
     def of(cls, dim: int) -> _Columns:
         if 128 < dim <= 192:
             return cls(128, 64)
-        return cls(max(_SMALLEST, triton.next_power_of_2(dim)), 0)
+        return cls(block_side(dim), 0)
 
 
 def relative_attention(
@@ -328,7 +332,7 @@ def relative_attention(
             SCALE=dim**-0.5 if scale is None else float(scale),
             DIM=dim,
             VALUE_DIM=v.shape[3],
-            D=max(_SMALLEST, triton.next_power_of_2(dim)),
+            D=block_side(dim),
             V=columns.first,
             REST=columns.rest,
             N=rows,
@@ -409,7 +413,7 @@ def capped_attention(
             DIM=dim,
             VALUE_DIM=v.shape[2],
             BIASES=_indicator_columns(rows, width, heads),
-            D=max(_SMALLEST, triton.next_power_of_2(dim)),
+            D=block_side(dim),
             V=columns.first,
             REST=columns.rest,
             M=rows,
@@ -425,7 +429,7 @@ def _indicator_columns(rows: int, width: int, heads: int) -> int:
     per_bin = width * heads
     aligned = per_bin % rows == 0 or rows % per_bin == 0
     bins = (rows - 1) // per_bin + (1 if aligned else 2)
-    return max(_SMALLEST, int(triton.next_power_of_2(bins * heads)))
+    return block_side(bins * heads)
 
 
 def _check_halves(*tensors: Tensor) -> None:

@@ -100,7 +100,10 @@ def _paired_rows_kernel(
 
 @triton.jit
 def _tanh(x):
-    """Return the hyperbolic tangent with an absolute error like that of float32."""
+    """Return the hyperbolic tangent with an absolute error like that of float32.
+
+    This takes fewer instructions than that of `mlff_triton.kernels.common.activations`.
+    """
     return 1 - 2 / (1 + tl.exp2(tl.minimum(_TANH_EXPONENT * x, 126.0)))
 
 

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.genomics.blocks import block_side
+
 _ROWS, _WARPS = 64, 4
-_SMALLEST = 16  # side of a block for matrix units
 
 
 @triton.jit
@@ -125,7 +126,7 @@ def pair_attention_inputs(
             EPS=eps,
             HEADS=heads,
             C=channels,
-            H=max(_SMALLEST, triton.next_power_of_2(heads)),
+            H=block_side(heads),
             M=_ROWS,
             num_warps=_WARPS,
             num_stages=1,

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate
+from mlff_triton.kernels.genomics.blocks import block_side
 from mlff_triton.kernels.genomics.pair_attention_inputs import inverse_rms
 from mlff_triton.kernels.types.pair_weights import PairContacts
 
 _ROWS, _WARPS = 64, 4
-_SMALLEST = 16  # side of a block for matrix units
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def pair_contacts(
             EPS=eps,
             TRACKS=tracks,
             C=channels,
-            T=max(_SMALLEST, triton.next_power_of_2(tracks)),
+            T=block_side(tracks),
             M=_ROWS,
             num_warps=_WARPS,
         )

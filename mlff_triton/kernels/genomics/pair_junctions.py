@@ -24,7 +24,10 @@ _PAIRS, _TISSUES = 64, 64  # per program that writes reads
 
 @triton.jit
 def softplus(x):
-    """Return ``log(1 + exp(x))``, exact for large negative arguments too."""
+    """Return ``log(1 + exp(x))`` with a small relative error for large negative arguments too.
+
+    That of `mlff_triton.kernels.common.activations` is cheaper, but its absolute error is constant.
+    """
     decay = tl.exp(-tl.abs(x))
     u = decay / (2 + decay)  # log(1 + decay) = 2 artanh(u), and u <= 1 / 3
     v = u * u
@@ -100,7 +103,7 @@ def _junction_reads_kernel(
     with a stride, and the mask [O, n_tissues]. Grid: (blocks of M pairs, blocks of N tissues, B).
     """
     pair = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    tissue = tl.program_id(1) * N + tl.arange(0, N)
+    tissue = tl.program_id(1).to(tl.int64) * N + tl.arange(0, N)
     batch = tl.program_id(2).to(tl.int64)
     n_pairs = n_sites * n_sites
     organism = tl.load(organism_ptr + batch).to(tl.int64)

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate
+from mlff_triton.kernels.genomics.blocks import block_side
 from mlff_triton.kernels.genomics.pair_attention_inputs import inverse_rms
 from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
 
@@ -29,7 +30,6 @@ class _Tile(NamedTuple):
 
 
 _TILE = _Tile(64, 64, 4)
-_SMALLEST = 16  # side of a block for matrix units
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def pair_mlp(
             LAYERS=layers,
             HEADS=heads,
             C=channels,
-            H=max(_SMALLEST, triton.next_power_of_2(heads)),
+            H=block_side(heads),
             K=_TILE.hidden,
             M=_TILE.rows,
             num_warps=_TILE.warps,

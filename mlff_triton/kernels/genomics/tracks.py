@@ -73,7 +73,7 @@ def _tracks_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write tracks at the places in ``out`` that the table [n_tiles, 6] gives.
+    """Write tracks to the elements of ``out`` that the table [n_tiles, 6] gives.
 
     x [n_sequences, length, n_in] and weight [organisms n_weights, n_in] are tensor descriptors;
     bias, scale and mean are [organisms, n_weights]. SITES means logits. Grid: (PROGRAMS,).

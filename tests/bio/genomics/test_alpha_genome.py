@@ -14,12 +14,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FallbackWarning
-from mlff_triton.bio.genomics.alpha_genome_tower import level_features, level_index
+from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights, Junctions
+from mlff_triton.bio.genomics.alpha_genome_heads import predict_junctions
+from mlff_triton.bio.genomics.alpha_genome_network import Operators
+from mlff_triton.bio.genomics.alpha_genome_tower import (
+    TowerWeights,
+    level_features,
+    level_index,
+)
+from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
 from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.errors import UnsupportedModelError
+from tests.support.strides import assert_same_and_contiguous, reverse_strides
 
 source = pytest.importorskip(
     "alphagenome_pytorch.model",
@@ -27,6 +37,7 @@ source = pytest.importorskip(
 )
 from alphagenome_pytorch import attention, convolutions, embeddings, heads  # noqa: E402
 from alphagenome_pytorch.config import DtypePolicy  # noqa: E402
+from alphagenome_pytorch.extensions.finetuning import transfer  # noqa: E402
 
 LENGTH = 2048
 FIRST, TRUNK = 16, 16 + 6 * 128  # channels of the first and the last resolution
@@ -124,6 +135,7 @@ def assert_same(found: Any, expected: Any, tolerance: float = 2e-4) -> None:
     for name, wanted in expected.items():
         assert found[name].dtype == wanted.dtype, name
         assert found[name].shape == wanted.shape, name
+        assert found[name].is_contiguous() or not wanted.is_contiguous(), name
         scale = wanted.abs().max().clamp(min=1e-3)
         error = ((found[name] - wanted).abs().max() / scale).item()
         assert error < tolerance, f"{name}: {error:.1e}"
@@ -166,6 +178,63 @@ def test_graphs_return_nested_outputs(fast, monkeypatch):
     assert found.keys() == expected.keys()
 
 
+def transferred(model: nn.Module, **tracks: nn.Module) -> nn.Module:
+    """Return a copy with other heads in place of all."""
+    twin = transfer.remove_all_heads(copy.deepcopy(model))
+    for name, head in tracks.items():
+        transfer.add_head(twin, name, head)
+    return twin.eval()
+
+
+@pytest.mark.parametrize("names", [None, ("bases", "bins")])
+@pytest.mark.parametrize("resolutions", [(128,), (1, 128)])
+def test_heads_have_the_resolutions_and_the_order_of_the_model(names, resolutions, model):
+    bins = heads.GenomeTracksHead({128: BINS}, 4, (128,))
+    twin = transferred(model, bins=bins, bases=heads.GenomeTracksHead({1: BASES}, 4, (1,)))
+    given, options = sequences(), {"resolutions": resolutions, "heads": names}
+    expected = results(twin, given, **options)
+    with bio.accelerated(twin, backend="torch"):
+        found = results(twin, given, **options)
+        network = vars(twin)["forward"].weights
+        network._graphs = GraphCache(network._flat)
+        repeated = results(twin, given, **options)
+        assert bio.report(twin)[0].state == "fast"
+    for each in (found, repeated):
+        assert list(each) == list(expected)
+        assert [list(each[k]) for k in each] == [list(expected[k]) for k in expected]
+        assert_same(each, expected)
+
+
+def test_added_heads_are_served(model):
+    """Other organisms than those of the model need the original, for calls of that head."""
+    twin, given = transferred(model), sequences()
+    with bio.accelerated(twin, backend="torch", strict=True):
+        results(twin, given, embeddings_only=True, resolutions=(128,))
+        transfer.add_head(twin, "mine", heads.GenomeTracksHead({128: BINS}, 4, (128,)).eval())
+        found = results(twin, given, heads=("mine",))
+        assert bio.report(twin)[0].state == "fast"
+        human = heads.GenomeTracksHead({128: BINS}, 4, (128,), num_organisms=1).eval()
+        transfer.add_head(twin, "human", human)
+        results(twin, given, heads=("mine",))
+        assert bio.report(twin)[0].state == "fast"
+        with pytest.warns(FallbackWarning, match="head 'human'"):
+            assert list(results(twin, given)) == ["mine", "human"]
+    assert_same(found, results(twin, given, heads=("mine",)))
+
+
+@pytest.mark.parametrize("change", ["normalized weight", "no skip"])
+def test_other_embeddings_are_served(change, model):
+    twin, given = copy.deepcopy(model), sequences()
+    if change == "no skip":
+        twin.embedder_1bp.project_skip = None
+    else:
+        weight_norm(twin.decoder.up_blocks[0].pointwise.conv).eval()
+    options = {"heads": ("atac",)}
+    expected = results(twin, given, **options)
+    with bio.accelerated(twin, backend="torch", strict=True):
+        assert_same(results(twin, given, **options), expected)
+
+
 def test_longer_sequences(model, fast):
     given = sequences(1, 3 * LENGTH)
     assert_same(results(fast, given, **CHOSEN), results(model, given, **CHOSEN))
@@ -177,6 +246,42 @@ def test_splice_sites_may_be_given(model, fast):
     positions[:, 1, 6:] = -1
     options = {"heads": ("splice_junctions",), "splice_site_positions": positions}
     assert_same(results(fast, given, **options), results(model, given, **options))
+
+
+def test_sequences_may_share_splice_sites(model, fast):
+    given = sequences(2)
+    shared = torch.randint(LENGTH, (1, 9, 4)).sort(1).values.mT
+    options = {"heads": ("splice_junctions",), "splice_site_positions": shared}
+    assert_same(results(fast, given, **options), results(model, given, **options))
+
+
+def test_kernels_take_shared_splice_sites(device):
+    torch.manual_seed(5)
+    options = {"dtype": torch.float16, "device": device}
+    pairs = [[(torch.randn(2, 3, 8, **options),) * 2] * 2 for _ in range(2)]
+    mask = torch.ones(2, 3, dtype=torch.bool, device=device)
+    maps = torch.randn(2, 8, 6, **options), torch.randn(2, 8, **options)
+    weights = Junctions(*maps, *pairs, mask, 1 << 20)
+    x, organism = torch.randn(2, 50, 6, **options), torch.tensor([1, 0], device=device)
+    shared = torch.randint(50, (1, 4, 5), device=device)
+    given = Operators.of("triton"), x, weights, organism
+    expected = predict_junctions(*given, shared.repeat(2, 1, 1), torch.float32)
+    for sites in (shared, shared.int(), shared.expand(2, -1, -1)):
+        found = predict_junctions(*given, sites, torch.float32)
+        assert torch.equal(found["pred_counts"], expected["pred_counts"])
+
+
+@pytest.mark.parametrize("organism", [torch.tensor([1]).expand(2), torch.tensor([1, 0, 0, 1])[::2]])
+def test_organisms_may_have_any_stride(organism, model, fast, monkeypatch):
+    """Kernels read organisms that are next to each other in memory."""
+    network = vars(fast)["forward"]
+    given = sequences(2) | {"organism_index": organism}
+    expected = results(model, given, **CHOSEN)
+    assert_same(results(fast, given, **CHOSEN), expected)
+    seen = []
+    monkeypatch.setattr(network.weights, "_compute", lambda inputs, _: seen.append(inputs[1]) or {})
+    results(fast, given, **CHOSEN)
+    assert seen[0].is_contiguous()
 
 
 def test_distances_have_the_features_of_the_model():
@@ -268,20 +373,48 @@ def test_changed_weights_are_read_again(model):
     assert_same(found, results(twin, given, **CHOSEN))
 
 
+def test_changed_settings_are_noticed(model):
+    twin, given = copy.deepcopy(model), sequences()
+    twin.dtype_policy = DtypePolicy(torch.float32, torch.bfloat16, torch.float32)
+    options = {"heads": ("atac", "rna_seq"), "resolutions": (128,)}
+    with bio.accelerated(twin, backend="torch"):
+        results(twin, given, **options)
+        twin.dtype_policy.compute_dtype = torch.float32
+        twin.heads["rna_seq"].apply_squashing = False
+        twin.heads["atac"].resolutions.remove(1)
+        found = results(twin, given, **options)
+    assert_same(found, results(twin, given, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@torch.no_grad()
+def test_weights_may_have_any_stride(dtype, model):
+    other = copy.deepcopy(model)
+    reverse_strides(other)
+    for weights in (ConvolutionWeights, TowerWeights, HeadWeights):
+        assert_same_and_contiguous(weights.of(other, dtype), weights.of(model, dtype))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dna_sequence": torch.zeros(1, 2049, 4)}, "multiple of 2048"),
         ({"organism_index": torch.zeros(2).long()}, "organism_index"),
+        ({"organism_index": torch.tensor([-1])}, "not from 0 to 1"),
+        ({"organism_index": torch.tensor([2])}, "not from 0 to 1"),
+        ({"organism_index": torch.zeros(1)}, "integer tensor"),
+        ({"organism_index": torch.zeros(1).bool()}, "integer tensor"),
+        ({"splice_site_positions": torch.zeros(1, 2, 9).long()}, "splice_site_positions"),
         ({"heads": ("nothing",)}, "unknown heads"),
     ],
-    ids=["length", "organism", "head"],
+    ids=["length", "count", "negative", "large", "float", "bool", "sites", "head"],
 )
 def test_what_the_model_refuses_is_left_to_it(options, message, fast):
     given = sequences() | options
+    vars(fast)["forward"].fallback_reasons.clear()  # each of which is announced once
     with (
         pytest.warns(FallbackWarning, match=message),
-        suppress(RuntimeError, ValueError),
+        suppress(AssertionError, IndexError, RuntimeError, ValueError),
     ):
         results(fast, given)
 
@@ -313,6 +446,22 @@ def test_other_models_of_that_name_are_refused(module, model):
 def test_heads_of_other_embeddings_are_refused(model):
     other = copy.deepcopy(model)
     other.heads["own"] = heads.GenomeTracksHead(TRUNK, 6, (128,))
+    with pytest.raises(UnsupportedModelError):
+        bio.accelerate(other, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "setting"),
+    [
+        ("encoder.pool", {"method": "avg"}),
+        ("encoder.dna_embedder.conv1", {"padding_mode": "circular"}),
+        ("decoder.up_blocks.0.conv_in.conv", {"pad_mode": "none"}),
+        ("tower.blocks.0.pair_update.row_attn.norm", {"rms_norm": False}),
+    ],
+)
+def test_other_settings_are_refused(path, setting, model):
+    other = copy.deepcopy(model)
+    vars(other.get_submodule(path)).update(setting)
     with pytest.raises(UnsupportedModelError):
         bio.accelerate(other, strict=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.fast_forward import FallbackWarning, Options
+from mlff_triton.bio.genomics.enformer_runner import EnformerRunner, Request
+from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.testing import assert_within
+from tests.support.strides import assert_same_and_contiguous, reverse_strides
 
 package = pytest.importorskip(
     "enformer_pytorch",
@@ -166,6 +170,21 @@ def test_kernels_agree_with_the_package(n_sequences, device):
         assert cosine > 0.99999
 
 
+def test_replays_keep_a_length(model, monkeypatch):
+    """The length that was used least recently is dropped, also after replays."""
+    monkeypatch.setattr("mlff_triton.bio.genomics.enformer_runner.N_LENGTHS", 2)
+    runner = EnformerRunner(model, "torch", torch.float32, Options())
+    request = Request(dropped=0, heads=("human",), embeddings=False)
+    graphs = SimpleNamespace(replay=lambda *_: ())
+    for length in (64, 72):
+        runner._length(bases(1, length))
+    for key, each in runner._lengths.items():
+        runner._lengths[key] = each._replace(graphs=graphs)
+    assert runner.replay(bases(1, 64), request) == ()
+    runner._length(bases(1, 80))
+    assert [n_bins for n_bins, _ in runner._lengths] == [8, 10]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_graphs_repeat_the_result():
@@ -245,6 +264,14 @@ def test_changed_weights_are_read_again(model):
     assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_weights_may_have_any_stride(dtype, model):
+    other = copy.deepcopy(model)
+    reverse_strides(other)
+    found, expected = (EnformerWeights.of(each, dtype) for each in (other, model))
+    assert_same_and_contiguous(found, expected)
+
+
 def test_models_are_copied_and_restored(model):
     model = copy.deepcopy(model)
     bio.accelerate(model, backend="torch")
@@ -268,13 +295,32 @@ def test_gradients_need_the_original():
         assert model(bases(64), head="human").requires_grad
 
 
-@pytest.mark.parametrize("change", ["trunk", "activation", "head", "width"])
+def test_changed_settings_are_noticed():
+    model = make_model()
+    with torch.inference_mode(), bio.accelerated(model, backend="torch"):
+        model(bases(64))
+        model.heads["human"][1].beta = 2.0
+        with pytest.warns(FallbackWarning, match="structure has changed"):
+            model(bases(64))
+
+
+@pytest.mark.parametrize(
+    "change", ["trunk", "activation", "head", "width", "dilation", "padding", "pool", "keys"]
+)
 def test_changed_structures_are_refused(change):
-    model = make_model(dim_divisible_by=4, dim=24) if change == "width" else make_model()
+    sizes = {"width": {"dim_divisible_by": 4, "dim": 24}, "keys": {"attn_dim_key": 136}}
+    model = make_model(**sizes.get(change, {}))
     if change == "trunk":
         model._trunk[-1] = nn.Identity()
     elif change == "activation":
         model.stem[1].fn[1] = nn.GELU()
+    elif change == "dilation":
+        convolution = model.conv_tower[0][0][2]
+        convolution.dilation, convolution.padding = (2,), (4,)
+    elif change == "padding":
+        model.stem[0].padding_mode = "circular"
+    elif change == "pool":
+        model.stem[2].pool_size = 4
     elif change == "head":
         model.heads["human"][1] = nn.ReLU()
     with pytest.raises(UnsupportedModelError, match="Enformer contains no module"):

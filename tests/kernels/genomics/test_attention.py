@@ -107,12 +107,24 @@ def test_capped_attention(rows, size, half, device, monkeypatch):
     assert_matches(found, exact, half)
 
 
-def test_caps_hold_for_huge_scores(device):
-    q = torch.full((1, 16, 8, 16), 200.0).half()
-    k, v = 200 * torch.randn(1, 16, 16).half(), torch.randn(1, 16, 16).half()
-    given = q, k, v, torch.zeros(1, 1, 1, 8).half()
+@pytest.mark.parametrize(
+    ("size", "bias"), [(200.0, 0.0), (1.0, 60_000.0), (1.0, -60_000.0), (1.0, -torch.inf)]
+)
+def test_caps_hold_for_huge_scores(size, bias, device):
+    """A huge bias of one head and pair of bins does not reach the others."""
+    q, biases = torch.full((1, 32, 8, 16), size).half(), torch.zeros(1, 2, 2, 8).half()
+    k, v = size * torch.randn(1, 32, 16).half(), torch.randn(1, 32, 16).half()
+    biases[0, 0, 1, 3] = bias
+    given = q, k, v, biases
     exact = reference.capped_attention(*(x.double() for x in given))
     assert_matches(attention.capped_attention(*(x.to(device) for x in given)), exact, torch.float16)
+
+
+def test_biases_that_are_not_numbers_are_seen(device):
+    q, biases = torch.ones(1, 16, 8, 16, device=device).half(), torch.zeros(1, 1, 1, 8).half()
+    biases[..., 0] = torch.nan
+    found = attention.capped_attention(q, q[:, :, 0], q[:, :, 0], biases.to(device))
+    assert found[:, :, 0].isnan().all()
 
 
 def test_bad_arguments_are_refused(device):

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from mlff_triton.kernels.genomics import attention_pool as kernels
-from mlff_triton.kernels.genomics import convolution
 from mlff_triton.kernels.genomics.convolution import SMALL, Tile
 from mlff_triton.kernels.genomics.reference import attention_pool as reference
 from mlff_triton.kernels.types.convolution import Activation
 from mlff_triton.testing import assert_within
+from tests.kernels.genomics.rows import ROUNDING, random
+from tests.support.token_cases import HALVES
 
-ROUNDING = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-DTYPES = [
-    torch.float16,
-    pytest.param(
-        torch.bfloat16,
-        marks=pytest.mark.skipif(
-            not torch.cuda.is_available(),
-            reason="Triton's interpreter multiplies bfloat16 as integers",
-        ),
-    ),
-]
 SIZES = [(1, 1, 8), (2, 35, 24), (1, 20, 136)]  # B, pairs, channels
 TILES = [SMALL, Tile(16, 64, 32, 2, 4, 2, 1)]
 
 
-@pytest.fixture(params=["pointers", "descriptors"])
-def described(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let kernels take pointers or, as on Hopper, descriptors."""
-    if not torch.cuda.is_available():
-        found = request.param == "descriptors"
-        monkeypatch.setattr(convolution, "has_descriptors", lambda _: found)
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Return random values that are exact in the dtype, in float64."""
-    return torch.randn(shape).to(dtype).double()
-
-
 @pytest.mark.usefixtures("described")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("with_residual", [False, True])
@@ -61,7 +37,7 @@ def test_pairs_match_the_reference(size, with_residual, tile, dtype, device):
 
 
 @pytest.mark.usefixtures("described")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_pools_match_the_reference(size, tile, dtype, device):

@@ -11,33 +11,11 @@ from mlff_triton.kernels.genomics.convolution import SMALL, Tile
 from mlff_triton.kernels.genomics.reference import convolution as reference
 from mlff_triton.kernels.types.convolution import Activation
 from mlff_triton.testing import assert_within
+from tests.kernels.genomics.rows import ROUNDING, random
+from tests.support.token_cases import HALVES
 
-ROUNDING = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-DTYPES = [
-    torch.float16,
-    pytest.param(
-        torch.bfloat16,
-        marks=pytest.mark.skipif(
-            not torch.cuda.is_available(),
-            reason="Triton's interpreter multiplies bfloat16 as integers",
-        ),
-    ),
-]
 SIZES = [(1, 8, 1, 8), (2, 70, 5, 24), (3, 33, 15, 72), (1, 67, 4, 136)]  # B, S, taps, channels
 TILES = [SMALL, Tile(16, 64, 32, 2, 4, 2, 1), Tile(16, 128, 64, 4, 4, 2, 1)]
-
-
-@pytest.fixture(params=["pointers", "descriptors"])
-def described(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let kernels take pointers or, as on Hopper, descriptors."""
-    if not torch.cuda.is_available():
-        found = request.param == "descriptors"
-        monkeypatch.setattr(kernels, "has_descriptors", lambda _: found)
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Return random values that are exact in the dtype, in float64."""
-    return torch.randn(shape).to(dtype).double()
 
 
 def half(value: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:
@@ -45,7 +23,7 @@ def half(value: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None
 
 
 @pytest.mark.usefixtures("described")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_kernel_matches_the_reference(size, tile, dtype, device):

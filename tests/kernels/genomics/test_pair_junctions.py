@@ -36,3 +36,28 @@ def test_reads(n_sites, n_tissues, device):
         moved = (t.to(device) for t in given)
         kernels.junction_reads(products.to(device), 32.0, *moved, found[..., some])
     torch.testing.assert_close(found.cpu().double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_products_beyond_32_bits_are_read(device):
+    """The program of the first pairs reads tissue 63 from beyond element 2**31."""
+    n_sites, n_tissues, some = 6000, 64, 64
+    middle = 2**31  # where offsets that overflow stay within the memory
+    size = middle + n_tissues * n_sites**2
+    memory = torch.empty(size, dtype=torch.int8, device=device)  # hardly any of it is touched
+    rows = torch.arange(n_tissues, device=device)[:, None] * n_sites**2
+    pairs = torch.arange(some, device=device)
+    expected = torch.randint(1, 9, (n_tissues, some), device=device, dtype=torch.int8)
+    products = memory[middle:]
+    memory[:some] = 0
+    products[rows + pairs] = expected
+    zeros = torch.zeros(n_sites, device=device).long()
+    ones = torch.ones(1, n_tissues, device=device).bool()
+    out = torch.empty(some, n_tissues, device=device)
+    kernels._junction_reads_kernel[1, 1, 1](
+        *(products, zeros, zeros, ones, zeros, out, n_sites, n_tissues, n_sites, n_tissues),
+        FACTOR=1.0,
+        M=some,
+        N=n_tissues,
+    )
+    exact = torch.nn.functional.softplus(expected.T.double())
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)

@@ -1,9 +1,11 @@
 """Attention of sequence models of genomes, in plain PyTorch.
 
     relative   s_ij = (scale q_i + a) . k_j + (scale q_i + b) . r[j - i]
-    capped     s_ij = cap tanh((scale q_i . k_j + bias[i / 16, j / 16]) / cap)
+    capped     s_ij = cap tanh((scale q_i . k_j + bias[i / W, j / W]) / cap)
 
     out_i = sum_j softmax_j(s_ij) v_j
+
+Biases of capped scores belong to pairs of bins of W positions.
 
 Sources: Ž. Avsec et al., "Effective gene expression prediction from sequence by integrating
 long-range interactions" (Enformer), https://doi.org/10.1038/s41592-021-01252-x; Ž. Avsec et al.,
