@@ -52,6 +52,8 @@ class DualBindForward(FastForward[DualBind]):
 
     Memory does not limit the size of a batch, as a few dozen complexes are computed at a time.
     Kinds of atoms that the model does not know give NaN, and complexes without contacts zero.
+    Kernels multiply halves of activations in float16: those larger than 65504 become infinite, and
+    the energy is not finite. Weights that are as large need the original ``forward``.
     """
 
     supported = "DualBind"
@@ -97,6 +99,8 @@ class DualBindForward(FastForward[DualBind]):
             return "arguments are not of the dtype of the parameters"
         if any(arguments[name].dtype != torch.int64 for name in ("bind_A", "tgt_A")):
             return "kinds of atoms are not int64"
+        if not isinstance(self.module.threshold, int | float):
+            return "the threshold of the model is not a Python number"
         if not hasattr(arguments["mol_batch"], "get_components"):
             return "ligands are not a BatchMolGraph of chemprop 1"
         return self._misfit(arguments, _molecules(arguments))

@@ -3,7 +3,8 @@
     x w = x_high w_high + (x_low w_high + x_high w_low) / 2^11
 
 The product of both low halves is left out, as it is below the precision of float32: see
-`mlff_triton.kernels.types.halves`.
+`mlff_triton.kernels.types.halves`. All factors, and all results that kernels store as halves, must
+be in the range of float16, up to 65504.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _1_SCALE = tl.constexpr(1 / SCALE)
 
 @triton.jit
 def halves(x):
-    """Split float32 values, below 65504, into their high and their scaled low halves."""
+    """Split float32 values into their high and their scaled low halves.
+
+    Values larger than 65504 become infinite, so that products with them are infinite or NaN.
+    """
     high = x.to(tl.float16)
     low = ((x - high.to(tl.float32)) * _SCALE).to(tl.float16)
     return high, low

@@ -5,6 +5,9 @@
 Cyclic Jacobi rotations in float64 registers, whatever the dtype of the matrices. They are as exact
 for degenerate eigenvalues as for others, and the vectors are orthogonal to rounding errors (G. H.
 Golub and C. F. Van Loan, "Matrix Computations", section 8.5).
+
+Kernels call `symmetric_eigen_of`. The operator `symmetric_eigen` does the same for matrices of any
+kind, such as those with negative eigenvalues, which no covariance has.
 """
 
 from __future__ import annotations

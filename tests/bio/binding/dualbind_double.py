@@ -101,10 +101,10 @@ class FANN(nn.Module):
         self.linear = nn.Linear(2 * size + 3, size)
         self.encoder = TransformerEncoderLayer(size, num_heads, hidden)
 
-    def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
-        """Encode atoms [L, C] at x [L, 3]."""
+    def forward(self, x: Tensor, embedded: Tensor, empty: Tensor) -> Tensor:
+        """Encode atoms [L, C] at x [L, 3]; positions of empty slots count for the axes."""
         x = x - x.mean(0)
-        _, axes = torch.linalg.eigh((x.T @ x).detach())
+        _, axes = torch.linalg.eigh((x.T @ x + empty.T @ empty).detach())
         frames = []
         for signs in torch.cartesian_prod(*[torch.tensor([1.0, -1.0])] * 3):
             rotated = x @ (axes * signs.to(axes))
@@ -146,6 +146,7 @@ class DualBind(nn.Module):
         encoder = self.encoder
         here = (a > 0) & (x.norm(dim=-1) > 1e-4)
         there = (b > 0) & (y.norm(dim=-1) > 1e-4)
+        empty = torch.cat([x[~here], y[~there]])
         x, y = x[here], y[there]
         s = encoder.W_bind(s)[:, None].expand(*here.shape, -1)[here]
         r = encoder.W_tgt(r)[:, None].expand(*there.shape, -1)[there]
@@ -155,7 +156,7 @@ class DualBind(nn.Module):
                 torch.cat([r, encoder.A_tgt(b[there])], -1),
             ]
         )
-        h = encoder(torch.cat([x, y]), embedded)
+        h = encoder(torch.cat([x, y]), embedded, empty)
         ligand, protein = self.binder_output(h[: len(x)]), self.target_output(h[len(x) :])
         contacts = (x[:, None] - y[None]).norm(dim=-1) < self.threshold
         return ((ligand @ protein.T) * contacts).sum()

@@ -180,7 +180,11 @@ def test_several_atoms_per_slot_and_far_padding():
     bind_x, _, bind_a = batch["binder"]
     bind_x[0, :2, 3] = torch.randn(2, 3) + 20
     bind_a[0, :2, 3] = 7
+    near = energies(model, batch)
+    for x, _, kinds in batch.values():
+        x[kinds == 0] = 30 * torch.randn(3).double()
     expected = energies(model, batch)
+    assert not torch.allclose(expected, near)
     with bio.accelerated(model, backend="torch"):
         assert_near(energies(model, batch), expected, 1e-12)
 
@@ -288,6 +292,30 @@ def test_kinds_of_other_dtypes_need_the_original():
     expected = energies(model, batch)
     batch["target"] = tgt_x, tgt_s, tgt_a.int()
     with bio.accelerated(model, backend="torch"), pytest.warns(FallbackWarning, match="int64"):
+        assert torch.equal(energies(model, batch), expected)
+
+
+def enlarge_weight(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.encoder.encoder.linear1.weight[0, 0] = 7e4
+
+
+def make_threshold_a_tensor(model: nn.Module) -> None:
+    model.threshold = torch.tensor(10.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (enlarge_weight, r"too large to be split: 7e\+04"),
+        (make_threshold_a_tensor, "threshold"),
+    ],
+)
+def test_models_that_kernels_cannot_compute_need_the_original(change, reason, device):
+    model, batch = make_model().to(device), to(make_batch([3, 2], 4), device)
+    change(model)
+    expected = energies(model, batch)
+    with bio.accelerated(model, backend="triton"), pytest.warns(FallbackWarning, match=reason):
         assert torch.equal(energies(model, batch), expected)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.packing import find_rows
 from mlff_triton.kernels.types.complexes import (
@@ -28,9 +28,14 @@ def random(*shape: int) -> Tensor:
 
 
 class Complexes:
-    """Padded complexes, of which the last has fewer atoms, and one atom of each is missing."""
+    """Padded complexes with missing atoms, the last of which has fewer atoms.
 
-    def __init__(self, n_complexes: int, n_ligand: int, n_residues: int, channels: int) -> None:
+    Empty slots have positions too. Rows that are not in use hold NaN; on a GPU there are some.
+    """
+
+    def __init__(
+        self, n_complexes: int, n_ligand: int, n_residues: int, channels: int, n_unused: int = 0
+    ) -> None:
         torch.manual_seed(n_residues)
         groups = n_ligand + n_residues
         self.n_ligand, self.channels = SLOTS * n_ligand, channels
@@ -38,21 +43,25 @@ class Complexes:
         self.kept = torch.rand(n_complexes, groups * SLOTS) < 0.8
         self.kept[:, 1], self.kept[:, -1] = True, True
         self.kept[-1, -(n_residues * SLOTS // 2) : -1] = False
-        self.positions[~self.kept] = 0.0
         self.kinds = torch.randint(5, self.kept.shape)
         self.groups = random(n_complexes, groups, PARTS, channels)
         self.kind_rows = random(5, PARTS, channels)
         self.directions = random(4, 3, channels) / 4
         packed = find_rows(self.kept)
         counts = self.kept[:, : self.n_ligand].sum(1).int()
-        self.layout = Layout(packed.token, packed.row_ptr, counts)
-        n_tokens = len(packed.token)
+        token = nn.functional.pad(packed.token, (0, n_unused), value=self.kept.numel() - 1)
+        self.layout = Layout(token, packed.row_ptr, counts)
+        n_tokens = len(token)
         self.tokens = Tokens(
-            self.positions.flatten(0, 1)[packed.token.long()],
+            self.positions.flatten(0, 1)[token.long()],
             random(3, n_tokens),
             *(random(n_tokens, channels) for _ in range(PARTS)),
         )
         self.attended = random(n_tokens, FRAMES, channels)
+        unused = slice(len(packed.token), None)
+        self.tokens.coordinates[:, unused] = torch.nan
+        for part in (self.tokens.positions, *self.tokens[2:], self.attended):
+            part[unused] = torch.nan
 
     @property
     def max_lengths(self) -> tuple[int, int]:
@@ -90,7 +99,8 @@ def to_device(value: Any, device: str) -> Any:
 
 def split(x: Tensor) -> Tensor:
     """Split values [...] into halves [2, ...]."""
-    return split_halves(x[..., None, :]).movedim(-3, 0).squeeze(-2).contiguous()
+    high = x.half()
+    return torch.stack([high, ((x - high) * SCALE).half()])
 
 
 def joined(parts: Tensor) -> Tensor:
