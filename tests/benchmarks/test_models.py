@@ -1,4 +1,4 @@
-"""Bench ``models`` with small proteins."""
+"""Bench ``models`` with small proteins and short sequences of bases."""
 
 from __future__ import annotations
 
@@ -97,11 +97,71 @@ def test_calls_too_large_for_the_model_as_shipped_are_timed(lab, small, monkeypa
     assert row.ms_p50 > 0
 
 
-@pytest.mark.parametrize(("factor", "error"), [(2.0, 0.0), (-1.0, 2.0), (torch.nan, torch.nan)])
+@pytest.mark.parametrize(
+    ("factor", "error"), [(1.0, 0.0), (1.02, 2e-4), (2.0, 0.5), (-1.0, 2.0), (torch.nan, torch.nan)]
+)
 def test_outputs_of_genomic_models_are_compared_by_head(factor, error):
     expected = {"human": torch.ones(1, 3, 2), "mouse": {1: torch.ones(4)}}
     actual = {"human": torch.ones(1, 3, 2), "mouse": {1: factor * torch.ones(4)}}
-    assert genomes.largest_angle(actual, expected) == pytest.approx(error, abs=1e-12, nan_ok=True)
+    found = genomes.largest_error(actual, expected)
+    assert found == pytest.approx(error, rel=1e-5, abs=1e-12, nan_ok=True)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Sequences for small genomic models."""
+    pytest.importorskip("enformer_pytorch", reason="enformer-pytorch is not installed")
+    package = pytest.importorskip("alphagenome_pytorch", reason="alphagenome-pytorch is missing")
+    from tests.bio.genomics import test_alpha_genome
+
+    monkeypatch.setattr(test_alpha_genome, "randomize", lambda *_: None)  # the benchmark does it
+    monkeypatch.setattr(package, "AlphaGenome", test_alpha_genome.make_model)
+    return genomes.Enformer(1024, target=4, dim=384, depth=1), genomes.AlphaGenome(2048)
+
+
+def test_genomic_models_are_held_against_those_as_shipped(lab, short, monkeypatch, capfd):
+    monkeypatch.setattr(
+        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+    )
+    for workload in short:
+        monkeypatch.setitem(models.CASES, workload.name, workload)
+    runnable = ["accelerated-fp32", "reference"]
+    models.run_models(lab, [workload.name for workload in short], runnable)
+    models.truth.cache_clear()
+    assert not capfd.readouterr().err
+    rows = read_rows(lab.results.path("models"))
+    assert [(row.atoms, row.impl) for row in rows] == [(w.size, i) for w in short for i in runnable]
+    assert {row.gate for row in rows} == {"pass"}
+
+
+@torch.inference_mode()
+def test_outputs_depend_on_all_parts_of_genomic_models(short):
+    """Without the input of a part, the worst output fails the comparison."""
+    enformer, alpha_genome = (workload.build(torch.device("cpu")) for workload in short)
+    pools = [m for n, m in enformer.named_modules() if n.endswith("to_attn_logits")]
+    attention = [block[0].fn[1] for block in enformer.transformer]
+    others = alpha_genome.contact_maps_head, alpha_genome.splice_sites_junction_head
+    towers = [block["mha"] for block in alpha_genome.tower.blocks]
+    up = alpha_genome.decoder.up_blocks
+    parts = {short[0]: pools + attention, short[1]: [*up, *towers, *others]}
+    for (workload, some), model in zip(parts.items(), (enformer, alpha_genome), strict=True):
+        inputs = workload.inputs(torch.device("cpu"))
+        expected = workload.call(model, inputs)
+        for part in some:
+            hook = part.register_forward_pre_hook(lambda _, given: (0 * given[0], *given[1:]))
+            assert workload.error(workload.call(model, inputs), expected) > workload.limit
+            hook.remove()
+
+
+def test_no_factor_of_genomic_models_is_one(short):
+    """Constants would hide mistakes in what they multiply."""
+    for workload in short:
+        model = workload.build(torch.device("cpu"))
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        floats = {name: t.flatten() for name, t in named.items() if t.is_floating_point()}
+        for name, values in floats.items():
+            assert not (values == values[0]).all() or len(values) == 1, name
+            assert not (values == 1).any(), name
 
 
 def test_models_that_are_not_installed_are_skipped(lab, small, monkeypatch, capfd):

@@ -1,0 +1,37 @@
+"""Tensors with unusual strides, and a check that none of them reach kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def reverse_strides(module: nn.Module) -> None:
+    """Store all tensors of a module column by column, with gaps; their values stay."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        reverse = tuple(reversed(range(tensor.dim())))
+        spread = tensor.data.permute(reverse)[..., None].repeat_interleave(2, -1)[..., 0]
+        tensor.data = spread.permute(reverse)
+
+
+def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in nested tuples, lists and dictionaries, with their paths."""
+    if isinstance(value, Tensor):
+        yield path, value
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    items = value.items() if isinstance(value, Mapping) else ()
+    for name, part in enumerate(value) if isinstance(value, tuple | list) else items:
+        yield from tensors_in(part, f"{path}.{name}")
+
+
+def assert_same_and_contiguous(found: Any, expected: Any) -> None:
+    """Check that all tensors in nested weights are contiguous and equal others."""
+    found, expected = dict(tensors_in(found)), dict(tensors_in(expected))
+    assert found
+    assert found.keys() == expected.keys()
+    for path, tensor in found.items():
+        assert tensor.is_contiguous(), path
+        assert tensor.equal(expected[path]), path
