@@ -11,12 +11,18 @@ from torch import Tensor
 from mlff_triton.kernels.residues.decode import decode
 from mlff_triton.kernels.residues.edge_update import edge_update
 from mlff_triton.kernels.residues.nearest_residues import nearest_residues
+from mlff_triton.kernels.residues.project import project
 from mlff_triton.kernels.residues.residue_edges import residue_edges
 from mlff_triton.kernels.residues.residue_update import residue_update
 from mlff_triton.kernels.types.backbone import N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 from mlff_triton.kernels.types.halves import split_scaled_halves
-from mlff_triton.kernels.types.residue_network import EdgeLinear, EdgeNetwork, ResidueNetwork
+from mlff_triton.kernels.types.residue_network import (
+    EdgeLinear,
+    EdgeNetwork,
+    Projections,
+    ResidueNetwork,
+)
 
 C, K, LETTERS, LAYERS, WIDE = 128, 48, 21, 3, 512
 BIAS = torch.ones(C)
@@ -35,6 +41,7 @@ def updates(n_residues: int) -> object:
     network = EdgeNetwork(split_scaled_halves(torch.ones(C, C)), linear(C, C), linear(C, C))
     residues = ResidueNetwork(NORM, linear(C, WIDE), linear(WIDE, C), NORM)
     residue_update(x, edges, x, x, sources, mask, network, residues, edges[..., 0])
+    project(x, Projections(split_scaled_halves(torch.ones(2, C, C)), torch.ones(2, 1, C)))
     return edge_update(edges, x, x, sources, network, NORM)
 
 

@@ -20,6 +20,7 @@ class Operators(NamedTuple):
     """Operators of a backend on residues."""
 
     nearest_residues: Callable[..., tuple[Tensor, Tensor]]
+    project: Callable[..., tuple[Tensor, ...]]
     residue_edges: Callable[..., Tensor]
     residue_update: Callable[..., Tensor]
     edge_update: Callable[..., Tensor]
@@ -85,12 +86,12 @@ def encode(ops: Operators, w: MPNNWeights, given: Backbones, n_neighbors: int) -
     mask = given.mask.flatten().to(edges.dtype).contiguous()
     known = mask[sources]
     x = edges.new_zeros(len(mask), edges.shape[-1])
-    receivers, senders = w.projections[0](x)
+    receivers, senders = ops.project(x, w.projections[0])
     for layer, projections in zip(w.encoder, w.projections[1:], strict=True):
         x = ops.residue_update(
             x, edges, receivers, senders, sources, mask, layer.message, layer.residues, known
         )
-        parts = projections(x)
+        parts = ops.project(x, projections)
         edges = ops.edge_update(edges, *parts[:2], sources, layer.update, layer.norm)
         receivers, senders = parts[-2:]
     return Encoded(x, edges, sources, mask)
@@ -117,8 +118,9 @@ def score(
     # The first half of the senders is as encoded, the second as decoded.
     sources = torch.add(sources, is_decoded, alpha=n_residues)
     letters = w.sequences[sequence.flatten()].unbind(1)
-    for layer, as_encoded, letter in zip(w.decoder, w.encoded(x), letters, strict=True):
-        receivers, as_decoded = layer.projections(x)
+    of_encoded = ops.project(x, w.encoded)
+    for layer, as_encoded, letter in zip(w.decoder, of_encoded, letters, strict=True):
+        receivers, as_decoded = ops.project(x, layer.projections)
         senders = torch.cat([as_encoded, as_decoded + letter])
         x = ops.residue_update(
             x,

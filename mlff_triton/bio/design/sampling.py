@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mlff_triton.bio.design.network import Encoded, ranks_of
 from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.kernels.residues.reference.project import project
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 
 BANNED = 1e8  # subtracted from the logits of amino acids that are left out
@@ -132,9 +133,9 @@ def graph_of(w: MPNNWeights, encoded: Encoded, order: Tensor) -> Graph:
     rank = ranks_of(order).flatten()
     rows = sources.long()
     is_decoded = rank[:, None] > rank[rows]
-    receivers, senders = w.decoder[0].projections(x)
+    receivers, senders = project(x, w.decoder[0].projections)
     messages = []
-    for layer, as_encoded in zip(w.decoder, w.encoded(x), strict=True):
+    for layer, as_encoded in zip(w.decoder, project(x, w.encoded), strict=True):
         message = edges @ layer.message.first
         message += as_encoded[rows].masked_fill_(is_decoded[..., None], 0.0)
         messages.append(message)

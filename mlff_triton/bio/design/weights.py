@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeLinear, EdgeNetwork, ResidueNetwork
+from mlff_triton.kernels.types.residue_network import (
+    EdgeLinear,
+    EdgeNetwork,
+    Projections,
+    ResidueNetwork,
+)
 
 PAIRS = [
     *("CA-CA", "N-N", "C-C", "O-O", "CB-CB", "CA-N", "CA-C", "CA-O", "CA-CB", "N-C", "N-O", "N-CB"),
@@ -20,26 +25,6 @@ PAIRS = [
 """Pairs of atoms in the order of the model's features, the receiver's atom first."""
 
 Weights = TypeVar("Weights")
-
-
-class Projections(NamedTuple):
-    """Parts of the first maps of one or several networks of edges that act on residues.
-
-    Attributes
-    ----------
-    weight : [P, C, C]
-        Transposed weights.
-    bias : [P, 1, C]
-        Biases; zero for senders.
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Apply all maps to residues [R, C]; return P tensors [R, C]."""
-        products = torch.baddbmm(self.bias, x.expand(len(self.bias), -1, -1), self.weight)
-        return products.unbind()
 
 
 class EncoderLayer(NamedTuple):
@@ -116,7 +101,7 @@ class MPNNWeights(NamedTuple):
         return read
 
     def split(self) -> MPNNWeights:
-        """Split the weights of products over edges into halves, as kernels read them in float32."""
+        """Split the weights of products into halves, as kernels read them in float32."""
         backbone = self.backbone
         return self._replace(
             backbone=backbone._replace(
@@ -131,17 +116,25 @@ class MPNNWeights(NamedTuple):
                 )
                 for layer in self.encoder
             ],
+            projections=[*map(_split_projections, self.projections)],
             decoder=[
                 layer._replace(
-                    message=_split_network(layer.message), residues=_split_residues(layer.residues)
+                    message=_split_network(layer.message),
+                    residues=_split_residues(layer.residues),
+                    projections=_split_projections(layer.projections),
                 )
                 for layer in self.decoder
             ],
+            encoded=_split_projections(self.encoded),
         )
 
 
 def _split(linear: EdgeLinear) -> EdgeLinear:
     return linear._replace(weight=split_scaled_halves(linear.weight))
+
+
+def _split_projections(projections: Projections) -> Projections:
+    return projections._replace(weight=split_scaled_halves(projections.weight))
 
 
 def _split_network(network: EdgeNetwork) -> EdgeNetwork:

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.types.halves import UNIT, VALUE_SCALE
+from mlff_triton.kernels.types.halves import WEIGHT_SCALE
 
-ROOM = 200 * hardware.KIB
-"""Shared memory that two weights and a block of rows take."""
+ROOM = 160 * hardware.KIB
+"""Shared memory with which two programs with large blocks share a multiprocessor."""
 
-_UNIT = tl.constexpr(UNIT)
-_1_UNIT = tl.constexpr(1 / UNIT)
-_VALUE_SCALE = tl.constexpr(VALUE_SCALE)
+_UNIT = tl.constexpr(WEIGHT_SCALE)
+_1_UNIT = tl.constexpr(1 / WEIGHT_SCALE)
 
 
 @triton.jit
@@ -53,7 +52,6 @@ def multiply(x, weight, acc, PRECISION: tl.constexpr):
     of both low halves is left out. Otherwise x is rounded to the weight's dtype.
     """
     if PRECISION == "halves":
-        x *= _VALUE_SCALE
         high = x.to(tl.float16)
         low = (x - high.to(x.dtype)).to(tl.float16)
         acc = tl.dot(low, weight[0], acc)
@@ -91,16 +89,6 @@ def linear(x, weight_ptr, acc, n_in, n_out, row, column, PRECISION: tl.constexpr
 
 
 @triton.jit
-def square(x, weight, acc, PRECISION: tl.constexpr, RESIDENT: tl.constexpr):
-    """Do the same as `multiply` with a weight [C, C], which is loaded already or a pointer."""
-    if RESIDENT:
-        acc = multiply(x, weight, acc, PRECISION)
-    else:
-        acc = linear(x, weight, acc, x.shape[1], x.shape[1], 0, 0, PRECISION)
-    return acc
-
-
-@triton.jit
 def bias_sum(
     bias_ptr,
     column,
@@ -126,7 +114,7 @@ def layer_norm(x, weight_ptr, bias_ptr, eps):
     columns = tl.arange(0, x.shape[1])
     centered = x - (tl.sum(x, 1) / x.shape[1])[:, None]
     variance = tl.sum(centered * centered, 1) / x.shape[1]
-    y = centered / tl.sqrt((variance + eps).to(x.dtype))[:, None]
+    y = centered * (1 / tl.sqrt((variance + eps).to(x.dtype)))[:, None]
     return y * tl.load(weight_ptr + columns)[None, :] + tl.load(bias_ptr + columns)[None, :]
 
 
@@ -138,17 +126,16 @@ def edge_hidden(
     receivers,
     sources,
     mask,
-    first,
-    second,
+    first_ptr,
+    second_ptr,
     second_bias_ptr,
     PRECISION: tl.constexpr,
-    RESIDENT: tl.constexpr,
     C: tl.constexpr,
 ):
     """Compute the second hidden values [M, C] of a network of edges.
 
-    Takes edges [M, C], the row of each one's receiver and sender [M], and the weights of the first
-    two maps, as `square` does. Reads the parts of receivers and senders in the first map.
+    Takes edges [M, C], and the row of each one's receiver and sender [M]. Reads the parts of
+    receivers and senders in the first map, and the weights of the first two maps.
     """
     columns = tl.arange(0, C)
     hidden = tl.load(
@@ -158,42 +145,25 @@ def edge_hidden(
         senders_ptr + sources[:, None] * C + columns[None, :], mask[:, None], other=0.0
     )
     acc = begin_sum(hidden.to(edges.dtype), PRECISION)
-    hidden = end_sum(square(edges, first, acc, PRECISION, RESIDENT), PRECISION)
+    hidden = end_sum(linear(edges, first_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     hidden = activate(hidden, "gelu")
     acc = bias_sum(second_bias_ptr, 0, edges.dtype, PRECISION, edges.shape[0], C)
-    hidden = end_sum(square(hidden, second, acc, PRECISION, RESIDENT), PRECISION)
+    hidden = end_sum(linear(hidden, second_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     return activate(hidden, "gelu")
 
 
-class Blocks(NamedTuple):
-    """Division of rows among programs.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of a block.
-    programs : int
-        Number of programs.
-    warps : int
-        Warps of a program.
-    is_resident : bool
-        True if programs keep two weights in shared memory, and go through several blocks.
-    has_room : bool
-        True if there is shared memory for that.
-    """
+class Block(NamedTuple):
+    """Rows of a block, and warps of its program."""
 
     rows: int
-    programs: int
     warps: int
-    is_resident: bool
-    has_room: bool
 
-    @classmethod
-    def of(cls, n_rows: int, tensor: Tensor) -> Blocks:
-        """Divide rows on the GPU of a tensor."""
-        processors = hardware.multiprocessors(tensor.device)
-        has_room = hardware.shared_memory(tensor) > ROOM
-        if has_room and n_rows > 64 * processors:
-            return cls(128, min(triton.cdiv(n_rows, 128), processors), 8, True, has_room)
-        rows = 64 if has_room else 32
-        return cls(rows, triton.cdiv(n_rows, rows), 4, False, has_room)
+
+def has_room(tensor: Tensor) -> bool:
+    """Return True on GPUs whose shared memory suffices for large blocks."""
+    return hardware.shared_memory(tensor) > ROOM
+
+
+def block_of(tensor: Tensor) -> Block:
+    """Return the block of edges on the GPU of a tensor."""
+    return Block(64 if has_room(tensor) else 32, 4)

@@ -3,8 +3,7 @@
     h = gelu(gelu(receiver_i + e_ij W1 + sender_j) W2 + b2) W3 + b3
     e_ij <- norm(e_ij + h)
 
-No intermediate value leaves a program. If there is room, programs keep the weights of the first two
-maps in shared memory, and go through several blocks of edges, whatever their receivers.
+No intermediate value leaves a program.
 
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
@@ -18,14 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.residues.edge_blocks import (
-    Blocks,
     bias_sum,
+    block_of,
     edge_hidden,
     end_sum,
     layer_norm,
     linear,
-    load_weight,
     precision_of,
 )
 from mlff_triton.kernels.types.norm import Norm
@@ -49,48 +48,42 @@ def _edge_update_kernel(
     n_edges,
     n_neighbors,
     eps: tl.float64,
+    EARLY_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr,
-    RESIDENT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     C: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Write the updated edges [n_edges, C]. Grid: (any,).
+    """Write the updated edges [n_edges, C]. Grid: (blocks of M edges,).
 
     Reads edges [n_edges, C], their sources [n_edges], the parts of receivers and senders [., C],
     and weights.
     """
+    wait_for_previous(EARLY_LAUNCH)
     columns = tl.arange(0, C)
-    first, second = first_ptr, second_ptr
-    if RESIDENT:
-        first = load_weight(first_ptr, C, C, 0, 0, PRECISION, C, C)
-        second = load_weight(second_ptr, C, C, 0, 0, PRECISION, C, C)
-    for block in range(tl.program_id(0), tl.cdiv(n_edges, M), tl.num_programs(0)):
-        edge = (block * M + tl.arange(0, M)).to(tl.int64)
-        mask = edge < n_edges
-        pointers = edges_ptr + edge[:, None] * C + columns[None, :]
-        edges = tl.load(pointers, mask[:, None], other=0.0, eviction_policy="evict_last")
-        sources = tl.load(sources_ptr + edge, mask, other=0).to(tl.int64)
-        hidden = edge_hidden(
-            edges.to(ACCUMULATE),
-            receivers_ptr,
-            senders_ptr,
-            edge // n_neighbors,
-            sources,
-            mask,
-            first,
-            second,
-            second_bias_ptr,
-            PRECISION,
-            RESIDENT,
-            C,
-        )
-        acc = bias_sum(third_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
-        updated = end_sum(linear(hidden, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
-        updated += tl.load(pointers, mask[:, None], other=0.0)  # again, as registers are few
-        updated = layer_norm(updated, norm_weight_ptr, norm_bias_ptr, eps)
-        offsets = edge[:, None] * C + columns[None, :]
-        tl.store(updated_ptr + offsets, updated, mask[:, None])
+    edge = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    mask = edge < n_edges
+    pointers = edges_ptr + edge[:, None] * C + columns[None, :]
+    edges = tl.load(pointers, mask[:, None], other=0.0, eviction_policy="evict_last")
+    sources = tl.load(sources_ptr + edge, mask, other=0).to(tl.int64)
+    hidden = edge_hidden(
+        edges.to(ACCUMULATE),
+        receivers_ptr,
+        senders_ptr,
+        edge // n_neighbors,
+        sources,
+        mask,
+        first_ptr,
+        second_ptr,
+        second_bias_ptr,
+        PRECISION,
+        C,
+    )
+    acc = bias_sum(third_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
+    updated = end_sum(linear(hidden, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
+    updated += tl.load(pointers, mask[:, None], other=0.0)  # again, as registers are few
+    updated = layer_norm(updated, norm_weight_ptr, norm_bias_ptr, eps)
+    tl.store(updated_ptr + edge[:, None] * C + columns[None, :], updated, mask[:, None])
 
 
 def edge_update(
@@ -125,9 +118,9 @@ def edge_update(
     """
     updated = torch.empty_like(edges)
     n_edges, n_neighbors, channels = sources.numel(), *edges.shape[1:]
-    blocks = Blocks.of(n_edges, edges)
+    block = block_of(edges)
     with torch.cuda.device_of(edges):
-        _edge_update_kernel[(blocks.programs,)](
+        _edge_update_kernel[(triton.cdiv(n_edges, block.rows),)](
             edges,
             receivers,
             senders,
@@ -141,11 +134,11 @@ def edge_update(
             n_neighbors,
             norm[2],
             PRECISION=precision_of(network.first, edges),
-            RESIDENT=blocks.is_resident,
             ACCUMULATE=accumulator(edges),
             C=channels,
-            M=blocks.rows,
-            num_warps=blocks.warps,
+            M=block.rows,
+            num_warps=block.warps,
             num_stages=1,
+            **early_launch(edges),
         )
     return updated

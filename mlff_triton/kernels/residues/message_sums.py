@@ -3,9 +3,7 @@
     s_i = sum_j w_j gelu(gelu(receiver_i + e_ij W1 + sender_j) W2 + b2)
 
 Messages are never stored. A block of edges knows nothing of residues: it writes the sums of sixteen
-rows each, which `mlff_triton.kernels.residues.residue_update` adds. If there is room, programs keep
-the weights in shared memory, and go through several blocks.
-
+rows each, which `mlff_triton.kernels.residues.residue_update` adds.
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
 """
@@ -18,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.residues.edge_blocks import (
-    Blocks,
+    block_of,
     edge_hidden,
-    load_weight,
     precision_of,
 )
 from mlff_triton.kernels.types.residue_network import EdgeNetwork
@@ -43,56 +41,51 @@ def _message_sums_kernel(
     sums_ptr,
     n_residues,
     n_neighbors,
+    EARLY_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr,
-    RESIDENT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     C: tl.constexpr,
     ROWS: tl.constexpr,
     PART: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Write the sums [n_residues * ROWS / PART, C]. Grid: (any,).
+    """Write the sums [n_residues * ROWS / PART, C]. Grid: (blocks of M rows,).
 
     Each residue has ROWS rows, one for each of its edges and some without. Reads edges
     [n_residues, n_neighbors, C] with their sources and weights, the parts of receivers and senders
     [., C], and the weights of the first two maps.
     """
+    wait_for_previous(EARLY_LAUNCH)
     columns = tl.arange(0, C)
     n_rows = n_residues * ROWS
-    first, second = first_ptr, second_ptr
-    if RESIDENT:
-        first = load_weight(first_ptr, C, C, 0, 0, PRECISION, C, C)
-        second = load_weight(second_ptr, C, C, 0, 0, PRECISION, C, C)
-    for block in range(tl.program_id(0), tl.cdiv(n_rows, M), tl.num_programs(0)):
-        row = block * M + tl.arange(0, M)
-        residue, slot = (row // ROWS).to(tl.int64), row % ROWS
-        mask = (slot < n_neighbors) & (row < n_rows)
-        edge = residue * n_neighbors + slot
-        edges = tl.load(
-            edges_ptr + edge[:, None] * C + columns[None, :], mask[:, None], other=0.0
-        ).to(ACCUMULATE)  # [M, C]
-        sources = tl.load(sources_ptr + edge, mask, other=0).to(tl.int64)
-        hidden = edge_hidden(
-            edges,
-            receivers_ptr,
-            senders_ptr,
-            residue,
-            sources,
-            mask,
-            first,
-            second,
-            second_bias_ptr,
-            PRECISION,
-            RESIDENT,
-            C,
-        )
-        weight = mask.to(hidden.dtype)
-        if weights_ptr is not None:
-            weight = tl.load(weights_ptr + edge, mask, other=0.0).to(hidden.dtype)
-        sums = tl.sum(tl.reshape(hidden * weight[:, None], (M // PART, PART, C)), 1)
-        part = block * (M // PART) + tl.arange(0, M // PART)
-        offsets = part.to(tl.int64)[:, None] * C + columns[None, :]
-        tl.store(sums_ptr + offsets, sums, (part * PART < n_rows)[:, None])
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    residue, slot = (row // ROWS).to(tl.int64), row % ROWS
+    mask = (slot < n_neighbors) & (row < n_rows)
+    edge = residue * n_neighbors + slot
+    edges = tl.load(edges_ptr + edge[:, None] * C + columns[None, :], mask[:, None], other=0.0).to(
+        ACCUMULATE
+    )  # [M, C]
+    sources = tl.load(sources_ptr + edge, mask, other=0).to(tl.int64)
+    hidden = edge_hidden(
+        edges,
+        receivers_ptr,
+        senders_ptr,
+        residue,
+        sources,
+        mask,
+        first_ptr,
+        second_ptr,
+        second_bias_ptr,
+        PRECISION,
+        C,
+    )
+    weight = mask.to(hidden.dtype)
+    if weights_ptr is not None:
+        weight = tl.load(weights_ptr + edge, mask, other=0.0).to(hidden.dtype)
+    sums = tl.sum(tl.reshape(hidden * weight[:, None], (M // PART, PART, C)), 1)
+    part = tl.program_id(0) * (M // PART) + tl.arange(0, M // PART)
+    offsets = part.to(tl.int64)[:, None] * C + columns[None, :]
+    tl.store(sums_ptr + offsets, sums, (part * PART < n_rows)[:, None])
 
 
 def message_sums(
@@ -128,9 +121,9 @@ def message_sums(
     n_residues, n_neighbors, channels = edges.shape
     parts = triton.cdiv(n_neighbors, PART)
     sums = edges.new_empty(n_residues, parts, channels)
-    blocks = Blocks.of(n_residues * parts * PART, edges)
+    block = block_of(edges)
     with torch.cuda.device_of(edges):
-        _message_sums_kernel[(blocks.programs,)](
+        _message_sums_kernel[(triton.cdiv(n_residues * parts * PART, block.rows),)](
             edges,
             receivers,
             senders,
@@ -142,13 +135,13 @@ def message_sums(
             n_residues,
             n_neighbors,
             PRECISION=precision_of(network.first, edges),
-            RESIDENT=blocks.is_resident,
             ACCUMULATE=accumulator(edges),
             C=channels,
             ROWS=parts * PART,
             PART=PART,
-            M=blocks.rows,
-            num_warps=blocks.warps,
+            M=block.rows,
+            num_warps=block.warps,
             num_stages=1,
+            **early_launch(edges),
         )
     return sums

@@ -11,17 +11,20 @@ https://doi.org/10.1126/science.add2187.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.residues.edge_blocks import (
-    Blocks,
     begin_sum,
     bias_sum,
     end_sum,
+    has_room,
     layer_norm,
     linear,
     load_weight,
@@ -60,11 +63,14 @@ def _store_atom(complete_ptr, residues, mask, x, y, z, ATOM: tl.constexpr):
 
 
 @triton.jit
-def _complete_kernel(atoms_ptr, complete_ptr, n_residues, M: tl.constexpr):
+def _complete_kernel(
+    atoms_ptr, complete_ptr, n_residues, EARLY_LAUNCH: tl.constexpr, M: tl.constexpr
+):
     """Write atoms [n_residues, 5, 3] with a virtual CB. Grid: (blocks of M residues,).
 
     Reads atoms [n_residues, 4, 3].
     """
+    wait_for_previous(EARLY_LAUNCH)
     residues = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     mask = residues < n_residues
     nx, ny, nz = _load_atom(atoms_ptr, residues, mask, 0)
@@ -91,12 +97,14 @@ def _distances_kernel(
     all_distances_ptr,
     n_edges,
     n_neighbors,
+    EARLY_LAUNCH: tl.constexpr,
     M: tl.constexpr,
 ):
     """Write the distances of all pairs of atoms [n_edges, 32]. Grid: (blocks of M edges,).
 
     Reads atoms [R, 5, 3], and the sources and distances of CA [n_edges] of edges.
     """
+    wait_for_previous(EARLY_LAUNCH)
     edge, pair = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, 32)
     here, there = edge // n_neighbors, tl.load(sources_ptr + edge, edge < n_edges, other=0)
     first = complete_ptr + here[:, None] * 15 + (pair // 5 * 3)[None, :]
@@ -128,6 +136,7 @@ def _residue_edges_kernel(
     n_edges,
     n_neighbors,
     eps: tl.float64,
+    EARLY_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     C: tl.constexpr,
@@ -140,6 +149,7 @@ def _residue_edges_kernel(
     Reads the distances [n_edges, 32] and sources [n_edges] of edges, numbers and chains [R] of
     residues, and the weights of `BackboneWeights`.
     """
+    wait_for_previous(EARLY_LAUNCH)
     edge, columns = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, C)
     mask = edge < n_edges
     here = edge // n_neighbors
@@ -153,19 +163,32 @@ def _residue_edges_kernel(
     acc = tl.load(offsets_ptr + offset[:, None] * C + columns[None, :], mask[:, None], other=0.0)
     acc = begin_sum(acc.to(ACCUMULATE), PRECISION)
 
+    PAIRS: tl.constexpr = K // _N_RBF
+    center = tl.arange(0, _N_RBF).to(ACCUMULATE) * _SPACING + _NEAREST
     for start in tl.range(0, _N_PAIRS * _N_RBF, K, num_stages=STAGES):
-        function = start + tl.arange(0, K)
-        pointers = distances_ptr + edge[:, None] * 32 + (function // _N_RBF)[None, :]
-        distances = tl.load(pointers, mask[:, None], other=0.0)  # [M, K]
-        center = (function % _N_RBF).to(ACCUMULATE) * _SPACING + _NEAREST
-        scaled = (distances - center[None, :]) * (1 / _WIDTH)
-        basis = tl.exp(-scaled * scaled)
+        pair = start // _N_RBF + tl.arange(0, PAIRS)
+        pointers = distances_ptr + edge[:, None] * 32 + pair[None, :]
+        distances = tl.load(pointers, mask[:, None], other=0.0)  # [M, PAIRS]
+        scaled = (distances[:, :, None] - center[None, None, :]) * (1 / _WIDTH)
+        basis = tl.reshape(tl.exp(-scaled * scaled), (M, K))
         weight = load_weight(basis_ptr, _N_PAIRS * _N_RBF, C, start, 0, PRECISION, K, C)
         acc = multiply(basis, weight, acc, PRECISION)
     total = layer_norm(end_sum(acc, PRECISION), norm_weight_ptr, norm_bias_ptr, eps)
     acc = bias_sum(out_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
     edges = end_sum(linear(total, out_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     tl.store(edges_ptr + edge[:, None] * C + columns[None, :], edges, mask[:, None])
+
+
+class _Tile(NamedTuple):
+    """Rows, inner indices of a step, warps, and stages of loads."""
+
+    rows: int
+    inner: int
+    warps: int
+    stages: int
+
+
+LARGE, SMALL = _Tile(64, 64, 4, 2), _Tile(32, 32, 4, 1)
 
 
 def residue_edges(
@@ -201,16 +224,27 @@ def residue_edges(
     (n_residues, n_neighbors), n_edges = sources.shape, sources.numel()
     edges = weights.offsets.new_empty(*sources.shape, len(weights.out.bias))
     complete, all_distances = atoms.new_empty(n_residues, 5, 3), atoms.new_empty(n_edges, 32)
-    blocks = Blocks.of(n_edges, atoms)
-    rows = min(blocks.rows, 64)
+    tile = LARGE if has_room(atoms) else SMALL
     with torch.cuda.device_of(atoms):
         _complete_kernel[(triton.cdiv(n_residues, 64),)](
-            atoms, complete, n_residues, M=64, num_warps=2
+            atoms,
+            complete,
+            n_residues,
+            M=64,
+            num_warps=2,
+            **early_launch(atoms),
         )
         _distances_kernel[(triton.cdiv(n_edges, 64),)](
-            complete, sources, distances, all_distances, n_edges, n_neighbors, M=64
+            complete,
+            sources,
+            distances,
+            all_distances,
+            n_edges,
+            n_neighbors,
+            M=64,
+            **early_launch(atoms),
         )
-        _residue_edges_kernel[(triton.cdiv(n_edges, rows),)](
+        _residue_edges_kernel[(triton.cdiv(n_edges, tile.rows),)](
             all_distances,
             sources,
             numbers,
@@ -226,9 +260,10 @@ def residue_edges(
             PRECISION=precision_of(weights.distances, weights.offsets),
             ACCUMULATE=accumulator(atoms),
             C=edges.shape[2],
-            K=64 if blocks.has_room else 32,
-            M=rows,
-            STAGES=3 if blocks.has_room else 1,
-            num_warps=4,
+            K=tile.inner,
+            M=tile.rows,
+            STAGES=tile.stages,
+            num_warps=tile.warps,
+            **early_launch(atoms),
         )
     return edges

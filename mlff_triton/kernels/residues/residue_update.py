@@ -4,8 +4,9 @@
     x_i <- norm(x_i + m_i)
     x_i <- mask_i norm'(x_i + gelu(x_i U + u) D + d)
 
-The third map of messages is linear, so it is applied to their sums. One kernel computes these, and
-one updates the residues.
+The third map of messages is linear, so it is applied to their sums. One kernel computes these, one
+the network for parts of the hidden values, and one adds its results. So even a few residues keep
+many multiprocessors busy.
 
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
@@ -21,10 +22,11 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.residues.edge_blocks import (
-    Blocks,
     bias_sum,
     end_sum,
+    has_room,
     layer_norm,
     linear,
     precision_of,
@@ -34,11 +36,10 @@ from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwor
 
 
 @triton.jit
-def _residue_update_kernel(
+def _hidden_sums_kernel(
     x_ptr,
     sums_ptr,
     weights_ptr,
-    mask_ptr,
     third_ptr,
     third_bias_ptr,
     norm_weight_ptr,
@@ -46,16 +47,14 @@ def _residue_update_kernel(
     up_ptr,
     up_bias_ptr,
     down_ptr,
-    down_bias_ptr,
-    last_weight_ptr,
-    last_bias_ptr,
-    updated_ptr,
+    normed_ptr,
+    changes_ptr,
     n_residues,
     n_parts,
     n_neighbors,
     n_hidden,
     eps: tl.float64,
-    last_eps: tl.float64,
+    EARLY_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     C: tl.constexpr,
@@ -64,11 +63,13 @@ def _residue_update_kernel(
     M: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Write the updated residues [n_residues, C]. Grid: (blocks of M residues,).
+    """Write normed rows [n_residues, C], and parts of changes [parts, n_residues, C].
 
-    Reads residues x [n_residues, C] and their mask, sums of messages [n_residues, n_parts, C], the
-    weights of messages [n_residues, n_neighbors], and the weights of networks.
+    Grid: (blocks of M residues, parts of the hidden values). Reads residues x [n_residues, C], sums
+    of messages [n_residues, n_parts, C], the weights of messages [n_residues, n_neighbors], and
+    weights of networks.
     """
+    wait_for_previous(EARLY_LAUNCH)
     residue, columns = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, C)
     live = residue < n_residues
     total = tl.zeros((M, C), ACCUMULATE)
@@ -89,18 +90,60 @@ def _residue_update_kernel(
     message = end_sum(linear(total, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     offsets = residue[:, None] * C + columns[None, :]
     x = tl.load(x_ptr + offsets, live[:, None], other=0.0).to(ACCUMULATE)  # [M, C]
-    x += message
-    x = layer_norm(x, norm_weight_ptr, norm_bias_ptr, eps)
-    acc = bias_sum(down_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
-    for start in tl.range(0, n_hidden, H, num_stages=STAGES):
+    x = layer_norm(x + message, norm_weight_ptr, norm_bias_ptr, eps)
+    tl.store(normed_ptr + offsets, x, live[:, None] & (tl.program_id(1) == 0))
+
+    change = tl.zeros((M, C), ACCUMULATE)
+    size = n_hidden // tl.num_programs(1)
+    begin = tl.program_id(1) * size
+    for start in tl.range(begin, begin + size, H, num_stages=STAGES):
         hidden = bias_sum(up_bias_ptr, start, ACCUMULATE, PRECISION, M, H)
         hidden = linear(x, up_ptr, hidden, C, n_hidden, 0, start, PRECISION)
         hidden = activate(end_sum(hidden, PRECISION), "gelu")
         # A sum apart, as tensor cores cut off the last bits of a long one.
-        acc += linear(hidden, down_ptr, tl.zeros_like(acc), n_hidden, C, start, 0, PRECISION)
-    y = layer_norm(x + end_sum(acc, PRECISION), last_weight_ptr, last_bias_ptr, last_eps)
-    y *= tl.load(mask_ptr + residue, live, other=0.0)[:, None]
-    tl.store(updated_ptr + offsets, y, live[:, None])
+        change += linear(hidden, down_ptr, tl.zeros_like(x), n_hidden, C, start, 0, PRECISION)
+    changes_ptr += tl.program_id(1).to(tl.int64) * n_residues * C
+    tl.store(changes_ptr + offsets, end_sum(change, PRECISION), live[:, None])
+
+
+@triton.jit
+def _sum_changes_kernel(
+    normed_ptr,
+    changes_ptr,
+    mask_ptr,
+    down_bias_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    updated_ptr,
+    n_residues,
+    n_parts,
+    eps: tl.float64,
+    EARLY_LAUNCH: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write the updated residues [n_residues, C]. Grid: (blocks of M residues,).
+
+    Reads normed rows [n_residues, C], changes [n_parts, n_residues, C], the mask of residues, and
+    the weights of a normalization.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    residue, columns = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, C)
+    live = residue < n_residues
+    offsets = residue[:, None] * C + columns[None, :]
+    x = tl.load(normed_ptr + offsets, live[:, None], other=0.0).to(ACCUMULATE)
+    x += tl.load(down_bias_ptr + columns)[None, :]
+    for part in range(n_parts):
+        pointers = changes_ptr + tl.cast(part, tl.int64) * n_residues * C + offsets
+        x += tl.load(pointers, live[:, None], other=0.0)
+    x = layer_norm(x, norm_weight_ptr, norm_bias_ptr, eps)
+    x *= tl.load(mask_ptr + residue, live, other=0.0)[:, None]
+    tl.store(updated_ptr + offsets, x, live[:, None])
+
+
+FEW, MANY = 16, 32
+"""Residues of a block, and of a block where there are many."""
 
 
 def residue_update(
@@ -142,39 +185,59 @@ def residue_update(
     [R, C]
         New residues.
     """
-    updated = torch.empty_like(x)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    normed, updated = torch.empty_like(x, dtype=exact), torch.empty_like(x)
     n_residues, n_neighbors, channels = edges.shape
+    n_hidden, width = len(network.up.bias), min(channels, 64)
     sums = message_sums(edges, receivers, senders, sources, message, weights)
-    blocks = Blocks.of(n_residues, x)
-    is_large = n_residues > 16 * hardware.multiprocessors(x.device)
-    block = 64 if is_large and blocks.has_room else 16
-    prefetches = blocks.has_room and x.dtype is torch.float32
+    processors = hardware.multiprocessors(x.device)
+    block = MANY if n_residues > FEW * processors and has_room(x) else FEW
+    blocks = triton.cdiv(n_residues, block)
+    parts = n_hidden // width  # a power of two at most
+    while parts % 2 == 0 and parts * blocks > 2 * processors:
+        parts //= 2
+    changes = normed.new_empty(parts, n_residues, channels)
     with torch.cuda.device_of(x):
-        _residue_update_kernel[(triton.cdiv(n_residues, block),)](
+        _hidden_sums_kernel[(blocks, parts)](
             x,
             sums,
             weights,
-            mask,
             *message.third,
             *network.norm[:2],
             *network.up,
-            *network.down,
-            *network.last_norm[:2],
-            updated,
+            network.down.weight,
+            normed,
+            changes,
             n_residues,
             sums.shape[1],
             n_neighbors,
-            len(network.up.bias),
+            n_hidden,
             network.norm[2],
-            network.last_norm[2],
             PRECISION=precision_of(message.first, x),
             ACCUMULATE=accumulator(x),
             C=channels,
             K=triton.next_power_of_2(n_neighbors),
-            H=min(channels, 64),
+            H=width,
             M=block,
-            STAGES=3 if prefetches else 1,
+            STAGES=2 if has_room(x) and x.dtype is torch.float32 else 1,
             num_warps=4,
             num_stages=1,
+            **early_launch(x),
+        )
+        _sum_changes_kernel[(triton.cdiv(n_residues, 4),)](
+            normed,
+            changes,
+            mask,
+            network.down.bias,
+            *network.last_norm[:2],
+            updated,
+            n_residues,
+            parts,
+            network.last_norm[2],
+            ACCUMULATE=accumulator(x),
+            C=channels,
+            M=4,
+            num_warps=1,
+            **early_launch(x),
         )
     return updated

@@ -4,8 +4,9 @@ A float32 value of moderate size is, up to its last two bits, the sum of two flo
 eleven bits each. Three products of these halves are as exact as one in float32 for most purposes,
 take half the time of products in TF32, and work on GPUs without TF32.
 
-Low halves would fall below the range of float16. Either they alone are scaled, and the products
-with them are summed apart, or both factors of a product are scaled, and one sum suffices.
+Low halves of weights would fall below the range of float16. Either low halves alone are scaled, and
+the products with them are summed apart, or whole weights are scaled, and one sum suffices. Then the
+low halves of the values that are multiplied have an error of at most 3e-8.
 """
 
 from __future__ import annotations
@@ -18,11 +19,8 @@ from mlff_triton.errors import InputError
 SCALE = 2.0**11
 """Factor of the low halves alone."""
 
-WEIGHT_SCALE, VALUE_SCALE = 2.0**8, 2.0**2
-"""Factors of weights and of the values that they multiply. Values may be as large as 16,000."""
-
-UNIT = WEIGHT_SCALE * VALUE_SCALE
-"""Factor of their products."""
+WEIGHT_SCALE = 2.0**8
+"""Factor of whole weights, and so of the sums of products with them."""
 
 
 def split_halves(weight: Tensor) -> Tensor:

@@ -45,6 +45,21 @@ class EdgeNetwork(NamedTuple):
     third: EdgeLinear
 
 
+class Projections(NamedTuple):
+    """Parts of the first maps of one or several networks of edges that act on residues.
+
+    Attributes
+    ----------
+    weight : [P, C, C]
+        Transposed weights.
+    bias : [P, 1, C]
+        Biases; zero for senders.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+
 class ResidueNetwork(NamedTuple):
     """The part of a layer that acts on each residue.
 

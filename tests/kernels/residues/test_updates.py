@@ -7,12 +7,19 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.residues.edge_update import edge_update
+from mlff_triton.kernels.residues.project import project
 from mlff_triton.kernels.residues.reference import edge_update as edge_reference
+from mlff_triton.kernels.residues.reference import project as project_reference
 from mlff_triton.kernels.residues.reference import residue_update as residue_reference
 from mlff_triton.kernels.residues.residue_update import residue_update
 from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeLinear, EdgeNetwork, ResidueNetwork
+from mlff_triton.kernels.types.residue_network import (
+    EdgeLinear,
+    EdgeNetwork,
+    Projections,
+    ResidueNetwork,
+)
 from mlff_triton.testing import assert_close
 
 SIZES = [(1, 1, 16), (5, 3, 32), (37, 20, 16), (9, 48, 128)]  # R, K, C
@@ -101,3 +108,19 @@ def test_residues_match_the_reference(size, weighted, kind, device):
     if kind == "halves":
         arguments[6:8] = map(split, arguments[6:8])
     assert_close(residue_update(*arguments).cpu(), expected, 0, dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("size", [(1, 16), (37, 32), (70, 128)], ids=str)
+def test_projections_match_the_reference(size, kind, device):
+    n_residues, channels = size
+    torch.manual_seed(n_residues)
+    weight = (_random(3, channels, channels) / channels**0.5).float().double()
+    given = _random(n_residues, channels), Projections(weight, _random(3, 1, channels))
+    expected = project_reference.project(*given)
+    dtype = torch.float32 if kind == "halves" else kind
+    x, projections = (to(value, device, dtype) for value in given)
+    if kind == "halves":
+        projections = projections._replace(weight=split_scaled_halves(projections.weight))
+    for found, exact in zip(project(x, projections), expected, strict=True):
+        assert_close(found.cpu(), exact, 0, dtype)
