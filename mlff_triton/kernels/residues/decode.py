@@ -50,11 +50,12 @@ def _normalize(x, weight_ptr, bias_ptr, eps):
 
 @triton.jit
 def _wait(done_ptr, sources, mask):
-    """Wait until all sources [K] in a mask are done."""
+    """Wait until all sources [K] in a mask are done, and see what was written before."""
     waiting = tl.sum(mask.to(tl.int32), 0)
     while waiting > 0:
         done = tl.load(done_ptr + sources, mask, other=1, volatile=True)
         waiting = tl.sum((done == 0).to(tl.int32), 0)
+    tl.atomic_add(done_ptr + sources, 0, mask, sem="acquire")
 
 
 @triton.jit
@@ -291,5 +292,6 @@ def decode(
             V=triton.next_power_of_2(n_letters),
             num_warps=8,
             num_stages=1,
+            launch_cooperative_grid=not is_interpreting(),  # all programs run at once, or none
         )
     return sequence, probabilities
