@@ -48,6 +48,18 @@ def rows(length: int) -> object:
     return attention_pool(pairs, square, activation=activation, with_rows=False)
 
 
+def few_rows() -> object:
+    """Convolve so few rows that sums are split, with all kinds of residuals."""
+    x, ones = half(2, 32, 16 * C), torch.ones(C)
+    residuals = None, half(2, 32, C), half(2, 32, C // 2), half(2, 16, C)
+    return [
+        convolution.convolution(
+            x, half(C, 5, 16 * C), ones, residual=residual, activation=Activation(ones, ones)
+        )
+        for residual in residuals
+    ]
+
+
 def attention(length: int) -> object:
     """Attend with relative positions, and with biases of bins, and add the result."""
     q, v = half(1, length, 8, 64), half(1, length, 8, 192)
@@ -109,6 +121,7 @@ def genomic_calls() -> dict[str, Callable[[], object]]:
     return {
         "genomics, 64 rows": partial(rows, 64),
         "genomics, 8000 rows": partial(rows, 8000),
+        "genomics, few rows of many channels": few_rows,
         "genomics, attention": partial(attention, 1024),
         "genomics, pairs": pairs_of_bins,
         "genomics, heads": heads,

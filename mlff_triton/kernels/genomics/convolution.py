@@ -5,7 +5,8 @@
 
 The sum over taps and input channels is one long sum of products of blocks. Tensor descriptors load
 the blocks, and read zeros beyond the ends of a sequence. Nothing is computed on the operands, since
-the layer before has stored its result activated.
+the layer before has stored its result activated. For few rows, the sum is split among programs, and
+a second kernel adds their results in a fixed order.
 
 Source: Ž. Avsec et al., "Effective gene expression prediction from sequence by integrating
 long-range interactions", https://doi.org/10.1038/s41592-021-01252-x.
@@ -13,7 +14,8 @@ long-range interactions", https://doi.org/10.1038/s41592-021-01252-x.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -151,6 +153,32 @@ def _load_residual(residual, batch, row, column, DOUBLES: tl.constexpr):
 
 
 @triton.jit
+def _finish(
+    rows,
+    residual,
+    y,
+    activated,
+    bias_ptr,
+    scale_ptr,
+    shift_ptr,
+    residual_scale,
+    batch,
+    row,
+    column,
+    n_out,
+    DOUBLES: tl.constexpr,
+):
+    """Add the bias and the residual, unless they are None, to a block of sums, and store it."""
+    if bias_ptr is not None:
+        columns = column + tl.arange(0, rows.shape[1])
+        bias = tl.load(bias_ptr + columns, columns < n_out, other=0.0)
+        rows += bias.to(tl.float32)[None, :]
+    if residual is not None:
+        rows += residual_scale * _load_residual(residual, batch, row, column, DOUBLES)
+    store_rows(rows, y, activated, scale_ptr, shift_ptr, batch, row, column, n_out)
+
+
+@triton.jit
 def _convolution_kernel(
     x,
     weight,
@@ -165,11 +193,12 @@ def _convolution_kernel(
     length,
     n_out,
     n_in,
-    n_added,
     x_stride,
+    n_added,
     added_stride,
     activated_stride,
     PROGRAMS: tl.constexpr,
+    SPLITS: tl.constexpr,
     TAPS: tl.constexpr,
     DOUBLES: tl.constexpr,
     DESCRIBED: tl.constexpr,
@@ -183,8 +212,10 @@ def _convolution_kernel(
 
     Reads x [n_sequences, length, n_in], weight [n_out, TAPS n_in], and the residual with n_added
     channels, and with DOUBLES half as many rows. For all of these see `describe`. Bias, scale and
-    shift are [n_out]. Grid: (PROGRAMS,), each of which takes every
-    PROGRAMS-th tile of M rows and N columns, and finishes it in PARTS.
+    shift are [n_out]. If SPLITS > 1, only y is written: it is [SPLITS n_sequences, length, n_out],
+    for sums over equal parts of the steps, and all that follows the sums is None. Grid:
+    (PROGRAMS,), each of which takes every PROGRAMS-th sum of M rows and N columns, and finishes it
+    in PARTS.
     """
     allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
@@ -196,25 +227,97 @@ def _convolution_kernel(
     residual = describe(
         residual, n_sequences, added_length, n_added, added_stride, DESCRIBED, n_rows, W
     )
-    y = describe(y, n_sequences, length, n_out, n_out, DESCRIBED, M, W)
+    y = describe(y, SPLITS * n_sequences, length, n_out, n_out, DESCRIBED, M, W)
     activated = describe(activated, n_sequences, length, n_out, activated_stride, DESCRIBED, M, W)
-    n_tiles = count_tiles(n_sequences, length, n_out, M, N)
-    for tile in tl.range(tl.program_id(0), n_tiles, PROGRAMS, flatten=True):
-        batch, row, column = locate(tile, n_sequences, length, n_out, M, N)
+    n_sums = SPLITS * count_tiles(n_sequences, length, n_out, M, N)
+    for index in tl.range(tl.program_id(0), n_sums, PROGRAMS, flatten=True):
+        batch, row, column = locate(index // SPLITS, n_sequences, length, n_out, M, N)
+        split = index % SPLITS
+        n_steps = tl.cdiv(TAPS * tl.cdiv(n_in, K), SPLITS)  # those beyond the last read zeros
         acc = tl.zeros((M, N), tl.float32)
-        for step in range(TAPS * tl.cdiv(n_in, K)):
+        for i in range(n_steps):
+            step = split * n_steps + i
             tap, k = step % TAPS, step // TAPS * K
             block = load_block(x, batch, row + tap - (TAPS - 1) // 2, k)
             acc = tl.dot(block, weight.load([column, tap * n_in + k]).T, acc)
         parts = column_parts(acc, PARTS)
         for part in tl.static_range(PARTS):
-            first = column + part * W
-            columns = first + tl.arange(0, W)
-            bias = tl.load(bias_ptr + columns, columns < n_out, other=0.0)
-            rows = parts[part] + bias.to(tl.float32)[None, :]
-            if residual is not None:
-                rows += residual_scale * _load_residual(residual, batch, row, first, DOUBLES)
-            store_rows(rows, y, activated, scale_ptr, shift_ptr, batch, row, first, n_out)
+            _finish(
+                parts[part],
+                residual,
+                y,
+                activated,
+                bias_ptr,
+                scale_ptr,
+                shift_ptr,
+                residual_scale,
+                split * n_sequences + batch,
+                row,
+                column + part * W,
+                n_out,
+                DOUBLES,
+            )
+
+
+@triton.jit
+def _added_sums_kernel(
+    sums_ptr,
+    residual,
+    y,
+    activated,
+    bias_ptr,
+    scale_ptr,
+    shift_ptr,
+    residual_scale,
+    n_sequences,
+    length,
+    n_out,
+    n_added,
+    added_stride,
+    activated_stride,
+    SPLITS: tl.constexpr,
+    DOUBLES: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Add sums [SPLITS, n_sequences, length, n_out], and finish them like `_convolution_kernel`.
+
+    Grid: (tiles of M rows and N columns,).
+    """
+    allow_next(EARLY_LAUNCH)
+    wait_for_previous(EARLY_LAUNCH)
+    n_rows: tl.constexpr = M // (1 + DOUBLES)
+    added_length = length // (1 + DOUBLES)
+    residual = describe(
+        residual, n_sequences, added_length, n_added, added_stride, DESCRIBED, n_rows, N
+    )
+    y = describe(y, n_sequences, length, n_out, n_out, DESCRIBED, M, N)
+    activated = describe(activated, n_sequences, length, n_out, activated_stride, DESCRIBED, M, N)
+    batch, row, column = locate(tl.program_id(0), n_sequences, length, n_out, M, N)
+    m, n = row + tl.arange(0, M)[:, None], column + tl.arange(0, N)[None, :]
+    inside = (m < length) & (n < n_out)
+    rows = tl.zeros((M, N), tl.float32)
+    for split in tl.static_range(SPLITS):
+        sequence = (split * n_sequences + batch).to(tl.int64)
+        offsets = (sequence * length + m) * n_out + n
+        rows += tl.load(sums_ptr + offsets, inside, other=0.0)
+    _finish(
+        rows,
+        residual,
+        y,
+        activated,
+        bias_ptr,
+        scale_ptr,
+        shift_ptr,
+        residual_scale,
+        batch,
+        row,
+        column,
+        n_out,
+        DOUBLES,
+    )
 
 
 @triton.jit
@@ -263,29 +366,56 @@ class Tile(NamedTuple):
 LARGE_MEMORY = 200 * hardware.KIB  # shared memory of Hopper and later
 SMALL = Tile(128, 128, 32, 2, 8, 3, 1)  # for any GPU
 HALF = Tile(128, 128, 64, 4, 4, 3, 2)  # two per multiprocessor, each while the other one stores
+_ADDED = Tile(16, 64, 64, 1, 4, 1, 1)  # for sums of splits
 
-# Time per product of tiles for long sums, relative to the first.
-_COSTS = {Tile(128, 256, 64, 4, 8, 4, 1): 1.0, Tile(256, 128, 64, 4, 8, 4, 1): 1.05, HALF: 1.15}
-
-
-def _tile(x: Tensor, n_out: int, taps: int) -> Tile:
-    """Return the tile that gives the busiest multiprocessor the least work, waste included."""
-    if hardware.shared_memory(x) < LARGE_MEMORY:
-        return SMALL
-    if taps == 1:
-        return HALF
-
-    def cost(tile: Tile) -> float:
-        tiles = _count(tile, x, n_out)
-        busiest = triton.cdiv(tiles, hardware.multiprocessors(x.device))
-        return float(_COSTS[tile] * busiest * tile.rows * tile.columns)
-
-    return min(_COSTS, key=cost)
+# Microseconds per step on an H200, of all tiles that share a multiprocessor and of one alone.
+_STEP_TIMES = {
+    Tile(128, 256, 64, 4, 8, 4, 1): (0.77, 0.77),
+    Tile(256, 128, 64, 4, 8, 4, 1): (0.79, 0.79),
+    Tile(128, 128, 64, 2, 8, 5, 1): (0.43, 0.43),
+    HALF: (0.84, 0.60),
+}
+_SPLITS = 1, 2, 3, 4, 8
+_LAUNCH_TIME = 3.0  # microseconds, as below
+_SUM_TIME = 8 / 3e6  # per float32 that is written and read, at 3 TB/s
 
 
-def _count(tile: Tile, rows: Tensor, n_out: int) -> int:
-    """Count the tiles of a result with as many rows as rows [B, S, .]."""
-    tiles = len(rows) * triton.cdiv(rows.shape[1], tile.rows) * triton.cdiv(n_out, tile.columns)
+class Plan(NamedTuple):
+    """Block sizes, and the number of programs that share the sums of a tile."""
+
+    tile: Tile
+    splits: int = 1
+
+    @classmethod
+    def of(cls, x: Tensor, n_out: int, taps: int) -> Plan:
+        """Return the fastest plan for rows x [B, S, K]."""
+        if hardware.shared_memory(x) < LARGE_MEMORY:
+            return cls(SMALL)
+        return _fastest(x.shape, n_out, taps, hardware.multiprocessors(x.device))
+
+    def time(self, shape: Sequence[int], n_out: int, taps: int, multiprocessors: int) -> float:
+        """Estimate the microseconds that rows of a shape [B, S, K] take."""
+        tile, splits = self
+        busiest = triton.cdiv(splits * _count(tile, shape, n_out), multiprocessors)
+        rounds, rest = divmod(busiest, tile.programs)
+        together, alone = _STEP_TIMES[tile]
+        steps = triton.cdiv(taps * triton.cdiv(shape[2], tile.inner), splits)
+        time = steps * (rounds * together + rest * alone)
+        if splits > 1:
+            time += _LAUNCH_TIME + _SUM_TIME * splits * shape[0] * shape[1] * n_out
+        return float(time)
+
+
+@lru_cache(maxsize=1024)
+def _fastest(shape: Sequence[int], n_out: int, taps: int, multiprocessors: int) -> Plan:
+    tiles = [HALF] if taps == 1 else _STEP_TIMES
+    plans = [Plan(tile, splits) for splits in _SPLITS for tile in tiles]
+    return min(plans, key=lambda plan: plan.time(shape, n_out, taps, multiprocessors))
+
+
+def _count(tile: Tile, shape: Sequence[int], n_out: int) -> int:
+    """Count the tiles of a result with as many rows as a shape [B, S, .]."""
+    tiles = shape[0] * triton.cdiv(shape[1], tile.rows) * triton.cdiv(n_out, tile.columns)
     return int(tiles)
 
 
@@ -302,10 +432,11 @@ class Launch(NamedTuple):
     described: bool
 
     @classmethod
-    def of(cls, tile: Tile, rows: Tensor, n_out: int) -> Launch:
+    def of(cls, tile: Tile, rows: Tensor, n_out: int, splits: int = 1) -> Launch:
         """Count the programs for rows [B, S, .]."""
         programs = hardware.multiprocessors(rows.device) * tile.programs
-        return cls(tile, min(programs, _count(tile, rows, n_out)), has_descriptors(rows))
+        sums = splits * _count(tile, rows.shape, n_out)
+        return cls(tile, min(programs, sums), has_descriptors(rows))
 
     def given(self, x: Tensor | None, describe: Callable[..., Any], *sizes: int) -> Any:
         """Return what the kernel gets for ``x``: its description, or itself without descriptors."""
@@ -336,6 +467,36 @@ class Launch(NamedTuple):
             "num_warps": tile.warps,
             "num_stages": tile.stages,
         }
+
+
+class _Epilogue(NamedTuple):
+    """Terms to add to sums, and where to store the rows."""
+
+    y: Tensor | None
+    activated: Tensor | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    residual_scale: float = 1.0
+    activation: Activation | None = None
+    doubles: bool = False
+
+    def operands(self, launch: Launch) -> tuple[Any, ...]:
+        """Return what a kernel reads and writes."""
+        return (
+            launch.given(self.residual, launch.part, launch.tile.rows // (1 + self.doubles)),
+            launch.given(self.y, launch.part),
+            launch.given(self.activated, launch.part),
+            self.bias,
+            *(self.activation or (None, None)),
+            self.residual_scale,
+        )
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Channels of the residual, and strides of its rows and of activated rows."""
+        residual, activated = self.residual, self.activated
+        added = (0, 0) if residual is None else (residual.shape[2], residual.stride(1))
+        return *added, 0 if activated is None else activated.stride(1)
 
 
 def convolution(
@@ -377,9 +538,9 @@ def convolution(
     Activated
         Rows [B, S, N] of the dtype of ``x``.
     """
-    tile = _tile(x, *weight.shape[:2])
+    plan = Plan.of(x, *weight.shape[:2])
     return launch_convolution(
-        x, weight, bias, residual, residual_scale, activation, with_rows, out, tile
+        x, weight, bias, residual, residual_scale, activation, with_rows, out, plan
     )
 
 
@@ -392,41 +553,65 @@ def launch_convolution(
     activation: Activation | None,
     with_rows: bool,
     out: Tensor | None,
-    tile: Tile,
+    plan: Plan,
 ) -> Activated:
-    """Run `convolution` with the given block sizes."""
-    n_sequences, length, n_in = x.shape
-    n_out, taps, _ = weight.shape
+    """Run `convolution` with the given plan."""
+    n_sequences, length, _ = x.shape
+    n_out = len(weight)
     shape = n_sequences, length, n_out
     y = x.new_empty(shape) if with_rows else None
     activated = x.new_empty(shape) if activation is not None and out is None else out
     doubles = residual is not None and residual.shape[1] != length
-    launch = Launch.of(tile, x, n_out)
+    epilogue = _Epilogue(y, activated, bias, residual, residual_scale, activation, doubles)
     with torch.cuda.device_of(x):
-        _convolution_kernel[(launch.programs,)](
-            launch.given(x, launch.operand),
-            launch.given(weight.flatten(1), launch.weight),
-            launch.given(residual, launch.part, tile.rows // (1 + doubles)),
-            launch.given(y, launch.part),
-            launch.given(activated, launch.part),
-            bias,
-            *(activation or (None, None)),
-            residual_scale,
-            n_sequences,
-            length,
-            n_out,
-            n_in,
-            0 if residual is None else residual.shape[2],
-            x.stride(1),
-            0 if residual is None else residual.stride(1),
-            0 if activated is None else activated.stride(1),
-            DESCRIBED=launch.described,
-            TAPS=taps,
-            DOUBLES=doubles,
-            **launch.options,
-            **early_launch(x),
-        )
+        if plan.splits == 1:
+            _launch_sums(x, weight, plan, epilogue)
+        else:
+            sums = x.new_empty(plan.splits, *shape, dtype=torch.float32)
+            _launch_sums(x, weight, plan, _Epilogue(sums.flatten(0, 1)))
+            _launch_added_sums(sums, epilogue)
     return Activated(y, activated)
+
+
+def _launch_sums(x: Tensor, weight: Tensor, plan: Plan, epilogue: _Epilogue) -> None:
+    n_sequences, length, n_in = x.shape
+    n_out, taps, _ = weight.shape
+    launch = Launch.of(plan.tile, x, n_out, plan.splits)
+    _convolution_kernel[(launch.programs,)](
+        launch.given(x, launch.operand),
+        launch.given(weight.flatten(1), launch.weight),
+        *epilogue.operands(launch),
+        n_sequences,
+        length,
+        n_out,
+        n_in,
+        x.stride(1),
+        *epilogue.sizes,
+        DESCRIBED=launch.described,
+        SPLITS=plan.splits,
+        TAPS=taps,
+        DOUBLES=epilogue.doubles,
+        **launch.options,
+        **early_launch(x),
+    )
+
+
+def _launch_added_sums(sums: Tensor, epilogue: _Epilogue) -> None:
+    splits, *shape = sums.shape
+    launch = Launch(_ADDED, _count(_ADDED, shape, shape[2]), has_descriptors(sums))
+    _added_sums_kernel[(launch.programs,)](
+        sums,
+        *epilogue.operands(launch),
+        *shape,
+        *epilogue.sizes,
+        DESCRIBED=launch.described,
+        SPLITS=splits,
+        DOUBLES=epilogue.doubles,
+        M=_ADDED.rows,
+        N=_ADDED.columns,
+        num_warps=_ADDED.warps,
+        **early_launch(sums),
+    )
 
 
 def sequence_windows(x: Tensor, taps: int, out: Tensor) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.genomics import convolution as kernels
-from mlff_triton.kernels.genomics.convolution import SMALL, Tile
+from mlff_triton.kernels.genomics.convolution import SMALL, Plan, Tile
 from mlff_triton.kernels.genomics.reference import convolution as reference
 from mlff_triton.kernels.types.convolution import Activation
 from mlff_triton.testing import assert_within
@@ -18,15 +18,22 @@ SIZES = [(1, 8, 1, 8), (2, 70, 5, 24), (3, 33, 15, 72), (1, 67, 4, 136)]  # B, S
 TILES = [SMALL, Tile(16, 64, 32, 2, 4, 2, 1), Tile(16, 128, 64, 4, 4, 2, 1)]
 
 
+@pytest.fixture(params=[1, 4], ids=lambda splits: f"{splits} splits")
+def split(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split sums, or do not."""
+    monkeypatch.setattr(Plan, "of", lambda *_: Plan(SMALL, request.param))
+
+
 def half(value: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:
     return None if value is None else value.to(device, dtype)
 
 
 @pytest.mark.usefixtures("described")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.rows}x{tile.columns}")
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_kernel_matches_the_reference(size, tile, dtype, device):
+def test_kernel_matches_the_reference(size, tile, splits, dtype, device):
     torch.manual_seed(0)
     n_sequences, length, taps, channels = size
     n_out = channels + 16
@@ -46,14 +53,14 @@ def test_kernel_matches_the_reference(size, tile, dtype, device):
         Activation(scale.float().to(device), shift.float().to(device)),
         True,
         None,
-        tile,
+        Plan(tile, splits),
     )
     for each, exact in zip(found, expected, strict=True):
         assert each.dtype == dtype
         assert_within(each.cpu(), exact, ROUNDING[dtype])
 
 
-@pytest.mark.usefixtures("described")
+@pytest.mark.usefixtures("described", "split")
 @pytest.mark.parametrize("kind", ["fewer channels", "half as many rows", "none"])
 def test_residuals_are_added(kind, device):
     x, weight = random(2, 34, 16), random(40, 5, 16)
@@ -74,7 +81,7 @@ def test_residuals_are_added(kind, device):
     assert_within(found.rows.cpu(), expected.rows, 2.0**-10)
 
 
-@pytest.mark.usefixtures("described")
+@pytest.mark.usefixtures("described", "split")
 def test_columns_of_a_buffer_are_read_and_written(device):
     torch.manual_seed(0)
     buffer = torch.full((2, 20, 88), 7.0, dtype=torch.float16, device=device)
@@ -116,3 +123,27 @@ def test_the_center_of_a_window_is_its_position():
     reference.sequence_windows(x, 3, out)
     assert out[0, 0].tolist() == [0, 0, 1, 2, 3, 4, 0]
     assert out[0, 3].tolist() == [5, 6, 7, 8, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "taps", "channels", "expected"),
+    [
+        (128, 5, 1536, (128, 128, 8)),
+        (512, 5, 1408, (128, 128, 3)),
+        (1024, 5, 1280, (128, 256, 3)),
+        (3072, 5, 1536, (128, 128, 1)),
+        (16384, 5, 768, (128, 256, 1)),
+        (2048, 1, 1152, (128, 128, 1)),
+    ],
+)
+def test_sums_of_few_rows_are_split(n_rows, taps, channels, expected, monkeypatch):
+    monkeypatch.setattr(kernels.hardware, "shared_memory", lambda _: 227 * kernels.hardware.KIB)
+    monkeypatch.setattr(kernels.hardware, "multiprocessors", lambda _: 132)
+    x = torch.empty(1, n_rows, channels, device="meta")
+    tile, splits = Plan.of(x, channels, taps)
+    assert (tile.rows, tile.columns, splits) == expected
+
+
+def test_sums_are_not_split_on_other_gpus():
+    x = torch.empty(1, 128, 1536, device="meta")
+    assert Plan.of(x, 1536, 5) == (SMALL, 1)
