@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
-from mlff_triton.kernels.genomics.convolution import (
+from mlff_triton.kernels.genomics.sequence_tiles import (
     HALF,
     LARGE_MEMORY,
     SMALL,

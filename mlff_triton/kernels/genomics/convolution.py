@@ -14,7 +14,7 @@ long-range interactions", https://doi.org/10.1038/s41592-021-01252-x.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,123 +22,26 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
-from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.genomics.sequence_tiles import (
+    HALF,
+    LARGE_MEMORY,
+    SMALL,
+    Launch,
+    Tile,
+    column_parts,
+    count_of,
+    count_tiles,
+    describe,
+    describe_weight,
+    has_descriptors,
+    load_block,
+    locate,
+    store_rows,
+)
 from mlff_triton.kernels.types.convolution import Activated, Activation
-
-_GELU_EXPONENT = tl.constexpr(-1.702 * 1.4426950408889634)  # times log2(e), for exp2
-
-
-@triton.jit
-def gelu(u):
-    """Return ``u sigmoid(1.702 u)``, with one exponential that does not overflow."""
-    return u / (1 + tl.exp2(tl.minimum(_GELU_EXPONENT * u, 126.0)))
-
-
-@triton.jit
-def locate(tile, n_sequences, length, n_out, M: tl.constexpr, N: tl.constexpr):
-    """Return the sequence, the first row and the first column of a tile, in grouped order."""
-    tile = tl.cast(tile, tl.int32)  # a Python integer under the interpreter
-    tiles_row = tl.cdiv(length, M)
-    tile_m, tile_n = tile_in_group(tile, n_sequences * tiles_row, tl.cdiv(n_out, N))
-    return tile_m // tiles_row, tile_m % tiles_row * M, tile_n * N
-
-
-@triton.jit
-def count_tiles(n_sequences, length, n_out, M: tl.constexpr, N: tl.constexpr):
-    """Count the tiles of rows [n_sequences, length, n_out]."""
-    return n_sequences * tl.cdiv(length, M) * tl.cdiv(n_out, N)
-
-
-@triton.jit
-def _halves(x):
-    """Split a block [M, N] into two blocks of neighboring columns."""
-    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
-
-
-@triton.jit
-def describe(
-    x,
-    n_sequences,
-    length,
-    columns,
-    stride,
-    DESCRIBED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Return a descriptor of rows [n_sequences, length, columns] in blocks [M, N]; None for None.
-
-    ``x`` is that if it is DESCRIBED, otherwise a pointer to rows with a stride. Known strides allow
-    GPUs without descriptors to load several elements at a time.
-    """
-    if DESCRIBED:
-        rows = x
-    elif x is None:
-        rows = None
-    else:
-        rows = tl.make_tensor_descriptor(
-            x,
-            [n_sequences, length, columns],
-            [tl.cast(stride, tl.int64) * length, stride, 1],
-            [1, M, N],
-        )
-    return rows
-
-
-@triton.jit
-def describe_weight(weight, n_out, n_in, DESCRIBED: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """Return a descriptor of a weight [n_out, n_in], like `describe`."""
-    if DESCRIBED:
-        rows = weight
-    else:
-        rows = tl.make_tensor_descriptor(weight, [n_out, n_in], [n_in, 1], [N, K])
-    return rows
-
-
-@triton.jit
-def column_parts(x, PARTS: tl.constexpr):
-    """Split a block [M, N] into a tuple of 1, 2 or 4 blocks of neighboring columns.
-
-    Epilogues that finish one part at a time need less shared memory.
-    """
-    if PARTS == 1:
-        parts = (x,)
-    elif PARTS == 2:
-        parts = _halves(x)
-    else:
-        left, right = _halves(x)
-        parts = _halves(left) + _halves(right)
-    return parts
-
-
-@triton.jit
-def load_block(x, batch, row, column):
-    """Load a block [M, N] of one sequence."""
-    return tl.reshape(x.load([batch, row, column]), (x.block_shape[1], x.block_shape[2]))
-
-
-@triton.jit
-def store_block(y, batch, row, column, block):
-    """Store a block [M, N] of one sequence."""
-    block = block.to(y.dtype)
-    y.store([batch, row, column], tl.reshape(block, (1, block.shape[0], block.shape[1])))
-
-
-@triton.jit
-def store_rows(rows, y, activated, scale_ptr, shift_ptr, batch, row, column, n_out):
-    """Store a block [M, N] of rows, as they are and activated, where there is a descriptor."""
-    if y is not None:
-        store_block(y, batch, row, column, rows)
-    if activated is not None:
-        columns = column + tl.arange(0, rows.shape[1])
-        scale = tl.load(scale_ptr + columns, columns < n_out, other=0.0)
-        shift = tl.load(shift_ptr + columns, columns < n_out, other=0.0)
-        u = gelu(rows * scale[None, :] + shift[None, :])
-        store_block(activated, batch, row, column, u)
 
 
 @triton.jit
@@ -351,21 +254,6 @@ def _sequence_windows_kernel(
     tl.store(out_ptr + row * stride + column, window.to(out_ptr.dtype.element_ty), mask)
 
 
-class Tile(NamedTuple):
-    """Block sizes and options of a launch."""
-
-    rows: int
-    columns: int
-    inner: int
-    parts: int
-    warps: int
-    stages: int
-    programs: int  # per multiprocessor
-
-
-LARGE_MEMORY = 200 * hardware.KIB  # shared memory of Hopper and later
-SMALL = Tile(128, 128, 32, 2, 8, 3, 1)  # for any GPU
-HALF = Tile(128, 128, 64, 4, 4, 3, 2)  # two per multiprocessor, each while the other one stores
 _ADDED = Tile(16, 64, 64, 1, 4, 1, 1)  # for sums of splits
 
 # Microseconds per step on an H200, of all tiles that share a multiprocessor and of one alone.
@@ -396,7 +284,7 @@ class Plan(NamedTuple):
     def time(self, shape: Sequence[int], n_out: int, taps: int, multiprocessors: int) -> float:
         """Estimate the microseconds that rows of a shape [B, S, K] take."""
         tile, splits = self
-        busiest = triton.cdiv(splits * _count(tile, shape, n_out), multiprocessors)
+        busiest = triton.cdiv(splits * count_of(tile, shape, n_out), multiprocessors)
         rounds, rest = divmod(busiest, tile.programs)
         together, alone = _STEP_TIMES[tile]
         steps = triton.cdiv(taps * triton.cdiv(shape[2], tile.inner), splits)
@@ -411,62 +299,6 @@ def _fastest(shape: Sequence[int], n_out: int, taps: int, multiprocessors: int) 
     tiles = [HALF] if taps == 1 else _STEP_TIMES
     plans = [Plan(tile, splits) for splits in _SPLITS for tile in tiles]
     return min(plans, key=lambda plan: plan.time(shape, n_out, taps, multiprocessors))
-
-
-def _count(tile: Tile, shape: Sequence[int], n_out: int) -> int:
-    """Count the tiles of a result with as many rows as a shape [B, S, .]."""
-    tiles = shape[0] * triton.cdiv(shape[1], tile.rows) * triton.cdiv(n_out, tile.columns)
-    return int(tiles)
-
-
-def has_descriptors(x: Tensor) -> bool:
-    """Return whether the GPU of ``x`` copies blocks by descriptors: Hopper and later."""
-    return bool(early_launch(x)["EARLY_LAUNCH"])
-
-
-class Launch(NamedTuple):
-    """Descriptors, options and number of programs of a launch over rows."""
-
-    tile: Tile
-    programs: int
-    described: bool
-
-    @classmethod
-    def of(cls, tile: Tile, rows: Tensor, n_out: int, splits: int = 1) -> Launch:
-        """Count the programs for rows [B, S, .]."""
-        programs = hardware.multiprocessors(rows.device) * tile.programs
-        sums = splits * _count(tile, rows.shape, n_out)
-        return cls(tile, min(programs, sums), has_descriptors(rows))
-
-    def given(self, x: Tensor | None, describe: Callable[..., Any], *sizes: int) -> Any:
-        """Return what the kernel gets for ``x``: its description, or itself without descriptors."""
-        return describe(x, *sizes) if self.described else x
-
-    def operand(self, x: Tensor) -> TensorDescriptor:
-        """Describe rows that are multiplied."""
-        return TensorDescriptor.from_tensor(x, [1, self.tile.rows, self.tile.inner])
-
-    def weight(self, weight: Tensor) -> TensorDescriptor:
-        """Describe a weight [N, K]."""
-        return TensorDescriptor.from_tensor(weight, [self.tile.columns, self.tile.inner])
-
-    def part(self, x: Tensor | None, rows: int | None = None) -> TensorDescriptor | None:
-        """Describe rows that are read or written in parts of a tile, or return None for None."""
-        if x is None:
-            return None
-        columns = self.tile.columns // self.tile.parts
-        return TensorDescriptor.from_tensor(x, [1, rows or self.tile.rows, columns])
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Constants of the kernel and options of the launch."""
-        tile = self.tile
-        sizes = {"M": tile.rows, "N": tile.columns, "K": tile.inner, "PARTS": tile.parts}
-        return sizes | {
-            "PROGRAMS": self.programs,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
 
 
 class _Epilogue(NamedTuple):
@@ -598,7 +430,7 @@ def _launch_sums(x: Tensor, weight: Tensor, plan: Plan, epilogue: _Epilogue) -> 
 
 def _launch_added_sums(sums: Tensor, epilogue: _Epilogue) -> None:
     splits, *shape = sums.shape
-    launch = Launch(_ADDED, _count(_ADDED, shape, shape[2]), has_descriptors(sums))
+    launch = Launch(_ADDED, count_of(_ADDED, shape, shape[2]), has_descriptors(sums))
     _added_sums_kernel[(launch.programs,)](
         sums,
         *epilogue.operands(launch),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.genomics.convolution import gelu
+from mlff_triton.kernels.genomics.sequence_tiles import gelu
 from mlff_triton.kernels.types.convolution import Activation
 
 _PAIRS, _COLUMNS, _WARPS = 16, 128, 4  # per program

@@ -20,7 +20,8 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import sigmoid
 from mlff_triton.kernels.common.tiles import tile_in_group
-from mlff_triton.kernels.genomics.convolution import (
+from mlff_triton.kernels.genomics.pair_junctions import softplus
+from mlff_triton.kernels.genomics.sequence_tiles import (
     LARGE_MEMORY,
     Launch,
     Tile,
@@ -28,7 +29,6 @@ from mlff_triton.kernels.genomics.convolution import (
     gelu,
     load_block,
 )
-from mlff_triton.kernels.genomics.pair_junctions import softplus
 from mlff_triton.kernels.types import tracks as types
 from mlff_triton.kernels.types.tracks import COLUMNS, TrackPlan, TrackWeights
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlff_triton.kernels.genomics import convolution
+from mlff_triton.kernels.genomics import convolution, sequence_tiles
 
 
 @pytest.fixture(params=["pointers", "descriptors"])
@@ -11,4 +11,5 @@ def described(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Let kernels take pointers or, as on Hopper, descriptors."""
     if not torch.cuda.is_available():
         found = request.param == "descriptors"
-        monkeypatch.setattr(convolution, "has_descriptors", lambda _: found)
+        for module in (sequence_tiles, convolution):
+            monkeypatch.setattr(module, "has_descriptors", lambda _: found)

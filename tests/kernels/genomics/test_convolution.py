@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.genomics import convolution as kernels
-from mlff_triton.kernels.genomics.convolution import SMALL, Plan, Tile
+from mlff_triton.kernels.genomics.convolution import Plan
 from mlff_triton.kernels.genomics.reference import convolution as reference
+from mlff_triton.kernels.genomics.sequence_tiles import SMALL, Tile
 from mlff_triton.kernels.types.convolution import Activation
 from mlff_triton.testing import assert_within
 from tests.kernels.genomics.rows import ROUNDING, random
