@@ -196,6 +196,8 @@ def predict_junctions(
     n_sites, n_tissues = positions.shape[2], w.mask.shape[1]
     shape = len(x), n_sites, n_sites, 2 * n_tissues
     counts = torch.empty(shape, dtype=dtype, device=x.device)
+    mask = torch.empty(shape, dtype=torch.bool, device=x.device)
+    known, measured = positions >= 0, w.mask[organism][:, None, None]
     for strand, (scales, shifts) in enumerate(zip(w.scale, w.shift, strict=True)):
         donors, acceptors = (
             ops.rotated_sites(
@@ -208,14 +210,14 @@ def predict_junctions(
             )
             for end, number in enumerate((2 * strand, 2 * strand + 1))
         )
-        out = counts[..., strand * n_tissues : (strand + 1) * n_tissues]
+        tissues = slice(strand * n_tissues, (strand + 1) * n_tissues)
         ends = positions[:, 2 * strand : 2 * strand + 2]
+        out = counts[..., tissues]
         ops.junction_reads(donors @ acceptors.mT, RANGE, ends, w.mask, organism, out)
-    known = positions >= 0
-    both = known[:, ::2, :, None] & known[:, 1::2, None]  # [B, 2, K, K]
-    mask = both[..., None] & w.mask[organism][:, None, None, None]
+        both = known[:, 2 * strand, :, None] & known[:, 2 * strand + 1, None]  # [B, K, K]
+        torch.logical_and(both[..., None], measured, out=mask[..., tissues])
     return {
         "pred_counts": counts,
         "splice_site_positions": given,
-        "splice_junction_mask": torch.cat(mask.unbind(1), -1),
+        "splice_junction_mask": mask,
     }
