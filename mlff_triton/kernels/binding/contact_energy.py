@@ -23,7 +23,7 @@ from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.types.complexes import Layout, Readout
 
-ROWS, COLUMNS, INNER, LIGAND = 64, 128, 64, 16
+ROWS, COLUMNS, INNER, LIGAND = 64, 128, 32, 16
 """Rows, columns and inner indices of blocks, and ligand atoms per block of contacts."""
 
 
@@ -54,7 +54,8 @@ def _ligand_rows_kernel(
     first = tl.load(row_ptr_ptr + complex_).to(tl.int64)
     row, last = first + begin + tl.arange(0, M), first + n_ligand
     column = tl.program_id(1) * N + tl.arange(0, N)
-    y = product(x_ptr, tl.minimum(row, last - 1), n_rows, weight_ptr, column, C, C, M, N, K)
+    row_read = tl.minimum(row, last - 1)
+    y = product(x_ptr, row_read, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
     y = activate(y + tl.load(bias_ptr + column)[None, :], ACTIVATION)
     store_halves(y, out_ptr, row, column, n_rows, last, C)
 
@@ -114,7 +115,7 @@ def _contact_energy_kernel(
     live = row < last
     row = tl.minimum(row, last - 1)
     column = tl.program_id(1) * N + tl.arange(0, N)
-    target = product(x_ptr, row, n_rows, weight_ptr, column, C, C, M, N, K)
+    target = product(x_ptr, row, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
     target = activate(target + tl.load(bias_ptr + column)[None, :], "silu")  # [M, N]
 
     touching, small = tl.zeros((M, N), tl.float32), tl.zeros((M, N), tl.float32)

@@ -46,7 +46,7 @@ class _Tile(NamedTuple):
     stages: int
 
 
-LARGE = _Tile(rows=128, keys=64, warps=8, stages=2)
+LARGE = _Tile(rows=64, keys=64, warps=4, stages=2)
 SMALL = _Tile(rows=64, keys=32, warps=4, stages=1)
 
 
@@ -125,8 +125,10 @@ def _frame_attention_kernel(
         pointers = (key + n_tokens)[:, None] * C + column[None, :]
         v_low = tl.load(values_ptr + pointers, known[:, None], other=0.0)
         high, low = halves(weights)
-        acc, small_acc = acc * rescale[:, None], small_acc * rescale[:, None]
-        acc, small_acc = multiply(high, low, v_high, v_low, acc, small_acc)
+        small_acc = small_acc * rescale[:, None]
+        nothing = tl.zeros((M, D), tl.float32)
+        sums, small_acc = multiply(high, low, v_high, v_low, nothing, small_acc)
+        acc = tl.fma(acc, rescale[:, None], sums)  # rounded to nearest: tensor cores cut off
 
     acc = added(acc, small_acc)
     acc += signed(mean_0, frame, 0)[:, None] * tl.load(directions_ptr + 9 * C)[None, :]

@@ -25,6 +25,7 @@ from mlff_triton.kernels.binding.halves import (
     store_halves,
     takes_large_blocks,
 )
+from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.types.complexes import FRAMES, FrameNetwork, Tokens
 
@@ -34,7 +35,7 @@ def _normalize(x, eps):
     """Normalize rows [M, C] to mean zero and variance one."""
     x -= (tl.sum(x, 1) / x.shape[1])[:, None]
     variance = tl.sum(x * x, 1) / x.shape[1]
-    return x / tl.sqrt(variance + eps)[:, None]
+    return x * (1 / tl.sqrt(variance + eps))[:, None]
 
 
 @triton.jit
@@ -103,7 +104,7 @@ def _hidden_rows_kernel(
     row = begin + tl.arange(0, M)
     known, column = tl.minimum(row, n_live - 1), tl.program_id(1) * N + tl.arange(0, N)
     hidden = product(x_ptr, known, n_rows, weight_ptr, column, C, HIDDEN, M, N, K)
-    hidden = tl.maximum(hidden + tl.load(bias_ptr + column)[None, :], 0.0)
+    hidden = activate(hidden + tl.load(bias_ptr + column)[None, :], "relu")
     store_halves(hidden, hidden_ptr, row, column, n_rows, n_live, HIDDEN)
 
 
@@ -153,9 +154,17 @@ class _Tile(NamedTuple):
     warps: int
     stages: int
 
+    def options(self, n_inner: int) -> dict[str, int]:
+        """Return constants and options of a launch that sums over inner indices."""
+        sizes = {"M": self.rows, "K": _divisor(n_inner, self.inner)}
+        return sizes | {"num_warps": self.warps, "num_stages": self.stages}
 
-LARGE = _Tile(rows=64, columns=256, inner=64, warps=8, stages=2)
+
+ATTENDED = _Tile(rows=64, columns=256, inner=64, warps=8, stages=3)
+HIDDEN = _Tile(rows=128, columns=256, inner=64, warps=8, stages=3)
+MEAN = _Tile(rows=32, columns=256, inner=32, warps=4, stages=3)
 SMALL = _Tile(rows=32, columns=256, inner=32, warps=8, stages=1)
+"""Blocks of the three kernels on an H200, and of all of them on GPUs with less shared memory."""
 
 
 def _divisor(n: int, most: int) -> int:
@@ -201,14 +210,12 @@ def frame_network(
     mean = attended.new_empty(2, all_tokens, channels)
     if not all_tokens:
         return mean
-    tile = LARGE if takes_large_blocks(mean) else SMALL
-    columns = _divisor(n_hidden, tile.columns)
-    inner, hidden_inner = (_divisor(n, tile.inner) for n in (channels, n_hidden))
-    blocks = triton.cdiv(n_rows, tile.rows)
-    options = {"M": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
+    tiles = (ATTENDED, HIDDEN, MEAN) if takes_large_blocks(mean) else (SMALL, SMALL, SMALL)
+    columns = _divisor(n_hidden, tiles[1].columns)
+    blocks = [triton.cdiv(n_rows, tile.rows) for tile in tiles]
     x, hidden = torch.empty_like(attended), attended.new_empty(2, n_rows, n_hidden)
     with torch.cuda.device_of(mean):
-        _attended_rows_kernel[(blocks,)](
+        _attended_rows_kernel[(blocks[0],)](
             tokens.coordinates,
             tokens.embedded,
             attended,
@@ -220,10 +227,9 @@ def frame_network(
             n_rows,
             network.norm[2],
             C=channels,
-            K=inner,
-            **options,
+            **tiles[0].options(channels),
         )
-        _hidden_rows_kernel[(blocks, n_hidden // columns)](
+        _hidden_rows_kernel[(blocks[1], n_hidden // columns)](
             x,
             n_tokens,
             *network.up,
@@ -232,10 +238,9 @@ def frame_network(
             C=channels,
             HIDDEN=n_hidden,
             N=columns,
-            K=inner,
-            **options,
+            **tiles[1].options(channels),
         )
-        _mean_rows_kernel[(blocks,)](
+        _mean_rows_kernel[(blocks[2],)](
             x,
             hidden,
             n_tokens,
@@ -246,7 +251,6 @@ def frame_network(
             network.last_norm[2],
             C=channels,
             HIDDEN=n_hidden,
-            K=hidden_inner,
-            **options,
+            **tiles[2].options(n_hidden),
         )
     return mean

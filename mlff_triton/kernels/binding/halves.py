@@ -78,26 +78,28 @@ def product(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    ROUNDS: tl.constexpr = False,
 ):
     """Compute x w [M, N] for rows of x [2, n_rows, IN] and columns of a weight [2, IN, OUT].
 
-    Both are halves. Each of the three products has its own accumulator: a product that continues
-    another one would make Triton divide the work among warps in two ways, and convert accumulators
-    in between.
+    Both are halves. Products with low halves come first, so that a single accumulator serves all
+    three: it is scaled before the products of high halves continue it. Tensor cores cut off what a
+    sum is too short for, so with ROUNDS each of these products is rounded to nearest when added.
     """
-    low_ptr = x_ptr + tl.cast(n_rows, tl.int64) * IN
-    inner, weight_inner = tl.arange(0, K)[None, :], tl.arange(0, K)[:, None]
+    low = tl.cast(n_rows, tl.int64) * IN
+    inner = tl.arange(0, K)
+    x_offsets, weight_offsets = row[:, None] * IN + inner, inner[:, None] * OUT + column[None, :]
     acc = tl.zeros((M, N), tl.float32)
-    small, other = acc, acc
+    for start in range(0, 2 * IN, K):
+        part = tl.load(x_ptr + tl.where(start < IN, low, -IN) + start + x_offsets)
+        w = tl.load(weight_ptr + start * OUT + weight_offsets)  # low halves follow high ones
+        acc = tl.dot(part, w, acc)
+    acc *= _1_SCALE
     for start in range(0, IN, K):
-        offsets = row[:, None] * IN + start + inner
-        high, low = tl.load(x_ptr + offsets), tl.load(low_ptr + offsets)
-        offsets = (start + weight_inner) * OUT + column[None, :]
-        w_high, w_low = tl.load(weight_ptr + offsets), tl.load(weight_ptr + IN * OUT + offsets)
-        acc = tl.dot(high, w_high, acc)
-        small = tl.dot(low, w_high, small)
-        other = tl.dot(high, w_low, other)
-    return added(acc, small + other)
+        w = tl.load(weight_ptr + start * OUT + weight_offsets)
+        part = tl.load(x_ptr + start + x_offsets)
+        acc = tl.fma(tl.dot(part, w), 1.0, acc) if ROUNDS else tl.dot(part, w, acc)
+    return acc
 
 
 def takes_large_blocks(x: Tensor) -> bool:
