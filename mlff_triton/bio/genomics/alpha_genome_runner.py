@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlff_triton.bio.graph_cache import Inputs
 
 BASES = 4
-MANY_BASES = 32768
+MANY_BASES = 131072
 """Number of bases, of all sequences, beyond which launches take less time than kernels."""
 
 

@@ -36,7 +36,7 @@ SQUASHED, PROBABILITIES = tl.constexpr(types.SQUASHED), tl.constexpr(types.PROBA
 _CLIP = tl.constexpr(10.0)
 _POWER = tl.constexpr(4 / 3)
 
-_LARGE, _SMALL = Tile(128, COLUMNS, 64, 4, 4, 3, 2), Tile(64, COLUMNS, 32, 4, 4, 2, 1)
+_LARGE, _SMALL = Tile(128, COLUMNS, 64, 2, 8, 4, 1), Tile(64, COLUMNS, 32, 4, 4, 2, 1)
 
 
 @triton.jit
@@ -108,8 +108,9 @@ def _tracks_kernel(
             else:
                 y = softplus(values) * tl.load(scale_ptr + weight_row + columns)[None, :]
                 if not SCALED:
-                    y = tl.where(y > _CLIP, (y + _CLIP) * (y + _CLIP) / (4 * _CLIP), y)
-                    y = tl.where(kind == SQUASHED, tl.exp2(_POWER * tl.log2(y)), y)
+                    y = tl.where(y > _CLIP, (y + _CLIP) * (y + _CLIP) * (0.25 / _CLIP), y)
+                    if kind == SQUASHED:
+                        y = tl.exp2(_POWER * tl.log2(y))
                     y *= tl.load(mean_ptr + weight_row + columns)[None, :]
             tl.store(corner + begin + offsets, y.to(out_ptr.dtype.element_ty), mask)
 
