@@ -212,7 +212,8 @@ def _capped_attention_fwd_kernel(
         bias = tl.clamp(bias, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(q.dtype)
         scores = tl.dot(indicator, bias, tl.dot(q, k.T))
         # cap tanh(x / cap) is cap - 2 cap / (1 + exp(2 x / cap)).
-        growth = tl.exp2(tl.minimum(scores * (2 * SCALE / CAP * _LOG2_E), 100.0))
+        scores *= 2 * SCALE / CAP * _LOG2_E
+        growth = tl.exp2(tl.minimum(scores, 100.0, propagate_nan=tl.PropagateNan.ALL))
         weights = tl.exp2(CAP * _LOG2_E - (2 * CAP * _LOG2_E) / (1 + growth))
         weights = tl.where(known[None, :], weights, 0.0)
         total += tl.sum(weights, 1)

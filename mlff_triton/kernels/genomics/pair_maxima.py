@@ -75,7 +75,7 @@ def _pair_maxima_fwd_kernel(
     first = 2 * pair[:, None] * C + columns[None, :]
     a = tl.load(x_ptr + first, mask, other=0.0).to(tl.float32)
     b = tl.load(x_ptr + first + C, mask, other=0.0).to(tl.float32)
-    largest = tl.maximum(a, b)
+    largest = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     offsets = pair[:, None] * C + columns[None, :]
     tl.store(rows_ptr + offsets, largest.to(rows_ptr.dtype.element_ty), mask)
     if next_ptr is not None:
