@@ -19,7 +19,7 @@ Outputs = tuple[Tensor, ...]
 
 class _CapturedGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
+    inputs: list[list[Tensor]]  # those of each dtype
     outputs: Outputs
 
 
@@ -68,8 +68,9 @@ class GraphCache:
             if captured is None:
                 return None
             self._captured.move_to_end(key)
-            self._wait_for_last_replay(captured.inputs[0].device)
-            torch._foreach_copy_(captured.inputs, _present(inputs), non_blocking=True)
+            self._wait_for_last_replay(_present(inputs)[0].device)
+            for own, given in zip(captured.inputs, _by_dtype(inputs), strict=True):
+                torch._foreach_copy_(own, given, non_blocking=True)
             captured.graph.replay()
             return tuple(output.clone() for output in captured.outputs)
 
@@ -91,11 +92,19 @@ class GraphCache:
         own = [None if x is None else x.clone() for x in inputs]
         with torch.no_grad(), torch.cuda.device_of(_present(inputs)[0]):
             graph, outputs = record(lambda: self._function(own, option), self._pool)
-        return _CapturedGraph(graph, _present(own), outputs)
+        return _CapturedGraph(graph, _by_dtype(own), outputs)
 
 
 def _present(inputs: Inputs) -> list[Tensor]:
     return [x for x in inputs if x is not None]
+
+
+def _by_dtype(inputs: Inputs) -> list[list[Tensor]]:
+    """Group tensors by dtype, as PyTorch copies tensors of one dtype in a single launch."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for x in _present(inputs):
+        groups.setdefault(x.dtype, []).append(x)
+    return list(groups.values())
 
 
 def _key(inputs: Inputs, option: Any) -> tuple[object, ...]:

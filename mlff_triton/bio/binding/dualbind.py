@@ -85,7 +85,7 @@ class DualBindForward(FastForward[DualBind]):
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse precisions other than the model's own float32, and arguments of other shapes."""
-        weight = next(self.module.parameters())
+        weight = self.parameter
         if weight.dtype != self.dtype:
             return "other precisions than that of the parameters are not supported"
         if self.backend == "triton" and weight.dtype != torch.float32:

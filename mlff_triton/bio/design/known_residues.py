@@ -9,39 +9,41 @@ from mlff_triton.bio.value_check import ValueCheck
 
 
 class KnownCheck(ValueCheck):
-    """Check that each protein has more known residues than a residue has neighbors.
+    """Check that values are 0 or 1, and that each protein has enough known residues.
 
-    Otherwise neighbors are arbitrary: all unknown residues are as far away as the farthest known
-    one.
+    All unknown residues are as far away as the farthest known one. So neighbors are arbitrary
+    unless a protein has more known residues than a residue has neighbors, or all residues are
+    neighbors of each other.
 
     Parameters
     ----------
-    n_neighbors : int
-        Largest number of neighbors.
+    n_needed : int
+        Smallest number of known residues.
     """
 
-    def __init__(self, n_neighbors: int) -> None:
+    def __init__(self, n_needed: int) -> None:
         super().__init__()
-        self.n_neighbors = n_neighbors
+        self.n_needed = n_needed
 
-    def concerns(self, tensor: Tensor) -> bool:
-        """Return True for all masks with residues."""
-        return tensor.numel() > 0
+    @staticmethod
+    def needed(length: int, n_neighbors: int) -> int:
+        """Return how many of ``length`` residues must be known."""
+        return n_neighbors + 1 if length > n_neighbors else 0
 
     def measure(self, tensor: Tensor) -> Tensor:
-        """Return whether all values are 0 or 1, and whether there are enough known residues."""
-        is_binary = ((tensor == 0) | (tensor == 1)).all()
-        is_enough = (tensor.sum(1) > self.n_neighbors).all()
-        return torch.stack([is_binary, is_enough | (tensor.shape[1] <= self.n_neighbors)]).long()
+        """Return the sum of each protein, and then sums that are 0 if all values are 0 or 1."""
+        x = tensor.float()
+        others = torch.linalg.vector_norm(torch.addcmul(x, x, x, value=-1), 1, dim=1)
+        return torch.cat([x.sum(1), others])
 
-    def reason(self, *numbers: float) -> str | None:
+    def reason(self, *sums: float) -> str | None:
         """Refuse other values, and too few known residues."""
-        is_binary, is_enough = numbers
-        if not is_binary:
+        n_known, others = sums[: len(sums) // 2], sums[len(sums) // 2 :]
+        if any(others):
             return "the mask has values other than 0 and 1"
-        if is_enough:
+        if min(n_known) >= self.n_needed:
             return None
-        return f"a padded protein has no more known residues than {self.n_neighbors} neighbors"
+        return f"a padded protein has fewer than {self.n_needed} known residues"
 
     def __reduce__(self) -> tuple[type[KnownCheck], tuple[int]]:
-        return KnownCheck, (self.n_neighbors,)
+        return KnownCheck, (self.n_needed,)

@@ -47,7 +47,7 @@ class ProteinMPNNForward(FastForward[Runner]):
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
-        self._known = KnownCheck(self.module.features.top_k)
+        self._known = KnownCheck(0)
 
     @classmethod
     def fits(cls, module: Any) -> bool:
@@ -90,7 +90,7 @@ class ProteinMPNNForward(FastForward[Runner]):
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse dtypes other than float32, and proteins with too few known residues."""
-        parameter = next(self.module.parameters())
+        parameter = self.parameter
         if parameter.dtype != torch.float32:
             return "its parameters are not float32; use the precision option of bio.accelerate"
         tensors = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
@@ -108,20 +108,21 @@ class ProteinMPNNForward(FastForward[Runner]):
             return "an argument of integers is not int64"
         if atoms.shape[1] > MAX_LENGTH:
             return f"proteins have more than {MAX_LENGTH} residues"
-        return self._check.refusal(tensors["mask"]) or _refuse_samples(arguments)
+        mask = tensors["mask"]
+        return self._check(mask).refusal(mask) or _refuse_samples(arguments)
 
-    @property
-    def _check(self) -> KnownCheck:
-        """The check of masks for the present number of neighbors."""
-        if self._known.n_neighbors != self.module.features.top_k:
-            self._known = KnownCheck(self.module.features.top_k)
+    def _check(self, mask: Tensor) -> KnownCheck:
+        """Return the check for the length of a mask and the present number of neighbors."""
+        needed = KnownCheck.needed(mask.shape[1], self.module.features.top_k)
+        if self._known.n_needed != needed:
+            self._known = KnownCheck(needed)
         return self._known
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
         """Queue the check of the mask, and replay the graph for the proteins' shape, if any."""
         mask = arguments.get("mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
-            self._check.queue(mask)
+            self._check(mask).queue(mask)
         is_score = all(isinstance(arguments.get(name), Tensor) for name in INPUTS)
         if not is_score or self.module.features.augment_eps > 0:
             return None

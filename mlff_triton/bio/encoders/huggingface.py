@@ -127,7 +127,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
 
     def read(self) -> ReadyEncoder:
         """Read the present weights."""
-        out = next(self.module.parameters()).dtype
+        out = self.parameter.dtype
         absolute = _position_type(self.module) == "absolute"
         return ReadyEncoder(
             make_runner(self._encoder(), self.dtype, out, self.backend, self.options),

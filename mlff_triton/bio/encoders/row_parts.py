@@ -43,7 +43,7 @@ class PartForward(FastForward[Weights | None]):
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse inputs of another dtype than the parameters, and inputs that need gradients."""
-        x, own = arguments.get(self._names[0]), next(self.module.parameters())
+        x, own = arguments.get(self._names[0]), self.parameter
         if not isinstance(x, Tensor) or x.is_nested:
             return "its input is not a dense tensor"
         if x.dtype != own.dtype:

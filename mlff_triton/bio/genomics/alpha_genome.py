@@ -70,7 +70,7 @@ class AlphaGenomeForward(FastForward[Network]):
         sequence, organism = arguments.get("dna_sequence"), arguments.get("organism_index")
         if not isinstance(sequence, Tensor) or sequence.dim() != 3 or sequence.shape[2] != BASES:
             return "dna_sequence is not a tensor [B, S, 4]"
-        home = next(self.module.parameters()).device
+        home = self.parameter.device
         if any(isinstance(x, Tensor) and x.device != home for x in arguments.values()):
             return f"its parameters are on {home}, but an input is not"
         length = sequence.shape[1]
@@ -150,7 +150,7 @@ class AlphaGenomeForward(FastForward[Network]):
     def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
         """Allow autocast to the dtype of the model's policy, under which ``predict`` calls it."""
         policy = self.module.dtype_policy.compute_dtype
-        device = next(self.module.parameters()).device.type
+        device = self.parameter.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == policy:
             with torch.autocast(device, enabled=False):
                 return super()._unsupported_mode(arguments)

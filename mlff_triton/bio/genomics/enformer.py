@@ -38,7 +38,7 @@ class EnformerForward(FastForward[EnformerRunner]):
         return self._sequence_refusal(given.x) or self._request_refusal(given)
 
     def _sequence_refusal(self, x: object) -> str | None:
-        first = next(self.module.parameters())
+        first = self.parameter
         if isinstance(x, list):
             if not x or len({len(each) if isinstance(each, str) else None for each in x}) != 1:
                 return "the sequences are not strings of one length"
@@ -137,7 +137,7 @@ class EnformerForward(FastForward[EnformerRunner]):
             x = function_of(self.module, "str_to_one_hot")(x)
         elif x.dtype == torch.int64:
             x = function_of(self.module, "seq_indices_to_one_hot")(x)
-        sequence: Tensor = x.to(next(self.module.parameters()).device)
+        sequence: Tensor = x.to(self.parameter.device)
         return sequence
 
 

@@ -258,7 +258,7 @@ def test_too_few_known_residues_need_the_original():
     expected = results(model, "forward", given)
     with (
         bio.accelerated(model, backend="torch"),
-        pytest.warns(FallbackWarning, match="no more known residues than 5"),
+        pytest.warns(FallbackWarning, match="fewer than 6 known"),
     ):
         assert torch.equal(results(model, "forward", given), expected)
 
@@ -267,12 +267,12 @@ def test_all_known_residues_and_padding_need_the_original():
     """The farthest known residue is then as far away as all that are unknown."""
     model, given = make_model(), proteins(2, 12)
     given["mask"] = (torch.arange(12) < 5).float().repeat(2, 1)
-    assert_original(model, given, "no more known residues than 5")
+    assert_original(model, given, "fewer than 6 known")
     bio.accelerate(model, backend="torch")
     given["mask"][:, 5] = 1
     results(model, "forward", given)
     model.features.top_k = 6
-    with pytest.warns(FallbackWarning, match="than 6 neighbors"):
+    with pytest.warns(FallbackWarning, match="than 7 known"):
         results(model, "forward", given)
 
 
@@ -321,7 +321,7 @@ def test_other_sizes_are_refused(monkeypatch):
         bio.accelerate(make_model(), strict=True)
 
 
-def test_strides_and_more_atoms_do_not_matter():
+def test_strides_and_more_atoms_do_not_matter(device):
     model, given = make_model(), proteins(2, 9)
     given["mask"] = torch.ones(()).expand(2, 9)
     atoms = torch.cat([given["X"], torch.randn(2, 9, 10, 3)], 2)
@@ -330,6 +330,8 @@ def test_strides_and_more_atoms_do_not_matter():
     options |= {"pssm_bias": torch.rand(V, 2, 9).softmax(0).permute(1, 2, 0), "pssm_multi": 0.5}
     options |= {"pssm_bias_flag": True, "pssm_coef": torch.rand(9, 2).T}
     given = sampling(given | {"X": atoms}, **options)
+    model.to(device)
+    given = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     expected = results(model, "sample", given)
     for backend in ("torch", "triton"):
         with bio.accelerated(model, backend=backend):
