@@ -92,7 +92,9 @@ def approximate_gelu(x: Tensor, device: str) -> Tensor:
 
 
 def test_gelu_in_float32(device):
-    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-1e30, -1e-30, 1e-30, 1e30])])
+    """Inputs have few bits, so that the product before the activation is exact."""
+    x = torch.linspace(-12, 12, 4001).half().float()
+    x = torch.cat([x, torch.tensor([-(2.0**99), -(2.0**-99), 2.0**-99, 2.0**99])])
     exact = functional.gelu(x.double())
     off = (activated(x, device, "gelu") - exact).abs()
     assert (off <= 1e-7 + 1.2e-7 * exact.abs()).all()
