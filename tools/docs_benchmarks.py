@@ -36,6 +36,7 @@ def errors_table(folder: Path, bench: str) -> str:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "md": figures.simulations,
+    "first-step": figures.first_step_table,
     "step": partial(figures.step_table, bench="step"),
     "shipped": partial(figures.step_table, bench="shipped"),
     "batch": partial(figures.step_table, bench="batch"),
@@ -46,6 +47,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "openmm": figures.openmm_table,
     "fidelity": partial(errors_table, bench="fidelity"),
     "bio": figures.bio_table,
+    "models": figures.models_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": figures.alignment_table,
     "alignment-batches": figures.cells_table,

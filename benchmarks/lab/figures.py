@@ -29,6 +29,7 @@ OPENMM_PAIRS = (  # ours and TorchMD-NET's, first on the GPU, then on the host
 )
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
+ACCELERATED = "accelerated-"  # prefix of our precisions
 MODEL_PEERS = ("reference-graph", "half", "half-graph", "compile", "compile-half")
 ALIGNERS = {  # labels and markers
     "parasail": ("parasail, one core", "."),
@@ -46,6 +47,12 @@ SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
     "openmm": "through OpenMM on the GPU",
     "openmm-host": "through OpenMM on the host",
     "torch-sim": "through TorchSim",
+}
+FIRST_STEP = {  # columns of parts of the first seconds
+    "import": "import",
+    "engine": "engine",
+    "forces": "first forces",
+    "total": "all",
 }
 LARGEST = "1000000"  # a random box, although it is named after its size
 BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
@@ -122,6 +129,23 @@ def _plot_bio(axes: Axes, times: Times) -> None:
     axes.set(xlabel="forward pass, ms")
 
 
+def _plot_models(axes: Axes, times: Times) -> None:
+    """Plot times of calls, one row per case."""
+    best = [best_peer(rows, MODEL_PEERS) for rows in times.values()]
+    kinds = {
+        "as shipped, fp32": (_rows_of(times, BIO_REFERENCE), "s"),
+        "best peer": ([row for row in best if row], "."),
+        "mlff_triton": ([row for row in map(_fastest, times.values()) if row], "o"),
+    }
+    _plot_points(axes, list(times), kinds, "ms_p50")
+    axes.set(xlabel="call, ms")
+
+
+def _fastest(rows: dict[str, Row]) -> Row | None:
+    """Return the fastest of the precisions that the accelerated model was measured in."""
+    return best_peer(rows, [name for name in rows if name.startswith(ACCELERATED)])
+
+
 def _plot_alignment(axes: Axes, times: Times) -> None:
     """Plot speeds, one row per case, without the cases that are compared with PyTorch."""
     times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
@@ -147,6 +171,7 @@ PLOTS = {
     "shipped": _plot_steps,
     "md": _plot_simulations,
     "bio": _plot_bio,
+    "models": _plot_models,
     "alignment": _plot_alignment,
 }
 
@@ -311,6 +336,20 @@ def simulations(folder: Path) -> str:
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
+def first_step_table(folder: Path) -> str:
+    """Tabulate the first seconds of a process by part; empty without data."""
+    times = passed(read_rows(folder / "first-step.csv"))
+    head = ["atoms", "caches", *FIRST_STEP.values()]
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        atoms, caches = case.split()
+        seconds = [f"{_p50(rows[name]) / 1e3:.2f}" for name in FIRST_STEP]
+        lines.append([f"{int(atoms):,}", {"cold": "empty", "warm": "filled"}[caches], *seconds])
+    if len(lines) == 2:
+        return ""
+    return _markdown(lines) + f"\n\nTimes in seconds. {_provenance(times)}"
+
+
 def bio_table(folder: Path) -> str:
     """Tabulate forward passes of protein language models; empty without data."""
     times = passed(read_rows(folder / "bio.csv"))
@@ -337,12 +376,12 @@ def models_table(folder: Path) -> str:
     head = ["case", "as shipped", "best peer", "mlff_triton", "over shipped", "over the best"]
     lines = [[*head, "memory, GB", "error"], ["---"] * (len(head) + 2)]
     for case, rows in times.items():
-        ours = best_peer(rows, [name for name in rows if name.startswith("accelerated-")])
+        ours = _fastest(rows)
         if ours is None:
             continue
         shipped, best = rows.get(BIO_REFERENCE), best_peer(rows, MODEL_PEERS)
         peer = f"{_ms(best)} ({best.impl})" if best else "–"
-        own = f"**{_ms(ours)}** ({ours.impl.removeprefix('accelerated-')})"
+        own = f"**{_ms(ours)}** ({ours.impl.removeprefix(ACCELERATED)})"
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         ratios = [_ratio(shipped, ours), _ratio(best, ours)]
         lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])

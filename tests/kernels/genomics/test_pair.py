@@ -157,3 +157,9 @@ def test_maxima(given, half, device):
         assert (part is None) == (exact is None)
         if exact is not None:
             assert (part.cpu().double() - exact).abs().max() < BOUNDS[half] * exact.abs().max()
+
+
+def test_maxima_of_what_is_not_a_number(device):
+    kernel = import_module("mlff_triton.kernels.genomics.pair_maxima").pair_maxima
+    x = torch.tensor([1.0, torch.nan, torch.nan, 1.0]).half()[None, :, None].expand(1, 4, 8)
+    assert kernel(x.contiguous().to(device)).rows.isnan().all()
