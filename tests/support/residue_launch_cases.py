@@ -17,21 +17,17 @@ from mlff_triton.kernels.residues.residue_update import residue_update
 from mlff_triton.kernels.types.backbone import N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 from mlff_triton.kernels.types.halves import split_scaled_halves
-from mlff_triton.kernels.types.residue_network import (
-    EdgeLinear,
-    EdgeNetwork,
-    Projections,
-    ResidueNetwork,
-)
+from mlff_triton.kernels.types.linear import Linear
+from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 
 C, K, LETTERS, LAYERS, WIDE = 128, 48, 21, 3, 512
 BIAS = torch.ones(C)
 NORM = BIAS, BIAS, 1e-5
 
 
-def linear(n_in: int, n_out: int) -> EdgeLinear:
+def linear(n_in: int, n_out: int) -> Linear:
     """Return a map whose weight is split."""
-    return EdgeLinear(split_scaled_halves(torch.ones(n_in, n_out)), torch.ones(n_out))
+    return Linear(split_scaled_halves(torch.ones(n_in, n_out)), torch.ones(n_out))
 
 
 def updates(n_residues: int) -> object:

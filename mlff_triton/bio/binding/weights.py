@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.kernels.types.complexes import PARTS, FrameNetwork, Linear, Readout
+from mlff_triton.kernels.types.complexes import PARTS, FrameNetwork, Readout
 from mlff_triton.kernels.types.halves import split_halves
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
 
 

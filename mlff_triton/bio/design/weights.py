@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.halves import split_scaled_halves
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import (
-    EdgeLinear,
-    EdgeNetwork,
-    Projections,
-    ResidueNetwork,
-)
+from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 
 PAIRS = [
     *("CA-CA", "N-N", "C-C", "O-O", "CB-CB", "CA-N", "CA-C", "CA-O", "CA-CB", "N-C", "N-O", "N-CB"),
@@ -82,7 +78,7 @@ class MPNNWeights(NamedTuple):
         Of encoded residues as senders, in each layer of the decoder.
     sequences : [V, D, C]
         Parts of the first maps of the decoder's D layers for the amino acid of a sender.
-    out : EdgeLinear
+    out : Linear
         Map to logits, [C, V].
     """
 
@@ -92,7 +88,7 @@ class MPNNWeights(NamedTuple):
     decoder: list[DecoderLayer]
     encoded: Projections
     sequences: Tensor
-    out: EdgeLinear
+    out: Linear
 
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype) -> MPNNWeights:
@@ -129,7 +125,7 @@ class MPNNWeights(NamedTuple):
         )
 
 
-def _split(linear: EdgeLinear) -> EdgeLinear:
+def _split(linear: Linear) -> Linear:
     return linear._replace(weight=split_scaled_halves(linear.weight))
 
 
@@ -215,7 +211,7 @@ def _network(size: int, first: nn.Linear, second: nn.Linear, third: nn.Linear) -
 def _messages(size: int, layer: Any) -> EdgeNetwork:
     """Read the network of messages, whose sums the model divides by a constant, from a layer."""
     network = _network(size, layer.W1, layer.W2, layer.W3)
-    return network._replace(third=EdgeLinear(*(part / layer.scale for part in network.third)))
+    return network._replace(third=Linear(*(part / layer.scale for part in network.third)))
 
 
 def _projections(size: int, *maps: nn.Linear) -> Projections:
@@ -236,8 +232,8 @@ def _residues(layer: Any) -> ResidueNetwork:
     )
 
 
-def _linear(linear: nn.Linear) -> EdgeLinear:
-    return EdgeLinear(_exact(linear.weight).T.contiguous(), _exact(linear.bias))
+def _linear(linear: nn.Linear) -> Linear:
+    return Linear(_exact(linear.weight).T.contiguous(), _exact(linear.bias))
 
 
 def _norm(norm: nn.LayerNorm) -> Norm:

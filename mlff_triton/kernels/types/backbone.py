@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeLinear
 
 ATOMS = ("N", "CA", "C", "O", "CB")
 """Atoms of a residue; CB is virtual."""
@@ -39,11 +39,11 @@ class BackboneWeights(NamedTuple):
         the last three.
     norm : Norm
         Normalization of the sum.
-    out : EdgeLinear
+    out : Linear
         Last map, [C, C].
     """
 
     offsets: Tensor
     distances: Tensor
     norm: Norm
-    out: EdgeLinear
+    out: Linear

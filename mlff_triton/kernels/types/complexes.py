@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
 
 FRAMES = 8
@@ -65,21 +66,6 @@ class Tokens(NamedTuple):
     queries: Tensor
     keys: Tensor
     values: Tensor
-
-
-class Linear(NamedTuple):
-    """A linear map.
-
-    Attributes
-    ----------
-    weight : [inputs, outputs], or float16 [2, inputs, outputs]
-        Transposed weight, contiguous; halves for kernels.
-    bias : [outputs]
-        Bias.
-    """
-
-    weight: Tensor
-    bias: Tensor
 
 
 class FrameNetwork(NamedTuple):

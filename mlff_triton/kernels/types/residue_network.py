@@ -11,22 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
-
-
-class EdgeLinear(NamedTuple):
-    """A linear map.
-
-    Attributes
-    ----------
-    weight : [inputs, outputs]
-        Transposed weight, contiguous.
-    bias : [outputs]
-        Bias.
-    """
-
-    weight: Tensor
-    bias: Tensor
 
 
 class EdgeNetwork(NamedTuple):
@@ -36,13 +22,13 @@ class EdgeNetwork(NamedTuple):
     ----------
     first : [C, C]
         Part of the first map that acts on edges, transposed. Its bias is in the receivers' part.
-    second, third : EdgeLinear
+    second, third : Linear
         The other maps, [C, C].
     """
 
     first: Tensor
-    second: EdgeLinear
-    third: EdgeLinear
+    second: Linear
+    third: Linear
 
 
 class Projections(NamedTuple):
@@ -67,13 +53,13 @@ class ResidueNetwork(NamedTuple):
     ----------
     norm : Norm
         Normalization after the messages.
-    up, down : EdgeLinear
+    up, down : Linear
         Two maps, [C, H] and [H, C], with GELU between them.
     last_norm : Norm
         Normalization after them.
     """
 
     norm: Norm
-    up: EdgeLinear
-    down: EdgeLinear
+    up: Linear
+    down: Linear
     last_norm: Norm

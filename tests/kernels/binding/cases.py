@@ -13,11 +13,11 @@ from mlff_triton.kernels.types.complexes import (
     PARTS,
     FrameNetwork,
     Layout,
-    Linear,
     Readout,
     Tokens,
 )
 from mlff_triton.kernels.types.halves import SCALE, split_halves
+from mlff_triton.kernels.types.linear import Linear
 
 SLOTS = 3  # atoms per residue
 

@@ -12,7 +12,7 @@ from mlff_triton.kernels.residues.reference import residue_edges as edge_referen
 from mlff_triton.kernels.residues.residue_edges import residue_edges
 from mlff_triton.kernels.types.backbone import BackboneWeights
 from mlff_triton.kernels.types.halves import split_scaled_halves
-from mlff_triton.kernels.types.residue_network import EdgeLinear
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.testing import assert_close
 from tests.kernels.residues.test_updates import split, to
 
@@ -62,7 +62,7 @@ def test_edges_match_the_reference(residues, neighbors, channels, kind, device):
         torch.randn(66, channels).double(),
         torch.cat([torch.randn(25, 16, channels), torch.zeros(3, 16, channels)]).double() / 5,
         (torch.randn(channels).double(), torch.randn(channels).double(), 1e-5),
-        EdgeLinear(torch.randn(channels, channels).double() / 8, torch.randn(channels).double()),
+        Linear(torch.randn(channels, channels).double() / 8, torch.randn(channels).double()),
     )
     distances = 20 * torch.rand(residues, neighbors).double()
     given = atoms, sources, distances, numbers, chains, weights

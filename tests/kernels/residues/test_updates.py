@@ -13,13 +13,9 @@ from mlff_triton.kernels.residues.reference import project as project_reference
 from mlff_triton.kernels.residues.reference import residue_update as residue_reference
 from mlff_triton.kernels.residues.residue_update import residue_update
 from mlff_triton.kernels.types.halves import split_scaled_halves
+from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import (
-    EdgeLinear,
-    EdgeNetwork,
-    Projections,
-    ResidueNetwork,
-)
+from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 from mlff_triton.testing import assert_close
 
 SIZES = [(1, 1, 16), (5, 3, 32), (37, 20, 16), (9, 48, 128)]  # R, K, C
@@ -53,8 +49,8 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape).double()
 
 
-def _linear(n_in: int, n_out: int) -> EdgeLinear:
-    return EdgeLinear((_random(n_in, n_out) / n_in**0.5).float().double(), _random(n_out))
+def _linear(n_in: int, n_out: int) -> Linear:
+    return Linear((_random(n_in, n_out) / n_in**0.5).float().double(), _random(n_out))
 
 
 def _norm(channels: int) -> Norm:
@@ -73,7 +69,7 @@ def to(value, device, dtype):
 
 def split(network):
     """Split all weights of a network, float32, into halves."""
-    if isinstance(network, EdgeLinear):
+    if isinstance(network, Linear):
         return network._replace(weight=split_scaled_halves(network.weight))
     if isinstance(network, EdgeNetwork):
         return EdgeNetwork(split_scaled_halves(network.first), *map(split, network[1:]))
