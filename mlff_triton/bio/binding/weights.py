@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.bio.weights import converted, exact, exact_linear, exact_norm
 from mlff_triton.kernels.types.complexes import PARTS, FrameNetwork, Readout
 from mlff_triton.kernels.types.halves import split_halves
 from mlff_triton.kernels.types.linear import Linear
-from mlff_triton.kernels.types.norm import Norm
 
 
 class MoleculeWeights(NamedTuple):
@@ -101,21 +101,20 @@ class DualBindWeights(NamedTuple):
             _molecule(model.mpn),
             _embedding(model.encoder),
             FrameNetwork(
-                _linear(layer.multihead_attention.dense),
-                _norm(layer.norm1),
-                _linear(layer.linear1),
-                _linear(layer.linear2),
-                _norm(layer.norm2),
+                exact_linear(layer.multihead_attention.dense),
+                exact_norm(layer.norm1),
+                exact_linear(layer.linear1),
+                exact_linear(layer.linear2),
+                exact_norm(layer.norm2),
             ),
             Readout(
-                _linear(model.binder_output[0]),
-                _linear(model.binder_output[2]),
-                _linear(model.target_output[0]),
+                exact_linear(model.binder_output[0]),
+                exact_linear(model.binder_output[2]),
+                exact_linear(model.target_output[0]),
             ),
             layer.multihead_attention.num_heads,
         )
-        read: DualBindWeights = _to(weights, dtype)
-        return read
+        return converted(weights, dtype)
 
     def split(self) -> DualBindWeights:
         """Split the weights of products over tokens into halves, as kernels read them."""
@@ -126,11 +125,11 @@ class DualBindWeights(NamedTuple):
 
 
 def _molecule(mpn: Any) -> MoleculeWeights:
-    last = _linear(mpn.W_o)
+    last = exact_linear(mpn.W_o)
     n_features = len(last.weight) - len(last.bias)
     return MoleculeWeights(
-        _exact(mpn.W_i.weight).T.contiguous(),
-        _exact(mpn.W_h.weight).T.contiguous(),
+        exact(mpn.W_i.weight).T,
+        exact(mpn.W_h.weight).T,
         last.weight[:n_features],
         Linear(last.weight[n_features:], last.bias),
         mpn.depth,
@@ -140,52 +139,30 @@ def _molecule(mpn: Any) -> MoleculeWeights:
 def _embedding(encoder: Any) -> Embedding:
     """Multiply the maps to embedded atoms ``E [coordinates, group, kind] + e`` and from these."""
     attention = encoder.encoder.multihead_attention
-    joint = _linear(encoder.linear)
+    joint = exact_linear(encoder.linear)
     channels = len(joint.bias)
     coordinates, group, kind = joint.weight.split([3, channels, channels])
     scale = 1 / (math.log(2) * math.sqrt(channels // attention.num_heads))
-    query, key, value = map(_linear, (attention.wq, attention.wk, attention.wv))
+    query, key, value = map(exact_linear, (attention.wq, attention.wk, attention.wv))
     identity = torch.eye(channels, dtype=torch.float64, device=group.device)
     parts = torch.cat([identity, scale * query.weight, key.weight, value.weight], 1)  # [C, 4 C]
     bias = torch.cat([torch.zeros_like(key.bias), scale * query.bias, key.bias, value.bias])
-    kinds = torch.cat([_exact(encoder.A_bind.weight), _exact(encoder.A_tgt.weight)])
+    kinds = torch.cat([exact(encoder.A_bind.weight), exact(encoder.A_tgt.weight)])
     kinds = (kinds @ kind + joint.bias) @ parts + bias
     unknown = torch.full_like(kinds[:1], torch.nan)
     shape = PARTS, channels
 
     def through(linear: nn.Linear) -> Linear:
-        weight, own_bias = _linear(linear)
+        weight, own_bias = exact_linear(linear)
         return Linear(weight @ group @ parts, own_bias @ group @ parts)
 
     return Embedding(
         through(encoder.W_bind),
         through(encoder.W_tgt),
         torch.cat([kinds, unknown]).unflatten(1, shape),
-        (coordinates @ parts).unflatten(1, shape).transpose(0, 1).contiguous(),
+        (coordinates @ parts).unflatten(1, shape).transpose(0, 1),
     )
-
-
-def _linear(linear: nn.Linear) -> Linear:
-    return Linear(_exact(linear.weight).T.contiguous(), _exact(linear.bias))
 
 
 def _split(linear: Linear) -> Linear:
     return linear._replace(weight=split_halves(linear.weight))
-
-
-def _norm(norm: nn.LayerNorm) -> Norm:
-    return _exact(norm.weight), _exact(norm.bias), norm.eps
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.detach().double()
-
-
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    """Convert all tensors in tuples."""
-    if isinstance(value, Tensor):
-        return value.to(dtype)
-    if isinstance(value, tuple):
-        parts = [_to(part, dtype) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.bio.weights import converted, exact, exact_linear, exact_norm
 from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.linear import Linear
@@ -19,8 +20,6 @@ PAIRS = [
     "C-O",
 ]
 """Pairs of atoms in the order of the model's features, the receiver's atom first."""
-
-Weights = TypeVar("Weights")
 
 
 class EncoderLayer(NamedTuple):
@@ -93,8 +92,7 @@ class MPNNWeights(NamedTuple):
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype) -> MPNNWeights:
         """Read the weights of a model, in a dtype."""
-        read: MPNNWeights = _to(_read(model), dtype)
-        return read
+        return converted(_read(model), dtype)
 
     def split(self) -> MPNNWeights:
         """Split the weights of products into halves, as kernels read them in float32."""
@@ -158,7 +156,7 @@ def _read(model: Any) -> MPNNWeights:
                 _messages(size, layer),
                 _network(size, layer.W11, layer.W12, layer.W13),
                 _residues(layer),
-                _norm(layer.norm3),
+                exact_norm(layer.norm3),
             )
             for layer in layers
         ],
@@ -176,9 +174,9 @@ def _read(model: Any) -> MPNNWeights:
             torch.zeros(len(decoder), 1, size, dtype=torch.float64, device=model.W_e.weight.device),
         ),
         sequences=torch.stack(
-            [_exact(model.W_s.weight) @ _columns(layer.W1, size, 2) for layer in decoder], 1
+            [exact(model.W_s.weight) @ _columns(layer.W1, size, 2) for layer in decoder], 1
         ),
-        out=_linear(model.W_out),
+        out=exact_linear(model.W_out),
     )
 
 
@@ -186,26 +184,26 @@ def _backbone(model: Any) -> BackboneWeights:
     features = model.features
     embedding, positions = features.edge_embedding.weight, features.embeddings.linear
     n_offsets = len(positions.weight)
-    offsets = _exact(positions.weight).T + _exact(positions.bias)
-    distances = _exact(embedding)[:, n_offsets:].T.unflatten(0, (len(PAIRS), N_RBF))
+    offsets = exact(positions.weight).T + exact(positions.bias)
+    distances = exact(embedding)[:, n_offsets:].T.unflatten(0, (len(PAIRS), N_RBF))
     order = [PAIRS.index(f"{a}-{b}") for a in ATOMS for b in ATOMS]
     return BackboneWeights(
-        offsets @ _exact(embedding)[:, :n_offsets].T,
+        offsets @ exact(embedding)[:, :n_offsets].T,
         torch.cat(
             [distances[order], distances.new_zeros(N_PAIRS - len(PAIRS), N_RBF, len(embedding))]
         ),
-        _norm(features.norm_edges),
-        _linear(model.W_e),
+        exact_norm(features.norm_edges),
+        exact_linear(model.W_e),
     )
 
 
 def _columns(linear: nn.Linear, size: int, part: int) -> Tensor:
     """Return the transposed weight [C, C] for one of the concatenated inputs of a linear map."""
-    return _exact(linear.weight)[:, part * size : (part + 1) * size].T.contiguous()
+    return exact(linear.weight)[:, part * size : (part + 1) * size].T
 
 
 def _network(size: int, first: nn.Linear, second: nn.Linear, third: nn.Linear) -> EdgeNetwork:
-    return EdgeNetwork(_columns(first, size, 1), _linear(second), _linear(third))
+    return EdgeNetwork(_columns(first, size, 1), exact_linear(second), exact_linear(third))
 
 
 def _messages(size: int, layer: Any) -> EdgeNetwork:
@@ -220,7 +218,7 @@ def _projections(size: int, *maps: nn.Linear) -> Projections:
     for linear in maps:
         last = linear.in_features // size - 1
         weights += [_columns(linear, size, 0), _columns(linear, size, last)]
-        bias = _exact(linear.bias)
+        bias = exact(linear.bias)
         biases += [bias, torch.zeros_like(bias)]
     return Projections(torch.stack(weights), torch.stack(biases)[:, None])
 
@@ -228,29 +226,8 @@ def _projections(size: int, *maps: nn.Linear) -> Projections:
 def _residues(layer: Any) -> ResidueNetwork:
     dense = layer.dense
     return ResidueNetwork(
-        _norm(layer.norm1), _linear(dense.W_in), _linear(dense.W_out), _norm(layer.norm2)
+        exact_norm(layer.norm1),
+        exact_linear(dense.W_in),
+        exact_linear(dense.W_out),
+        exact_norm(layer.norm2),
     )
-
-
-def _linear(linear: nn.Linear) -> Linear:
-    return Linear(_exact(linear.weight).T.contiguous(), _exact(linear.bias))
-
-
-def _norm(norm: nn.LayerNorm) -> Norm:
-    return _exact(norm.weight), _exact(norm.bias), norm.eps
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.detach().double()
-
-
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    """Convert all tensors in tuples and lists."""
-    if isinstance(value, Tensor):
-        return value.to(dtype)
-    if isinstance(value, list):
-        return [_to(part, dtype) for part in value]
-    if isinstance(value, tuple):
-        parts = [_to(part, dtype) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from mlff_triton.bio.genomics.alpha_genome_weights import exact
+from mlff_triton.bio.weights import converted, exact, wide_dtype
 from mlff_triton.kernels.types.pair_weights import PairContacts
 from mlff_triton.kernels.types.tracks import (
     COLUMNS,
@@ -90,16 +90,17 @@ class HeadWeights(NamedTuple):
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype) -> HeadWeights:
         """Read the weights of a model, in a dtype."""
-        usage = model.splice_sites_usage_head
-        return cls(
+        usage, wide = model.splice_sites_usage_head, wide_dtype(dtype)
+        weights = cls(
             tuple(name for name, head in model.heads.items() if has_all_organisms(model, head)),
-            {resolution: _read_tracks(model, resolution, dtype) for resolution in (1, 128)},
-            _read_sites(model, dtype),
-            None if usage is None else usage.track_mask.contiguous(),
-            _read_contacts(model, dtype),
+            {resolution: _read_tracks(model, resolution, wide) for resolution in (1, 128)},
+            _read_sites(model, wide),
+            None if usage is None else usage.track_mask,
+            _read_contacts(model, wide),
             model.embedder_pair.norm.eps,
-            _read_junctions(model.splice_sites_junction_head, dtype),
+            _read_junctions(model.splice_sites_junction_head),
         )
+        return converted(weights, dtype)
 
 
 def has_all_organisms(model: Any, head: Any) -> bool:
@@ -108,7 +109,7 @@ def has_all_organisms(model: Any, head: Any) -> bool:
     return counts == {model.num_organisms}
 
 
-def _read_tracks(model: Any, resolution: int, dtype: torch.dtype) -> Tracks:
+def _read_tracks(model: Any, resolution: int, wide: torch.dtype) -> Tracks:
     parts = {}
     for name, head in model.heads.items():
         if resolution not in head.resolutions or not has_all_organisms(model, head):
@@ -117,11 +118,11 @@ def _read_tracks(model: Any, resolution: int, dtype: torch.dtype) -> Tracks:
         scale = softplus(exact(head.residual_scales[str(resolution)]))
         mean = exact(head.track_means) * resolution
         kind = SQUASHED if head.apply_squashing else TRACKS
-        parts[name] = kind, (exact(conv.weight), exact(conv.bias), scale, mean)
-    return _stack(parts, dtype)
+        parts[name] = kind, TrackWeights(exact(conv.weight), exact(conv.bias), scale, mean)
+    return _stack(parts, wide)
 
 
-def _read_sites(model: Any, dtype: torch.dtype) -> Tracks:
+def _read_sites(model: Any, wide: torch.dtype) -> Tracks:
     heads = {
         "splice_sites": (LOGITS, model.splice_sites_classification_head),
         "splice_site_usage": (PROBABILITIES, model.splice_sites_usage_head),
@@ -130,54 +131,54 @@ def _read_sites(model: Any, dtype: torch.dtype) -> Tracks:
     for name, (kind, head) in heads.items():
         if head is not None:
             bias = exact(head.conv.bias)
-            parts[name] = kind, (exact(head.conv.weight), bias, bias, bias)
-    return _stack(parts, dtype)
+            unused = torch.ones_like(bias)  # logits are not scaled
+            parts[name] = kind, TrackWeights(exact(head.conv.weight), bias, unused, unused)
+    return _stack(parts, wide)
 
 
-def _stack(parts: Mapping[str, tuple[int, tuple[Tensor, ...]]], dtype: torch.dtype) -> Tracks:
+def _stack(parts: Mapping[str, tuple[int, TrackWeights]], wide: torch.dtype) -> Tracks:
     """Stack the weights of heads, each from a multiple of 128 rows on."""
-    wide = torch.promote_types(dtype, torch.float32)
-    heads, first = {}, 0
-    stacks: list[list[Tensor]] = [[], [], [], []]
-    for name, (kind, tensors) in parts.items():
-        n_tracks = tensors[0].shape[1]
+    heads, padded, first = {}, [], 0
+    for name, (kind, (weight, *vectors)) in parts.items():
+        n_tracks = weight.shape[1]
         missing = -n_tracks % COLUMNS
         heads[name] = TrackHead(first, n_tracks, kind)
         first += n_tracks + missing
-        for stack, tensor in zip(stacks, tensors, strict=True):
-            padding = (0, 0, 0, missing) if tensor.dim() == 3 else (0, missing)
-            stack.append(pad(tensor.to(dtype if tensor.dim() == 3 else wide), padding))
+        padded.append(
+            (pad(weight, (0, 0, 0, missing)), *(pad(v.to(wide), (0, missing)) for v in vectors))
+        )
     if not heads:
-        return Tracks({}, TrackWeights(*(torch.empty(0) for _ in stacks)))
-    return Tracks(heads, TrackWeights(*(torch.cat(stack, 1) for stack in stacks)))
+        return Tracks({}, TrackWeights(*torch.empty(4, 0)))
+    return Tracks(
+        heads, TrackWeights(*(torch.cat(stack, 1) for stack in zip(*padded, strict=True)))
+    )
 
 
-def _read_contacts(model: Any, dtype: torch.dtype) -> PairContacts | None:
+def _read_contacts(model: Any, wide: torch.dtype) -> PairContacts | None:
     if model.contact_maps_head is None:
         return None
     linear, embedder = model.contact_maps_head.linear, model.embedder_pair
-    wide = torch.promote_types(dtype, torch.float32)
     return PairContacts(
         exact(embedder.norm.weight).to(wide),
         (exact(embedder.organism_embed.weight) + exact(embedder.norm.bias)).to(wide),
-        exact(linear.weight).to(dtype),
+        exact(linear.weight),
         exact(linear.bias).to(wide),
     )
 
 
-def _read_junctions(head: Any, dtype: torch.dtype) -> Junctions | None:
+def _read_junctions(head: Any) -> Junctions | None:
     if head is None:
         return None
 
     def of(part: int) -> list[tuple[Tensor, Tensor]]:
         stacked = {name: exact(rows[:, part]) for name, rows in head.rope_params.items()}
-        return [((stacked[a] / RANGE).to(dtype), stacked[b].to(dtype)) for a, b in STRANDS]
+        return [(stacked[a] / RANGE, stacked[b]) for a, b in STRANDS]
 
     return Junctions(
-        weight=exact(head.conv.weight).to(dtype),
-        bias=exact(head.conv.bias).to(dtype),
+        weight=exact(head.conv.weight),
+        bias=exact(head.conv.bias),
         scale=of(0),
         shift=of(1),
-        mask=head.tissue_mask.contiguous(),
+        mask=head.tissue_mask,
         max_position=head._max_position_encoding_distance,
     )

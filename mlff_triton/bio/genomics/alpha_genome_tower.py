@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.genomics.alpha_genome_weights import converted, exact, normalization
+from mlff_triton.bio.genomics.alpha_genome_weights import normalization
+from mlff_triton.bio.weights import converted, exact, exact_norm, wide_dtype
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
 
@@ -116,6 +117,7 @@ class TowerWeights(NamedTuple):
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype) -> TowerWeights:
         """Read the weights of a model, in a dtype."""
+        wide = wide_dtype(dtype)
         blocks, source = [], list(model.tower.blocks)
         shift = torch.zeros_like(exact(model.organism_embed.weight[0]))
         for number, block in enumerate(source):
@@ -123,10 +125,9 @@ class TowerWeights(NamedTuple):
             if len(served) == 2 and served[1]["pair_update"] is not None:
                 served.pop()
             update = block["pair_update"]
-            pair = None if update is None else _pair_update(update, served, shift, dtype)
+            pair = None if update is None else _pair_update(update, served, shift, wide)
             read, shift = _block(block, shift)
-            blocks.append(converted(read, dtype)._replace(pair=pair))
-        wide = torch.promote_types(dtype, torch.float32)
+            blocks.append(converted(read._replace(pair=pair), dtype))
         return cls(exact(model.organism_embed.weight).to(wide), blocks, shift.to(wide))
 
 
@@ -141,7 +142,7 @@ def _block(block: Any, shift: Tensor) -> tuple[Block, Tensor]:
     up = exact(mlp.fc1.weight)
     hidden_bias = up @ (up_scale * shift + up_bias) + exact(mlp.fc1.bias)
     down, shift = _normalized_map(mlp.fc2, mlp.final_norm, shift)
-    norms = _norm(mha.norm_q), _norm(mha.norm_k), _norm(mha.norm_v)
+    norms = exact_norm(mha.norm_q), exact_norm(mha.norm_k), exact_norm(mha.norm_v)
     return Block(None, heads * scale, qkv_bias, norms, out, up * up_scale, hidden_bias, down), shift
 
 
@@ -151,42 +152,39 @@ def _normalized_map(linear: Any, norm: Any, shift: Tensor) -> tuple[Tensor, Tens
     return scale[:, None] * exact(linear.weight), shift + scale * exact(linear.bias) + bias
 
 
-def _pair_update(update: Any, served: list[Any], shift: Tensor, dtype: torch.dtype) -> PairUpdate:
+def _pair_update(update: Any, served: list[Any], shift: Tensor, wide: torch.dtype) -> PairUpdate:
     bins, row, mlp = update.seq2pair, update.row_attn, update.pair_mlp
     weight, bias = _bin_maps(bins)
     qkv = torch.cat([exact(p.weight) for p in (row.linear_q, row.linear_k, row.linear_v)])
     qkv_bias = qkv @ exact(row.norm.bias)
     qkv_bias[-len(row.linear_v.bias) :] += exact(row.linear_v.bias)
     up = exact(mlp.linear1.weight)
-    read = PairUpdate(
-        shift=shift,
-        norm=_norm(bins.norm_seq2pair),
+    scales, shifts, maps = map(torch.stack, zip(*map(_bias_maps, served), strict=True))
+    return PairUpdate(
+        shift=shift.to(wide),
+        norm=exact_norm(bins.norm_seq2pair),
         bins=weight,
         bins_bias=bias,
         activated=torch.cat([exact(bins.linear_y_q.weight), exact(bins.linear_y_k.weight)]),
-        scores=exact(bins.linear_pair.weight).T.contiguous(),
+        scores=exact(bins.linear_pair.weight).T,
         scores_bias=exact(bins.linear_pair.bias),
         eps=row.norm.eps,
-        qkv=(qkv * exact(row.norm.weight)).T.contiguous(),
+        qkv=(qkv * exact(row.norm.weight)).T,
         qkv_bias=qkv_bias,
         mlp_eps=mlp.norm.eps,
         mlp=PairMLP(
-            (up * exact(mlp.norm.weight)).T.contiguous(),
+            (up * exact(mlp.norm.weight)).T,
             up @ exact(mlp.norm.bias) + exact(mlp.linear1.bias),
-            exact(mlp.linear2.weight).T.contiguous(),
+            exact(mlp.linear2.weight).T,
             exact(mlp.linear2.bias),
         ),
-        biases=PairBiases(*map(torch.stack, zip(*map(_bias_maps, served), strict=True))),
+        biases=PairBiases(scales.to(wide), shifts.to(wide), maps),
     )
-    wide = torch.promote_types(dtype, torch.float32)
-    scale, level, weight = read.biases
-    biases = PairBiases(scale.to(wide), level.to(wide), weight.to(dtype))
-    return converted(read, dtype)._replace(shift=shift.to(wide), biases=biases)
 
 
 def _bias_maps(block: Any) -> tuple[Tensor, Tensor, Tensor]:
     bias = block["attn_bias"]
-    return *normalization(bias.norm), exact(bias.proj.weight).T.contiguous()
+    return *normalization(bias.norm), exact(bias.proj.weight).T
 
 
 def _bin_maps(bins: Any) -> tuple[Tensor, Tensor]:
@@ -227,7 +225,3 @@ def level_index(n_bins: int, device: torch.device) -> Tensor:
     level = (thresholds > distance.abs()[:, None]).sum(1)
     level += _THRESHOLDS * ((distance < 0) & (level > 0))
     return level.int().to(device)
-
-
-def _norm(norm: Any) -> Norm:
-    return exact(norm.weight), exact(norm.bias), norm.eps

@@ -6,18 +6,14 @@ they normalize, or are folded into the linear map that follows.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mlff_triton.kernels.types.convolution import Activation
-
-ALIGNMENT = 8
-"""Channels of an operand are a multiple of this."""
-
-Weights = TypeVar("Weights")
+from mlff_triton.bio.weights import converted, exact
+from mlff_triton.kernels.types.convolution import ALIGNMENT, Activation
 
 
 class Convolution(NamedTuple):
@@ -127,11 +123,6 @@ class ConvolutionWeights(NamedTuple):
         return converted(read, dtype)
 
 
-def exact(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, contiguous whatever the strides of the parameter are."""
-    return tensor.detach().double().contiguous()
-
-
 def normalization(norm: Any) -> tuple[Tensor, Tensor]:
     """Return the factor and the shift of a normalization by running statistics, in float64."""
     return exact(norm.weight) * (exact(norm.running_var) + norm.eps).rsqrt(), exact(norm.bias)
@@ -141,9 +132,7 @@ def _convolution(block: Any) -> Convolution:
     scale, shift = normalization(block.norm)
     conv = block.conv
     weight = _standardized(conv) if hasattr(conv, "scale") else exact(conv.weight)
-    return Convolution(
-        Activation(scale, shift), weight.transpose(1, 2).contiguous(), exact(conv.bias)
-    )
+    return Convolution(Activation(scale, shift), weight.transpose(1, 2), exact(conv.bias))
 
 
 def _standardized(conv: Any) -> Tensor:
@@ -163,22 +152,3 @@ def _embedder(embedder: Any) -> Embedder:
         None if skip is None else scale[:, None] * exact(skip.weight)[:, :, 0],
         exact(embedder.organism_embed.weight) + bias,
     )
-
-
-def converted(value: Weights, dtype: torch.dtype) -> Weights:
-    """Convert all tensors in tuples and lists; normalizations stay float32 for half precision."""
-    found: Weights = _converted(value, dtype, torch.promote_types(dtype, torch.float32))
-    return found
-
-
-def _converted(value: Any, dtype: torch.dtype, wide: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype)
-    if isinstance(value, list):
-        return [_converted(part, dtype, wide) for part in value]
-    if isinstance(value, Activation):
-        return Activation(*(part.to(wide) for part in value))
-    if isinstance(value, tuple):
-        parts = [_converted(part, dtype, wide) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value

@@ -13,7 +13,8 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.fast_forward import Options
 from mlff_triton.bio.genomics.enformer_network import Operators, downsample, embed, predict
 from mlff_triton.bio.genomics.enformer_structure import function_of, shrinkage
-from mlff_triton.bio.genomics.enformer_weights import EnformerWeights, exact_dtype
+from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
+from mlff_triton.bio.weights import wide_dtype
 
 MANY_BASES = 1 << 20
 """Bases of a batch from which launches take no time beside the computation."""
@@ -118,15 +119,15 @@ class EnformerRunner:
         return sequence.shape[1] // self._shrinkage, gammas
 
     def _make_length(self, n_bins: int, gammas: Sequence[bool], device: torch.device) -> Length:
-        exact = exact_dtype(self._dtype)
+        wide = wide_dtype(self._dtype)
         count = self._weights.layers[0].positions.shape[1]
         features = {
-            gamma: self._features(n_bins, count, device, use_tf_gamma=gamma, dtype=exact)
+            gamma: self._features(n_bins, count, device, use_tf_gamma=gamma, dtype=wide)
             for gamma in set(gammas)
         }
         keys = []
         for layer, gamma in zip(self._weights.layers, gammas, strict=True):
-            relative = (features[gamma].to(exact) @ layer.positions.T).to(self._dtype)
+            relative = (features[gamma].to(wide) @ layer.positions.T).to(self._dtype)
             keys.append(relative.unflatten(1, layer.content_bias.shape))
         if not self._uses_graphs:
             return Length(keys, None)

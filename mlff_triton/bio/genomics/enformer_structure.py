@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
-from mlff_triton.bio.genomics.enformer_weights import ALIGNMENT
 from mlff_triton.bio.snapshot import settings
+from mlff_triton.kernels.types.convolution import ALIGNMENT
 
 SOURCES = ("enformer_pytorch.", "einops.")
 MAX_KEY, MAX_VALUE = 128, 256  # columns per head, for the shared memory of all supported GPUs

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.bio.weights import converted, exact, exact_norm, wide_dtype
+from mlff_triton.kernels.types.convolution import ALIGNMENT, Activation
 from mlff_triton.kernels.types.norm import Norm
-
-ALIGNMENT = 8
-"""Channels of an operand are a multiple of this."""
 
 
 class Block(NamedTuple):
@@ -65,7 +63,7 @@ class Layer(NamedTuple):
         Biases of this layer and all before it, to be added to rows after attention and after the
         network.
     positions : [H D, P]
-        Map from positional features to keys, in the exact dtype.
+        Map from positional features to keys, at least in float32.
     """
 
     norm: Norm
@@ -129,13 +127,11 @@ class EnformerWeights(NamedTuple):
     def of(cls, model: Any, dtype: torch.dtype) -> EnformerWeights:
         """Read the weights of a model: matrices in a dtype, vectors at least in float32."""
         convolutions = [block[0] for block in model.conv_tower]
-        norms = [_batch_norm(each[0], dtype) for each in convolutions]
+        norms = [_batch_norm(each[0]) for each in convolutions]
         following = [*norms, None]
         norm, _, final = model.final_pointwise[1]
-        embeddings = len(final.weight)
-        exact = exact_dtype(dtype)
-        options = {"dtype": exact, "device": final.weight.device}
-        return cls(
+        ones = torch.ones_like(exact(final.bias))
+        weights = cls(
             stem=_stem(model.stem, following[0], dtype),
             tower=[
                 _block(convolution[2], block[1], block[2], after, dtype)
@@ -144,57 +140,41 @@ class EnformerWeights(NamedTuple):
                 )
             ],
             layers=_layers(model.transformer, dtype),
-            activation=_batch_norm(norm, dtype),
-            final=_taps(final).to(dtype),
-            final_bias=_exact(final.bias).to(exact),
-            final_activation=Activation(
-                torch.ones(embeddings, **options), torch.zeros(embeddings, **options)
-            ),
-            heads={name: _head(head[0], dtype) for name, head in model.heads.items()},
+            activation=_batch_norm(norm),
+            final=_taps(final),
+            final_bias=exact(final.bias).to(wide_dtype(dtype)),
+            final_activation=Activation(ones, torch.zeros_like(ones)),
+            heads={name: _head(head[0]) for name, head in model.heads.items()},
             taps=model.stem[0].kernel_size[0],
         )
+        return converted(weights, dtype)
 
 
-def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of vectors, sums and positions: float32 or float64."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def aligned(count: int) -> int:
-    """Round a number of channels up to a multiple of `ALIGNMENT`."""
-    return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, contiguous whatever the strides of the parameter are."""
-    return tensor.detach().double().contiguous()
-
-
-def _batch_norm(norm: Any, dtype: torch.dtype) -> Activation:
-    scale = _exact(norm.weight) / (_exact(norm.running_var) + norm.eps).sqrt()
-    shift = _exact(norm.bias) - _exact(norm.running_mean) * scale
-    return Activation(scale.to(exact_dtype(dtype)), shift.to(exact_dtype(dtype)))
+def _batch_norm(norm: Any) -> Activation:
+    scale = exact(norm.weight) / (exact(norm.running_var) + norm.eps).sqrt()
+    return Activation(scale, exact(norm.bias) - exact(norm.running_mean) * scale)
 
 
 def _taps(convolution: nn.Conv1d) -> Tensor:
     """Return the weight [N, T, K] of a convolution."""
-    return _exact(convolution.weight).transpose(1, 2).contiguous()
+    return exact(convolution.weight).transpose(1, 2)
 
 
 def _block(
     convolution: Any, residual: Any, pool: Any, following: Activation | None, dtype: torch.dtype
 ) -> Block:
     norm, _, pointwise = residual.fn
-    exact = exact_dtype(dtype)
-    return Block(
-        weight=_taps(convolution).to(dtype),
-        bias=_exact(convolution.bias).to(exact),
-        activation=_batch_norm(norm, dtype),
-        pointwise=_exact(pointwise.weight).flatten(1).to(dtype),
-        pointwise_bias=_exact(pointwise.bias).to(exact),
-        logits=_exact(pool.to_attn_logits.weight).flatten(1).to(dtype),
+    wide = wide_dtype(dtype)
+    block = Block(
+        weight=_taps(convolution),
+        bias=exact(convolution.bias).to(wide),
+        activation=_batch_norm(norm),
+        pointwise=exact(pointwise.weight).flatten(1),
+        pointwise_bias=exact(pointwise.bias).to(wide),
+        logits=exact(pool.to_attn_logits.weight).flatten(1),
         following=following,
     )
+    return converted(block, dtype)
 
 
 def _stem(stem: Any, following: Activation | None, dtype: torch.dtype) -> Block:
@@ -202,56 +182,50 @@ def _stem(stem: Any, following: Activation | None, dtype: torch.dtype) -> Block:
     convolution, residual, pool = stem
     block = _block(convolution, residual, pool, following, dtype)
     weight = block.weight.flatten(1)
-    weight = nn.functional.pad(weight, (0, aligned(weight.shape[1]) - weight.shape[1]))
-    bias = _exact(convolution.bias) + _exact(residual.fn[2].bias)
+    weight = nn.functional.pad(weight, (0, -weight.shape[1] % ALIGNMENT))
+    bias = exact(convolution.bias) + exact(residual.fn[2].bias)
     return block._replace(
-        weight=weight[:, None].contiguous(),
+        weight=weight[:, None],
         pointwise=torch.cat([block.pointwise, weight], 1),
         pointwise_bias=bias.to(block.bias.dtype),
     )
 
 
 def _layers(transformer: Any, dtype: torch.dtype) -> list[Layer]:
-    exact = exact_dtype(dtype)
+    wide = wide_dtype(dtype)
     layers = []
     total: Tensor | int = 0
     for attention_part, network_part in transformer:
         norm, attention, _ = attention_part.fn
         network_norm, up, _, _, down, _ = network_part.fn
-        middle = total + _exact(attention.to_out.bias)
-        total = middle + _exact(down.bias)
+        middle = total + exact(attention.to_out.bias)
+        total = middle + exact(down.bias)
         maps = attention.to_q, attention.to_k, attention.to_v
-        qkv = torch.cat([_exact(each.weight) for each in maps])
+        qkv = torch.cat([exact(each.weight) for each in maps])
         biases = attention.rel_content_bias, attention.rel_pos_bias
-        content, position = (_exact(bias)[0, :, 0].to(dtype).contiguous() for bias in biases)
-        layers.append(
-            Layer(
-                norm=_layer_norm(norm, exact),
-                qkv=qkv.to(dtype),
-                qkv_bias=torch.zeros(len(qkv), dtype=dtype, device=qkv.device),
-                content_bias=content,
-                position_bias=position,
-                scale=float(attention.scale),
-                out=_exact(attention.to_out.weight).to(dtype),
-                network_norm=_layer_norm(network_norm, exact),
-                up=_exact(up.weight).to(dtype),
-                up_bias=_exact(up.bias).to(dtype),
-                down=_exact(down.weight).to(dtype),
-                middle_shift=middle.to(exact),
-                shift=total.to(exact),
-                positions=_exact(attention.to_rel_k.weight).to(exact),
-            )
+        content, position = (exact(bias)[0, :, 0] for bias in biases)
+        layer = Layer(
+            norm=converted(exact_norm(norm), wide),
+            qkv=qkv,
+            qkv_bias=qkv.new_zeros(len(qkv)),
+            content_bias=content,
+            position_bias=position,
+            scale=float(attention.scale),
+            out=exact(attention.to_out.weight),
+            network_norm=converted(exact_norm(network_norm), wide),
+            up=exact(up.weight),
+            up_bias=exact(up.bias),
+            down=exact(down.weight),
+            middle_shift=middle.to(wide),
+            shift=total.to(wide),
+            positions=exact(attention.to_rel_k.weight).to(wide),
         )
+        layers.append(converted(layer, dtype))
     return layers
 
 
-def _layer_norm(norm: nn.LayerNorm, exact: torch.dtype) -> Norm:
-    return _exact(norm.weight).to(exact), _exact(norm.bias).to(exact), norm.eps
-
-
-def _head(linear: nn.Linear, dtype: torch.dtype) -> Head:
+def _head(linear: nn.Linear) -> Head:
     tracks = linear.out_features
-    missing = aligned(tracks) - tracks
-    weight = nn.functional.pad(_exact(linear.weight), (0, 0, 0, missing))
-    bias = nn.functional.pad(_exact(linear.bias), (0, missing))
-    return Head(weight.to(dtype), bias.to(dtype), tracks)
+    missing = -tracks % ALIGNMENT
+    weight = nn.functional.pad(exact(linear.weight), (0, 0, 0, missing))
+    return Head(weight, nn.functional.pad(exact(linear.bias), (0, missing)), tracks)

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+ALIGNMENT = 8
+"""Channels of operands are a multiple of this."""
+
 
 class Activation(NamedTuple):
     """Batch normalization followed by GELU: ``u sigmoid(1.702 u)`` of ``u = scale x + shift``.

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.bio.binding import network
+from mlff_triton.bio.binding.weights import DualBindWeights
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.errors import UnsupportedModelError
 from tests.bio.binding import dualbind_double
+from tests.support.strides import assert_strides_do_not_matter
 
 double = dualbind_double.load()
 
@@ -256,6 +258,10 @@ def test_changed_weights_are_read_again():
         found = energies(model, batch)
     assert not torch.allclose(found, before)
     assert_near(found, energies(model, batch), 2e-5)
+
+
+def test_weights_may_have_any_stride():
+    assert_strides_do_not_matter(lambda each: DualBindWeights.of(each, torch.float32), make_model())
 
 
 def test_gradients_need_the_original():

