@@ -6,7 +6,6 @@ Atoms of all complexes are rows of one table, without padding. Nothing waits for
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from mlff_triton.bio.binding.weights import DualBindWeights, Embedding
 from mlff_triton.bio.encoders.packing import find_rows
+from mlff_triton.bio.operators import import_operators
 from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
 
 NOWHERE = 1e-4
@@ -35,8 +35,7 @@ class Operators(NamedTuple):
     @classmethod
     def of(cls, backend: str | None) -> Operators:
         """Import the operators of "triton" or "torch"."""
-        package = "mlff_triton.kernels.binding" + (".reference" if backend == "torch" else "")
-        return cls(*(getattr(import_module(f"{package}.{name}"), name) for name in cls._fields))
+        return cls(**import_operators("binding", backend, cls._fields))
 
 
 class Complexes(NamedTuple):

@@ -7,13 +7,13 @@ residues: the order of decoding is known from the rank of each residue in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.operators import import_operators
 
 
 class Operators(NamedTuple):
@@ -29,8 +29,7 @@ class Operators(NamedTuple):
     @classmethod
     def of(cls, backend: str | None) -> Operators:
         """Import the operators of "triton" or "torch"."""
-        package = "mlff_triton.kernels.residues" + (".reference" if backend == "torch" else "")
-        return cls(*(getattr(import_module(f"{package}.{name}"), name) for name in cls._fields))
+        return cls(**import_operators("residues", backend, cls._fields))
 
 
 class Backbones(NamedTuple):

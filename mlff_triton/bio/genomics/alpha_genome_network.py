@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -29,15 +28,9 @@ from mlff_triton.bio.genomics.alpha_genome_weights import (
     ConvolutionWeights,
     Embedder,
 )
+from mlff_triton.bio.genomics.operators import genomic_operators
+from mlff_triton.bio.operators import import_operators
 from mlff_triton.kernels.genomics.reference.convolution import activate
-
-_MODULES = {  # of operators, in the package of kernels
-    "sequence_windows": "convolution",
-    "capped_attention": "attention",
-    "rotated_sites": "pair_junctions",
-    "junction_reads": "pair_junctions",
-    "binned_linear": "tracks",
-}
 
 
 class Operators(NamedTuple):
@@ -64,31 +57,9 @@ class Operators(NamedTuple):
     @classmethod
     def of(cls, backend: str | None) -> Operators:
         """Import the operators of "triton" or "torch"."""
-        folder = ".reference" if backend == "torch" else ""
-        general = import_module(f"mlff_triton.kernels.ops{folder}.attention")
-        found = {
-            "attention": general.attention,
-            "linear": _linear if backend == "torch" else _fast_linear,
-        }
-        for name in cls._fields:
-            if name not in found:
-                module = f"mlff_triton.kernels.genomics{folder}.{_MODULES.get(name, name)}"
-                found[name] = getattr(import_module(module), name)
-        return cls(**found)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-    """Apply a linear map to rows [R, K], and relu or nothing."""
-    y = functional.linear(x, weight, bias)
-    return y.relu_() if activation == "relu" else y
-
-
-def _fast_linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-    from mlff_triton.kernels.transformer import wide_linear as wide
-
-    if wide.fits(x, weight):
-        return wide.wide_linear(x, weight, bias, None, activation=activation)
-    return _linear(x, weight, bias, activation)
+        others = (name for name in cls._fields if name != "attention")
+        general = import_operators("ops", backend, ["attention"])
+        return cls(**general, **genomic_operators(backend, others))
 
 
 class Encoded(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mlff_triton.bio.genomics.enformer_weights import Block, EnformerWeights, Layer
-from mlff_triton.kernels.common.reference.activations import activate
+from mlff_triton.bio.genomics.operators import genomic_operators
 from mlff_triton.kernels.types.convolution import Activated
 from mlff_triton.kernels.types.norm import Norm
 
@@ -30,20 +29,9 @@ class Operators(NamedTuple):
     @classmethod
     def of(cls, backend: str | None) -> Operators:
         """Import the operators of "triton" or "torch"."""
-        package = "mlff_triton.kernels.genomics" + (".reference" if backend == "torch" else "")
-        convolution, pool, attention = (
-            import_module(f"{package}.{name}")
-            for name in ("convolution", "attention_pool", "attention")
-        )
-        others = (_normalize, _linear) if backend == "torch" else (_fast_normalize, _fast_linear)
-        return cls(
-            convolution.sequence_windows,
-            convolution.convolution,
-            pool.paired_rows,
-            pool.attention_pool,
-            attention.relative_attention,
-            *others,
-        )
+        normalize = _normalize if backend == "torch" else _fast_normalize
+        others = (name for name in cls._fields if name != "normalize")
+        return cls(normalize=normalize, **genomic_operators(backend, others))
 
 
 def _normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
@@ -53,25 +41,12 @@ def _normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
     return functional.layer_norm(exact, exact.shape[1:], weight, bias, eps).to(x.dtype)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-    """Apply a linear map and an activation to rows [R, K]."""
-    return activate(functional.linear(x, weight, bias), activation)
-
-
 def _fast_normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
     from mlff_triton.kernels.transformer.token_norm import token_norm
 
     weight, bias, eps = norm
     assert bias is not None
     return token_norm(x, weight, bias, eps, None, shift)
-
-
-def _fast_linear(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-    from mlff_triton.kernels.transformer import wide_linear as wide
-
-    if wide.fits(x, weight):
-        return wide.wide_linear(x, weight, bias, None, activation=activation)
-    return _linear(x, weight, bias, activation)
 
 
 def downsample(ops: Operators, w: EnformerWeights, sequence: Tensor) -> Tensor:

@@ -1,0 +1,21 @@
+"""Operators of a backend, for the computations of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def import_operators(
+    family: str, backend: str | None, names: Iterable[str], modules: Mapping[str, str] | None = None
+) -> dict[str, Callable[..., Any]]:
+    """Import operators of a family of kernels; those of its references for the backend "torch".
+
+    ``modules`` gives the modules of operators that do not have one of their own name.
+    """
+    package = f"mlff_triton.kernels.{family}" + (".reference" if backend == "torch" else "")
+    own = modules or {}
+    return {
+        name: getattr(import_module(f"{package}.{own.get(name, name)}"), name) for name in names
+    }
