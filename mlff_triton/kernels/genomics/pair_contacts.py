@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.activations import activate
+from mlff_triton.kernels.common.activations import gelu_sigmoid
 from mlff_triton.kernels.genomics.blocks import block_side
 from mlff_triton.kernels.genomics.pair_attention_inputs import inverse_rms
 from mlff_triton.kernels.types.pair_weights import PairContacts
@@ -55,7 +55,7 @@ def _pair_contacts_fwd_kernel(
     x *= 0.5
     scale = tl.load(scale_ptr + column)
     shift = tl.load(shift_ptr + organism * C + column)
-    x = activate(x * inverse_rms(x, EPS) * scale[None, :] + shift[None, :], "gelu_sigmoid")
+    x = gelu_sigmoid(x * inverse_rms(x, EPS) * scale[None, :] + shift[None, :])
     weight_ptr += organism * C * TRACKS
     weight = tl.load(
         weight_ptr + column[:, None] * TRACKS + track[None, :], inside[None, :], other=0.0

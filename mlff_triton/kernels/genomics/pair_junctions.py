@@ -11,36 +11,16 @@ https://doi.org/10.1038/s41586-025-10014-0.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common.activations import softplus_relative
 from mlff_triton.kernels.transformer.rotation import rotate_pairs
 
-_LOG2_E = tl.constexpr(math.log2(math.e))
 _SITES, _COLUMNS = 32, 128  # per program that rotates
 _PAIRS, _TISSUES = 64, 64  # per program that writes reads
-
-
-@triton.jit
-def softplus(x):
-    """Return ``log(1 + exp(x))`` with a small relative error for large negative arguments too.
-
-    The logarithm of one plus a decay is the decay times a polynomial, whose fit minimizes the
-    relative error. That of `mlff_triton.kernels.common.activations` has a constant absolute error.
-    """
-    decay = tl.exp2(-_LOG2_E * tl.abs(x))
-    ratio = 4.408928162e-2 - 8.539104909e-3 * decay
-    ratio = ratio * decay - 1.076812526e-1
-    ratio = ratio * decay + 1.774521192e-1
-    ratio = ratio * decay - 2.449545342e-1
-    ratio = ratio * decay + 3.327547847e-1
-    ratio = ratio * decay - 4.999740535e-1
-    ratio = ratio * decay + 9.999998057e-1
-    return tl.maximum(x, 0.0) + ratio * decay
 
 
 @triton.jit
@@ -119,7 +99,7 @@ def _junction_reads_kernel(
     acceptor = tl.load(acceptor_ptr + batch * sites_stride + pair % n_sites, known, other=-1)
     served &= tl.load(mask_ptr + organism * n_tissues + tissue, served, other=0) != 0
     valid = served[:, None] & ((donor >= 0) & (acceptor >= 0))[None, :]
-    reads = tl.where(valid, softplus(FACTOR * x.to(tl.float32)), 0.0)
+    reads = tl.where(valid, softplus_relative(FACTOR * x.to(tl.float32)), 0.0)
     out_ptr += batch * n_pairs * stride
     pointers = out_ptr + pair[:, None] * stride + tissue[None, :]
     tl.store(pointers, reads.T.to(out_ptr.dtype.element_ty), inside.T)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.genomics.sequence_tiles import gelu
+from mlff_triton.kernels.common.activations import gelu_sigmoid
 from mlff_triton.kernels.types.convolution import Activation
 
 _PAIRS, _COLUMNS, _WARPS = 16, 128, 4  # per program
@@ -45,7 +45,7 @@ def _store_activated(ptr, x, offsets, mask, scale_ptr, shift_ptr, columns, C):
     """Normalize and activate a block [M, N], and store it."""
     scale = tl.load(scale_ptr + columns, columns < C, other=0.0)
     shift = tl.load(shift_ptr + columns, columns < C, other=0.0)
-    x = gelu(x * scale[None, :] + shift[None, :])
+    x = gelu_sigmoid(x * scale[None, :] + shift[None, :])
     tl.store(ptr + offsets, x.to(ptr.dtype.element_ty), mask)
 
 

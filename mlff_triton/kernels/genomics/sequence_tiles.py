@@ -15,16 +15,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.common.activations import gelu_sigmoid
 from mlff_triton.kernels.common.early_launch import launches_early
 from mlff_triton.kernels.common.tiles import tile_in_group
-
-_GELU_EXPONENT = tl.constexpr(-1.702 * 1.4426950408889634)  # times log2(e), for exp2
-
-
-@triton.jit
-def gelu(u):
-    """Return ``u sigmoid(1.702 u)``, with one exponential that does not overflow."""
-    return u / (1 + tl.exp2(tl.minimum(_GELU_EXPONENT * u, 126.0)))
 
 
 @triton.jit
@@ -126,7 +119,7 @@ def store_rows(rows, y, activated, scale_ptr, shift_ptr, batch, row, column, n_o
         columns = column + tl.arange(0, rows.shape[1])
         scale = tl.load(scale_ptr + columns, columns < n_out, other=0.0)
         shift = tl.load(shift_ptr + columns, columns < n_out, other=0.0)
-        u = gelu(rows * scale[None, :] + shift[None, :])
+        u = gelu_sigmoid(rows * scale[None, :] + shift[None, :])
         store_block(activated, batch, row, column, u)
 
 

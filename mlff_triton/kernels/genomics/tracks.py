@@ -18,15 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
-from mlff_triton.kernels.common.activations import sigmoid
+from mlff_triton.kernels.common.activations import gelu_sigmoid, sigmoid, softplus_relative
 from mlff_triton.kernels.common.tiles import tile_in_group
-from mlff_triton.kernels.genomics.pair_junctions import softplus
 from mlff_triton.kernels.genomics.sequence_tiles import (
     LARGE_MEMORY,
     Launch,
     Tile,
     column_parts,
-    gelu,
     load_block,
 )
 from mlff_triton.kernels.types import tracks as types
@@ -106,7 +104,7 @@ def _tracks_kernel(
                 p = sigmoid(values).to(out_ptr.dtype.element_ty)
                 tl.store(corner + second + offsets, p, mask & (kind == PROBABILITIES))
             else:
-                y = softplus(values) * tl.load(scale_ptr + weight_row + columns)[None, :]
+                y = softplus_relative(values) * tl.load(scale_ptr + weight_row + columns)[None, :]
                 if not SCALED:
                     y = tl.where(y > _CLIP, (y + _CLIP) * (y + _CLIP) * (0.25 / _CLIP), y)
                     if kind == SQUASHED:
@@ -152,7 +150,7 @@ def _binned_linear_kernel(
         for part in tl.static_range(PARTS):
             columns = tile_n * N + part * (N // PARTS) + tl.arange(0, N // PARTS)
             bias = tl.load(bias_ptr + bias_row * n_out + columns, columns < n_out, other=0.0)
-            values = gelu(parts[part] + bias.to(tl.float32)[None, :])
+            values = gelu_sigmoid(parts[part] + bias.to(tl.float32)[None, :])
             mask = (row + m < length) & (columns < n_out)[None, :]
             tl.store(corner + m * n_out + columns[None, :], values.to(y_ptr.dtype.element_ty), mask)
 
