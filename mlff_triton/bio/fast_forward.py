@@ -6,6 +6,7 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -30,6 +31,16 @@ class Options(NamedTuple):
     precision: str | None = None
     cuda_graph: bool | str = "auto"
     backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Reading(Generic[Weights]):
+    """Weights of a module in one state and dtype, or the reason why kernels do not support them."""
+
+    snapshot: Snapshot
+    dtype: torch.dtype
+    weights: Weights | None
+    refusal: str | None = None
 
 
 class FallbackWarning(UserWarning):
@@ -75,8 +86,7 @@ class FastForward(ABC, Generic[Weights]):
         self.fallback_reasons: list[str] = []
         parameters = inspect.signature(type(module).forward).parameters
         self._names = tuple(parameters)[1:]
-        self._cached: tuple[Snapshot, Weights] | None = None
-        self._dtype_read: torch.dtype | None = None
+        self._reading: Reading[Weights] | None = None
 
     @classmethod
     @abstractmethod
@@ -90,7 +100,8 @@ class FastForward(ABC, Generic[Weights]):
         Raises
         ------
         InputError
-            If kernels do not support the weights, so that the original ``forward`` must run.
+            If kernels do not support the weights, so that the original ``forward`` must run until
+            they change.
         """
 
     @abstractmethod
@@ -135,13 +146,11 @@ class FastForward(ABC, Generic[Weights]):
             self.refresh()  # training may write to ``parameter.data``, which is not counted
         if reason is None:
             with torch.no_grad():
-                begun = None if self._cached is None else self.begin(arguments)
-                reason = self.refusal(arguments)
-                if reason is None and not self._is_current():
-                    self._cached, begun = None, None
-                    reason = self._read_again()
+                before = self._reading
+                begun = self.begin(arguments) if before and before.refusal is None else None
+                reason = self.refusal(arguments) or self._update()
                 if reason is None:
-                    return fast(arguments, begun)
+                    return fast(arguments, begun if self._reading is before else None)
         if reason not in self.fallback_reasons:
             self.fallback_reasons.append(reason)
             if self.announces:
@@ -149,6 +158,16 @@ class FastForward(ABC, Generic[Weights]):
                 message = f"{name} runs its original forward: {reason}"
                 warnings.warn(message, FallbackWarning, stacklevel=3)
         return slow(*args, **kwargs)
+
+    def _update(self) -> str | None:
+        """Read the weights if they have changed; return the reason why kernels cannot have them."""
+        if self._reading is None or not self._is_current(self._reading):
+            self._reading = None
+            obstacle = self._read_again()
+            if obstacle is not None:
+                return obstacle
+        assert self._reading is not None
+        return self._reading.refusal
 
     def _read_again(self) -> str | None:
         """Read the weights; return the reason why that is not possible, if there is one."""
@@ -162,16 +181,14 @@ class FastForward(ABC, Generic[Weights]):
         if not self.fits(self.module):
             return "its structure has changed since bio.accelerate was called"
         try:
-            self._cached, self._dtype_read = (snapshot, self.read()), self.dtype
+            self._reading = Reading(snapshot, self.dtype, self.read())
         except InputError as error:
-            return str(error)
+            self._reading = Reading(snapshot, self.dtype, None, str(error))
         return None
 
-    def _is_current(self) -> bool:
-        """Return True if weights were read, and neither they nor the dtype have changed."""
-        if self._cached is None or self._dtype_read != self.dtype:
-            return False
-        return self._cached[0].is_current()
+    def _is_current(self, reading: Reading[Weights]) -> bool:
+        """Return True if neither the weights nor the dtype have changed since they were read."""
+        return reading.dtype == self.dtype and reading.snapshot.is_current()
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's original ``forward``."""
@@ -187,13 +204,14 @@ class FastForward(ABC, Generic[Weights]):
 
     def refresh(self) -> None:
         """Forget the weights, so that the next call reads them again."""
-        self._cached = None
+        self._reading = None
 
     @property
     def weights(self) -> Weights:
         """Weights that `read` returned last."""
-        assert self._cached is not None
-        return self._cached[1]
+        assert self._reading is not None
+        assert self._reading.weights is not None
+        return self._reading.weights
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -245,7 +263,7 @@ class FastForward(ABC, Generic[Weights]):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cached": None}
+        return self.__dict__ | {"_reading": None}
 
 
 def _first_parameter(module: nn.Module) -> nn.Parameter | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.bio.binding import network
+from mlff_triton.bio.binding.dualbind import DualBindForward
 from mlff_triton.bio.binding.weights import DualBindWeights
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.errors import UnsupportedModelError
@@ -323,6 +324,24 @@ def test_models_that_kernels_cannot_compute_need_the_original(change, reason, de
     expected = energies(model, batch)
     with bio.accelerated(model, backend="triton"), pytest.warns(FallbackWarning, match=reason):
         assert torch.equal(energies(model, batch), expected)
+
+
+def test_weights_that_are_too_large_are_read_once(device, monkeypatch):
+    model, batch = make_model().to(device), to(make_batch([3, 2], 4), device)
+    enlarge_weight(model)
+    reads = []
+    read = DualBindForward.read
+    monkeypatch.setattr(DualBindForward, "read", lambda own: reads.append(1) or read(own))
+    with bio.accelerated(model, backend="triton"):
+        with pytest.warns(FallbackWarning, match="too large to be split"):
+            energies(model, batch)
+        energies(model, batch)
+        assert len(reads) == 1
+        with torch.no_grad():
+            model.encoder.encoder.linear1.weight[0, 0] = 1.0
+        monkeypatch.setattr(DualBindForward, "compute", lambda *_: "kernels")
+        assert energies(model, batch) == "kernels"
+    assert len(reads) == 2
 
 
 def test_unknown_kinds_are_not_a_number():
