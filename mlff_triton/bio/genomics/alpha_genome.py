@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
-from mlff_triton.bio.genomics.alpha_genome_head_weights import has_all_organisms
+from mlff_triton.bio.genomics.alpha_genome_head_weights import has_all_organisms, heads_of
 from mlff_triton.bio.genomics.alpha_genome_heads import Request
 from mlff_triton.bio.genomics.alpha_genome_runner import BASES, Network
 from mlff_triton.bio.genomics.alpha_genome_tower import BIN
@@ -83,27 +83,21 @@ class AlphaGenomeForward(FastForward[Network]):
         return self._check.refusal(organism) or self._refused_heads(arguments)
 
     def _refused_heads(self, arguments: Mapping[str, Any]) -> str | None:
-        model, heads = self.module, arguments.get("heads")
-        others = {
-            "contact_maps": model.contact_maps_head,
-            "splice_sites": model.splice_sites_classification_head,
-            "splice_site_usage": model.splice_sites_usage_head,
-            "splice_junctions": model.splice_sites_junction_head,
-        }
-        sites = arguments.get("splice_site_positions")
+        names, sites = arguments.get("heads"), arguments.get("splice_site_positions")
         if sites is not None and not _are_sites(sites, len(arguments["dna_sequence"])):
             return "splice_site_positions is not an integer tensor [B, 4, K]"
-        predicts = not arguments.get("embeddings_only", False)
-        for name, head in model.heads.items():
-            asked = predicts and (heads is None or name in heads)
-            if asked and not has_all_organisms(model, head):
+        heads = heads_of(self.module)
+        if names is not None and set(names) - {*heads}:
+            return f"unknown heads {sorted(set(names) - {*heads})}"
+        request = self._request(arguments)
+        needed = {name for name in heads if request.predictions and request.wants(name)}
+        if request.needs_sites and "splice_junctions" in heads and sites is None:
+            if "splice_sites" not in heads:
+                return "splice junctions need the head of splice sites or splice_site_positions"
+            needed.add("splice_sites")
+        for name, head in heads.items():
+            if name in needed and not has_all_organisms(self.module, head):
                 return f"the head {name!r} does not have weights for all organisms"
-        known = {*model.heads} | {name for name, head in others.items() if head is not None}
-        if heads is not None and set(heads) - known:
-            return f"unknown heads {sorted(set(heads) - known)}"
-        needs_sites = self._request(arguments).needs_sites and "splice_junctions" in known
-        if needs_sites and sites is None and "splice_sites" not in known:
-            return "splice junctions need the head of splice sites or splice_site_positions"
         return None
 
     def begin(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:

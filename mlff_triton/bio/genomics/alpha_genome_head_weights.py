@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from mlff_triton.bio.weights import converted, exact, wide_dtype
@@ -59,7 +59,7 @@ class Junctions(NamedTuple):
 
 
 class HeadWeights(NamedTuple):
-    """Weights of all heads.
+    """Weights of all heads that have them for all organisms of the model.
 
     Attributes
     ----------
@@ -90,49 +90,64 @@ class HeadWeights(NamedTuple):
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype) -> HeadWeights:
         """Read the weights of a model, in a dtype."""
-        usage, wide = model.splice_sites_usage_head, wide_dtype(dtype)
+        wide, every = wide_dtype(dtype), heads_of(model).items()
+        heads = {name: head for name, head in every if has_all_organisms(model, head)}
+        usage = heads.get("splice_site_usage")
+        tracks = {name: heads[name] for name in model.heads if name in heads}
         weights = cls(
-            tuple(name for name, head in model.heads.items() if has_all_organisms(model, head)),
-            {resolution: _read_tracks(model, resolution, wide) for resolution in (1, 128)},
-            _read_sites(model, wide),
+            tuple(tracks),
+            {resolution: _read_tracks(tracks, resolution, wide) for resolution in (1, 128)},
+            _read_sites(heads, wide),
             None if usage is None else usage.track_mask,
-            _read_contacts(model, wide),
+            _read_contacts(heads.get("contact_maps"), model.embedder_pair, wide),
             model.embedder_pair.norm.eps,
-            _read_junctions(model.splice_sites_junction_head),
+            _read_junctions(heads.get("splice_junctions")),
         )
         return converted(weights, dtype)
 
 
-def has_all_organisms(model: Any, head: Any) -> bool:
-    """Return True if a head of tracks has weights for as many organisms as its model."""
-    counts = {len(head.track_means), *(conv.num_organisms for conv in head.convs.values())}
-    return counts == {model.num_organisms}
+def heads_of(model: Any) -> dict[str, Any]:
+    """Return all heads of a model by the names of their results."""
+    others = {
+        "contact_maps": model.contact_maps_head,
+        "splice_sites": model.splice_sites_classification_head,
+        "splice_site_usage": model.splice_sites_usage_head,
+        "splice_junctions": model.splice_sites_junction_head,
+    }
+    found = {name: head for name, head in others.items() if head is not None}
+    return dict(model.heads.items()) | found
 
 
-def _read_tracks(model: Any, resolution: int, wide: torch.dtype) -> Tracks:
+def has_all_organisms(model: Any, head: nn.Module) -> bool:
+    """Return True if what a head needs has weights for as many organisms as its model."""
+    parts = [head]
+    if head is model.contact_maps_head:
+        parts.append(model.embedder_pair.organism_embed)
+    count = len(model.organism_embed.weight)
+    tensors = (tensor for part in parts for tensor in (*part.parameters(), *part.buffers()))
+    return all(tensor.shape[:1] == (count,) for tensor in tensors)
+
+
+def _read_tracks(heads: Mapping[str, Any], resolution: int, wide: torch.dtype) -> Tracks:
     parts = {}
-    for name, head in model.heads.items():
-        if resolution not in head.resolutions or not has_all_organisms(model, head):
-            continue
-        conv = head.convs[str(resolution)]
-        scale = softplus(exact(head.residual_scales[str(resolution)]))
-        mean = exact(head.track_means) * resolution
-        kind = SQUASHED if head.apply_squashing else TRACKS
-        parts[name] = kind, TrackWeights(exact(conv.weight), exact(conv.bias), scale, mean)
+    for name, head in heads.items():
+        if resolution in head.resolutions:
+            conv = head.convs[str(resolution)]
+            scale = softplus(exact(head.residual_scales[str(resolution)]))
+            mean = exact(head.track_means) * resolution
+            kind = SQUASHED if head.apply_squashing else TRACKS
+            parts[name] = kind, TrackWeights(exact(conv.weight), exact(conv.bias), scale, mean)
     return _stack(parts, wide)
 
 
-def _read_sites(model: Any, wide: torch.dtype) -> Tracks:
-    heads = {
-        "splice_sites": (LOGITS, model.splice_sites_classification_head),
-        "splice_site_usage": (PROBABILITIES, model.splice_sites_usage_head),
-    }
+def _read_sites(heads: Mapping[str, Any], wide: torch.dtype) -> Tracks:
     parts = {}
-    for name, (kind, head) in heads.items():
-        if head is not None:
-            bias = exact(head.conv.bias)
+    for name, kind in (("splice_sites", LOGITS), ("splice_site_usage", PROBABILITIES)):
+        if name in heads:
+            conv = heads[name].conv
+            bias = exact(conv.bias)
             unused = torch.ones_like(bias)  # logits are not scaled
-            parts[name] = kind, TrackWeights(exact(head.conv.weight), bias, unused, unused)
+            parts[name] = kind, TrackWeights(exact(conv.weight), bias, unused, unused)
     return _stack(parts, wide)
 
 
@@ -154,15 +169,14 @@ def _stack(parts: Mapping[str, tuple[int, TrackWeights]], wide: torch.dtype) -> 
     )
 
 
-def _read_contacts(model: Any, wide: torch.dtype) -> PairContacts | None:
-    if model.contact_maps_head is None:
+def _read_contacts(head: Any, embedder: Any, wide: torch.dtype) -> PairContacts | None:
+    if head is None:
         return None
-    linear, embedder = model.contact_maps_head.linear, model.embedder_pair
     return PairContacts(
         exact(embedder.norm.weight).to(wide),
         (exact(embedder.organism_embed.weight) + exact(embedder.norm.bias)).to(wide),
-        exact(linear.weight),
-        exact(linear.bias).to(wide),
+        exact(head.linear.weight),
+        exact(head.linear.bias).to(wide),
     )
 
 

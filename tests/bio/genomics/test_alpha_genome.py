@@ -222,6 +222,41 @@ def test_added_heads_are_served(model):
     assert_same(found, results(twin, given, heads=("mine",)))
 
 
+HUMAN = {  # parts with weights for one organism
+    "contact_maps_head": heads.ContactMapsHead(128, 5, 1),
+    "embedder_pair": embeddings.OutputPair(128, 1),
+    "splice_sites_classification_head": heads.SpliceSitesClassificationHead(BASES, 1),
+    "splice_sites_usage_head": heads.SpliceSitesUsageHead(BASES, 8, 1),
+    "splice_sites_junction_head": heads.SpliceSitesJunctionHead(BASES, 16, 5, 1),
+}
+
+
+@pytest.mark.parametrize("part", HUMAN)
+def test_heads_without_all_organisms_need_the_original(part, model):
+    twin, given = copy.deepcopy(model), sequences()
+    setattr(twin, part, copy.deepcopy(HUMAN[part]).eval())
+    others = {"heads": ("atac", "rna_seq")}
+    expected, known = results(twin, given), results(twin, given, **others)
+    with bio.accelerated(twin, backend="torch", strict=True):
+        assert_same(results(twin, given, **others), known)
+        assert bio.report(twin)[0].state == "fast"
+        with pytest.warns(FallbackWarning, match="does not have weights for all organisms"):
+            assert_same(results(twin, given), expected, tolerance=1e-12)
+
+
+def test_junctions_without_sites_need_sites_of_all_organisms(model):
+    twin, given = copy.deepcopy(model), sequences()
+    part = "splice_sites_classification_head"
+    setattr(twin, part, copy.deepcopy(HUMAN[part]).eval())
+    junctions = {"heads": ("splice_junctions",)}
+    sites = {"splice_site_positions": torch.randint(LENGTH, (1, 4, 9)).sort(2).values}
+    with bio.accelerated(twin, backend="torch", strict=True):
+        results(twin, given, **junctions, **sites)
+        assert bio.report(twin)[0].state == "fast"
+        with pytest.warns(FallbackWarning, match="'splice_sites' does not have weights"):
+            results(twin, given, **junctions)
+
+
 @pytest.mark.parametrize("change", ["normalized weight", "no skip"])
 def test_other_embeddings_are_served(change, model):
     twin, given = copy.deepcopy(model), sequences()
