@@ -38,7 +38,7 @@ def load_model(device: torch.device) -> mpnn.ProteinMPNN:
 
 
 def read_backbone(path: Path, copies: int, device: torch.device) -> dict[str, Tensor]:
-    """Read all chains of a PDB file, as arguments of the model for so many sequences at once."""
+    """Read all chains of a PDB file, as arguments of the model for several sequences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the package leaves files open
         (protein,) = mpnn.parse_PDB(str(path))

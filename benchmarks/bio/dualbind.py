@@ -80,7 +80,7 @@ def complexes(count: int, n_features: tuple[int, int], rng: torch.Generator) -> 
 
 @dataclass(frozen=True)
 class DualBind:
-    """So many complexes, in batches. The error is relative to the largest energy."""
+    """Complexes, in batches. The error is relative to the largest energy."""
 
     count: int
     batch: int

@@ -17,7 +17,7 @@ SIZE, LETTERS, UNKNOWN = 128, 21, 20
 
 @dataclass(frozen=True)
 class Proteins:
-    """So many chains of so many residues, whose backbones are random walks."""
+    """Chains of one length, whose backbones are random walks."""
 
     count: int
     length: int

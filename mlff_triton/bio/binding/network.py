@@ -16,7 +16,7 @@ from mlff_triton.bio.encoders.packing import find_rows
 from mlff_triton.bio.operators import import_operators
 from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
 
-NOWHERE = 1e-4
+UNKNOWN_RADIUS = 1e-4
 """Distance from the origin in Å within which positions are unknown, and atoms are left out."""
 
 MAX_ATOMS = 2**16
@@ -101,7 +101,7 @@ def _kinds(given: Complexes, positions: Tensor, n_kinds: int) -> Tensor:
     unknown = 2 * n_kinds
     own = own.where(own < n_kinds, unknown)
     kinds = (kinds + n_kinds * (kinds > 0)).where(kinds < n_kinds, unknown)
-    is_known: Tensor = positions.norm(dim=-1) > NOWHERE
+    is_known: Tensor = positions.norm(dim=-1) > UNKNOWN_RADIUS
     return torch.cat([own, kinds], 1) * is_known
 
 

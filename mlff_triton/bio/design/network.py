@@ -75,7 +75,7 @@ class Encoded(NamedTuple):
 
 
 def encode(ops: Operators, w: MPNNWeights, given: Backbones, n_neighbors: int) -> Encoded:
-    """Encode backbones, with so many neighbors of each residue at most."""
+    """Encode backbones, with at most ``n_neighbors`` neighbors per residue."""
     count = min(n_neighbors, given.mask.shape[1])
     sources, distances = ops.nearest_residues(given.atoms[:, :, 1], given.mask, count)
     atoms, numbers, chains = (

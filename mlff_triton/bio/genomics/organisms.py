@@ -25,9 +25,9 @@ class OrganismCheck(ValueCheck):
         """Return the least and the greatest organism."""
         return torch.stack(tensor.aminmax())
 
-    def reason(self, *numbers: float) -> str | None:
-        """Refuse numbers that are negative or too large."""
-        if min(numbers) >= 0 and max(numbers) < self._n_organisms:
+    def reason(self, *values: float) -> str | None:
+        """Refuse organisms that are negative or too large."""
+        if min(values) >= 0 and max(values) < self._n_organisms:
             return None
         return f"organism_index is not from 0 to {self._n_organisms - 1}"
 
