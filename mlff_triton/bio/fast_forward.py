@@ -32,6 +32,11 @@ class Options(NamedTuple):
     cuda_graph: bool | str = "auto"
     backend: str = "auto"
 
+    def captures(self, backend: str | None, module: nn.Module) -> bool:
+        """Return True if what a backend computes for a module may be captured in CUDA graphs."""
+        on_gpu = next(module.parameters()).is_cuda
+        return on_gpu and backend == "triton" and bool(self.cuda_graph)
+
 
 @dataclass(frozen=True)
 class Reading(Generic[Weights]):

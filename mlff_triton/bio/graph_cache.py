@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from mlff_triton._common.cuda_graphs import GraphPool, record
+from mlff_triton._common.cuda_graphs import GraphPool, is_capturing, record
 
 Inputs = Sequence[Tensor | None]
 Outputs = tuple[Tensor, ...]
@@ -27,7 +27,8 @@ class GraphCache:
     """Runs a function as CUDA graphs, captured when a combination of shapes occurs again.
 
     Shapes that occur once are not worth a capture, so a stream of ever new shapes costs nothing.
-    Calls from several threads or streams wait for each other.
+    Calls from several threads or streams wait for each other. While the caller captures a graph,
+    the function runs without one of its own.
 
     Parameters
     ----------
@@ -47,6 +48,8 @@ class GraphCache:
 
     def __call__(self, inputs: Inputs, option: Any = None) -> Outputs:
         """Return what the function returns, in tensors that the caller may keep."""
+        if is_capturing(_present(inputs)[0]):
+            return self._function(inputs, option)
         with self._lock:
             key = _key(inputs, option)
             if key not in self._captured:
@@ -62,6 +65,8 @@ class GraphCache:
 
     def replay(self, inputs: Inputs, option: Any = None) -> Outputs | None:
         """Return the outputs of an existing graph, or None if there is none for these shapes."""
+        if is_capturing(_present(inputs)[0]):
+            return None
         with self._lock:
             key = _key(inputs, option)
             captured = self._captured.get(key)

@@ -78,14 +78,12 @@ class ProteinMPNNForward(FastForward[Runner]):
 
     def read(self) -> Runner:
         """Read the present weights."""
-        weights = MPNNWeights.of(self.module, self.dtype)
-        is_triton = self.backend == "triton"
         return Runner(
-            weights,
+            MPNNWeights.of(self.module, self.dtype),
             Operators.of(self.backend),
             self.module.features.top_k,
-            splits=is_triton and self.dtype == torch.float32,
-            graphs=is_triton and weights.out.weight.is_cuda and bool(self.options.cuda_graph),
+            splits=self.backend == "triton" and self.dtype == torch.float32,
+            graphs=self.options.captures(self.backend, self.module),
         )
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
@@ -94,7 +92,7 @@ class ProteinMPNNForward(FastForward[Runner]):
         if parameter.dtype != torch.float32:
             return "its parameters are not float32; use the precision option of bio.accelerate"
         tensors = {name: x for name, x in arguments.items() if isinstance(x, Tensor)}
-        names = {*INPUTS, *RESIDUES} & {*tensors}
+        names = {"X", *RESIDUES} & {*tensors}
         if any(tensors[name].device != parameter.device for name in names):
             return "inputs and parameters are on different devices"
         atoms = tensors.get("X")

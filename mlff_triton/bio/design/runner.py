@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.design.network import Backbones, Encoded, Operators, encode, score
 from mlff_triton.bio.design.sampling import Draws, Plan, choices_of, decoder_weights, graph_of
 from mlff_triton.bio.design.weights import MPNNWeights
@@ -81,15 +80,12 @@ class Runner:
 
     def begin(self, task: Scoring) -> Tensor | None:
         """Replay the graph for a task's shapes, if there is one; return log-probabilities."""
-        if self._graphs is None or is_capturing(task.mask):
-            return None
-        outputs = self._graphs.replay(task)
+        outputs = None if self._graphs is None else self._graphs.replay(task)
         return None if outputs is None else outputs[0]
 
     def score(self, task: Scoring) -> Tensor:
         """Compute log-probabilities [B, L, V] of a sequence."""
-        run = self._score if self._graphs is None or is_capturing(task.mask) else self._graphs
-        return run(task, None)[0]
+        return (self._graphs or self._score)(task, None)[0]
 
     def _score(self, inputs: Sequence[Tensor | None], option: None) -> tuple[Tensor]:
         del option

@@ -124,7 +124,7 @@ class TritonRunner:
 
     def begin(self, tokens: TokenBatch) -> Tensor | None:
         """Replay the graph for the batch's shape, if there is one; return its hidden states."""
-        if self._graphs is None or self._is_large(tokens) or is_capturing(tokens.ids):
+        if self._graphs is None or self._is_large(tokens):
             return None
         outputs = self._graphs.replay(tokens)
         return None if outputs is None else outputs[0]
@@ -133,11 +133,10 @@ class TritonRunner:
         self, tokens: TokenBatch, keep: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return hidden states [B, L, C], as described in `BatchRunner`."""
-        captured = is_capturing(tokens.ids)
         capacity = None
-        if tokens.mask is not None and self._is_large(tokens) and not captured:
+        if tokens.mask is not None and self._is_large(tokens) and not is_capturing(tokens.ids):
             capacity = _round_up(int(tokens.mask.count_nonzero()), tokens.ids.numel())
-        if keep or captured or self._graphs is None:
+        if keep or self._graphs is None:
             return self._compute(tokens, keep, capacity)
         return self._graphs(tokens, capacity)[0], {}
 

@@ -134,7 +134,7 @@ def decode(ops: Operators, w: ConvolutionWeights, x: Tensor, skips: list[Tensor]
     return x
 
 
-class Places(NamedTuple):
+class PositionTables(NamedTuple):
     """Angles [S, D / 2] of positions, and indices of distances, for a length."""
 
     cos: Tensor
@@ -142,7 +142,7 @@ class Places(NamedTuple):
     levels: Tensor
 
     @classmethod
-    def of(cls, length: int, dim: int, device: torch.device) -> Places:
+    def of(cls, length: int, dim: int, device: torch.device) -> PositionTables:
         """Compute it for positions of the transformer; this waits for the device."""
         angle = angles(torch.arange(length, device=device), dim, MAX_DISTANCE)
         return cls(angle.cos(), angle.sin(), level_index(length // BIN, device))
@@ -157,7 +157,7 @@ def angles(positions: Tensor, dim: int, max_position: int) -> Tensor:
 
 
 def transform(
-    ops: Operators, w: TowerWeights, x: Tensor, organism: Tensor, places: Places
+    ops: Operators, w: TowerWeights, x: Tensor, organism: Tensor, tables: PositionTables
 ) -> tuple[Tensor, Tensor]:
     """Apply the transformer to rows [B, S, C]; return them and the pairs [B, P, P, D]."""
     rows = x + w.organisms[organism][:, None]  # in float32
@@ -166,20 +166,20 @@ def transform(
     biases: list[Tensor] = []
     for block in w.blocks:
         if block.pair is not None:
-            pair, found = _update_pairs(ops, block.pair, x, pair, places.levels)
+            pair, found = _update_pairs(ops, block.pair, x, pair, tables.levels)
             biases = list(found)
-        x = _update_rows(ops, block, rows, x, biases.pop(0), places)
+        x = _update_rows(ops, block, rows, x, biases.pop(0), tables)
     assert pair is not None
     return (rows + w.shift).to(x.dtype), pair
 
 
 def _update_rows(
-    ops: Operators, w: Block, rows: Tensor, x: Tensor, bias: Tensor, places: Places
+    ops: Operators, w: Block, rows: Tensor, x: Tensor, bias: Tensor, tables: PositionTables
 ) -> Tensor:
     """Update rows [B, S, C] in place; take and return them in the dtype of the maps."""
     flat, given = rows.view(-1, rows.shape[2]), x.view(-1, x.shape[2])
     heads = ops.linear(given, w.qkv, w.qkv_bias, "none").view(*x.shape[:2], -1)
-    q, k, v = ops.attention_inputs(heads, *w.norms, places.cos, places.sin)
+    q, k, v = ops.attention_inputs(heads, *w.norms, tables.cos, tables.sin)
     attended = ops.capped_attention(q, k, v, bias).view(len(flat), -1)
     given = ops.attention_residual(flat, attended @ w.out.T)
     hidden = ops.linear(given, w.up, w.up_bias, "relu")

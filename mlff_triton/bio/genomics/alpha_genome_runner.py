@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.fast_forward import Options
 from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights
 from mlff_triton.bio.genomics.alpha_genome_heads import Heads, Request
 from mlff_triton.bio.genomics.alpha_genome_network import (
     Operators,
-    Places,
+    PositionTables,
     decode,
     embed_bases,
     embed_bins,
@@ -57,11 +56,11 @@ class Network:
         self._tower = TowerWeights.of(model, dtype)
         top_sites = vars(sys.modules[type(model).__module__])["generate_splice_site_positions"]
         self._heads = Heads(self._ops, HeadWeights.of(model, dtype), top_sites)
-        self._places: dict[tuple[int, torch.device], Places] = {}
+        self._tables: dict[tuple[int, torch.device], PositionTables] = {}
         self._layouts: dict[Request, dict[Any, Any]] = {}  # of results, with None for tensors
         self._most = sys.maxsize if options.cuda_graph is True else MANY_BASES
         self._graphs: Any = None
-        if backend == "triton" and next(model.parameters()).is_cuda and options.cuda_graph:
+        if options.captures(backend, model):
             from mlff_triton.bio.graph_cache import GraphCache
 
             self._graphs = GraphCache(self._flat)
@@ -85,7 +84,7 @@ class Network:
 
     def _uses_graphs(self, inputs: Inputs) -> bool:
         sequence = inputs[0]
-        if self._graphs is None or sequence is None or is_capturing(sequence):
+        if self._graphs is None or sequence is None:
             return False
         return sequence.numel() <= BASES * self._most
 
@@ -125,7 +124,7 @@ class Network:
         """Return the embeddings of each resolution [B, S / resolution, C], and the pairs."""
         ops, w = self._ops, self._convolutions
         rows, skips = encode(ops, w, self._bases(sequence), with_skips=with_bases)
-        rows, pair = transform(ops, self._tower, rows, organism, self._places_of(rows))
+        rows, pair = transform(ops, self._tower, rows, organism, self._tables_of(rows))
         bins = embed_bins(ops, w.bins, rows, organism)
         if not with_bases:
             return {128: bins}, pair
@@ -135,12 +134,12 @@ class Network:
     def _bases(self, sequence: Tensor) -> Tensor:
         return sequence.to(self._dtype).contiguous()
 
-    def _places_of(self, rows: Tensor) -> Places:
+    def _tables_of(self, rows: Tensor) -> PositionTables:
         key = rows.shape[1], rows.device
-        if key not in self._places:
+        if key not in self._tables:
             dim = len(self._tower.blocks[0].norms[0][0])
-            self._places[key] = Places.of(rows.shape[1], dim, rows.device)
-        return self._places[key]
+            self._tables[key] = PositionTables.of(rows.shape[1], dim, rows.device)
+        return self._tables[key]
 
 
 def _tensors(outputs: Mapping[Any, Any]) -> Iterator[Tensor]:

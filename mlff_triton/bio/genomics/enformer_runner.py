@@ -62,7 +62,7 @@ class EnformerRunner:
         first = next(model.parameters())
         self._weights = EnformerWeights.of(model, dtype)
         self._operators, self._dtype, self._out = Operators.of(backend), dtype, first.dtype
-        self._uses_graphs = backend == "triton" and first.is_cuda and bool(options.cuda_graph)
+        self._uses_graphs = options.captures(backend, model)
         self._always = options.cuda_graph is True
         self._attention = [part.fn[1] for part, _ in model.transformer]
         self._features = function_of(self._attention[0], "get_positional_embed")
@@ -76,7 +76,7 @@ class EnformerRunner:
         """
         length = self._length(sequence)
         many = sequence.shape[0] * sequence.shape[1] > MANY_BASES and not self._always
-        if length.graphs is None or many or is_capturing(sequence):
+        if length.graphs is None or many:
             return self._compute(sequence, length.keys, request)
         outputs: tuple[Tensor, ...] = length.graphs((sequence,), request)
         return outputs
@@ -85,7 +85,7 @@ class EnformerRunner:
         """Return the outputs of an existing graph, or None if there is none."""
         key = self._key(sequence)
         length = self._lengths.get(key)
-        if length is None or length.graphs is None or is_capturing(sequence):
+        if length is None or length.graphs is None:
             return None
         self._lengths.move_to_end(key)
         outputs: tuple[Tensor, ...] | None = length.graphs.replay((sequence,), request)
@@ -98,7 +98,7 @@ class EnformerRunner:
         kept = slice(request.dropped, bins.shape[1] - request.dropped)
         embeddings = embed(self._operators, self._weights, bins, keys, kept)
         tracks = [predict(self._weights, name, embeddings, self._out) for name in request.heads]
-        return (*[embeddings.to(self._out)] * request.embeddings, *tracks)
+        return (embeddings.to(self._out), *tracks) if request.embeddings else tuple(tracks)
 
     def _length(self, sequence: Tensor) -> Length:
         """Return what depends on the length alone, from a cache of a few lengths."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from mlff_triton import bio
+from mlff_triton.bio import graph_cache
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights, Junctions
 from mlff_triton.bio.genomics.alpha_genome_heads import predict_junctions
@@ -176,6 +177,17 @@ def test_graphs_return_nested_outputs(fast, monkeypatch):
     found = results(fast, given, **CHOSEN)
     assert_same(found, expected, tolerance=1e-6)
     assert found.keys() == expected.keys()
+
+
+def test_captures_of_the_caller_use_no_graphs(fast, monkeypatch):
+    """A second graph within a capture would be an error."""
+    given = sequences()
+    expected = results(fast, given, **CHOSEN)
+    network = vars(fast)["forward"].weights
+    monkeypatch.setattr(network, "_graphs", GraphCache(network._flat))
+    monkeypatch.setattr(graph_cache, "is_capturing", lambda _: True)
+    for _ in range(3):
+        assert_same(results(fast, given, **CHOSEN), expected, tolerance=1e-6)
 
 
 def transferred(model: nn.Module, **tracks: nn.Module) -> nn.Module:
