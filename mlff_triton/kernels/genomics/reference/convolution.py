@@ -12,13 +12,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
+from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.types.convolution import Activated, Activation
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """Normalize and activate rows [..., N], in the dtype of the normalization."""
     u = x.to(activation.scale.dtype) * activation.scale + activation.shift
-    return (u * (1.702 * u).sigmoid()).to(x.dtype)
+    return activations.activate(u, "gelu_sigmoid").to(x.dtype)
 
 
 def convolution(

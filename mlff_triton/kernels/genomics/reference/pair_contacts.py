@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from mlff_triton.kernels.common.reference.activations import activate
 from mlff_triton.kernels.types.pair_weights import PairContacts
 
 
@@ -20,6 +21,6 @@ def pair_contacts(
     scale, shift, weight, bias = contacts
     x = (pair + pair.transpose(1, 2)) / 2
     x = rms_norm(x, scale.shape, scale, eps) + shift[organism][:, None, None]
-    x = (x * torch.sigmoid(1.702 * x)).to(weight.dtype)
+    x = activate(x, "gelu_sigmoid").to(weight.dtype)
     y = torch.einsum("bijc,bct->bijt", x, weight[organism]) + bias[organism][:, None, None]
     return y.to(dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from mlff_triton.kernels.common.reference.activations import activate
 from mlff_triton.kernels.types.tracks import (
     LOGITS,
     PROBABILITIES,
@@ -22,8 +23,7 @@ from mlff_triton.kernels.types.tracks import (
 def binned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute `mlff_triton.kernels.genomics.tracks.binned_linear`."""
     y: Tensor = (x @ weight.T).unflatten(1, (bias.shape[1], -1)) + bias[:, :, None]
-    y = y * torch.sigmoid(1.702 * y)
-    return y.flatten(1, 2).to(x.dtype)
+    return activate(y, "gelu_sigmoid").flatten(1, 2).to(x.dtype)
 
 
 def tracks(
