@@ -96,49 +96,23 @@ class MPNNWeights(NamedTuple):
 
     def split(self) -> MPNNWeights:
         """Split the weights of products into halves, as kernels read them in float32."""
-        backbone = self.backbone
-        return self._replace(
-            backbone=backbone._replace(
-                distances=split_scaled_halves(backbone.distances.flatten(0, 1)),
-                out=_split(backbone.out),
-            ),
-            encoder=[
-                layer._replace(
-                    message=_split_network(layer.message),
-                    update=_split_network(layer.update),
-                    residues=_split_residues(layer.residues),
-                )
-                for layer in self.encoder
-            ],
-            projections=[*map(_split_projections, self.projections)],
-            decoder=[
-                layer._replace(
-                    message=_split_network(layer.message),
-                    residues=_split_residues(layer.residues),
-                    projections=_split_projections(layer.projections),
-                )
-                for layer in self.decoder
-            ],
-            encoded=_split_projections(self.encoded),
-        )
+        return MPNNWeights._make([*map(split_networks, self[:-1]), self.out])
 
 
-def _split(linear: Linear) -> Linear:
-    return linear._replace(weight=split_scaled_halves(linear.weight))
-
-
-def _split_projections(projections: Projections) -> Projections:
-    return projections._replace(weight=split_scaled_halves(projections.weight))
-
-
-def _split_network(network: EdgeNetwork) -> EdgeNetwork:
-    return EdgeNetwork(
-        split_scaled_halves(network.first), _split(network.second), _split(network.third)
-    )
-
-
-def _split_residues(network: ResidueNetwork) -> ResidueNetwork:
-    return network._replace(up=_split(network.up), down=_split(network.down))
+def split_networks(value: Any) -> Any:
+    """Split the weights of products in nested networks into halves; other tensors stay."""
+    if isinstance(value, Linear | Projections):
+        return value._replace(weight=split_scaled_halves(value.weight))
+    if isinstance(value, list):
+        return [split_networks(part) for part in value]
+    if isinstance(value, tuple):
+        parts = map(split_networks, value)
+        value = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, EdgeNetwork):
+        return value._replace(first=split_scaled_halves(value.first))
+    if isinstance(value, BackboneWeights):
+        return value._replace(distances=split_scaled_halves(value.distances.flatten(0, 1)))
+    return value
 
 
 def _read(model: Any) -> MPNNWeights:

@@ -11,12 +11,9 @@ from mlff_triton.kernels.residues.reference import nearest_residues as nearest_r
 from mlff_triton.kernels.residues.reference import residue_edges as edge_reference
 from mlff_triton.kernels.residues.residue_edges import residue_edges
 from mlff_triton.kernels.types.backbone import BackboneWeights
-from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.testing import assert_close
-from tests.kernels.residues.test_updates import split, to
-
-KINDS = [torch.float32, torch.float64, "halves"]
+from tests.kernels.residues.cases import KINDS, dtype_of, moved, norm, random
 
 
 @pytest.mark.parametrize(("proteins", "length", "count"), [(1, 1, 1), (2, 70, 48), (3, 33, 33)])
@@ -59,20 +56,13 @@ def test_edges_match_the_reference(residues, neighbors, channels, kind, device):
     sources = torch.randint(residues, (residues, neighbors)).int()
     numbers, chains = torch.randint(80, (residues,)), torch.randint(2, (residues,))
     weights = BackboneWeights(
-        torch.randn(66, channels).double(),
+        random(66, channels),
         torch.cat([torch.randn(25, 16, channels), torch.zeros(3, 16, channels)]).double() / 5,
-        (torch.randn(channels).double(), torch.randn(channels).double(), 1e-5),
-        Linear(torch.randn(channels, channels).double() / 8, torch.randn(channels).double()),
+        norm(channels),
+        Linear(random(channels, channels) / 8, random(channels)),
     )
     distances = 20 * torch.rand(residues, neighbors).double()
     given = atoms, sources, distances, numbers, chains, weights
     expected = edge_reference.residue_edges(*given)
-    dtype = torch.float32 if kind == "halves" else kind
-    arguments = [to(value, device, dtype) for value in given]
-    if kind == "halves":
-        arguments[5] = weights = arguments[5]._replace(out=split(arguments[5].out))
-        arguments[5] = weights._replace(
-            distances=split_scaled_halves(weights.distances.flatten(0, 1))
-        )
-    found = residue_edges(*arguments)
-    assert_close(found.cpu(), expected, 0, dtype)
+    found = residue_edges(*moved(given, device, kind))
+    assert_close(found.cpu(), expected, 0, dtype_of(kind))

@@ -10,7 +10,7 @@ from mlff_triton.kernels.residues.decode import decode
 from mlff_triton.kernels.residues.reference import decode as reference
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 from mlff_triton.testing import assert_close
-from tests.kernels.residues.test_updates import to
+from tests.kernels.residues.cases import moved
 
 DTYPES = [torch.float32, torch.float64]
 N_PROTEINS, LENGTH, NEIGHBORS, LETTERS, LAYERS = 2, 7, 5, 21, 3
@@ -78,7 +78,7 @@ def make_case(
 def test_matches_the_reference(channels, full, tied, dtype, device):
     case = make_case(channels, tied=tied, full=full)
     sequence, probabilities = reference.decode(*case)
-    *parts, choices = (to(part, device, dtype) for part in case)
+    *parts, choices = moved(case, device, dtype)
     if full:  # arrays of NumPy often make probabilities float64
         choices = choices._replace(shift=choices.shift.double(), noise=choices.noise.double())
     found, found_probabilities = decode(*parts, choices)
