@@ -11,20 +11,15 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.genomics import attention
 from mlff_triton.kernels.genomics.reference import attention as reference
-from tests.support.token_cases import HALVES
+from mlff_triton.testing import assert_within
+from tests.kernels.genomics.rows import halves, random
 
 BOUNDS = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}  # error relative to the largest output
-halves = pytest.mark.parametrize("half", HALVES, ids=str)
-
-
-def random(*shape: int, half: torch.dtype) -> Tensor:
-    return torch.randn(shape).to(half)
 
 
 def assert_matches(found: Tensor, exact: Tensor, half: torch.dtype) -> None:
     assert found.dtype is half
-    error = (found.cpu().double() - exact).abs().max() / exact.abs().max()
-    assert error < BOUNDS[half], f"relative error {error:.1e}"
+    assert_within(found.cpu(), exact, BOUNDS[half])
 
 
 @halves
@@ -42,26 +37,23 @@ def assert_matches(found: Tensor, exact: Tensor, half: torch.dtype) -> None:
 def test_relative_attention(size, half, device):
     batch, length, heads, dim, value_dim = size
     torch.manual_seed(length)
-    q, k = (random(batch, length, heads, dim, half=half) for _ in "qk")
+    q, k = (random(batch, length, heads, dim, dtype=half) for _ in "qk")
     given = (
-        *(q, k, random(batch, length, heads, value_dim, half=half)),
-        random(2 * length - 1, heads, dim, half=half) / 2,
-        *(random(heads, dim, half=half) / 2 for _ in "cp"),
+        *(q, k, random(batch, length, heads, value_dim, dtype=half)),
+        random(2 * length - 1, heads, dim, dtype=half) / 2,
+        *(random(heads, dim, dtype=half) / 2 for _ in "cp"),
     )
-    exact = reference.relative_attention(*(x.double() for x in given))
-    found = attention.relative_attention(*(x.to(device) for x in given))
+    exact = reference.relative_attention(*given)
+    found = attention.relative_attention(*(x.to(device, half) for x in given))
     assert_matches(found, exact, half)
 
 
 def test_relative_attention_takes_parts_of_one_product(device):
     length, heads, dim = 20, 2, 16
-    joined = random(1, length, 3 * heads * dim, half=torch.float16).to(device)
+    joined = random(1, length, 3 * heads * dim).to(device, torch.float16)
     parts = joined.unflatten(2, (3, heads, dim)).unbind(2)
-    rel, bias = (
-        random(39, heads, dim, half=torch.float16),
-        random(2, heads, dim, half=torch.float16),
-    )
-    others = rel.to(device), *bias.to(device)
+    rel, bias = (random(n, heads, dim).to(device, torch.float16) for n in (2 * length - 1, 2))
+    others = rel, *bias
     found = attention.relative_attention(*parts, *others)
     assert torch.equal(
         found, attention.relative_attention(*(x.contiguous() for x in parts), *others)
@@ -72,10 +64,7 @@ def test_relative_positions_are_those_of_a_shift():
     """The reference agrees with the shift by padding and reshaping that Enformer uses."""
     length, heads, dim = 5, 2, 4
     q, k, v = torch.randn(3, 1, length, heads, dim).double()
-    rel, bias = (
-        torch.randn(2 * length - 1, heads, dim).double(),
-        torch.randn(2, heads, dim).double(),
-    )
+    rel, bias = (torch.randn(n, heads, dim).double() for n in (2 * length - 1, 2))
     position = torch.einsum("bihd,rhd->bhir", q / dim**0.5 + bias[1], rel)
     padded = torch.nn.functional.pad(position, (1, 0)).reshape(-1, heads, 2 * length, length)
     shifted = padded[:, :, 1:].reshape(-1, heads, length, 2 * length - 1)[..., :length]
@@ -97,13 +86,13 @@ def test_capped_attention(rows, size, half, device, monkeypatch):
     batch, length, heads, dim, value_dim, n_bins = size
     torch.manual_seed(length)
     given = (
-        random(batch, length, heads, dim, half=half),
-        random(batch, length, dim, half=half),
-        random(batch, length, value_dim, half=half),
-        4 * random(batch, n_bins, n_bins, heads, half=half),
+        random(batch, length, heads, dim, dtype=half),
+        random(batch, length, dim, dtype=half),
+        random(batch, length, value_dim, dtype=half),
+        4 * random(batch, n_bins, n_bins, heads, dtype=half),
     )
-    exact = reference.capped_attention(*(x.double() for x in given))
-    found = attention.capped_attention(*(x.to(device) for x in given))
+    exact = reference.capped_attention(*given)
+    found = attention.capped_attention(*(x.to(device, half) for x in given))
     assert_matches(found, exact, half)
 
 
@@ -145,7 +134,7 @@ def test_bad_arguments_are_refused(device):
 @pytest.mark.parametrize("shape", [(1, 1), (7, 300)], ids=str)
 def test_residual(shape, half, device):
     kernel = import_module("mlff_triton.kernels.genomics.attention_residual").attention_residual
-    x, change = torch.randn(shape), random(*shape, half=half)
+    x, change = torch.randn(shape), random(*shape, dtype=half).to(half)
     rows = x.clone().to(device)
     found = kernel(rows, change.to(device))
     assert torch.equal(rows.cpu(), x + change.float())

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.genomics.pair_maxima import pair_maxima
 from mlff_triton.kernels.types.convolution import Activation
 from mlff_triton.kernels.types.pair_weights import PairBiases, PairContacts, PairMLP
-from tests.support.token_cases import HALVES
+from mlff_triton.testing import assert_within
+from tests.kernels.genomics.rows import halves
 
 BOUNDS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # error relative to the largest output
 HALF = torch.half  # stands for the half precision that is tested
-halves = pytest.mark.parametrize("half", HALVES, ids=str)
 sizes = pytest.mark.parametrize("size", [(1, 1), (2, 5), (1, 33)], ids=str)  # B, P
 C, H, LEVELS, EPS = 16, 4, 8, 1e-5
 
@@ -31,7 +32,8 @@ def moved(value: Any, device: str, halves: torch.dtype, floats: torch.dtype) -> 
     if isinstance(value, Tensor):
         return value.to(device, {HALF: halves, torch.float32: floats}.get(value.dtype, value.dtype))
     if isinstance(value, tuple):
-        return type(value)(*(moved(part, device, halves, floats) for part in value))
+        parts = [moved(part, device, halves, floats) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
 
 
@@ -45,9 +47,9 @@ def assert_matches(name: str, device: str, half: torch.dtype, *given: Any) -> No
     found = kernel(*(moved(x, device, half, torch.float32) for x in given))
     found, exact = ((x,) if isinstance(x, Tensor) else x for x in (found, exact))
     for part, wanted in zip(found, exact, strict=True):
-        assert part.shape == wanted.shape
-        error = (part.cpu().double() - wanted).abs().max() / wanted.abs().max()
-        assert error < BOUNDS[half], f"relative error {error:.1e}"
+        assert (part is None) == (wanted is None)
+        if wanted is not None:
+            assert_within(part.cpu(), wanted, BOUNDS[half])
 
 
 @halves
@@ -56,24 +58,7 @@ def test_attention_inputs(heads, dim, value_dim, half, device):
     x = random(2, 19, heads * dim + dim + value_dim, scale=2.0) + 1
     norms = [(random(n, half=False), random(n, half=False), EPS) for n in (dim, dim, value_dim)]
     angle = 3 * torch.rand(19, dim // 2)
-    kernel = import_module("mlff_triton.kernels.genomics.attention_inputs").attention_inputs
-    reference = import_module(
-        "mlff_triton.kernels.genomics.reference.attention_inputs"
-    ).attention_inputs
-    angles = angle.cos(), angle.sin()
-    wanted = reference(
-        x.double(),
-        *((w.double(), b.double(), eps) for w, b, eps in norms),
-        *(a.double() for a in angles),
-    )
-    found = kernel(
-        x.to(device, half),
-        *((w.to(device), b.to(device), eps) for w, b, eps in norms),
-        *(a.to(device) for a in angles),
-    )
-    for part, exact in zip(found, wanted, strict=True):
-        assert part.shape == exact.shape
-        assert (part.cpu().double() - exact).abs().max() < BOUNDS[half] * exact.abs().max()
+    assert_matches("attention_inputs", device, half, x, *norms, angle.cos(), angle.sin())
 
 
 @halves
@@ -136,30 +121,12 @@ def test_contacts(size, half, device):
 
 
 @halves
-@pytest.mark.parametrize("given", ["neither", "next", "both"])
-def test_maxima(given, half, device):
-    activation, skip = (Activation(*(random(40, half=False) for _ in "st")) for _ in "ns")
-    arguments = {
-        "neither": (None, None),
-        "next": (activation, None),
-        "both": (activation, skip),
-    }
-    kernel = import_module("mlff_triton.kernels.genomics.pair_maxima").pair_maxima
-    reference = import_module("mlff_triton.kernels.genomics.reference.pair_maxima").pair_maxima
-    x = random(2, 34, 40)
-    wanted = reference(
-        x.double(), *(moved(a, "cpu", half, torch.float64) for a in arguments[given])
-    )
-    found = kernel(
-        x.to(device, half), *(moved(a, device, half, torch.float32) for a in arguments[given])
-    )
-    for part, exact in zip(found, wanted, strict=True):
-        assert (part is None) == (exact is None)
-        if exact is not None:
-            assert (part.cpu().double() - exact).abs().max() < BOUNDS[half] * exact.abs().max()
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_maxima(count, half, device):
+    activations = (Activation(*(random(40, half=False) for _ in "st")) for _ in range(count))
+    assert_matches("pair_maxima", device, half, random(2, 34, 40), *activations)
 
 
 def test_maxima_of_what_is_not_a_number(device):
-    kernel = import_module("mlff_triton.kernels.genomics.pair_maxima").pair_maxima
     x = torch.tensor([1.0, torch.nan, torch.nan, 1.0]).half()[None, :, None].expand(1, 4, 8)
-    assert kernel(x.contiguous().to(device)).rows.isnan().all()
+    assert pair_maxima(x.contiguous().to(device)).rows.isnan().all()
