@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.binding.halves import added, product, store_halves, takes_large_blocks
+from mlff_triton.kernels.binding.halves import added, product, store_halves
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.types.complexes import Layout, Readout
 
 ROWS, COLUMNS, INNER, LIGAND = 64, 128, 32, 16
@@ -177,7 +178,7 @@ def contact_energy(
     _, n_rows, channels = x.shape
     n_complexes = len(layout.n_ligand)
     sizes = {"C": channels, "M": ROWS, "N": min(COLUMNS, channels), "K": min(INNER, channels)}
-    options = sizes | {"num_warps": 8, "num_stages": 2 if takes_large_blocks(x) else 1}
+    options = sizes | {"num_warps": 8, "num_stages": 2 if has_large_memory(x) else 1}
     ligand_blocks, target_blocks = (triton.cdiv(length, ROWS) for length in max_lengths)
     column_blocks = channels // sizes["N"]
     energies = positions.new_zeros(n_complexes, target_blocks, column_blocks)

@@ -24,14 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate, signed
-from mlff_triton.kernels.binding.halves import (
-    added,
-    halves,
-    multiply,
-    store_halves,
-    takes_large_blocks,
-)
+from mlff_triton.kernels.binding.halves import added, halves, multiply, store_halves
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.types.complexes import FRAMES, Tokens
 
 _SHIFT = tl.constexpr(14.0)  # weights are at most 2^14, so that small ones remain exact in float16
@@ -175,7 +170,7 @@ def frame_attention(
     check_shape("tokens.keys", tokens.keys, (2, n_tokens, channels))
     check_shape("directions", directions, (4, 3, channels))
     out = tokens.keys.new_empty(2, n_tokens, FRAMES, channels)
-    tile = LARGE if takes_large_blocks(out) else SMALL
+    tile = LARGE if has_large_memory(out) else SMALL
     blocks = triton.cdiv(max_length * FRAMES, tile.rows)
     if n_tokens and blocks:
         with torch.cuda.device_of(out):

@@ -19,14 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate
-from mlff_triton.kernels.binding.halves import (
-    load_halves,
-    product,
-    store_halves,
-    takes_large_blocks,
-)
+from mlff_triton.kernels.binding.halves import load_halves, product, store_halves
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.types.complexes import FRAMES, FrameNetwork, Tokens
 
 
@@ -210,7 +206,7 @@ def frame_network(
     mean = attended.new_empty(2, all_tokens, channels)
     if not all_tokens:
         return mean
-    tiles = (ATTENDED, HIDDEN, MEAN) if takes_large_blocks(mean) else (SMALL, SMALL, SMALL)
+    tiles = (ATTENDED, HIDDEN, MEAN) if has_large_memory(mean) else (SMALL, SMALL, SMALL)
     columns = _divisor(n_hidden, tiles[1].columns)
     blocks = [triton.cdiv(n_rows, tile.rows) for tile in tiles]
     x, hidden = torch.empty_like(attended), attended.new_empty(2, n_rows, n_hidden)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.types.halves import SCALE
 
 _SCALE = tl.constexpr(SCALE)
@@ -100,8 +98,3 @@ def product(
         part = tl.load(x_ptr + start + x_offsets)
         acc = tl.fma(tl.dot(part, w), 1.0, acc) if ROUNDS else tl.dot(part, w, acc)
     return acc
-
-
-def takes_large_blocks(x: Tensor) -> bool:
-    """Return True if blocks can be as large as is best on an H200, by the GPU's shared memory."""
-    return hardware.shared_memory(x) > 200 * hardware.KIB

@@ -21,6 +21,11 @@ def shared_memory(tensor: Tensor) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 99 * KIB))
 
 
+def has_large_memory(tensor: Tensor) -> bool:
+    """Return True if programs may use as much shared memory as on Hopper and later."""
+    return shared_memory(tensor) >= 200 * KIB
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 4 for any other device."""

@@ -24,7 +24,6 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.genomics.sequence_tiles import (
     HALF,
-    LARGE_MEMORY,
     SMALL,
     Launch,
     Tile,
@@ -162,15 +161,13 @@ def _attention_pool_kernel(
 
 def _pairs_tile(x: Tensor) -> Tile:
     """Return a tile of pairs, whose two products take as many registers as one of all rows."""
-    if hardware.shared_memory(x) < LARGE_MEMORY:
-        return Tile(64, 128, 32, 2, 8, 3, 1)
-    return Tile(64, 128, 64, 4, 4, 3, 2)
+    if hardware.has_large_memory(x):
+        return Tile(64, 128, 64, 4, 4, 3, 2)
+    return Tile(64, 128, 32, 2, 8, 3, 1)
 
 
 def _pool_tile(x: Tensor) -> Tile:
-    if hardware.shared_memory(x) < LARGE_MEMORY:
-        return SMALL
-    return HALF
+    return HALF if hardware.has_large_memory(x) else SMALL
 
 
 def paired_rows(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> Tensor:

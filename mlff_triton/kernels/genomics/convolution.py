@@ -27,7 +27,6 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.genomics.sequence_tiles import (
     HALF,
-    LARGE_MEMORY,
     SMALL,
     Launch,
     Tile,
@@ -277,7 +276,7 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, n_out: int, taps: int) -> Plan:
         """Return the fastest plan for rows x [B, S, K]."""
-        if hardware.shared_memory(x) < LARGE_MEMORY:
+        if not hardware.has_large_memory(x):
             return cls(SMALL)
         return _fastest(x.shape, n_out, taps, hardware.multiprocessors(x.device))
 

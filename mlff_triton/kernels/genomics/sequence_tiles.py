@@ -135,7 +135,6 @@ class Tile(NamedTuple):
     programs: int  # per multiprocessor
 
 
-LARGE_MEMORY = 200 * hardware.KIB  # shared memory of Hopper and later
 SMALL = Tile(128, 128, 32, 2, 8, 3, 1)  # for any GPU
 HALF = Tile(128, 128, 64, 4, 4, 3, 2)  # two per multiprocessor, each while the other one stores
 

@@ -21,7 +21,6 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import gelu_sigmoid, sigmoid, softplus_relative
 from mlff_triton.kernels.common.tiles import tile_in_group
 from mlff_triton.kernels.genomics.sequence_tiles import (
-    LARGE_MEMORY,
     Launch,
     Tile,
     column_parts,
@@ -156,7 +155,7 @@ def _binned_linear_kernel(
 
 
 def _tile(x: Tensor) -> Tile:
-    return _LARGE if hardware.shared_memory(x) >= LARGE_MEMORY else _SMALL
+    return _LARGE if hardware.has_large_memory(x) else _SMALL
 
 
 def binned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("a GPU chooses by its shared memory")
     if not torch.cuda.is_available():
         for module in (frame_attention, frame_network, contact_energy):
-            monkeypatch.setattr(module, "takes_large_blocks", lambda _: request.param)
+            monkeypatch.setattr(module, "has_large_memory", lambda _: request.param)
 
 
 def test_principal_axes(given, dtype, device):

@@ -138,7 +138,7 @@ def test_the_center_of_a_window_is_its_position():
     ],
 )
 def test_sums_of_few_rows_are_split(n_rows, taps, channels, expected, monkeypatch):
-    monkeypatch.setattr(kernels.hardware, "shared_memory", lambda _: 227 * kernels.hardware.KIB)
+    monkeypatch.setattr(kernels.hardware, "has_large_memory", lambda _: True)
     monkeypatch.setattr(kernels.hardware, "multiprocessors", lambda _: 132)
     x = torch.empty(1, n_rows, channels, device="meta")
     tile, splits = Plan.of(x, channels, taps)
