@@ -132,11 +132,14 @@ class Enformer:
 
 @dataclass(frozen=True)
 class AlphaGenome:
-    """All outputs for a human sequence, with reads of junctions between given splice sites."""
+    """All outputs for a human sequence, with reads of junctions between given splice sites.
+
+    With random weights, TF32 alone makes an error of 1.3e-5 in the model as shipped.
+    """
 
     length: int
     package = "alphagenome_pytorch"
-    limit = 1e-5
+    limit = 1e-4
     runs_in_graphs = False
     has_half = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from unittest import mock
 
 import pytest
@@ -176,3 +177,11 @@ def test_design_models_are_tabulated(tmp_path):
     Results(tmp_path).add(made)
     line = "| proteinmpnn-1x9 | 4 | 1 (compile) | **0.4** (fp16) | 10.0x | 2.5x |"
     assert line in figures.tables(tmp_path)
+
+
+def test_half_precision_as_shipped_has_no_limit():
+    workload = models.CASES["alphagenome-16384"]
+    limits = {name: models.limit(workload, one) for name, one in models.IMPLEMENTATIONS.items()}
+    unlimited = {name for name, most in limits.items() if most == math.inf}
+    assert unlimited == {"half", "half-graph", "compile-half"}
+    assert limits["accelerated-bf16"] == limits["reference"] == workload.limit
