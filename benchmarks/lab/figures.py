@@ -137,7 +137,7 @@ def _plot_models(axes: Axes, times: Times) -> None:
         "best peer": ([row for row in best if row], "."),
         "mlff_triton": ([row for row in map(_fastest, times.values()) if row], "o"),
     }
-    _plot_points(axes, list(times), kinds, "ms_p50")
+    _plot_points(axes, _by_model(times), kinds, "ms_p50")
     axes.set(xlabel="call, ms")
 
 
@@ -375,7 +375,8 @@ def models_table(folder: Path) -> str:
     times = passed(read_rows(folder / "models.csv"))
     head = ["case", "as shipped", "best peer", "mlff_triton", "over shipped", "over the best"]
     lines = [[*head, "memory, GB", "error"], ["---"] * (len(head) + 2)]
-    for case, rows in times.items():
+    for case in _by_model(times):
+        rows = times[case]
         ours = _fastest(rows)
         if ours is None:
             continue
