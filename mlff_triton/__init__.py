@@ -27,6 +27,7 @@ _HOME_OF = {
     "load_model": "mlff_triton.checkpoints",
     "neighbor_list": "mlff_triton.neighbors.neighbor_list",
     "predict": "mlff_triton.model.prediction",
+    "predict_files": "mlff_triton.statics",
     "restore": "mlff_triton.torchmd_net.patch",
     "save_model": "mlff_triton.checkpoints",
 }
@@ -49,6 +50,7 @@ __all__ = [
     "load_model",
     "neighbor_list",
     "predict",
+    "predict_files",
     "restore",
     "save_model",
 ]
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from mlff_triton.neighbors.graph import Graph
     from mlff_triton.neighbors.neighbor_list import neighbor_list
     from mlff_triton.neighbors.verlet_list import VerletList
+    from mlff_triton.statics import predict_files
     from mlff_triton.torchmd_net.patch import accelerate, accelerated, restore
 
 __getattr__ = attributes(__name__, _HOME_OF)

@@ -20,6 +20,9 @@ TOO_CLOSE = 0.3
 """Smallest possible distance, as a multiple of the sum of covalent radii. Bonds are near 1, and
 structures in nm that were read as Å near 0.1."""
 
+SMALL = 64
+"""Number of atoms up to which all pairs are compared."""
+
 
 def check_distances(batch: Batch) -> None:
     """Raise `InputError` if atoms of one system are closer than in any structure.
@@ -28,6 +31,8 @@ def check_distances(batch: Batch) -> None:
     """
     if not 0 <= batch.numbers.min() <= batch.numbers.max() < len(covalent_radii):
         return  # the model refuses them
+    if _is_open_and_spacious(batch):
+        return
     graph, ratios, distances = _pairs(batch, TOO_CLOSE)
     if len(ratios) and ratios.min() < TOO_CLOSE:
         edge = int(ratios.argmin())
@@ -37,6 +42,20 @@ def check_distances(batch: Batch) -> None:
             f"atoms {names[0]} and {names[1]} are only {float(distances[edge]):.2g} Å apart: check "
             "that positions and cell are in Å, not nm, and that no atom occurs twice"
         )
+
+
+def _is_open_and_spacious(batch: Batch) -> bool:
+    """Return True if a small system in vacuum has no atoms that are too close.
+
+    For such systems, NumPy is much faster than a neighbor list.
+    """
+    n, points = len(batch.numbers), batch.positions
+    if n > SMALL or batch.boxes[0].pbc.any():
+        return False
+    radii = TOO_CLOSE * covalent_radii[batch.numbers]
+    distances = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
+    distances[range(n), range(n)] = np.inf
+    return bool((distances >= (radii[:, None] + radii)).all())
 
 
 class Plausibility:

@@ -19,6 +19,7 @@ from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
 from mlff_triton.cli.info import info
 from mlff_triton.cli.md import md
+from mlff_triton.cli.predict import predict
 from mlff_triton.cli.relax import relax
 from mlff_triton.cli.vibrations import vibrations
 
@@ -31,7 +32,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (md, energy, relax, vibrations, info, explain, convert, align, calibrate):
+for command in (
+    md,
+    energy,
+    predict,
+    relax,
+    vibrations,
+    info,
+    explain,
+    convert,
+    align,
+    calibrate,
+):
     app.command()(command)
 app.command(context_settings=PASS_ON)(bench)
 

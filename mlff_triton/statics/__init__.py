@@ -13,6 +13,7 @@ True
 3
 """
 
+from mlff_triton.statics.predictions import predict_files
 from mlff_triton.statics.relaxation import OPTIMIZERS, RelaxationStep, relax
 from mlff_triton.statics.single_points import compute_all, read_frames
 from mlff_triton.statics.vibrations import IdealGas, Vibrations, find_vibrations
@@ -24,6 +25,7 @@ __all__ = [
     "Vibrations",
     "compute_all",
     "find_vibrations",
+    "predict_files",
     "read_frames",
     "relax",
 ]

@@ -56,12 +56,12 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     frames = []
     for k, atoms in enumerate(images):
         frame = checked(atoms, f"{name}, frame {k}", periodic)
-        frame.info = {key: value for key, value in atoms.info.items() if _is_plain(value)}
+        frame.info = {key: value for key, value in atoms.info.items() if is_plain(value)}
         frames.append(frame)
     return frames
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """Return True for texts and numbers, which survive in extended XYZ."""
     return isinstance(value, (str, bool, int, float, np.number))
 

@@ -20,6 +20,10 @@ COMMANDS = {
     "energy": ("energy", "PATH"),
     "energy --model": ("energy", "ethanol.xyz", "--model", "PATH"),
     "energy --out": ("energy", "ethanol.xyz", "--out", "PATH"),
+    "predict": ("predict", "PATH", "--out", "new.xyz"),
+    "predict --model": ("predict", "ethanol.xyz", "--out", "new.xyz", "--model", "PATH"),
+    "predict --out": ("predict", "ethanol.xyz", "--out", "PATH"),
+    "predict --scheduler": ("predict", "ethanol.xyz", "--out", "new.xyz", "--scheduler", "PATH"),
     "relax": ("relax", "PATH"),
     "relax --model": ("relax", "ethanol.xyz", "--model", "PATH"),
     "vibrations": ("vibrations", "PATH"),
@@ -39,7 +43,9 @@ COMMANDS = {
 }
 VALID = {  # an absent output is what these commands want, and any text may be a card
     ("energy --out", "absent"),
+    ("predict --out", "absent"),
     ("energy --out", "home"),
+    ("predict --out", "home"),
     ("vibrations --out", "absent"),
     ("convert --card", "empty"),
 }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mlff_triton import __version__
 from mlff_triton._common.text import shortened
+from mlff_triton._common.version import __version__
 from mlff_triton.bio.alignment import cigar
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION, MATCH, MISMATCH

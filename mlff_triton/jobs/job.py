@@ -1,0 +1,284 @@
+"""The run of a job: tasks to workers, results to the output, in the order of the input."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlff_triton.errors import BackendError, MlffTritonError, OutputError
+from mlff_triton.jobs.journal import Entry, Finish, Journal, Settings
+from mlff_triton.jobs.workers import Done, Pool, Result, Work, local_pool
+
+TRIES = 3  # of a task whose workers die
+
+
+class Task(NamedTuple):
+    """A part of the input.
+
+    Attributes
+    ----------
+    content : object
+        Argument of the work; picklable.
+    check : int
+        CRC-32 of the input, which must be the same when the job is continued.
+    position : int
+        Amount of input up to the end of the task, in the unit of the job's progress.
+    name : str
+        Name of the part, for messages.
+    """
+
+    content: Any
+    check: int
+    position: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work on an input.
+
+    Attributes
+    ----------
+    tasks : callable
+        Returns the tasks of the input: the same ones in the same order at every call.
+    work : Work
+        Computation of a task.
+    out : Path
+        The output.
+    settings : mapping
+        All that results depend on, apart from the input.
+    head : bytes
+        Start of the output.
+    finish : callable, optional
+        Turns the results of tasks into the output. By default, they are concatenated.
+    """
+
+    tasks: Callable[[], Iterable[Task]]
+    work: Work
+    out: Path
+    settings: Settings
+    head: bytes = b""
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers, as users name them.
+
+    Attributes
+    ----------
+    device : str
+        "auto" (all GPUs if there are any), "all", "cpu", "cuda", "cuda:1" and so on.
+    processes : int or None
+        Number of processes on this machine; None for one per device.
+    scheduler : str or None
+        Address or file of a Dask scheduler, whose workers compute instead of this machine.
+    """
+
+    device: str = "auto"
+    processes: int | None = None
+    scheduler: str | None = None
+
+    def pool(self, work: Work) -> Pool:
+        """Return the workers for a computation."""
+        if self.scheduler is None:
+            return local_pool(work, self.device, self.processes)
+        from mlff_triton.jobs.cluster import Cluster
+
+        return Cluster(work, self.scheduler, self.device)
+
+
+class Progress(NamedTuple):
+    """Results of a job so far.
+
+    Attributes
+    ----------
+    items, errors : int
+        Number of results, and of those that are errors.
+    resumed : int
+        Number of results that an earlier run of the job has computed.
+    position : int
+        Amount of input that they come from.
+    seconds : float
+        Time of this run.
+    first_error : str
+        Message of the first error of this run.
+    is_complete : bool
+        True if no input is left.
+    """
+
+    items: int = 0
+    errors: int = 0
+    resumed: int = 0
+    position: int = 0
+    seconds: float = 0.0
+    first_error: str = ""
+    is_complete: bool = False
+
+    def after(self, done: Done, position: int, began: float) -> Progress:
+        """Return the progress with another task."""
+        return self._replace(
+            items=self.items + done.items,
+            errors=self.errors + done.errors,
+            position=position,
+            seconds=time.monotonic() - began,
+            first_error=self.first_error or done.first_error,
+        )
+
+
+def run(
+    job: Job,
+    workers: Workers = Workers(),
+    *,
+    overwrite: bool = False,
+    show: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Run a job, or continue it.
+
+    Parameters
+    ----------
+    job : Job
+        The job.
+    workers : Workers
+        Workers; by default those of this machine.
+    overwrite : bool
+        If True, replace an output that exists, and begin again if settings or input have changed.
+    show : callable
+        Called with the progress after each task.
+    stop : callable
+        Function that returns True to stop after the current task. The same call continues the job.
+
+    Returns
+    -------
+    Progress
+        Counts of the job with all its runs.
+
+    Raises
+    ------
+    InputError, BackendError, OutputError
+        If the input, the workers or the output cannot be used. What is complete is kept.
+    """
+    began, known = time.monotonic(), set[type[Warning]]()
+    with Journal(job.out, job.settings, overwrite) as journal:
+        if journal.is_complete:
+            progress = _resumed(journal)
+        else:
+            _begin(job, journal)
+            tasks, position = _rest(job, journal, overwrite)
+            progress = _resumed(journal)._replace(position=position)
+            show(progress)
+            with workers.pool(job.work) as pool:
+                for task, done in _ordered(pool, tasks):
+                    journal.append(done.payload, _entry(task, done))
+                    _give(done, known)
+                    progress = progress.after(done, task.position, began)
+                    show(progress)
+                    if stop():
+                        return progress
+        journal.finish(job.finish)
+    return progress._replace(seconds=time.monotonic() - began, is_complete=True)
+
+
+def _begin(job: Job, journal: Journal) -> None:
+    """Write the head of a new output."""
+    if job.head and not journal.entries:
+        journal.append(job.head, Entry(zlib.crc32(job.head), len(job.head), 0, 0))
+
+
+def _resumed(journal: Journal) -> Progress:
+    """Return the progress of earlier runs."""
+    items = sum(entry.items for entry in journal.entries)
+    return Progress(items, sum(entry.errors for entry in journal.entries), resumed=items)
+
+
+def _rest(job: Job, journal: Journal, overwrite: bool) -> tuple[Iterator[Task], int]:
+    """Return the tasks that are left, and the position of the first one.
+
+    Raises
+    ------
+    OutputError
+        If the input of complete tasks has changed.
+    """
+    tasks, position = iter(job.tasks()), 0
+    for entry in journal.entries[bool(job.head) :]:
+        task = next(tasks, None)
+        if task is None or task.check != entry.check:
+            if overwrite:
+                journal.clear()
+                _begin(job, journal)
+                return _rest(job, journal, overwrite)
+            where = f"its input ends early, by {position}" if task is None else task.name
+            raise OutputError(
+                f"{job.out} was begun with other input ({where}): restore that to continue, use "
+                "--overwrite to begin again, or choose another name"
+            )
+        position = task.position
+    return tasks, position
+
+
+def _ordered(pool: Pool, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]]:
+    """Yield tasks with their results, in order, while workers compute the next ones.
+
+    An error of the input is raised after the results of all tasks before it.
+    """
+    begun: deque[tuple[Task, Result]] = deque()
+    failures: list[MlffTritonError] = []
+    for task in _until_failure(tasks, failures):
+        begun.append((task, pool.submit(task.content)))
+        while len(begun) >= pool.capacity:
+            yield _finished(pool, *begun.popleft())
+    while begun:
+        yield _finished(pool, *begun.popleft())
+    for failure in failures:
+        raise failure
+
+
+def _until_failure(tasks: Iterator[Task], failures: list[MlffTritonError]) -> Iterator[Task]:
+    """Yield tasks, and put an error that ends them into a list."""
+    try:
+        yield from tasks
+    except MlffTritonError as error:
+        failures.append(error)
+
+
+def _finished(pool: Pool, task: Task, result: Result) -> tuple[Task, Done]:
+    """Wait for a task, and begin it again if its worker has died."""
+    tries = 1
+    while (done := _unless_lost(result)) is None:
+        if tries == TRIES:
+            raise BackendError(
+                f"{TRIES} workers died, one after another, at {task.name}: look for a lack of "
+                "memory; a script must start its work below if __name__ == '__main__'. The same "
+                "call continues"
+            )
+        tries += 1
+        result = pool.submit(task.content)
+    return task, done
+
+
+def _unless_lost(result: Result) -> Done | None:
+    """Return the results of a task, or None if its worker has died."""
+    try:
+        return result.result()
+    except BrokenExecutor:
+        return None
+
+
+def _entry(task: Task, done: Done) -> Entry:
+    return Entry(task.check, len(done.payload), done.items, done.errors)
+
+
+def _give(done: Done, known: set[type[Warning]]) -> None:
+    """Give the first warning of each class, which every worker may have given."""
+    for kind, text in done.warnings:
+        if kind not in known:
+            known.add(kind)
+            warnings.warn(text, kind, stacklevel=3)

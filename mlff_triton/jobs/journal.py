@@ -1,0 +1,235 @@
+"""Results of an unfinished job, and the journal of what is complete.
+
+Beside the output OUT lie two files. To ``OUT.partial``, the bytes of one task after another are
+appended. Then a line is added to ``OUT.journal``: it counts only if it is whole, and bytes without
+a line do not count either. Both are written through to the disk, so no result is lost or doubled,
+however a job ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlff_triton._common.files import check_new, reported
+from mlff_triton._common.lock import FileLock
+from mlff_triton.errors import OutputError
+
+FORMAT = 1
+COMPLETE = {"complete": True}
+
+Settings = Mapping[str, str | int | float | bool | None]
+Finish = Callable[[Iterator[bytes], Path], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task whose results are complete.
+
+    Attributes
+    ----------
+    check : int
+        CRC-32 of the task's input.
+    size : int
+        Bytes of its results.
+    items, errors : int
+        Number of results, and of those that are errors.
+    """
+
+    check: int
+    size: int
+    items: int
+    errors: int
+
+
+class Journal:
+    """Files beside the output of a job, as a context that locks them.
+
+    Parameters
+    ----------
+    out : Path
+        The output.
+    settings : mapping
+        All that results depend on, apart from the input.
+    overwrite : bool
+        If True, replace an output that exists, and what remains of a job with other settings.
+
+    Attributes
+    ----------
+    entries : list of Entry
+        Complete tasks, in order.
+    is_complete : bool
+        True if no task is left.
+
+    Raises
+    ------
+    OutputError
+        On entry: if the output exists, if an unfinished job has other settings, if another process
+        works on it, or if files cannot be written.
+    """
+
+    def __init__(self, out: Path, settings: Settings, overwrite: bool = False) -> None:
+        self.out, self._overwrite = out, overwrite
+        self._head = {"format": FORMAT, **settings}
+        self._partial, self._path = beside(out, "partial"), beside(out, "journal")
+        self._lock = FileLock(
+            beside(out, "lock"), f"is writing {out}: wait for its end, stop it, or choose another"
+        )
+        self.entries: list[Entry] = []
+        self.is_complete = False
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+
+    def __enter__(self) -> Journal:
+        if not self._path.exists():
+            check_new(self.out, self._overwrite)
+        with self._lock.kept(), reported(self.out):
+            length = self._load() if self._path.exists() else 0
+            if not self.is_complete:
+                check_new(self.out, self._overwrite)
+                self._open(length)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        is_empty = not any(entry.items for entry in self.entries)
+        if self._files is not None and is_empty:  # nothing to continue
+            self._remove()
+        self._close()
+        self._lock.release()
+
+    def append(self, payload: bytes, entry: Entry) -> None:
+        """Add the results of the next task."""
+        assert self._files is not None
+        partial, journal = self._files
+        with reported(self.out):
+            _write_through(partial, payload)
+            _write_through(journal, _line(asdict(entry)))
+        self.entries.append(entry)
+
+    def clear(self) -> None:
+        """Forget all results."""
+        assert self._files is not None
+        partial, journal = self._files
+        for file in (journal, partial):
+            file.seek(0)
+            file.truncate()
+        _write_through(journal, _line(self._head))
+        self.entries = []
+
+    def finish(self, finish: Finish | None = None) -> None:
+        """Turn the results into the output, and remove all other files.
+
+        Parameters
+        ----------
+        finish : callable, optional
+            Writes the results of tasks to a path. By default, the output is their concatenation.
+        """
+        with reported(self.out):
+            if self._files is not None and not self.is_complete:
+                _write_through(self._files[1], _line(COMPLETE))
+            self._close()
+            if self._partial.exists():  # otherwise, the output is in its place already
+                made = self._partial
+                if finish is not None:
+                    made = beside(self.out, "new")
+                    finish(self._payloads(), made)
+                made.replace(self.out)
+            self._remove()
+
+    def _payloads(self) -> Iterator[bytes]:
+        with self._partial.open("rb") as file:
+            for entry in self.entries:
+                yield file.read(entry.size)
+
+    def _load(self) -> int:
+        """Read the journal up to its last whole line; return the number of bytes up to there."""
+        length = 0
+        for line in self._path.read_bytes().splitlines(keepends=True):
+            record = _parsed(line)
+            if record is None:
+                break
+            if length == 0 and record != self._head:
+                if self._overwrite:
+                    return 0
+                raise OutputError(_refusal(self.out, record, self._head))
+            if record == COMPLETE:
+                self.is_complete = True
+                break
+            if length:
+                self.entries.append(Entry(**record))
+            length += len(line)
+        if self._partial.exists():
+            missing = self._size() - self._partial.stat().st_size
+            if missing > 0:
+                raise OutputError(
+                    f"{self._partial} lacks {missing} bytes: restore it, or remove "
+                    f"{self._path.name} to begin again"
+                )
+        return length
+
+    def _open(self, length: int) -> None:
+        """Open both files behind the last complete task."""
+        is_new = not length or not self._partial.exists()
+        paths = self._partial, self._path
+        partial, journal = (path.open("r+b" if path.exists() else "w+b") for path in paths)
+        self._files = partial, journal
+        if is_new:
+            self.clear()
+            return
+        for file, end in ((partial, self._size()), (journal, length)):
+            file.seek(end)
+            file.truncate()
+
+    def _size(self) -> int:
+        """Return the bytes of all results."""
+        return sum(entry.size for entry in self.entries)
+
+    def _remove(self) -> None:
+        """Remove all files but the output, the journal last."""
+        self._partial.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        for file in self._files or ():
+            file.close()
+        self._files = None
+
+
+def beside(out: Path, ending: str) -> Path:
+    """Return the path of a file beside the output."""
+    return out.with_name(f"{out.name}.{ending}")
+
+
+def _write_through(file: BinaryIO, content: bytes) -> None:
+    """Write bytes, and wait until the disk has them."""
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line, or None if the line is not whole."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _refusal(out: Path, head: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return the message about a job that was begun with other settings."""
+    names = [name for name in {**head, **wanted} if head.get(name) != wanted.get(name)]
+    before = ", ".join(f"{name}={head.get(name)}" for name in names)
+    return (
+        f"{out} was begun with {before}: repeat that to continue, use --overwrite to begin again, "
+        "or choose another name"
+    )

@@ -1,0 +1,275 @@
+"""Energies, forces and stresses of any number of structures, from files to a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from numpy.typing import NDArray
+
+from mlff_triton._common.devices import dtype_name, find_dtype
+from mlff_triton._common.files import path_of
+from mlff_triton._common.text import printable
+from mlff_triton._common.version import __version__
+from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.calculators._plausibility import check_distances
+from mlff_triton.calculators._session import System
+from mlff_triton.checkpoints import lasting_name, load_model
+from mlff_triton.dynamics.structures import checked
+from mlff_triton.errors import MlffTritonError
+from mlff_triton.jobs.job import Job, Progress, Workers, run
+from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
+from mlff_triton.jobs.workers import Done
+from mlff_triton.model.known_domain import hash_of_weights
+from mlff_triton.model.prediction import members_of
+from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of
+from mlff_triton.statics.single_points import extended_xyz, is_plain, with_results
+
+ERROR = "error"  # name of the message of a structure that has no results
+COUNTS = "n_atoms"
+
+
+def predict_files(
+    structures: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    model: str | Path = "default",
+    charge: int | None = None,
+    periodic: bool = True,
+    dtype: str | torch.dtype = "float32",
+    device: str = "auto",
+    workers: int | None = None,
+    scheduler: str | None = None,
+    overwrite: bool = False,
+    show: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Compute energies, forces and stresses of all structures in files.
+
+    Files may be of any number and size; a few thousand structures are in memory at a time. Results
+    have the order of the input. A structure that cannot be read or computed has an error instead of
+    results, and does not stop the others. If a call is interrupted, even by SIGKILL, an equal call
+    continues it: no result is lost or computed into the output twice.
+
+    Parameters
+    ----------
+    structures : str, path, or iterable of them
+        Files that ASE reads, folders of such files, or names of shipped structures. XYZ
+        files may be compressed by gzip, bzip2 or xz.
+    out : str or path
+        File to write: extended XYZ (.xyz, .extxyz), Parquet (.parquet, .pq) or HDF5 (.h5, .hdf5).
+        It appears when it is complete. Until then, files that begin with its name lie beside it.
+    model : str or path
+        Name of a shipped model, or a checkpoint.
+    charge : int, optional
+        Total charge; by default that of each structure, or 0.
+    periodic : bool
+        If False, drop the cells.
+    dtype : {"float32", "float64"} or torch.dtype
+        Precision of the network.
+    device : str
+        "auto" (all GPUs of this machine, if there are any), "cpu", "cuda:1" and so on.
+    workers : int, optional
+        Number of processes, which share the GPUs; by default, one per GPU. One worker is this
+        process.
+    scheduler : str, optional
+        Address of a Dask scheduler, or the file that it has written. Its workers compute. They must
+        find the model and the structures by the same paths.
+    overwrite : bool
+        If True, replace an output that exists.
+    show : callable
+        Called with a `Progress` now and then.
+    stop : callable
+        Function that returns True to stop soon.
+
+    Returns
+    -------
+    Progress
+        Numbers of results and errors, and whether the output is complete.
+
+    Raises
+    ------
+    InputError
+        If an option is invalid, a file is missing, or an XYZ file is damaged so that frames cannot
+        be told apart.
+    CheckpointError
+        If the model cannot be loaded.
+    BackendError
+        If the device or the scheduler is unavailable, or workers die repeatedly.
+    OutputError
+        If the output exists or cannot be written, or was begun with other options or input.
+
+    Examples
+    --------
+    >>> predict_files("alanine-dipeptide-water", "results.xyz").items
+    1
+    """
+    files = find_files(structures)
+    path = path_of(out)
+    is_xyz = path.suffix.lower() in XYZ
+    finish = None if is_xyz else writer_of(path, COUNTS)
+    precision = dtype_name(find_dtype(dtype))
+    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz)
+    weights = [hash_of_weights(member.state_dict()) for member in members_of(load_model(model))]
+    settings = {
+        "job": "predict",
+        "version": __version__,
+        "weights": "-".join(weights),
+        "dtype": precision,
+        "charge": charge,
+        "periodic": periodic,
+    }
+    job = Job(lambda: tasks_of(files), work, path, settings, finish=finish)
+    place = Workers(device, workers, scheduler)
+    return run(job, place, overwrite=overwrite, show=show, stop=stop)
+
+
+@dataclass
+class Row:
+    """A structure and its results, or an error.
+
+    Attributes
+    ----------
+    source : str
+        File.
+    frame : int
+        Number of the structure in it, from 0.
+    atoms : Atoms
+        The structure; empty if it could not be read.
+    results : dict or None
+        Results as of ASE's calculators.
+    error : str
+        Reason why there are no results.
+    """
+
+    source: str
+    frame: int
+    atoms: Atoms
+    results: dict[str, Any] | None = None
+    error: str = ""
+
+    def __str__(self) -> str:
+        return printable(f"{self.source}, frame {self.frame}: {self.error}")
+
+
+@dataclass(frozen=True)
+class SinglePoints:
+    """The computation of `predict_files`; its attributes are arguments of that."""
+
+    model: str
+    dtype: str
+    charge: int | None
+    periodic: bool
+    is_xyz: bool
+
+    def start(self, device: str) -> Callable[[list[Piece]], Done]:
+        """Load the model, and return the function that computes pieces of the input."""
+        calculator = TensorNetCalculator(self.model, device=device, dtype=self.dtype)
+
+        def compute(pieces: list[Piece]) -> Done:
+            rows = [self._row(*parsed) for piece in pieces for parsed in piece.parse()]
+            good = [row for row in rows if not row.error]
+            evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
+            payload = xyz_of(rows) if self.is_xyz else pack(columns_of(rows))
+            errors = [row for row in rows if row.error]
+            return Done(payload, len(rows), len(errors), str(errors[0]) if errors else "")
+
+        return compute
+
+    def _row(self, source: str, frame: int, image: Atoms | str) -> Row:
+        """Return a row without results; one with an error if the structure is invalid."""
+        if isinstance(image, str):
+            return Row(source, frame, Atoms(), error=image)
+        info = {key: value for key, value in image.info.items() if is_plain(value)}
+        if self.charge is not None:
+            info["charge"] = self.charge
+        name = f"{source}, frame {frame}"
+        try:
+            atoms = checked(image, name, self.periodic)
+            system = System(
+                atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, info.get("charge", 0)
+            )
+            check_distances(system.check())
+        except MlffTritonError as error:
+            kept = Atoms(image.numbers, image.positions, cell=image.cell, pbc=image.pbc, info=info)
+            return Row(source, frame, kept, error=_line(error).removeprefix(f"{name}: "))
+        atoms.info = info
+        return Row(source, frame, atoms)
+
+
+def evaluate(rows: list[Row], calculator: TensorNetCalculator) -> None:
+    """Add results to rows, in batches of similar sizes; find the rows that fail by halving."""
+    if not rows:
+        return
+    try:
+        found = calculator.calculate_many([row.atoms for row in rows])
+    except MlffTritonError as error:
+        if len(rows) == 1:
+            rows[0].error = _line(error)
+            return
+        half = len(rows) // 2
+        evaluate(rows[:half], calculator)
+        evaluate(rows[half:], calculator)
+        return
+    for row, results in zip(rows, found, strict=True):
+        if np.isfinite(results["energy"]) and np.isfinite(results["forces"]).all():
+            row.results = results
+        else:
+            row.error = "the model's energy or forces are not finite: check the structure"
+
+
+def xyz_of(rows: list[Row]) -> bytes:
+    """Return rows as extended XYZ; errors are in the comment."""
+    images = []
+    for row in rows:
+        if row.results is not None:
+            images.append(with_results(row.atoms, row.results))
+        else:
+            images.append(row.atoms)
+            row.atoms.info[ERROR] = row.error
+    return extended_xyz(images)
+
+
+def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
+    """Return rows as the columns of a table. Values that there are not are NaN, or empty."""
+    results = [row.results or {} for row in rows]
+    nothing = {"energy": np.nan, "stress": np.full(6, np.nan)}
+    atoms = [row.atoms for row in rows]
+    of_systems = {
+        "source": np.array([printable(row.source) for row in rows], dtype=str),
+        "frame": np.array([row.frame for row in rows], dtype=np.int64),
+        COUNTS: np.array([len(a) for a in atoms], dtype=np.int64),
+        "cell": np.array([a.cell.array for a in atoms]).reshape(-1, 3, 3),
+        "pbc": np.array([a.pbc for a in atoms]).reshape(-1, 3),
+        "info": np.array([_json(a.info) for a in atoms], dtype=str),
+        ERROR: np.array([row.error for row in rows], dtype=str),
+    }
+    for name, value in nothing.items():
+        of_systems[name] = np.array([found.get(name, value) for found in results], dtype=np.float64)
+    forces = [
+        found["forces"] if found else np.full((len(a), 3), np.nan)
+        for found, a in zip(results, atoms, strict=True)
+    ]
+    of_atoms = {
+        "numbers": np.concatenate([a.numbers for a in atoms]).astype(np.int64),
+        "positions": np.concatenate([a.positions for a in atoms]),
+        "forces": np.concatenate(forces),
+    }
+    return of_systems | {name + OF_ITEMS: values for name, values in of_atoms.items()}
+
+
+def _json(info: dict[str, Any]) -> str:
+    """Return plain values as JSON; empty if there are none."""
+    plain = {key: v.item() if isinstance(v, np.generic) else v for key, v in info.items()}
+    return json.dumps(plain) if plain else ""
+
+
+def _line(error: Exception) -> str:
+    """Return the message of an error as one line."""
+    return printable(" ".join(str(error).split()))

@@ -1,0 +1,256 @@
+"""Jobs: order, continuation after any end, workers that die, refusals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlff_triton.errors import BackendError, InputError, OutputError
+from mlff_triton.jobs import workers
+from mlff_triton.jobs.job import TRIES, Workers, run
+from mlff_triton.jobs.journal import Entry, Journal
+from tests.support.jobs import Texts, job, text_of
+
+ROOT = Path(__file__).parents[2]
+WHOLE = text_of(list(range(30)))
+pytestmark = pytest.mark.filterwarnings("ignore:three")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out.txt"
+
+
+def files(out):
+    return sorted(path.name for path in out.parent.iterdir())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_have_the_order_of_the_input(out, processes):
+    shown = []
+    with pytest.warns(UserWarning, match="three") as given:
+        progress = run(job(out), Workers("cpu", processes), show=shown.append)
+    assert len(given) == 1
+    assert out.read_bytes() == WHOLE
+    assert (progress.items, progress.errors, progress.resumed) == (30, 3, 0)
+    assert (progress.first_error, progress.is_complete) == ("nine", True)
+    assert [found.position for found in shown] == [0, *range(3, 31, 3)]
+    assert files(out) == ["out.txt"]
+
+
+def test_a_head_and_a_finish(out):
+    def finish(payloads, path):
+        path.write_bytes(b"|".join(payloads))
+
+    run(job(out, 7, head=b"head", finish=finish))
+    assert out.read_bytes() == b"|".join(
+        [b"head", *(text_of(some) for some in ([0, 1, 2], [3, 4, 5], [6]))]
+    )
+    assert files(out) == ["out.txt"]
+
+
+@pytest.mark.parametrize("head", [b"", b"head"])
+def test_a_stopped_job_continues(out, head):
+    stops = iter([False, False, True])
+    stopped = run(job(out, head=head), stop=lambda: next(stops))
+    assert (stopped.items, stopped.is_complete) == (9, False)
+    assert files(out) == ["out.txt.journal", "out.txt.partial"]
+    shown = []
+    progress = run(job(out, head=head), show=shown.append)
+    assert (shown[0].items, shown[0].resumed, shown[0].position) == (9, 9, 9)
+    assert (progress.items, progress.errors, progress.resumed) == (30, 3, 9)
+    assert out.read_bytes() == head + WHOLE
+
+
+def test_a_complete_job_is_not_repeated(out):
+    run(job(out))
+    with pytest.raises(OutputError, match=r"out.txt exists: .* --overwrite"):
+        run(job(out))
+    assert run(job(out, 3), overwrite=True).items == 3
+    assert out.read_bytes() == text_of([0, 1, 2])
+
+
+def test_results_before_damage_are_kept(out):
+    with pytest.raises(InputError, match="damaged at 15"):
+        run(job(out, damage=15), Workers("cpu", 1))
+    assert not out.exists()
+    assert run(job(out)).resumed == 15
+    assert out.read_bytes() == WHOLE
+
+
+def test_a_job_without_results_leaves_nothing(out):
+    with pytest.raises(InputError):
+        run(job(out, damage=0))
+    assert files(out) == []
+
+
+@pytest.fixture
+def unfinished(out):
+    stops = iter([False, True])
+    run(job(out), stop=lambda: next(stops))
+    return out
+
+
+def test_other_settings_or_input_are_refused(unfinished):
+    with pytest.raises(OutputError, match=r"begun with dtype=None: repeat that"):
+        run(job(unfinished, settings={"dtype": "float64"}))
+    for n, where in ((4, "3"), (3, "ends early")):
+        with pytest.raises(OutputError, match=rf"other input \(.*{where}.*\): restore"):
+            run(job(unfinished, n))
+    assert run(job(unfinished)).resumed == 6
+    assert unfinished.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("options", [{"n": 4}, {"n": 4, "settings": {"dtype": "float64"}}])
+def test_overwriting_begins_again_if_something_has_changed(unfinished, options):
+    progress = run(job(unfinished, head=b"head", **options), overwrite=True)
+    assert (progress.items, progress.resumed) == (4, 0)
+    assert unfinished.read_bytes() == b"head" + text_of([0, 1, 2, 3])
+
+
+def test_overwriting_continues_otherwise(unfinished):
+    unfinished.write_text("older")
+    with pytest.raises(OutputError, match="exists"):
+        run(job(unfinished))
+    assert run(job(unfinished), overwrite=True).resumed == 6
+    assert unfinished.read_bytes() == WHOLE
+
+
+def test_only_whole_lines_of_the_journal_count(unfinished):
+    """At every point at which a process may have been killed between two writes or within one."""
+    journal, partial = (Path(f"{unfinished}.{end}") for end in ("journal", "partial"))
+    lines, payload = journal.read_bytes(), partial.read_bytes()
+    for end in (*range(0, len(lines), 11), len(lines) - 1, len(lines)):
+        journal.write_bytes(lines[:end])
+        partial.write_bytes(payload + b"more that no line counts")
+        unfinished.unlink(missing_ok=True)
+        assert run(job(unfinished)).items == 30
+        assert unfinished.read_bytes() == WHOLE
+        assert files(unfinished) == ["out.txt"]
+
+
+def test_results_that_are_lost_are_noticed(unfinished):
+    Path(f"{unfinished}.partial").write_bytes(b"short")
+    with pytest.raises(OutputError, match=r"partial lacks \d+ bytes"):
+        run(job(unfinished))
+    Path(f"{unfinished}.partial").unlink()
+    assert run(job(unfinished)).resumed == 0
+    assert unfinished.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_kill_at_the_very_end(out, monkeypatch, is_in_place):
+    """The journal is complete, and the output is in its place or not."""
+
+    def die(self, _):
+        with self._files[1] as journal:
+            journal.write(b'{"complete": true}\n')
+        if is_in_place:
+            self._partial.replace(self.out)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(out))
+    progress = run(job(out))
+    assert (progress.items, progress.resumed, progress.is_complete) == (30, 30, True)
+    assert out.read_bytes() == WHOLE
+    assert files(out) == ["out.txt"]
+
+
+def test_one_process_per_output(unfinished):
+    with Journal(unfinished, {"job": "texts"}), pytest.raises(OutputError, match="is writing"):
+        run(job(unfinished))
+    assert run(job(unfinished)).resumed == 6
+
+
+def test_a_full_disk_is_one_line(out, monkeypatch):
+    append = Journal.append
+
+    def full(self, payload, entry):
+        if len(self.entries) == 2:
+            monkeypatch.setattr("os.fsync", raising)
+        append(self, payload, entry)
+
+    def raising(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context():
+        monkeypatch.setattr(Journal, "append", full)
+        with pytest.raises(OutputError, match="No space left"):
+            run(job(out))
+        monkeypatch.undo()
+    assert run(job(out)).resumed == 6
+    assert out.read_bytes() == WHOLE
+
+
+def test_killed_at_random_points(out):
+    """Each run is killed within the job, or at its start or end."""
+    n, kills = 200, 0
+    draw = np.random.default_rng(0)
+    command = [sys.executable, "-m", "tests.support.jobs", str(out), str(n)]
+    while not out.exists() or Path(f"{out}.journal").exists():
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:  # noqa: S603
+            for _ in range(int(draw.integers(0, 12))):
+                process.stdout.readline()
+            time.sleep(draw.uniform(0, 0.01))
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait() == -signal.SIGKILL
+    assert kills > 5
+    assert out.read_bytes() == b"head\n" + text_of(list(range(n)))
+
+
+def test_a_worker_that_dies_is_replaced(out):
+    work = Texts(str(out.parent), deaths=1)
+    progress = run(job(out, work=work), Workers("cpu", 2))
+    assert (out.parent / "death0").exists()
+    assert progress.items == 30
+    assert out.read_bytes() == WHOLE
+
+
+def test_a_task_that_kills_every_worker_ends_the_job(out):
+    work = Texts(str(out.parent), deaths=100)
+    with pytest.raises(BackendError, match=f"{TRIES} workers died, one after another, at "):
+        run(job(out, work=work), Workers("cpu", 2))
+    assert run(job(out)).resumed in (0, 3, 6)
+    assert out.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        (Workers("cpu", 0), "workers=0 is not valid"),
+        (Workers("gpu"), "device='gpu' is unknown"),
+        (Workers(scheduler="absent.json"), "there is no scheduler 'absent.json'"),
+        (Workers(scheduler="tcp://127.0.0.1:9"), "no Dask scheduler answers at tcp://127.0.0.1:9"),
+    ],
+)
+def test_workers_that_there_are_not(out, places, message, monkeypatch):
+    if places.scheduler:
+        cluster = pytest.importorskip("mlff_triton.jobs.cluster")
+        pytest.importorskip("distributed", reason="Dask is an optional extra")
+        monkeypatch.setattr(cluster, "CONNECT", 0.3)
+    with pytest.raises((InputError, BackendError), match=message):
+        run(job(out), places)
+    assert files(out) == []
+
+
+def test_gpus_share_the_workers(monkeypatch):
+    monkeypatch.setattr(workers, "devices_of", lambda _: ["cuda:0", "cuda:1"])
+    pool = workers.local_pool(Texts(), "auto", 4)
+    assert [lane._device for lane in pool._lanes] == ["cuda:0", "cuda:1"] * 2
+    assert pool.capacity == 12
+
+
+def test_entries_survive_json(out):
+    with Journal(out, {"job": "texts"}) as journal:
+        journal.append(b"abc", Entry(2**32 - 1, 3, 2, 1))
+    with Journal(out, {"job": "texts"}) as journal:
+        assert journal.entries == [Entry(2**32 - 1, 3, 2, 1)]

@@ -1,0 +1,311 @@
+"""`predict_files`: results of many structures, errors of some, and continuation."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+
+from mlff_triton import TensorNetCalculator, predict_files
+from mlff_triton.errors import CheckpointError, InputError, OutputError
+from mlff_triton.jobs.tables import unpack
+from mlff_triton.statics import inputs
+from mlff_triton.testing import random_crystal
+from tests.support.checkpoints import save_tiny_model
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("CH3CH2OH", "H2O", "CH4", "NH3", "C6H6")
+BAD = {2: "does not know", 4: "NaN", 5: "apart", 7: "contains no atoms", 8: "charge"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inputs, "STRUCTURES", 4)
+
+
+@pytest.fixture
+def images(rng):
+    """Molecules of several sizes, and a crystal."""
+    found = [molecule(NAMES[k % 5]) for k in range(11)]
+    for k, atoms in enumerate(found):
+        atoms.positions += rng.normal(0, 0.02, atoms.positions.shape)
+        atoms.info.update(name=f"molecule {k}", weight=0.5 * k)
+    found[3] = random_crystal(6, seed=0)
+    found[3].numbers[:] = (1, 6, 7, 8, 1, 6)
+    return found
+
+
+@pytest.fixture
+def predict(model):
+    def function(structures, out, **options):
+        options = {"device": "cpu", "dtype": "float64", "workers": 1} | options
+        return predict_files(structures, out, model=model, **options)
+
+    return function
+
+
+def write(name, images):
+    ase.io.write(name, images, format="extxyz")
+    return ase.io.read(name, ":")  # positions have eight decimals in the file
+
+
+def results_of(images, model):
+    return TensorNetCalculator(model, device="cpu", dtype="float64").calculate_many(images)
+
+
+def assert_results(found, images, model):
+    for atoms, image, expected in zip(found, images, results_of(images, model), strict=True):
+        assert np.array_equal(atoms.numbers, image.numbers)
+        assert atoms.get_potential_energy() == pytest.approx(expected["energy"], abs=1e-10)
+        np.testing.assert_allclose(atoms.get_forces(), expected["forces"], atol=6e-9)
+        assert ("stress" in atoms.calc.results) == ("stress" in expected)
+        if "stress" in expected:
+            np.testing.assert_allclose(atoms.get_stress(), expected["stress"], atol=1e-10)
+
+
+def test_extended_xyz(predict, images, model):
+    read = write("in.xyz", images)
+    progress = predict("in.xyz", "out.xyz")
+    assert (progress.items, progress.errors) == (11, 0)
+    found = ase.io.read("out.xyz", ":")
+    assert_results(found, read, model)
+    assert [atoms.info.get("name") for atoms in found] == [a.info.get("name") for a in read]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "h5"])
+def test_tables(predict, images, model, suffix):
+    read = write("in.xyz", images)
+    predict("in.xyz", f"out.{suffix}")
+    table = (read_parquet if suffix == "parquet" else read_hdf5)(f"out.{suffix}")
+    assert table["source"] == ["in.xyz"] * 11
+    assert table["frame"] == list(range(11))
+    assert table["error"] == [""] * 11
+    assert json.loads(table["info"][1]) == {"name": "molecule 1", "weight": 0.5}
+    for k, expected in enumerate(results_of(read, model)):
+        assert np.array_equal(table["numbers"][k], read[k].numbers)
+        assert np.array_equal(table["positions"][k], read[k].positions)
+        assert np.array_equal(table["cell"][k], read[k].cell.array)
+        assert np.array_equal(table["pbc"][k], read[k].pbc)
+        assert table["energy"][k] == pytest.approx(expected["energy"], abs=1e-10)
+        np.testing.assert_allclose(table["forces"][k], expected["forces"], atol=1e-10)
+        stress = expected.get("stress", np.full(6, np.nan))
+        np.testing.assert_allclose(table["stress"][k], stress, atol=1e-10)
+
+
+def read_parquet(name):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional extra")
+    return parquet.read_table(name).to_pydict()
+
+
+def read_hdf5(name):
+    h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
+    with h5py.File(name) as file:
+        table = {
+            key: data.asstr()[:] if data.dtype.kind == "O" else data[:]
+            for key, data in file.items()
+        }
+        assert file.attrs["items"] == "n_atoms"
+    ends = np.cumsum(table["n_atoms"])[:-1]
+    ragged = {key: np.split(table[key], ends) for key in ("numbers", "positions", "forces")}
+    return {key: list(value) for key, value in (table | ragged).items()}
+
+
+def test_bits_do_not_depend_on_workers_or_interruptions(predict, images):
+    write("in.xyz", images)
+    predict("in.xyz", "whole.xyz", dtype="float32")
+    predict("in.xyz", "two.xyz", dtype="float32", workers=2)
+    assert not predict("in.xyz", "stopped.xyz", dtype="float32", stop=lambda: True).is_complete
+    assert predict("in.xyz", "stopped.xyz", dtype="float32").resumed == 4
+    whole = Path("whole.xyz").read_bytes()
+    assert Path("two.xyz").read_bytes() == whole
+    assert Path("stopped.xyz").read_bytes() == whole
+
+
+def test_bad_structures_have_errors(predict, images, model):
+    images[2].numbers[0] = 92
+    images[4].positions[1] = np.nan
+    images[5].positions[1] = images[5].positions[0] + 1e-3
+    images[7] = Atoms()
+    images[8].info["charge"] = 0.5
+    read = write("in.xyz", images)
+    progress = predict("in.xyz", "out.xyz")
+    assert (progress.items, progress.errors) == (11, len(BAD))
+    assert progress.first_error.startswith("in.xyz, frame 2: ")
+    found = ase.io.read("out.xyz", ":")
+    good = [k for k in range(11) if k not in BAD]
+    assert_results([found[k] for k in good], [read[k] for k in good], model)
+    for k, reason in BAD.items():
+        assert reason in found[k].info["error"]
+        assert found[k].calc is None
+        assert np.array_equal(found[k].positions, read[k].positions, equal_nan=True)
+
+
+def test_errors_in_tables(predict, images):
+    images[2].numbers[0] = 92
+    images[7] = Atoms()
+    write("in.xyz", images)
+    predict("in.xyz", "out.h5")
+    table = read_hdf5("out.h5")
+    assert "does not know" in table["error"][2]
+    assert np.isnan(table["energy"][2])
+    assert np.isnan(table["forces"][2]).all()
+    assert table["n_atoms"][7] == 0
+    assert len(table["energy"]) == 11
+
+
+def test_a_frame_that_cannot_be_read_has_an_error(predict, images):
+    write("in.xyz", images)
+    text = Path("in.xyz").read_text().splitlines(keepends=True)
+    text[3] = "C nonsense\n"  # an atom of the first frame
+    Path("in.xyz").write_text("".join(text))
+    assert predict("in.xyz", "out.xyz").errors == 1
+    found = ase.io.read("out.xyz", ":")
+    assert len(found) == 11
+    assert "the frame cannot be read: " in found[0].info["error"]
+
+
+def test_many_files_of_many_formats(predict, images, model, monkeypatch):
+    monkeypatch.setattr(inputs, "LARGE", 5000)
+    Path("folder").mkdir()
+    for k in range(5):
+        ase.io.write(f"folder/{k}.{'json' if k % 2 else 'extxyz'}", images[k])
+    Path("folder/5.cif").write_text("not a crystal")
+    ase.io.write("movie.traj", images)
+    Path("packed.xyz.gz").write_bytes(gzip.compress(Path("folder/2.extxyz").read_bytes()))
+    assert Path("movie.traj").stat().st_size > inputs.LARGE
+    sources = ["movie.traj", "folder", "packed.xyz.gz", "alanine-dipeptide-water"]
+    progress = predict(sources, "out.xyz")
+    assert (progress.items, progress.errors) == (11 + 6 + 1 + 1, 1)
+    assert progress.first_error.startswith(f"{Path('folder/5.cif')}, frame 0: ")
+    found = ase.io.read("out.xyz", ":")
+    single = [ase.io.read(path) for path in sorted(Path("folder").iterdir())[:5]]
+    assert_results(found[:16], [*images, *single], model)
+    assert (len(found[16]), len(found[17]), len(found[18])) == (0, 3 + 2, 166)
+
+
+def test_options(predict, images):
+    write("in.xyz", images)
+    predict("in.xyz", "out.xyz", charge=1, periodic=False)
+    for atoms in ase.io.read("out.xyz", ":"):
+        assert atoms.info["charge"] == 1
+        assert not atoms.pbc.any()
+    with pytest.raises(OutputError, match="exists"):
+        predict("in.xyz", "out.xyz")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "contains no structures"),
+        ("two\n\nH 0 0 0\n", "frame 0 does not begin with its number of atoms"),
+        ("1\n\nH 0 0 0\n999999999999\n\n", "frame 1 does not begin with its number of atoms"),
+        ("1\n\nH 0 0 0\n3\n\nH 0 0 0\n", "frame 1 lacks 2 of its 3 atoms"),
+        ("1\n\nH 0 0 0\n\n1\n\nH 0 0 0\n", "frame 1 begins with a blank line"),
+        ("1", "frame 0 lacks 1 of its 1 atoms"),
+    ],
+)
+def test_damaged_files_are_refused(predict, text, message):
+    Path("in.xyz").write_text(text)
+    with pytest.raises(InputError, match=message) as refusal:
+        predict("in.xyz", "out.xyz")
+    assert "\n" not in str(refusal.value)
+    assert sorted(path.name for path in Path().iterdir()) == ["in.xyz"]
+
+
+def test_a_truncated_archive_is_refused(predict, images):
+    write("in.xyz", images)
+    Path("in.xyz.gz").write_bytes(gzip.compress(Path("in.xyz").read_bytes())[:-9])
+    with pytest.raises(InputError, match=r"in\.xyz\.gz cannot be read"):
+        predict("in.xyz.gz", "out.xyz")
+    progress = predict("in.xyz", "out.xyz", overwrite=True)
+    assert (progress.items, progress.resumed) == (11, 4)  # of the same frames
+
+
+def test_arguments_are_refused_first(predict):
+    molecule("H2O").write("in.xyz")
+    Path("empty").mkdir()
+    for arguments, message in (
+        (("in.xyz", "out.csv"), "the suffix of out.csv is unknown"),
+        (("absent.xyz", "out.xyz"), "there is no structure 'absent.xyz'"),
+        (("empty", "out.xyz"), "contains no files"),
+        (([], "out.xyz"), "there are no structures"),
+    ):
+        with pytest.raises(InputError, match=message):
+            predict(*arguments)
+    with pytest.raises(CheckpointError):
+        predict_files("in.xyz", "out.xyz", model="absent")
+
+
+def test_a_missing_library_is_named(predict, monkeypatch):
+    molecule("H2O").write("in.xyz")
+    monkeypatch.setattr("mlff_triton.jobs.tables.find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r"pyarrow: pip install 'mlff-triton\[tables\]'"):
+        predict("in.xyz", "out.parquet")
+
+
+SLOWLY = """
+import sys, time
+from mlff_triton import predict_files
+from mlff_triton.statics import inputs
+
+inputs.STRUCTURES = 4
+if __name__ == "__main__":
+    predict_files("in.xyz", "out.h5", model=sys.argv[1], device="cpu", dtype="float64",
+                  workers=int(sys.argv[2]), show=lambda _: print(flush=True))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_process_continues(predict, images, model, workers):
+    """SIGKILL leaves no process behind, and the result is that of an unbroken run."""
+    pytest.importorskip("h5py", reason="h5py is an optional extra")
+    write("in.xyz", images * 4)
+    Path("slowly.py").write_text(SLOWLY)
+    command = [sys.executable, "slowly.py", str(model), str(workers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:  # noqa: S603
+        for _ in range(3):
+            process.stdout.readline()
+        children = children_of(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(children) >= (workers if workers > 1 else 0)
+    assert predict("in.xyz", "out.h5").resumed >= 8
+    predict("in.xyz", "whole.h5")
+    left, right = read_hdf5("out.h5"), read_hdf5("whole.h5")
+    for name in left:
+        for a, b in zip(left[name], right[name], strict=True):
+            np.testing.assert_array_equal(a, b)
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def environment():
+    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+
+
+def children_of(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return found.read_text().split() if found.exists() else []
+
+
+def test_unpacking_loads_no_pickles():
+    with pytest.raises(ValueError, match="pickle"):
+        unpack(b"cos\nsystem\n(S'true'\ntR.")
