@@ -2,7 +2,8 @@
 
 ``bio.accelerate(model)`` makes a model faster in place, ``bio.restore(model)`` undoes it, and
 ``bio.top_tokens(model, ...)`` returns the most likely tokens without writing all logits.
-``bio.align(queries, targets)`` aligns pairs of sequences; it is loaded on first use.
+``bio.align(queries, targets)`` aligns pairs of sequences, and ``bio.embed_files(fasta, out,
+model=...)`` embeds the proteins of a file; they are loaded on first use.
 
 - ``patch``: `accelerate`, `accelerated`, `restore`, `refresh` and `report`
 - ``families``: table of the model families that `accelerate` recognizes
@@ -12,6 +13,7 @@
 - ``graph_cache``: CUDA graphs, one per combination of input shapes
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
 - ``alignment``: sequence alignment
+- ``embedding``: embeddings of all proteins in a file
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from mlff_triton.bio.patch import (
 
 if TYPE_CHECKING:
     from mlff_triton.bio.alignment import Alignments, align
+    from mlff_triton.bio.embedding import embed_files
 
 __all__ = [
     "Alignments",
@@ -43,15 +46,20 @@ __all__ = [
     "accelerate",
     "accelerated",
     "align",
+    "embed_files",
     "refresh",
     "report",
     "restore",
     "top_tokens",
 ]
 
-__getattr__ = attributes(
-    __name__, dict.fromkeys(("Alignments", "align"), "mlff_triton.bio.alignment")
-)
+_HOME_OF = {
+    "Alignments": "mlff_triton.bio.alignment",
+    "align": "mlff_triton.bio.alignment",
+    "embed_files": "mlff_triton.bio.embedding",
+}
+
+__getattr__ = attributes(__name__, _HOME_OF)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from mlff_triton.cli.align import align
 from mlff_triton.cli.bench import PASS_ON, bench
 from mlff_triton.cli.calibrate import calibrate
 from mlff_triton.cli.convert import convert
+from mlff_triton.cli.embed import embed
 from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
 from mlff_triton.cli.info import info
@@ -42,6 +43,7 @@ for command in (
     explain,
     convert,
     align,
+    embed,
     calibrate,
 ):
     app.command()(command)

@@ -1,0 +1,317 @@
+"""Embeddings of proteins by a Transformer encoder, from a FASTA file to a table."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mlff_triton._common.files import path_of
+from mlff_triton._common.text import first_line
+from mlff_triton._common.version import __version__
+from mlff_triton.bio.alignment.files import Record, read_records
+from mlff_triton.bio.fast_forward import PRECISIONS
+from mlff_triton.bio.patch import accelerate
+from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
+from mlff_triton.jobs.job import Job, Progress, Task, Workers, run
+from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
+from mlff_triton.jobs.workers import Done
+
+SEQUENCES = 1024  # per task, at most
+RESIDUES = 1 << 18  # per task, about
+TOKENS = 1 << 14  # per batch, with padding
+COUNTS = "n_residues"
+
+
+def embed_files(
+    fasta: str | Path,
+    out: str | Path,
+    *,
+    model: str | Path,
+    per_residue: bool = False,
+    precision: str | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    scheduler: str | None = None,
+    overwrite: bool = False,
+    show: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Compute embeddings of all proteins in a FASTA file by a model of Hugging Face's transformers.
+
+    The model is accelerated in place. Its last hidden states are averaged over residues, without
+    start and end tokens, or written for each residue. Files may be of any size. Results have the
+    order of the input. A sequence that is too long for the model, or for the GPU, has an error. If
+    a call is interrupted, even by SIGKILL, an equal call continues it.
+
+    Parameters
+    ----------
+    fasta : str or path
+        FASTA or FASTQ file, gzipped or not.
+    out : str or path
+        File to write: HDF5 (.h5, .hdf5) or Parquet (.parquet, .pq). It appears when it is complete.
+        Its columns are ``name``, ``n_residues`` L, ``error``, and ``embedding``: float32 [n, C], of
+        NaN where there is an error, or [sum L, C] per residue, with L = 0 where there is an error.
+    model : str or path
+        Folder or name on the hub of an encoder with its tokenizer, such as
+        "facebook/esm2_t33_650M_UR50D".
+    per_residue : bool
+        If True, write the embedding of each residue; otherwise their mean.
+    precision : {"fp16", "bf16", "fp32"}, optional
+        Dtype of the computation on a GPU; by default that of the parameters.
+    device, workers, scheduler, overwrite, show, stop
+        As for `mlff_triton.predict_files`.
+
+    Returns
+    -------
+    Progress
+        Numbers of sequences and errors, and whether the output is complete.
+
+    Raises
+    ------
+    InputError
+        If an option is invalid, or the file cannot be read.
+    CheckpointError
+        If the model or its tokenizer cannot be loaded.
+    BackendError
+        If the device or the scheduler is unavailable, or workers die repeatedly.
+    OutputError
+        If the output exists or cannot be written, or was begun with other options or input.
+
+    Examples
+    --------
+    >>> embed_files("proteins.fasta", "embeddings.h5", model="facebook/esm2_t6_8M_UR50D")
+    """
+    if precision not in (None, *PRECISIONS):
+        raise InputError(f"precision={precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+    path, source = path_of(out), path_of(fasta)
+    finish = writer_of(path, COUNTS)
+    folder = path_of(model)
+    name = str(folder.absolute()) if folder.is_dir() else str(model)
+    settings = {
+        "job": "embed",
+        "version": __version__,
+        "model": name,
+        "precision": precision,
+        "per_residue": per_residue,
+    }
+    if find_spec("transformers") is None:
+        raise InputError("embeddings need transformers: pip install 'mlff-triton[bio]'")
+    next(read_records(source))  # what cannot be read is refused before a model is loaded
+    job = Job(
+        lambda: tasks_of(source),
+        Embedding(name, precision, per_residue),
+        path,
+        settings,
+        finish=finish,
+    )
+    place = Workers(device, workers, scheduler)
+    return run(job, place, overwrite=overwrite, show=show, stop=stop)
+
+
+def tasks_of(path: Path) -> Iterator[Task]:
+    """Yield the tasks of a FASTA file, whose contents are lists of records."""
+    records: list[Record] = []
+    size = position = 0
+    for record in read_records(path):
+        if records and (len(records) == SEQUENCES or size + len(record.seq) > RESIDUES):
+            yield _task(records, position)
+            records, size = [], 0
+        records.append(record)
+        size += len(record.seq)
+        position += len(record.seq) + len(record.id) + 2
+    yield _task(records, position)
+
+
+def _task(records: list[Record], position: int) -> Task:
+    check = 0
+    for record in records:
+        check = zlib.crc32(f"{record.id}\n".encode() + record.seq, check)
+    return Task(records, check, position, f"record {records[0].id}")
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The computation of `embed_files`; its attributes are arguments of that."""
+
+    model: str
+    precision: str | None
+    per_residue: bool
+
+    def start(self, device: str) -> Callable[[list[Record]], Done]:
+        """Load the model, and return the function that embeds records."""
+        encoder = Encoder.load(self.model, self.precision, device)
+
+        def compute(records: list[Record]) -> Done:
+            found, errors = encoder.embed([record.seq for record in records])
+            payload = pack(self._columns(records, found, errors, encoder.width))
+            wrong = [k for k, error in enumerate(errors) if error]
+            first = f"record {records[wrong[0]].id}: {errors[wrong[0]]}" if wrong else ""
+            return Done(payload, len(records), len(wrong), first)
+
+        return compute
+
+    def _columns(
+        self,
+        records: list[Record],
+        found: list[NDArray[np.float32] | None],
+        errors: list[str],
+        width: int,
+    ) -> dict[str, NDArray[Any]]:
+        nothing = np.full((1, width), np.nan, dtype=np.float32)
+        lengths = [len(record.seq) for record in records]
+        if self.per_residue:
+            rows = [np.empty((0, width), np.float32) if x is None else x for x in found]
+            lengths = list(map(len, rows))
+        else:
+            means = (nothing if x is None else x.mean(0, keepdims=True) for x in found)
+            rows = list(means)
+        return {
+            "name": np.array([record.id for record in records], dtype=str),
+            COUNTS: np.array(lengths, dtype=np.int64),
+            "error": np.array(errors, dtype=str),
+            "embedding" + OF_ITEMS * self.per_residue: np.concatenate(rows),
+        }
+
+
+class Encoder(NamedTuple):
+    """A model with its tokenizer.
+
+    Attributes
+    ----------
+    model : nn.Module
+        Encoder of transformers, accelerated if possible.
+    tokenizer : object
+        Its tokenizer.
+    device : torch.device
+        Device of the model.
+    spaced : bool
+        True if the tokenizer wants spaces between residues, as ProtBERT's does.
+    longest : int or None
+        Most tokens of a sequence, if positions have a table.
+    width : int
+        Channels C of an embedding.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    device: torch.device
+    spaced: bool
+    longest: int | None
+    width: int
+
+    @classmethod
+    def load(cls, name: str, precision: str | None, device: str) -> Encoder:
+        """Load a model and accelerate it.
+
+        Raises
+        ------
+        CheckpointError
+            If the model or its tokenizer cannot be loaded.
+        """
+        from transformers import AutoModel, AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            model = AutoModel.from_pretrained(name)
+        except Exception as error:
+            raise CheckpointError(
+                f"{name} cannot be loaded as a model of transformers with its tokenizer: "
+                f"{first_line(error)}"
+            ) from error
+        place = torch.device(device)
+        model = model.eval().requires_grad_(False).to(place)
+        if place.type == "cuda":
+            try:
+                accelerate(model, precision=precision)
+            except UnsupportedModelError:
+                model = model.to(_dtype_of(precision, model.dtype))
+        spaced = len(tokenizer.tokenize("MKV")) != len("MKV")
+        return cls(model, tokenizer, place, spaced, _longest(model), model.config.hidden_size)
+
+    def embed(self, sequences: list[bytes]) -> tuple[list[NDArray[np.float32] | None], list[str]]:
+        """Compute embeddings float32 [L, C] of residues, or None, and errors, or empty texts."""
+        found: list[NDArray[np.float32] | None] = [None] * len(sequences)
+        errors = [""] * len(sequences)
+        order = sorted(range(len(sequences)), key=lambda k: len(sequences[k]))
+        for batch in _batches(order, [len(sequence) + 2 for sequence in sequences]):
+            self._embed(batch, sequences, found, errors)
+        return found, errors
+
+    def _embed(
+        self,
+        batch: list[int],
+        sequences: list[bytes],
+        found: list[NDArray[np.float32] | None],
+        errors: list[str],
+    ) -> None:
+        """Embed some sequences; find those that do not fit by halving."""
+        try:
+            rows = self._rows([sequences[k].decode("ascii", "replace").upper() for k in batch])
+        except (InputError, torch.OutOfMemoryError) as error:
+            if len(batch) == 1:
+                errors[batch[0]] = first_line(error)
+                return
+            half = len(batch) // 2
+            for part in (batch[:half], batch[half:]):
+                self._embed(part, sequences, found, errors)
+            return
+        for k, row in zip(batch, rows, strict=True):
+            if len(row) != len(sequences[k]):
+                errors[k] = f"its {len(sequences[k])} residues became {len(row)} tokens"
+            elif not np.isfinite(row).all():
+                errors[k] = "its embedding is not finite: use another precision"
+            else:
+                found[k] = row
+
+    def _rows(self, texts: list[str]) -> list[NDArray[np.float32]]:
+        """Return the last hidden states of residues, [L, C] each."""
+        given = self.tokenizer(
+            [" ".join(text) if self.spaced else text for text in texts],
+            padding=True,
+            return_special_tokens_mask=True,
+            return_tensors="pt",
+        )
+        special = given.pop("special_tokens_mask").bool() | (given["attention_mask"] == 0)
+        if given["input_ids"].shape[1] > (self.longest or np.inf):
+            raise InputError(f"the model takes {self.longest} tokens at most")
+        inputs = {name: tensor.to(self.device) for name, tensor in given.items()}
+        with torch.inference_mode():
+            hidden: Tensor = self.model(**inputs).last_hidden_state
+        states = hidden.float().cpu()
+        return [row[~skip].numpy() for row, skip in zip(states, special, strict=True)]
+
+
+def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
+    """Yield groups of sequences in an order of ascending length, of `TOKENS` or one sequence."""
+    batch: list[int] = []
+    for k in order:
+        if batch and (len(batch) + 1) * lengths[k] > TOKENS:
+            yield batch
+            batch = []
+        batch.append(k)
+    if batch:
+        yield batch
+
+
+def _longest(model: nn.Module) -> int | None:
+    """Return the number of tokens for which a model has positions, or None if it needs none."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - first
+    return None
+
+
+def _dtype_of(precision: str | None, default: torch.dtype) -> torch.dtype:
+    """Return the dtype of a precision."""
+    names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+    return names.get(precision or "", default)

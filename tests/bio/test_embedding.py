@@ -1,0 +1,182 @@
+"""`bio.embed_files` and ``mlff-triton embed``: embeddings as transformers computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mlff_triton import bio
+from mlff_triton.bio import embedding
+from mlff_triton.bio.embedding import Encoder
+from mlff_triton.cli import main as cli
+from mlff_triton.errors import CheckpointError, InputError
+from tests.support.huggingface import MODELS, transformers
+from tests.support.language_models import randomize
+
+h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
+
+ESM_TOKENS = (
+    "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
+)
+SEQUENCES = ["MKWVTFISLL", "ACDEFGHIK", "LLLLLLLLLLLLLLL", "MK", "WYVTSRQPNML"]
+
+
+def save(name, folder):
+    """Write a random model with its tokenizer."""
+    is_bert = name.startswith("Bert")
+    if is_bert:
+        (folder / "vocab.txt").write_text(
+            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVESIKRDTPNQFYMHCWXUBZO"])
+        )
+        tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False)
+    else:
+        (folder / "vocab.txt").write_text("\n".join(ESM_TOKENS.split()))
+        tokenizer = transformers.EsmTokenizer(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    model = randomize(MODELS[name](), "cpu", torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["EsmModel", "EsmModel, ESM-1b", "BertModel"])
+def model(request, tmp_path_factory):
+    return save(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def esm(tmp_path_factory):
+    return save("EsmModel", tmp_path_factory.mktemp("esm"))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedding, "SEQUENCES", 2)
+    write(SEQUENCES)
+
+
+def write(sequences, name="in.fasta"):
+    Path(name).write_text("".join(f">p{k}\n{s}\n" for k, s in enumerate(sequences)))
+
+
+def read(name):
+    with h5py.File(name) as file:
+        return {
+            key: data.asstr()[:].tolist() if data.dtype.kind == "O" else data[:]
+            for key, data in file.items()
+        }
+
+
+def one_by_one(model, sequences):
+    """Compute the embedding of every residue without batches."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    encoder = transformers.AutoModel.from_pretrained(model).eval()
+    spaced = isinstance(encoder, transformers.BertModel)
+    found = []
+    for sequence in sequences:
+        text = " ".join(sequence) if spaced else sequence
+        with torch.inference_mode():
+            hidden = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        found.append(hidden[0, 1:-1].numpy())
+        assert len(found[-1]) == len(sequence)
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["h5", "parquet"])
+def test_means_are_those_of_single_sequences(model, suffix):
+    progress = bio.embed_files("in.fasta", f"out.{suffix}", model=model, device="cpu")
+    assert (progress.items, progress.errors) == (5, 0)
+    if suffix == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an optional extra")
+        table = parquet.read_table("out.parquet").to_pydict()
+    else:
+        table = read("out.h5")
+    assert table["name"] == [f"p{k}" for k in range(5)]
+    assert list(table["n_residues"]) == [len(sequence) for sequence in SEQUENCES]
+    expected = [rows.mean(0) for rows in one_by_one(model, SEQUENCES)]
+    np.testing.assert_allclose(np.array(table["embedding"]), expected, atol=1e-5)
+
+
+def test_residues(model):
+    bio.embed_files("in.fasta", "out.h5", model=model, device="cpu", per_residue=True)
+    table = read("out.h5")
+    expected = np.concatenate(one_by_one(model, SEQUENCES))
+    np.testing.assert_allclose(table["embedding"], expected, atol=1e-5)
+    assert table["n_residues"].sum() == len(expected)
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+def test_a_sequence_that_is_too_long_has_an_error(tmp_path_factory, per_residue):
+    folder = save("EsmModel, ESM-1b", tmp_path_factory.mktemp("short"))
+    write([*SEQUENCES[:3], "M" * 60, "MKW"])
+    options = {"model": folder, "device": "cpu", "per_residue": per_residue}
+    progress = bio.embed_files("in.fasta", "out.h5", **options)
+    assert (progress.items, progress.errors) == (5, 1)
+    assert progress.first_error.startswith("record p3: the model takes 38 tokens at most")
+    table = read("out.h5")
+    assert [bool(error) for error in table["error"]] == [False, False, False, True, False]
+    if per_residue:
+        assert table["n_residues"].tolist() == [10, 9, 15, 0, 3]
+        assert np.isfinite(table["embedding"]).all()
+    else:
+        finite = np.isfinite(table["embedding"]).all(1)
+        assert finite.tolist() == [True, True, True, False, True]
+
+
+def test_an_interrupted_job_continues(esm):
+    bio.embed_files("in.fasta", "whole.h5", model=esm, device="cpu")
+    options = {"model": esm, "device": "cpu"}
+    assert not bio.embed_files("in.fasta", "out.h5", stop=lambda: True, **options).is_complete
+    assert bio.embed_files("in.fasta", "out.h5", **options).resumed == 2
+    whole, found = read("whole.h5"), read("out.h5")
+    assert all(np.array_equal(whole[key], found[key]) for key in whole)
+
+
+def test_too_little_memory_is_survived(esm, monkeypatch):
+    """Batches are halved until they fit; what never fits has an error."""
+    original = Encoder._rows
+
+    def rows(self, texts):
+        if sum(map(len, texts)) > 12:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return original(self, texts)
+
+    monkeypatch.setattr(Encoder, "_rows", rows)
+    monkeypatch.setattr(embedding, "SEQUENCES", 8)
+    progress = bio.embed_files("in.fasta", "out.h5", model=esm, device="cpu")
+    assert (progress.items, progress.errors) == (5, 1)
+    assert "out of memory" in read("out.h5")["error"][2]
+
+
+def test_batches_limit_tokens(monkeypatch):
+    monkeypatch.setattr(embedding, "TOKENS", 12)
+    assert list(embedding._batches([0, 1, 2, 3], [3, 3, 6, 40])) == [[0, 1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"model": "."}, CheckpointError, "cannot be loaded as a model of transformers"),
+        ({"precision": "fp8"}, InputError, "precision='fp8' is unknown"),
+        ({"out": "out.xyz"}, InputError, "the suffix of out.xyz is unknown"),
+        ({"fasta": "absent.fasta"}, InputError, "absent.fasta cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_refused(esm, options, error, message):
+    arguments = {"fasta": "in.fasta", "out": "out.h5", "model": esm, "device": "cpu"} | options
+    with pytest.raises(error, match=message) as refusal:
+        bio.embed_files(**arguments)
+    assert "\n" not in str(refusal.value)
+    assert [path.name for path in Path().iterdir()] == ["in.fasta"]
+
+
+def test_the_command(esm, capsys):
+    command = ["embed", "in.fasta", "--model", str(esm), "--out", "out.h5", "--device", "cpu"]
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([*command, "--per-residue"])
+    assert exit_.value.code == 0
+    assert "wrote out.h5: 5 sequences, " in capsys.readouterr().out
+    assert len(read("out.h5")["embedding"]) == sum(map(len, SEQUENCES))

@@ -1,0 +1,71 @@
+"""Jobs on a Dask cluster of this machine: order, workers that die, and a scheduler without any."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlff_triton.errors import BackendError, InputError
+from mlff_triton.jobs.cluster import Cluster
+from mlff_triton.jobs.job import Workers, run
+from tests.support.jobs import Texts, job, text_of
+
+distributed = pytest.importorskip("distributed", reason="Dask is an optional extra")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:three"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the cluster's own sockets
+]
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0"
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out.txt"
+
+
+def test_results_have_the_order_of_the_input(out, scheduler):
+    stops = iter([False, True])
+    places = Workers("cpu", scheduler=scheduler)
+    assert not run(job(out, 60), places, stop=lambda: next(stops)).is_complete
+    progress = run(job(out, 60, Texts(seconds=0.001)), places)
+    assert (progress.items, progress.errors, progress.resumed) == (60, 6, 6)
+    assert out.read_bytes() == text_of(list(range(60)))
+
+
+def test_a_worker_that_dies_is_survived(out, scheduler):
+    (out.parent / "scheduler.json").write_text(json.dumps({"address": scheduler}))
+    work = Texts(str(out.parent), deaths=1)
+    run(job(out, work=work), Workers("cpu", scheduler=str(out.parent / "scheduler.json")))
+    assert (out.parent / "death0").exists()
+    assert out.read_bytes() == text_of(list(range(30)))
+
+
+def test_an_error_of_a_worker_is_one_line(out, scheduler):
+    work = Texts(seconds="long")
+    with pytest.raises(BackendError, match=r"a worker of tcp://.* failed with TypeError \(") as it:
+        run(job(out, work=work), Workers("cpu", scheduler=scheduler))
+    assert "\n" not in str(it.value)
+
+
+def test_a_scheduler_without_workers():
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=":0") as cluster,
+        pytest.raises(BackendError, match="has no workers: start some by dask worker"),
+        Cluster(Texts(), cluster.scheduler_address, "cpu", patience=0.2),
+    ):
+        pass
+
+
+def test_a_file_that_is_not_of_a_scheduler(tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InputError, match="is not the file of a Dask scheduler"):
+        Cluster(Texts(), str(tmp_path / "other.json"))
