@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from mlff_triton.cli._jobs import ManyDevicesOption, SchedulerOption, WorkersOption
 from mlff_triton.cli._shared import OverwriteOption, plain_console
-from mlff_triton.cli.main import EXIT_INTERRUPTED
+from mlff_triton.cli.main import EXIT_INTERRUPTED, complain
 
 
 def align(
@@ -56,43 +57,44 @@ def align(
     batch: Annotated[
         int, typer.Option(help="Pairs per batch; long sequences come in smaller batches.")
     ] = 16384,
-    device: Annotated[
-        str, typer.Option(help="Device: auto, cpu, cuda or cuda:1; all uses every GPU.")
-    ] = "auto",
+    device: ManyDevicesOption = "auto",
     backend: Annotated[str, typer.Option(help="auto, triton, parasail or torch.")] = "auto",
+    workers: WorkersOption = None,
+    scheduler: SchedulerOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Align the sequences of two FASTA or FASTQ files.
 
     Proteins need a matrix, such as --matrix BLOSUM62.
 
-    Ctrl-C finishes the current batch and keeps the pairs aligned so far.
+    After Ctrl-C, or any other end, the same command continues.
     """
-    from functools import partial
-
-    from mlff_triton import bio
     from mlff_triton._common.interrupt import StopRequest
-    from mlff_triton.bio.alignment.command import Request, run
+    from mlff_triton.bio.alignment.command import Aligning, Request, gcups, run
+    from mlff_triton.jobs.job import Workers
 
-    aligner = partial(
-        bio.align,
-        mode=[end.strip() for end in mode.split(",")] if "," in mode else mode,
-        matrix=matrix,
-        match=match,
-        mismatch=mismatch,
-        gap_open=gap_open,
-        gap_extend=gap_extend,
-        pairs=pairs,
-        band=band,
-        traceback=traceback or out.suffix.lower() == ".sam",
-        unknown=unknown,
-        device=device,
-        backend=backend,
-    )
+    is_sam = out.suffix.lower() == ".sam"
+    options = {
+        "mode": tuple(end.strip() for end in mode.split(",")) if "," in mode else mode,
+        "matrix": matrix,
+        "match": match,
+        "mismatch": mismatch,
+        "gap_open": gap_open,
+        "gap_extend": gap_extend,
+        "pairs": pairs,
+        "band": band,
+        "traceback": traceback or is_sam,
+        "unknown": unknown,
+        "backend": backend,
+    }
+    if device == "auto" and backend == "parasail":
+        device = "cpu"
     request = Request(queries, targets, out, pairs, batch, overwrite)
+    work = Aligning(tuple(options.items()), is_sam)
     console = plain_console()
     with StopRequest() as stop:
-        counts = run(request, aligner, console, stop)
-    console.print(f"wrote {out}: {counts.pairs} of {counts.total} pairs, {counts.gcups:.3g} GCUPS")
-    if counts.pairs < counts.total:
+        progress = run(request, work, Workers(device, workers, scheduler), console, stop)
+    if not progress.is_complete:
+        complain(f"stopped after {progress.items} pairs: the same command continues")
         raise typer.Exit(EXIT_INTERRUPTED)
+    console.print(f"wrote {out}: {progress.items} pairs, {gcups(progress):.3g} GCUPS")

@@ -104,8 +104,8 @@ class Progress(NamedTuple):
         Number of results, and of those that are errors.
     resumed : int
         Number of results that an earlier run of the job has computed.
-    position : int
-        Amount of input that they come from.
+    start, position : int
+        Amount of input that earlier runs have computed, and of all that is computed.
     seconds : float
         Time of this run.
     first_error : str
@@ -117,6 +117,7 @@ class Progress(NamedTuple):
     items: int = 0
     errors: int = 0
     resumed: int = 0
+    start: int = 0
     position: int = 0
     seconds: float = 0.0
     first_error: str = ""
@@ -173,7 +174,7 @@ def run(
         else:
             _begin(job, journal)
             tasks, position = _rest(job, journal, overwrite)
-            progress = _resumed(journal)._replace(position=position)
+            progress = _resumed(journal)._replace(start=position, position=position)
             show(progress)
             with workers.pool(job.work) as pool:
                 for task, done in _ordered(pool, tasks):

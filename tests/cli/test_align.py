@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from mlff_triton import bio
 from mlff_triton._common import progress
 from mlff_triton.bio.alignment import command
 from mlff_triton.cli import main as cli
+from mlff_triton.jobs.job import Workers
 
 ERROR, INTERRUPTED = 2, 130
 ROOT = Path(__file__).parents[2]
@@ -58,13 +61,24 @@ def rows_of(path):
 def test_scores_of_pairs(run, tmp_path, texts, batch):
     code, out, err = run("--out", "out.tsv", "--batch", batch)
     assert (code, err) == (0, "")
-    assert out.startswith("wrote out.tsv: 7 of 7 pairs, ")
+    assert out.startswith("wrote out.tsv: 7 pairs, ")
     assert "GCUPS" in out
     head, *rows = rows_of(tmp_path / "out.tsv")
     assert head == ["query", "target", "score"]
     scores = bio.align(texts[:7], texts[7:], device="cpu").score.tolist()
     assert rows == [[f"a{k}", f"b{k}", str(score)] for k, score in enumerate(scores)]
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@dataclass(frozen=True)
+class Given(command.Aligning):
+    """The computation with another function for `align`."""
+
+    align: Callable[..., bio.Alignments]
+
+    def aligner(self, device):
+        assert device == "cpu"
+        return self.align
 
 
 @pytest.fixture
@@ -74,7 +88,8 @@ def run_batches(run, tmp_path):  # noqa: ARG001 - for its files
     def command_body(align, pairs, batch_letters):
         files = Path("a.fa"), Path("b.fa.gz"), Path(f"{pairs}.tsv")
         request = command.Request(*files, pairs, batch=16384, batch_letters=batch_letters)
-        command.run(request, align, Console(), lambda: False)
+        work = Given((("pairs", pairs),), is_sam=False, align=align)
+        command.run(request, work, Workers("cpu"), Console(), lambda: False)
         return rows_of(tmp_path / f"{pairs}.tsv")[1:]
 
     return command_body
@@ -231,13 +246,15 @@ def test_an_existing_file_is_kept(run, tmp_path):
     ],
 )
 @pytest.mark.parametrize("suffix", ["sam", "tsv"])
-def test_bad_input_leaves_nothing(run, tmp_path, content, message, suffix):
-    """No output remains, even if earlier records are valid and already aligned."""
+def test_bad_input_leaves_no_output(run, tmp_path, content, message, suffix):
+    """Only what is already aligned is kept, for when the file is repaired."""
     (tmp_path / "c.fa").write_bytes(content)
     code, _, err = run("--out", f"out.{suffix}", "--batch", 1, files=("a.fa", "c.fa"))
     assert code == ERROR
     assert message in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.fa", "b.fa.gz", "c.fa"]
+    begun = [f"out.{suffix}.journal", f"out.{suffix}.partial"] * ("position 2" in message)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["a.fa", "b.fa.gz", "c.fa", *begun]
 
 
 def test_a_missing_file(run):
@@ -248,7 +265,7 @@ def test_a_missing_file(run):
     )
 
 
-def test_an_interrupt_leaves_complete_records(run, tmp_path, monkeypatch):
+def test_an_interrupt_is_continued(run, tmp_path, monkeypatch):
     original, batches = bio.align, []
 
     def align(*arguments, **options):
@@ -258,10 +275,16 @@ def test_an_interrupt_leaves_complete_records(run, tmp_path, monkeypatch):
         return original(*arguments, **options)
 
     monkeypatch.setattr(bio, "align", align, raising=False)
-    code, out, _ = run("--out", "out.tsv", "--batch", 2)
+    code, _, err = run("--out", "out.tsv", "--batch", 2)
     assert code == INTERRUPTED
-    assert out.startswith("wrote out.tsv: 4 of 7 pairs")
-    assert [row[0] for row in rows_of(tmp_path / "out.tsv")] == ["query", "a0", "a1", "a2", "a3"]
+    assert "stopped after 4 pairs: the same command continues" in err
+    assert not (tmp_path / "out.tsv").exists()
+    rows = rows_of(tmp_path / "out.tsv.partial")
+    assert [row[0] for row in rows] == ["query", "a0", "a1", "a2", "a3"]
+    code, out, _ = run("--out", "out.tsv", "--batch", 2)
+    assert (code, out[:22]) == (0, "wrote out.tsv: 7 pairs")
+    names = [row[0] for row in rows_of(tmp_path / "out.tsv")]
+    assert names == ["query", *(f"a{k}" for k in range(7))]
 
 
 def test_a_second_interrupt_leaves_nothing(run, tmp_path, monkeypatch):
@@ -295,16 +318,25 @@ def test_ctrl_c_in_a_terminal(tmp_path):
     assert process.stdout.readline().startswith("1 of 3000 pairs")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (INTERRUPTED, "")
-    rows = [row for row in rows_of(tmp_path / "out.sam") if not row[0].startswith("@")]
-    assert out.splitlines()[-1].startswith(f"wrote out.sam: {len(rows)} of 3000 pairs")
+    partial = tmp_path / "out.sam.partial"
+    rows = [row for row in rows_of(partial) if not row[0].startswith("@")]
+    assert process.returncode == INTERRUPTED, out
+    assert err == f"mlff-triton: stopped after {len(rows)} pairs: the same command continues\n"
     assert 0 < len(rows) < 3000
     assert [row[0] for row in rows] == many[: len(rows)]
     assert {len(row) for row in rows} == {13}
-    assert {path.name for path in tmp_path.iterdir()} == {"a.fa", "b.fa.gz", "out.sam"}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"a.fa", "b.fa.gz", "out.sam.journal", "out.sam.partial"}
 
 
 def test_progress_without_a_terminal(run, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     lines = run("--out", "out.tsv", "--batch", 3)[1].splitlines()
     assert [line.split(",")[0] for line in lines[:3]] == [f"{k} of 7 pairs" for k in (3, 6, 7)]
+
+
+def test_several_workers(run, tmp_path):
+    options = ("--pairs", "all", "--batch", 9)
+    assert run("--out", "one.sam", *options)[0] == 0
+    assert run("--out", "two.sam", *options, "--workers", 2)[0] == 0
+    assert (tmp_path / "two.sam").read_bytes() == (tmp_path / "one.sam").read_bytes()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import isqrt, prod
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from mlff_triton._common.files import check_new, replacing
 from mlff_triton._common.progress import ProgressBar
+from mlff_triton._common.version import __version__
 from mlff_triton.bio.alignment import sam
 from mlff_triton.bio.alignment.files import Record, read_records
 from mlff_triton.bio.alignment.result import Alignment, Alignments
 from mlff_triton.errors import InputError
+from mlff_triton.jobs.job import Job, Progress, Task, Workers
+from mlff_triton.jobs.job import run as run_job
+from mlff_triton.jobs.workers import Done
 
 FORMATS = (".sam", ".tsv")
 
@@ -54,32 +58,50 @@ class Request(NamedTuple):
     batch_letters: int = 2**26
 
 
-class Counts(NamedTuple):
-    """Amount of work done.
+@dataclass(frozen=True)
+class Aligning:
+    """The computation of the command.
 
     Attributes
     ----------
-    pairs, total : int
-        Pairs written, and pairs in all.
-    cells : int
-        Cells of the alignment tables of the pairs written.
-    seconds : float
-        Elapsed time, in seconds.
+    options : tuple of (str, object)
+        Keyword arguments of `align`, without the device.
+    is_sam : bool
+        True for SAM, which needs a traceback; False for a table.
     """
 
-    pairs: int
-    total: int
-    cells: int
-    seconds: float
+    options: tuple[tuple[str, Any], ...]
+    is_sam: bool
 
-    @property
-    def gcups(self) -> float:
-        """Billions of cells per second, including the time for reading and writing."""
-        return self.cells / max(self.seconds, 1e-9) / 1e9
+    def start(self, device: str) -> Callable[[Batch], Done]:
+        """Return the function that aligns a batch on a device."""
+        align = self.aligner(device)
+
+        def compute(batch: Batch) -> Done:
+            alignments = align(batch.queries, batch.targets)
+            if self.is_sam:
+                lines = sam.records(alignments, has_primary=not batch.is_first)
+            else:
+                lines = _table(alignments)
+            return Done("".join(lines).encode(), len(alignments))
+
+        return compute
+
+    def aligner(self, device: str) -> Align:
+        """Return the function from lists of queries and targets to their alignments."""
+        from mlff_triton import bio
+
+        return partial(bio.align, **dict(self.options), device=device)
 
 
-def run(request: Request, align: Align, console: Console, stop: Callable[[], bool]) -> Counts:
-    """Align two files. The output file appears when it is complete.
+def run(
+    request: Request,
+    work: Aligning,
+    workers: Workers,
+    console: Console,
+    stop: Callable[[], bool],
+) -> Progress:
+    """Align two files, or continue. The output file appears when it is complete.
 
     The input files are read once in advance, so that a truncated file or a missing partner is
     reported immediately.
@@ -88,22 +110,26 @@ def run(request: Request, align: Align, console: Console, stop: Callable[[], boo
     ----------
     request : Request
         Arguments of the command.
-    align : callable
-        Function from lists of queries and targets to their alignments, with a traceback for SAM.
+    work : Aligning
+        Computation of a batch.
+    workers : Workers
+        Workers that share the batches.
     console : Console
         Console for progress.
     stop : callable
-        Function that returns True to stop after the current batch. The file then has complete
-        records of all pairs up to there.
+        Function that returns True to stop after the current batch. The same call continues.
 
     Returns
     -------
-    Counts
+    Progress
+        Its position counts the cells of the alignment tables of all pairs.
 
     Raises
     ------
     InputError
         If a file cannot be read or aligned.
+    BackendError
+        If the workers cannot be used.
     OutputError
         If the output file cannot be written.
     """
@@ -118,36 +144,29 @@ def run(request: Request, align: Align, console: Console, stop: Callable[[], boo
             f"{request.queries} has {n_queries} records and {request.targets} {targets.count}: use "
             "--pairs all to align every query with every target"
         )
-    is_sam = request.out.suffix.lower() == ".sam"
-    head = targets.header() if is_sam else None
-    with replacing(request.out) as file, _Progress(console, total) as progress:
-        if head is not None:
-            file.writelines(line.encode() for line in head)
-        for batch in _batches(request):
-            alignments = align(batch.queries, batch.targets)
-            if is_sam:
-                lines = sam.records(alignments, has_primary=not batch.is_first)
-            else:
-                lines = _table(alignments, with_head=progress.counts.pairs == 0)
-            file.write("".join(lines).encode())
-            progress.advance(len(alignments), batch.cells(request.pairs))
-            if stop():
-                break
-    return progress.counts
+    settings: dict[str, str | int] = {
+        "job": "align",
+        "version": __version__,
+        "batch": request.batch,
+        **{name: str(value) for name, value in work.options},
+    }
+    head = "".join(targets.header()) if work.is_sam else _row(_fields(work))
+    job = Job(partial(_tasks, request), work, request.out, settings, head.encode())
+    with _Bar(console, total) as bar:
+        return run_job(job, workers, overwrite=request.overwrite, show=bar.advance, stop=stop)
 
 
 def check(request: Request) -> None:
-    """Raise if an argument is invalid or the output file exists."""
+    """Raise if an argument is invalid."""
     if request.pairs not in ("zip", "all"):
         raise InputError(f"--pairs {request.pairs} is unknown: use zip or all")
     if request.batch < 1:
         raise InputError(f"--batch {request.batch} is not valid: use at least 1 pair")
     if request.out.suffix.lower() not in FORMATS:
         raise InputError(f"the suffix of {request.out} is unknown: use {' or '.join(FORMATS)}")
-    check_new(request.out, request.overwrite)
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """Records to align at once. `is_first` is True for the first batch with these queries."""
 
     queries: list[Record]
@@ -161,21 +180,37 @@ class _Batch(NamedTuple):
             return prod(map(sum, lengths))
         return sum(map(prod, zip(*lengths, strict=True)))
 
+    def check(self) -> int:
+        """Return the CRC-32 of all records."""
+        found = 0
+        for record in chain(self.queries, self.targets):
+            found = zlib.crc32(f"{record.id}\n".encode() + record.seq, found)
+        return found
 
-def _batches(request: Request) -> Iterator[_Batch]:
+
+def _tasks(request: Request) -> Iterator[Task]:
+    """Yield the batches as tasks, whose positions count cells."""
+    cells = 0
+    for batch in _batches(request):
+        cells += batch.cells(request.pairs)
+        name = f"query {batch.queries[0].id}, target {batch.targets[0].id}"
+        yield Task(batch, batch.check(), cells, name)
+
+
+def _batches(request: Request) -> Iterator[Batch]:
     """Yield batches that together hold every pair once."""
     most = request.batch_letters
     queries, targets = (partial(read_records, path) for path in (request.queries, request.targets))
     if request.pairs == "zip":
         for pairs in _chunks(zip(queries(), targets(), strict=True), request.batch, most):
             some, others = (list(column) for column in zip(*pairs, strict=True))
-            yield _Batch(some, others, True)
+            yield Batch(some, others, True)
         return
     for rows in _chunks(((query,) for query in queries()), isqrt(request.batch), most):
         some = [query for (query,) in rows]
         size = min(request.batch // len(some), most // _letters(some))
         for index, columns in enumerate(_chunks(((target,) for target in targets()), size, most)):
-            yield _Batch(some, [target for (target,) in columns], index == 0)
+            yield Batch(some, [target for (target,) in columns], index == 0)
 
 
 def _chunks(rows: Iterable[Row], size: int, most: int) -> Iterator[list[Row]]:
@@ -198,13 +233,19 @@ def _letters(records: Iterable[Record]) -> int:
     return sum(len(record.seq) for record in records)
 
 
-def _table(alignments: Alignments, *, with_head: bool) -> Iterator[str]:
+def _fields(work: Aligning) -> tuple[str, ...]:
+    """Return the names of the columns of a table: three without a traceback, else all."""
+    return Alignment._fields if dict(work.options).get("traceback") else Alignment._fields[:3]
+
+
+def _table(alignments: Alignments) -> Iterator[str]:
     """Yield the lines of a TSV with the fields of `Alignment` that were computed."""
-    rows: Iterable[tuple[object, ...]] = alignments
     n = None if alignments.has_traceback else 3
-    if with_head:
-        rows = chain([Alignment._fields], rows)
-    return ("\t".join(map(_cell, row[:n])) + "\n" for row in rows)
+    return (_row(alignment[:n]) for alignment in alignments)
+
+
+def _row(values: Iterable[object]) -> str:
+    return "\t".join(map(_cell, values)) + "\n"
 
 
 def _cell(value: object) -> str:
@@ -212,18 +253,22 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-class _Progress(ProgressBar):
+class _Bar(ProgressBar):
     """Progress bar that shows pairs and billions of cell updates per second (GCUPS)."""
 
     def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, "aligning", total)
-        self._began = time.monotonic()
-        self.counts = Counts(0, total, 0, 0.0)
+        self._total = total
 
-    def advance(self, pairs: int, cells: int) -> None:
-        """Count pairs that were written, and their cells."""
-        done, seconds = self.counts, time.monotonic() - self._began
-        self.counts = Counts(done.pairs + pairs, done.total, done.cells + cells, seconds)
-        speed = f"{self.counts.gcups:.3g} GCUPS"
-        line = f"{self.counts.pairs} of {done.total} pairs, {speed}"
-        self.show(self.counts.pairs, f"pairs {speed}", line)
+    def advance(self, progress: Progress) -> None:
+        """Show the pairs that were written."""
+        if progress.items == 0:
+            return
+        speed = f"{gcups(progress):.3g} GCUPS"
+        line = f"{progress.items} of {self._total} pairs, {speed}"
+        self.show(progress.items, f"pairs {speed}", line)
+
+
+def gcups(progress: Progress) -> float:
+    """Return billions of cells per second, including the time for reading and writing."""
+    return (progress.position - progress.start) / max(progress.seconds, 1e-9) / 1e9

@@ -24,6 +24,7 @@ MODEL = "tiny.safetensors"
 USUAL: dict[str, tuple[str, ...]] = {  # arguments that succeed, quickly
     "md": ("water.xyz", "--model", MODEL, "--steps", "2", "--device", "cpu", "--out", "new"),
     "energy": ("water.xyz", "--model", MODEL, "--device", "cpu"),
+    "predict": ("water.xyz", "--model", MODEL, "--device", "cpu", "--out", "new.xyz"),
     "relax": ("water.xyz", "--model", MODEL, "--steps", "3", "--device", "cpu"),
     "vibrations": ("water.xyz", "--model", MODEL, "--device", "cpu"),
     "info": (MODEL,),
@@ -31,7 +32,11 @@ USUAL: dict[str, tuple[str, ...]] = {  # arguments that succeed, quickly
     "convert": (MODEL, "new.safetensors"),
     "align": ("queries.fa", "targets.fa", "--out", "new.tsv", "--device", "cpu"),
 }
-SLOW = {"calibrate": ("--dtype", "float8"), "bench": ("--no-such-option",)}  # refused at last
+SLOW = {  # refused at last
+    "calibrate": ("--dtype", "float8"),
+    "bench": ("--no-such-option",),
+    "embed": ("queries.fa", "--model", "folder", "--out", "new.csv"),
+}
 FILES = (
     *("water.xyz", MODEL, "queries.fa", "targets.fa", "empty", "folder", "folder/new", "noise"),
     *("missing", "fifo", "loop", "/dev/null", "/proc/self/mem", "~nosuchuser/x", "a" * 300, "."),
