@@ -207,6 +207,14 @@ def test_design(tmp_path, data_folder):
         assert set(letters) <= set("ACDEFGHIKLMNPQRSTVWY")
 
 
+def test_many(tmp_path):
+    lines = run("11_many.py", cwd=tmp_path).splitlines()
+    assert lines[0] == "40 structures, 0 of them before"
+    assert lines[1].startswith("1 error: atoms 0 and 1 are ")
+    assert numbers_in(lines[2])[0] < -100
+    assert {path.name for path in (tmp_path / "many").iterdir()} == {"molecules.xyz", "results.xyz"}
+
+
 def test_alignment(tmp_path):
     pytest.importorskip("Bio", reason="needs Biopython: pip install mlff-triton[align]")
     out = run("07_align.py", "--device", "cpu", cwd=tmp_path)

@@ -23,6 +23,7 @@ NEEDED = {
     "openmm.md": ("openmm", "openmmml"),
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),
+    "many.md": ("h5py",),
 }
 FILE = re.compile(r"[\w./-]+\.(?:ckpt|pdb|cif|xyz|npz|fa|fasta|fastq)(?:\.gz)?")
 YOURS = re.compile(rf"`({FILE.pattern})` stands\s+for")
