@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -228,12 +229,13 @@ class Encoder(NamedTuple):
                 f"{first_line(error)}"
             ) from error
         place = torch.device(device)
-        model = model.eval().requires_grad_(False).to(place)
-        if place.type == "cuda":
-            try:
-                accelerate(model, precision=precision)
-            except UnsupportedModelError:
-                model = model.to(_dtype_of(precision, model.dtype))
+        with _current(place):
+            model = model.eval().requires_grad_(False).to(place)
+            if place.type == "cuda":
+                try:
+                    accelerate(model, precision=precision)
+                except UnsupportedModelError:
+                    model = model.to(_dtype_of(precision, model.dtype))
         spaced = len(tokenizer.tokenize("MKV")) != len("MKV")
         return cls(model, tokenizer, place, spaced, _longest(model), model.config.hidden_size)
 
@@ -284,7 +286,7 @@ class Encoder(NamedTuple):
         if given["input_ids"].shape[1] > (self.longest or np.inf):
             raise InputError(f"the model takes {self.longest} tokens at most")
         inputs = {name: tensor.to(self.device) for name, tensor in given.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), _current(self.device):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         states = hidden.float().cpu()
         return [row[~skip].numpy() for row, skip in zip(states, special, strict=True)]
@@ -302,6 +304,11 @@ def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
         yield batch
 
 
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which kernels are launched on a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _longest(model: nn.Module) -> int | None:
     """Return the number of tokens for which a model has positions, or None if it needs none."""
     for name, module in model.named_modules():
@@ -313,5 +320,4 @@ def _longest(model: nn.Module) -> int | None:
 
 def _dtype_of(precision: str | None, default: torch.dtype) -> torch.dtype:
     """Return the dtype of a precision."""
-    names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-    return names.get(precision or "", default)
+    return default if precision is None else PRECISIONS[precision]

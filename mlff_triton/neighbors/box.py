@@ -64,12 +64,13 @@ class Box:
             raise InputError(f"the cell must have shape [3, 3], not {list(rows.shape)}")
         if not np.isfinite(rows).all():
             raise InputError("the cell holds NaN or infinity")
+        if not periodic.any():  # as the null space below, which takes longer
+            return cls(np.eye(3), periodic)
         rows[~periodic] = 0.0
         if np.abs(rows).max() > MAX_LENGTH:
             raise InputError(f"the cell is {np.abs(rows).max():.0e} Å long: shorten it")
-        if (np.linalg.norm(rows[periodic], axis=1) == 0).any() or (
-            periodic.any() and np.linalg.matrix_rank(rows[periodic]) < periodic.sum()
-        ):
+        is_zero = np.linalg.norm(rows[periodic], axis=1) == 0
+        if is_zero.any() or np.linalg.matrix_rank(rows[periodic]) < periodic.sum():
             raise InputError(
                 "a periodic direction has no independent cell vector: set the cell, or pbc=False"
             )

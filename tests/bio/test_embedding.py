@@ -151,6 +151,15 @@ def test_too_little_memory_is_survived(esm, monkeypatch):
     assert "out of memory" in read("out.h5")["error"][2]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 2e-2)])
+def test_gpus(model, precision, tolerance):
+    bio.embed_files("in.fasta", "cpu.h5", model=model, device="cpu")
+    bio.embed_files("in.fasta", "gpu.h5", model=model, precision=precision, workers=2)
+    expected, found = (read(name)["embedding"] for name in ("cpu.h5", "gpu.h5"))
+    np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
 def test_batches_limit_tokens(monkeypatch):
     monkeypatch.setattr(embedding, "TOKENS", 12)
     assert list(embedding._batches([0, 1, 2, 3], [3, 3, 6, 40])) == [[0, 1], [2], [3]]

@@ -24,6 +24,7 @@ from mlff_triton.testing import random_crystal
 from tests.support.checkpoints import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
+SHIPPED = {"model": "default"}
 NAMES = ("CH3CH2OH", "H2O", "CH4", "NH3", "C6H6")
 BAD = {2: "does not know", 4: "NaN", 5: "apart", 7: "contains no atoms", 8: "charge"}
 
@@ -54,8 +55,8 @@ def images(rng):
 @pytest.fixture
 def predict(model):
     def function(structures, out, **options):
-        options = {"device": "cpu", "dtype": "float64", "workers": 1} | options
-        return predict_files(structures, out, model=model, **options)
+        given = {"model": model, "device": "cpu", "dtype": "float64", "workers": 1} | options
+        return predict_files(structures, out, **given)
 
     return function
 
@@ -135,6 +136,19 @@ def test_bits_do_not_depend_on_workers_or_interruptions(predict, images):
     whole = Path("whole.xyz").read_bytes()
     assert Path("two.xyz").read_bytes() == whole
     assert Path("stopped.xyz").read_bytes() == whole
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [None, 2])
+def test_gpus(predict, images, workers):
+    """The shipped model, which runs through kernels."""
+    write("in.xyz", images[:3] + images[4:])
+    predict("in.xyz", "cpu.h5", **SHIPPED)
+    predict("in.xyz", "gpu.h5", **SHIPPED | {"device": "auto", "workers": workers})
+    expected, found = read_hdf5("cpu.h5"), read_hdf5("gpu.h5")
+    np.testing.assert_allclose(found["energy"], expected["energy"], rtol=1e-9)
+    for a, b in zip(found["forces"], expected["forces"], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_bad_structures_have_errors(predict, images, model):
