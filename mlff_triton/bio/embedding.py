@@ -97,10 +97,11 @@ def embed_files(
     finish = writer_of(path, COUNTS)
     folder = path_of(model)
     name = str(folder.absolute()) if folder.is_dir() else str(model)
-    settings = {
+    settings: dict[str, str | int | None] = {
         "job": "embed",
         "version": __version__,
         "model": name,
+        "files": _fingerprint(folder),
         "precision": precision,
         "per_residue": per_residue,
     }
@@ -302,6 +303,15 @@ def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
         batch.append(k)
     if batch:
         yield batch
+
+
+def _fingerprint(folder: Path) -> int | None:
+    """Return a CRC-32 of names, sizes and times of files, or None if there is no such folder."""
+    if not folder.is_dir():
+        return None
+    marks = ((file.name, file.stat()) for file in sorted(folder.iterdir()))
+    text = "\n".join(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in marks)
+    return zlib.crc32(text.encode())
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:

@@ -114,7 +114,8 @@ def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
 def extended_xyz(images: Sequence[Atoms]) -> bytes:
     """Return the text of a file in extended XYZ, with the results of structures."""
     text = io.StringIO()
-    ase.io.write(text, images, format="extxyz")
+    if images:
+        ase.io.write(text, images, format="extxyz")
     return text.getvalue().encode()
 
 

@@ -12,7 +12,7 @@ from mlff_triton import bio
 from mlff_triton.bio import embedding
 from mlff_triton.bio.embedding import Encoder
 from mlff_triton.cli import main as cli
-from mlff_triton.errors import CheckpointError, InputError
+from mlff_triton.errors import CheckpointError, InputError, OutputError
 from tests.support.huggingface import MODELS, transformers
 from tests.support.language_models import randomize
 
@@ -133,6 +133,16 @@ def test_an_interrupted_job_continues(esm):
     assert bio.embed_files("in.fasta", "out.h5", **options).resumed == 2
     whole, found = read("whole.h5"), read("out.h5")
     assert all(np.array_equal(whole[key], found[key]) for key in whole)
+
+
+def test_another_model_is_refused(tmp_path_factory):
+    folder = save("EsmModel", tmp_path_factory.mktemp("changed"))
+    assert not bio.embed_files(
+        "in.fasta", "out.h5", model=folder, device="cpu", stop=lambda: True
+    ).is_complete
+    (folder / "vocab.txt").touch()
+    with pytest.raises(OutputError, match="was begun with files="):
+        bio.embed_files("in.fasta", "out.h5", model=folder, device="cpu")
 
 
 def test_too_little_memory_is_survived(esm, monkeypatch):

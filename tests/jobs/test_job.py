@@ -249,6 +249,17 @@ def test_gpus_share_the_workers(monkeypatch):
     assert pool.capacity == 12
 
 
+def test_nothing_is_imported_that_is_not_used():
+    code = (
+        "import sys, mlff_triton.cli.app, mlff_triton.statics, mlff_triton.bio.embedding\n"
+        "print({'distributed', 'h5py', 'pyarrow', 'transformers'} & sys.modules.keys())"
+    )
+    done = subprocess.run(  # noqa: S603 - the code is above
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
 def test_entries_survive_json(out):
     with Journal(out, {"job": "texts"}) as journal:
         journal.append(b"abc", Entry(2**32 - 1, 3, 2, 1))
