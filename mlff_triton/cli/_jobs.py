@@ -58,22 +58,27 @@ def run_job(what: str, out: Path, size: int, job: Callable[[Show, Stop], Progres
 
         def show(progress: Progress) -> None:
             if progress.resumed and progress.items == progress.resumed:
-                plain.print(f"continues after {progress.resumed} {what}")
-            state = f"kB, {progress.items} {what}, {_speed(progress)}"
-            line = f"{progress.items} {what}, {progress.position / 1e6:.1f} of {size / 1e6:.1f} MB"
+                plain.print(f"continues after {_count(progress.resumed, what)}")
+            state = f"kB, {_count(progress.items, what)}, {_speed(progress)}"
+            amount = f"{progress.position / 1e6:.1f} of {size / 1e6:.1f} MB"
+            line = f"{_count(progress.items, what)}, {amount}"
             bar.show(min(progress.position, size) // UNIT, state, line)
 
         progress = job(show, stop)
     if not progress.is_complete:
-        complain(f"stopped after {progress.items} {what}: the same command continues")
+        complain(f"stopped after {_count(progress.items, what)}: the same command continues")
         raise typer.Exit(EXIT_INTERRUPTED)
-    plain.print(f"wrote {out}: {progress.items} {what}, {_speed(progress)}")
+    plain.print(f"wrote {out}: {_count(progress.items, what)}, {_speed(progress)}")
     if progress.errors:
-        first = f", the first at {progress.first_error}" if progress.first_error else ""
+        first = f", the first of {progress.first_error}" if progress.first_error else ""
         complain(
-            f"{progress.errors} of {progress.items} {what} have an error instead of results{first}"
+            f"errors instead of results: {progress.errors} of {_count(progress.items, what)}{first}"
         )
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what if number != 1 else what.removesuffix('s')}"
 
 
 def _speed(progress: Progress) -> str:

@@ -31,8 +31,10 @@ def embed(
 ) -> None:
     """Compute embeddings of proteins by a model of Hugging Face's transformers.
 
-    Results have the order of the input. A sequence that is too long has an error instead, and the
-    exit code is 1. After Ctrl-C, or any other end, the same command continues.
+    Results have the order of the input. A sequence that is too long has an
+    error instead, and the exit code is 1.
+
+    After Ctrl-C, or any other end, the same command continues.
     """
     from mlff_triton.bio.embedding import embed_files
 

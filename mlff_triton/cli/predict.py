@@ -40,8 +40,10 @@ def predict(
 ) -> None:
     """Compute energies, forces and stresses of any number of structures.
 
-    Results have the order of the input. A structure that cannot be computed has an error instead,
-    and the exit code is 1. After Ctrl-C, or any other end, the same command continues.
+    Results have the order of the input. A structure that cannot be computed
+    has an error instead, and the exit code is 1.
+
+    After Ctrl-C, or any other end, the same command continues.
     """
     from mlff_triton.statics.inputs import find_files, total_size
     from mlff_triton.statics.predictions import predict_files

@@ -36,8 +36,8 @@ def test_errors_of_structures_are_counted(predict):
     ase.io.write("bad.xyz", [molecule("H2O"), molecule("SO2")])
     code, out, err = predict("bad.xyz", "--out", "results.extxyz")
     assert (code, err.count("\n")) == (1, 1)
-    assert "1 of 2 structures have an error instead of results" in err
-    assert "the first at bad.xyz, frame 1: " in err
+    assert "errors instead of results: 1 of 2 structures" in err
+    assert "the first of bad.xyz, frame 1: " in err
     assert "wrote results.extxyz" in out
     assert "error" in ase.io.read("results.extxyz", 1).info
 
