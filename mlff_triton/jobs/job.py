@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlff_triton.errors import BackendError, MlffTritonError, OutputError
+from mlff_triton.errors import BackendError, InputError, MlffTritonError, OutputError
 from mlff_triton.jobs.journal import Entry, Finish, Journal, Settings
 from mlff_triton.jobs.workers import Done, Pool, Result, Work, local_pool
 
@@ -90,6 +90,11 @@ class Workers:
         """Return the workers for a computation."""
         if self.scheduler is None:
             return local_pool(work, self.device, self.processes)
+        if self.processes is not None:
+            raise InputError(
+                "workers are processes of this machine, and a scheduler has its own: give only one "
+                "of them"
+            )
         from mlff_triton.jobs.cluster import Cluster
 
         return Cluster(work, self.scheduler, self.device)

@@ -228,6 +228,7 @@ def test_a_task_that_kills_every_worker_ends_the_job(out):
     [
         (Workers("cpu", 0), "workers=0 is not valid"),
         (Workers("gpu"), "device='gpu' is unknown"),
+        (Workers("cpu", 2, "tcp://127.0.0.1:9"), "give only one of them"),
         (Workers(scheduler="absent.json"), "there is no scheduler 'absent.json'"),
         (Workers(scheduler="tcp://127.0.0.1:9"), "no Dask scheduler answers at tcp://127.0.0.1:9"),
     ],
