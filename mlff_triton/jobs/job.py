@@ -174,12 +174,10 @@ def run(
     """
     began, known = time.monotonic(), set[type[Warning]]()
     with Journal(job.out, job.settings, overwrite) as journal:
-        if journal.is_complete:
-            progress = _resumed(journal)
-        else:
-            _begin(job, journal)
-            tasks, position = _rest(job, journal, overwrite)
-            progress = _resumed(journal)._replace(start=position, position=position)
+        _begin(job, journal)
+        tasks, position = _rest(job, journal, overwrite)
+        progress = _resumed(journal)._replace(start=position, position=position)
+        if not journal.is_complete:
             show(progress)
             with workers.pool(job.work) as pool:
                 for task, done in _ordered(pool, tasks):
@@ -211,23 +209,39 @@ def _rest(job: Job, journal: Journal, overwrite: bool) -> tuple[Iterator[Task], 
     Raises
     ------
     OutputError
-        If the input of complete tasks has changed.
+        If the input of complete tasks has changed, and must not be overwritten.
     """
-    tasks, position = iter(job.tasks()), 0
-    for entry in journal.entries[bool(job.head) :]:
+    tasks = iter(job.tasks())
+    change, position = _change(job, journal, tasks)
+    if not change:
+        return tasks, position
+    if not overwrite:
+        raise OutputError(
+            f"{job.out} was begun with other input ({change}): restore that to continue, use "
+            "--overwrite to begin again, or choose another name"
+        )
+    journal.clear()
+    _begin(job, journal)
+    return iter(job.tasks()), 0
+
+
+def _change(job: Job, journal: Journal, tasks: Iterator[Task]) -> tuple[str, int]:
+    """Take the complete tasks. Return what differs from their input, and the end of the last."""
+    entries, position = journal.entries, 0
+    if job.head:
+        head, *entries = entries
+        if head.check != zlib.crc32(job.head):
+            return "the start of the output", position
+    for entry in entries:
         task = next(tasks, None)
-        if task is None or task.check != entry.check:
-            if overwrite:
-                journal.clear()
-                _begin(job, journal)
-                return _rest(job, journal, overwrite)
-            where = f"its input ends early, by {position}" if task is None else task.name
-            raise OutputError(
-                f"{job.out} was begun with other input ({where}): restore that to continue, use "
-                "--overwrite to begin again, or choose another name"
-            )
+        if task is None:
+            return f"its input ends early, by {position}", position
+        if task.check != entry.check:
+            return task.name, position
         position = task.position
-    return tasks, position
+    if journal.is_complete and (task := next(tasks, None)) is not None:
+        return task.name, position
+    return "", position
 
 
 def _ordered(pool: Pool, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]]:

@@ -88,6 +88,8 @@ class Journal:
             check_new(self.out, self._overwrite)
         with self._lock.kept(), reported(self.out):
             length = self._load() if self._path.exists() else 0
+            if self.is_complete and not self._partial.exists() and not self.out.exists():
+                self.entries, self.is_complete, length = [], False, 0  # the output was removed
             if not self.is_complete:
                 check_new(self.out, self._overwrite)
                 self._open(length)
@@ -111,13 +113,12 @@ class Journal:
 
     def clear(self) -> None:
         """Forget all results."""
-        assert self._files is not None
-        partial, journal = self._files
+        partial, journal = self._files = self._files or self._opened()
         for file in (journal, partial):
             file.seek(0)
             file.truncate()
         _write_through(journal, _line(self._head))
-        self.entries = []
+        self.entries, self.is_complete = [], False
 
     def finish(self, finish: Finish | None = None) -> None:
         """Turn the results into the output, and remove all other files.
@@ -136,6 +137,8 @@ class Journal:
                 if finish is not None:
                     made = beside(self.out, "new")
                     finish(self._payloads(), made)
+                    with made.open("r+b") as file:
+                        os.fsync(file.fileno())
                 made.replace(self.out)
             self._remove()
 
@@ -173,15 +176,19 @@ class Journal:
     def _open(self, length: int) -> None:
         """Open both files behind the last complete task."""
         is_new = not length or not self._partial.exists()
-        paths = self._partial, self._path
-        partial, journal = (path.open("r+b" if path.exists() else "w+b") for path in paths)
-        self._files = partial, journal
+        partial, journal = self._files = self._opened()
         if is_new:
             self.clear()
             return
         for file, end in ((partial, self._size()), (journal, length)):
             file.seek(end)
             file.truncate()
+
+    def _opened(self) -> tuple[BinaryIO, BinaryIO]:
+        """Open the files of results and of the journal."""
+        paths = self._partial, self._path
+        partial, journal = (path.open("r+b" if path.exists() else "w+b") for path in paths)
+        return partial, journal
 
     def _size(self) -> int:
         """Return the bytes of all results."""

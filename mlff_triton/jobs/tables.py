@@ -8,6 +8,7 @@ library.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -115,7 +116,7 @@ def _append(h5py: Any, file: Any, name: str, values: NDArray[Any]) -> None:
     """Append rows to a dataset, which the first rows create."""
     text = values.dtype.kind == "U"
     if name not in file:
-        row = 16 if text else max(1, values[:1].nbytes or values.itemsize)
+        row = 16 if text else max(1, values.itemsize * math.prod(values.shape[1:]))
         file.create_dataset(
             name,
             shape=(0, *values.shape[1:]),

@@ -6,15 +6,22 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Hashable
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from concurrent.futures import BrokenExecutor, Future
+from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from mlff_triton._common.text import first_line
 from mlff_triton.errors import InputError
 
 TASKS_PER_WORKER = 3  # at hand: one that it computes, one to go on with, one that waits for others
+
+PATIENCE = 10.0  # seconds in which a process without a task must end
 
 Self = TypeVar("Self")
 
@@ -109,8 +116,8 @@ class OwnProcess:
 class Processes:
     """One process per device of a list, which may name devices repeatedly.
 
-    Processes are started by ``spawn``. They end when this process ends, in any way. One that dies
-    is replaced.
+    Processes are started by ``spawn``. They end with this context, or when this process ends in any
+    way. One that dies is replaced.
 
     Parameters
     ----------
@@ -139,38 +146,84 @@ class Processes:
 
 
 class _Lane:
-    """One process, its device and its tasks."""
+    """One process, its device and its tasks, which a thread exchanges with it, one by one."""
 
     def __init__(self, work: Work, device: str, threads: int) -> None:
         self._work, self._device, self._threads = work, device, threads
-        self._executor: ProcessPoolExecutor | None = None
+        self._queue: SimpleQueue[tuple[Future[Done], Any] | None] = SimpleQueue()
         self._pending: set[Future[Done]] = set()
+        self._thread: threading.Thread | None = None
+        self._process: BaseProcess | None = None
+        self._is_stopped = False
 
     @property
     def load(self) -> int:
         return len(self._pending)
 
     def submit(self, content: Any) -> Future[Done]:
-        try:
-            future = self._submit(content)
-        except BrokenExecutor:
-            self.stop()
-            future = self._submit(content)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, daemon=True)
+            self._thread.start()
+        future: Future[Done] = Future()
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
+        self._queue.put((future, content))
         return future
 
     def stop(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
-            self._executor = None
+        """End the process. Tasks at work are given up."""
+        self._is_stopped = True
+        self._queue.put(None)
+        while self._thread is not None and self._thread.is_alive():
+            process = self._process
+            if self._pending and process is not None:
+                process.terminate()
+            self._thread.join(0.02)
 
-    def _submit(self, content: Any) -> Future[Done]:
-        if self._executor is None:
-            self._executor = ProcessPoolExecutor(
-                1, get_context("spawn"), initializer=_initialize, initargs=(self._threads,)
-            )
-        return self._executor.submit(compute, self._work, self._device, content)
+    def _serve(self) -> None:
+        """Give tasks to the process, and start another one if it dies."""
+        _block_interrupts()
+        pipe: Connection | None = None
+        while (item := self._queue.get()) is not None and not self._is_stopped:
+            future, content = item
+            try:
+                pipe = pipe or self._start()
+                pipe.send(content)
+                done, trace = pipe.recv()
+            except (EOFError, OSError) as error:
+                self._end(pipe)
+                pipe = None
+                future.set_exception(BrokenExecutor(first_line(error)))
+            except Exception as error:  # noqa: BLE001 - raised by `result`
+                future.set_exception(error)
+            else:
+                if isinstance(done, Exception):
+                    done.__cause__ = RuntimeError(trace)
+                    future.set_exception(done)
+                else:
+                    future.set_result(done)
+        self._end(pipe)
+
+    def _start(self) -> Connection:
+        """Start the process, and return the pipe to it."""
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        arguments = theirs, self._work, self._device, self._threads
+        process = context.Process(target=_obey, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self._process = process
+        return ours
+
+    def _end(self, pipe: Connection | None) -> None:
+        """Wait for the process, which ends when the pipe is closed."""
+        if pipe is not None:
+            pipe.close()
+        if self._process is not None:
+            self._process.join(PATIENCE)
+            self._process.kill()
+            self._process.join()
+            self._process = None
 
 
 def devices_of(device: str) -> list[str]:
@@ -242,13 +295,27 @@ def compute(work: Work, device: str, content: Any) -> Done:
     return done._replace(warnings=tuple(found))
 
 
-def _initialize(threads: int) -> None:
-    """Prepare a process that works for another one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
+def _obey(pipe: Connection, work: Work, device: str, threads: int) -> None:
+    """Compute the tasks that come through a pipe, until it is closed."""
     if "torch" in sys.modules:  # imported by the user's script
         sys.modules["torch"].set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            answer: tuple[Any, str] = compute(work, device, pipe.recv()), ""
+        except EOFError:
+            return
+        except Exception as error:  # noqa: BLE001 - raised where the task came from
+            answer = error, traceback.format_exc()
+        pipe.send(answer)
+
+
+def _block_interrupts() -> None:
+    """Keep Ctrl-C from this thread, and from the processes that it starts, at any time."""
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # whose start would unblock them again
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _end_with_parent() -> None:

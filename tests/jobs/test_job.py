@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +167,49 @@ def test_a_kill_at_the_very_end(out, monkeypatch, is_in_place):
     assert files(out) == ["out.txt"]
 
 
+@pytest.fixture
+def complete(out):
+    """A job that was killed while it wrote its output."""
+
+    def die(payloads, path):
+        del payloads, path
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job(out, finish=die))
+    return out
+
+
+def test_a_complete_job_does_not_answer_for_other_input(complete):
+    for n in (3, 33):
+        with pytest.raises(OutputError, match="was begun with other input"):
+            run(job(complete, n))
+    assert run(job(complete, 33), overwrite=True).resumed == 0
+    assert complete.read_bytes() == text_of(list(range(33)))
+    assert files(complete) == ["out.txt"]
+
+
+def test_an_output_that_is_removed_is_made_anew(complete):
+    Path(f"{complete}.partial").unlink()
+    assert run(job(complete)).resumed == 0
+    assert complete.read_bytes() == WHOLE
+
+
+def test_an_output_with_another_head_is_refused(out):
+    run(job(out, head=b"head"), stop=lambda: True)
+    with pytest.raises(OutputError, match=r"other input \(the start of the output\)"):
+        run(job(out, head=b"other"))
+    assert run(job(out, head=b"other"), overwrite=True).resumed == 0
+    assert out.read_bytes() == b"other" + WHOLE
+
+
+def test_the_output_is_on_the_disk_before_results_are_removed(out, monkeypatch):
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr("os.fsync", lambda file: fsync(file) or synced.add(os.fstat(file).st_ino))
+    run(job(out, finish=lambda payloads, path: path.write_bytes(b"".join(payloads))))
+    assert out.stat().st_ino in synced
+
+
 def test_one_process_per_output(unfinished):
     with Journal(unfinished, {"job": "texts"}), pytest.raises(OutputError, match="is writing"):
         run(job(unfinished))
@@ -213,6 +258,38 @@ def test_a_worker_that_dies_is_replaced(out):
     assert (out.parent / "death0").exists()
     assert progress.items == 30
     assert out.read_bytes() == WHOLE
+
+
+def test_a_stop_does_not_wait_for_tasks_at_work(out):
+    stopped = []
+
+    def stop():
+        stopped.append(time.monotonic())
+        return True
+
+    progress = run(job(out, work=Texts(seconds=2)), Workers("cpu", 2), stop=stop)
+    assert time.monotonic() - stopped[0] < 1
+    assert (progress.items, len(stopped)) == (3, 1)
+    assert not active_children()
+
+
+def test_ctrl_c_spares_workers_even_while_they_start(capfd):
+    with workers.Processes(Texts(), ["cpu"]) as pool:
+        result = pool.submit([1])
+        while not (children := active_children()):
+            time.sleep(0.001)
+        for delay in (0.01, 0.1, 0.2, 0.1):
+            os.kill(children[0].pid, signal.SIGINT)
+            time.sleep(delay)
+        assert result.result(timeout=30).payload == text_of([1])
+        assert active_children() == children
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_of_a_worker_tells_where_it_was(out):
+    with pytest.raises(TypeError) as error:
+        run(job(out, work=Texts(seconds="long")), Workers("cpu", 2))
+    assert "in compute" in str(error.value.__cause__)
 
 
 def test_a_task_that_kills_every_worker_ends_the_job(out):

@@ -298,7 +298,7 @@ def test_a_killed_process_continues(predict, images, model, workers):
         children = children_of(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert len(children) >= (workers if workers > 1 else 0)
+    assert len(children) > workers or workers == 1  # they, and Python's resource tracker
     assert predict("in.xyz", "out.h5").resumed >= 8
     predict("in.xyz", "whole.h5")
     left, right = read_hdf5("out.h5"), read_hdf5("whole.h5")
@@ -316,8 +316,9 @@ def environment():
 
 
 def children_of(pid):
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return found.read_text().split() if found.exists() else []
+    """Return the children of all threads of a process."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for text in lists for child in text.read_text().split()]
 
 
 def test_unpacking_loads_no_pickles():
