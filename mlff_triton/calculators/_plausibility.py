@@ -29,9 +29,7 @@ def check_distances(batch: Batch) -> None:
 
     The rule is a conservative one from covalent radii, the same for all models.
     """
-    if not 0 <= batch.numbers.min() <= batch.numbers.max() < len(covalent_radii):
-        return  # the model refuses them
-    if _is_open_and_spacious(batch):
+    if not _are_elements(batch) or _is_open_and_spacious(batch):
         return
     graph, ratios, distances = _pairs(batch, TOO_CLOSE)
     if len(ratios) and ratios.min() < TOO_CLOSE:
@@ -42,6 +40,11 @@ def check_distances(batch: Batch) -> None:
             f"atoms {names[0]} and {names[1]} are only {float(distances[edge]):.2g} Å apart: check "
             "that positions and cell are in Å, not nm, and that no atom occurs twice"
         )
+
+
+def _are_elements(batch: Batch) -> bool:
+    """Return True if all atomic numbers are those of elements. The model refuses others."""
+    return bool(0 <= batch.numbers.min() <= batch.numbers.max() < len(chemical_symbols))
 
 
 def _is_open_and_spacious(batch: Batch) -> bool:
@@ -87,6 +90,8 @@ class Plausibility:
         """
         check_distances(batch)
         if self._domain is None or self._has_warned or batch.charge.any():
+            return
+        if not _are_elements(batch):
             return
         reason = next(_unknown(batch, self._domain), None)
         if reason is not None:

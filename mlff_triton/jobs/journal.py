@@ -21,6 +21,7 @@ from mlff_triton.errors import OutputError
 
 FORMAT = 1
 COMPLETE = {"complete": True}
+ENDINGS = ("partial", "journal", "lock", "new")  # of the names of files beside the output
 
 Settings = Mapping[str, str | int | float | bool | None]
 Finish = Callable[[Iterator[bytes], Path], None]

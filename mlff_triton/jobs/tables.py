@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -44,7 +44,7 @@ def unpack(payload: bytes) -> Columns:
         return dict(arrays)
 
 
-def writer_of(path: Path, counts: str) -> Write:
+def writer_of(path: Path, counts: str, others: Sequence[str] = ()) -> Write:
     """Return the function that writes packed columns to a file.
 
     Parameters
@@ -53,6 +53,8 @@ def writer_of(path: Path, counts: str) -> Write:
         Its suffix selects the format.
     counts : str
         Name of the column with the number of items of each result.
+    others : sequence of str
+        Suffixes of formats that the caller writes otherwise, for the message.
 
     Raises
     ------
@@ -61,7 +63,7 @@ def writer_of(path: Path, counts: str) -> Write:
     """
     suffix = path.suffix.lower()
     if suffix not in LIBRARIES:
-        raise InputError(f"the suffix of {path} is unknown: use {', '.join(LIBRARIES)}")
+        raise InputError(f"the suffix of {path} is unknown: use {', '.join((*others, *LIBRARIES))}")
     if find_spec(LIBRARIES[suffix]) is None:
         raise InputError(
             f"{suffix} files need {LIBRARIES[suffix]}: pip install 'mlff-triton[tables]'"

@@ -25,6 +25,8 @@ from mlff_triton._common.text import first_line, printable
 from mlff_triton.dynamics.structures import SHIPPED, read_images, read_structure
 from mlff_triton.errors import InputError
 from mlff_triton.jobs.job import Task
+from mlff_triton.jobs.journal import ENDINGS, beside
+from mlff_triton.statics.single_points import plain_info
 
 STRUCTURES = 1024  # per task, at most
 BYTES = 1 << 21  # of input per task, about
@@ -161,6 +163,21 @@ def find_files(structures: str | Path | Iterable[str | Path]) -> list[str]:
     if not found:
         raise InputError("there are no structures: give at least one file")
     return found
+
+
+def without_output(files: Sequence[str], out: Path) -> list[str]:
+    """Return the files without those of an unfinished job, which may lie in the same folder.
+
+    Raises
+    ------
+    InputError
+        If the output itself is one of the files.
+    """
+    own, *others = (str(path.absolute()) for path in (out, *(beside(out, end) for end in ENDINGS)))
+    absolute = {name: str(Path(name).absolute()) for name in files}
+    if own in absolute.values():
+        raise InputError(f"{out} is among the structures: choose another name or folder")
+    return [name for name in files if absolute[name] not in others]
 
 
 def total_size(files: Sequence[str]) -> int:
@@ -300,6 +317,8 @@ def _parsed_alone(frame: bytes) -> Atoms | str:
     """Return the structure of a frame, or the reason why there is none."""
     try:
         (image,) = _parsed(frame)
+    except KeyError as error:
+        return f"the frame cannot be read: there is no element {error}"
     except Exception as error:  # noqa: BLE001 - ASE raises many kinds
         return f"the frame cannot be read: {first_line(error)}"
     return image
@@ -317,8 +336,9 @@ def _frames(path: Path, before: int) -> Iterator[_Sized]:
                 check = 0
                 for atoms in some:
                     atoms.calc = None
-                    for array in (atoms.numbers, atoms.positions, atoms.cell.array):
+                    for array in (atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc):
                         check = zlib.crc32(array.tobytes(), check)
+                    check = zlib.crc32(repr(plain_info(atoms.info)).encode(), check)
                 yield _Sized(Frames(source, first, some), len(some), 0, 0, check, before)
                 first += len(some)
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ase import Atoms
+from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from mlff_triton._common.devices import dtype_name, find_dtype
@@ -28,8 +29,8 @@ from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
 from mlff_triton.jobs.workers import Done
 from mlff_triton.model.known_domain import hash_of_weights
 from mlff_triton.model.prediction import members_of
-from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of
-from mlff_triton.statics.single_points import extended_xyz, is_plain, with_results
+from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
+from mlff_triton.statics.single_points import extended_xyz, plain_info, with_results
 
 ERROR = "error"  # name of the message of a structure that has no results
 COUNTS = "n_atoms"
@@ -110,10 +111,10 @@ def predict_files(
     >>> predict_files("alanine-dipeptide-water", "results.xyz").items
     1
     """
-    files = find_files(structures)
     path = path_of(out)
+    files = without_output(find_files(structures), path)
     is_xyz = path.suffix.lower() in XYZ
-    finish = None if is_xyz else writer_of(path, COUNTS)
+    finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
     work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz)
     weights = [hash_of_weights(member.state_dict()) for member in members_of(load_model(model))]
@@ -186,7 +187,8 @@ class SinglePoints:
         """Return a row without results; one with an error if the structure is invalid."""
         if isinstance(image, str):
             return Row(source, frame, Atoms(), error=image)
-        info = {key: value for key, value in image.info.items() if is_plain(value)}
+        info = plain_info(image.info)
+        info.pop(ERROR, None)  # of an earlier prediction
         if self.charge is not None:
             info["charge"] = self.charge
         name = f"{source}, frame {frame}"
@@ -233,6 +235,8 @@ def xyz_of(rows: list[Row]) -> bytes:
         else:
             images.append(row.atoms)
             row.atoms.info[ERROR] = row.error
+            numbers = row.atoms.numbers
+            numbers[(numbers < 0) | (numbers >= len(chemical_symbols))] = 0  # which ASE calls X
     return extended_xyz(images)
 
 

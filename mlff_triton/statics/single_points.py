@@ -11,6 +11,7 @@ from typing import Any
 import ase.io
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import all_properties
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton.calculators import TensorNetCalculator
@@ -18,6 +19,7 @@ from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_
 from mlff_triton.errors import InputError, MlffTritonError
 
 IMAGES_PER_CALL = 512  # between two reports of progress
+RESERVED = {"Lattice", "Properties", "pbc", *all_properties}  # in the comments of extended XYZ
 
 
 def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
@@ -56,14 +58,27 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     frames = []
     for k, atoms in enumerate(images):
         frame = checked(atoms, f"{name}, frame {k}", periodic)
-        frame.info = {key: value for key, value in atoms.info.items() if is_plain(value)}
+        frame.info = plain_info(atoms.info)
         frames.append(frame)
     return frames
 
 
-def is_plain(value: object) -> bool:
-    """Return True for texts and numbers, which survive in extended XYZ."""
-    return isinstance(value, (str, bool, int, float, np.number))
+def plain_info(info: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the numbers and texts of one line, which survive in extended XYZ.
+
+    Names that mean something else there are dropped, such as "energy".
+    """
+    return {
+        key: value
+        for key, value in info.items()
+        if isinstance(key, str) and key.isprintable() and key not in RESERVED and _is_plain(value)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return value.isprintable()
+    return isinstance(value, (bool, int, float, np.number))
 
 
 def compute_all(

@@ -170,6 +170,48 @@ def test_bad_structures_have_errors(predict, images, model):
         assert np.array_equal(found[k].positions, read[k].positions, equal_nan=True)
 
 
+@pytest.mark.parametrize("suffix", ["xyz", "h5"])
+def test_hostile_info_and_numbers_spoil_nothing(predict, images, suffix):
+    """None of them ends the job or breaks the text of another structure."""
+    hostile = {"note": "two\nlines", "a\nb": 1, "Properties": "species:S:1", "energy": 1.0, 3: 4}
+    images[0].info = {**hostile, "error": "of an earlier run", "kept": "text"}
+    images[1].numbers[0], images[2].numbers[0] = 200, -3
+    ase.io.write("in.traj", images)
+    progress = predict("in.traj", f"out.{suffix}")
+    assert (progress.items, progress.errors) == (11, 2)
+    if suffix == "h5":
+        info = json.loads(read_hdf5("out.h5")["info"][0])
+    else:
+        found = ase.io.read("out.xyz", ":")
+        assert [len(atoms) for atoms in found] == [len(atoms) for atoms in images]
+        assert [found[k].symbols[0] for k in (1, 2)] == ["X", "X"]
+        info = found[0].info
+    assert info == {"kept": "text"}
+
+
+def test_the_output_may_lie_in_the_folder_of_the_structures(predict, images):
+    Path("folder").mkdir()
+    for k in range(9):
+        ase.io.write(f"folder/{k}.xyz", images[k])
+    out = Path("folder/out.xyz")
+    assert not predict("folder", out, stop=lambda: True).is_complete
+    progress = predict("folder", out)
+    assert (progress.items, progress.errors, progress.resumed) == (9, 0, 4)
+    with pytest.raises(InputError, match="is among the structures"):
+        predict("folder", out, overwrite=True)
+
+
+def test_other_charges_in_a_trajectory_are_other_input(predict, images, monkeypatch):
+    monkeypatch.setattr(inputs, "LARGE", 1)
+    monkeypatch.setattr(inputs, "FRAMES", 4)
+    ase.io.write("in.traj", images)
+    predict("in.traj", "out.xyz", stop=lambda: True)
+    images[0].info["charge"] = 1
+    ase.io.write("in.traj", images)
+    with pytest.raises(OutputError, match="was begun with other input"):
+        predict("in.traj", "out.xyz")
+
+
 def test_errors_in_tables(predict, images):
     images[2].numbers[0] = 92
     images[7] = Atoms()
@@ -187,11 +229,13 @@ def test_a_frame_that_cannot_be_read_has_an_error(predict, images):
     write("in.xyz", images)
     text = Path("in.xyz").read_text().splitlines(keepends=True)
     text[3] = "C nonsense\n"  # an atom of the first frame
+    text[13] = f"Qq{text[13][2:]}"  # of the second one
     Path("in.xyz").write_text("".join(text))
-    assert predict("in.xyz", "out.xyz").errors == 1
+    assert predict("in.xyz", "out.xyz").errors == 2
     found = ase.io.read("out.xyz", ":")
     assert len(found) == 11
     assert "the frame cannot be read: " in found[0].info["error"]
+    assert "there is no element 'Qq'" in found[1].info["error"]
 
 
 def test_many_files_of_many_formats(predict, images, model, monkeypatch):
@@ -255,7 +299,7 @@ def test_arguments_are_refused_first(predict):
     molecule("H2O").write("in.xyz")
     Path("empty").mkdir()
     for arguments, message in (
-        (("in.xyz", "out.csv"), "the suffix of out.csv is unknown"),
+        (("in.xyz", "out.csv"), r"the suffix of out.csv is unknown: use \.xyz, .*\.parquet"),
         (("absent.xyz", "out.xyz"), "there is no structure 'absent.xyz'"),
         (("empty", "out.xyz"), "contains no files"),
         (([], "out.xyz"), "there are no structures"),
