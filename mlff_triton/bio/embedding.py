@@ -238,7 +238,28 @@ class Encoder(NamedTuple):
                 except UnsupportedModelError:
                     model = model.to(_dtype_of(precision, model.dtype))
         spaced = len(tokenizer.tokenize("MKV")) != len("MKV")
-        return cls(model, tokenizer, place, spaced, _longest(model), model.config.hidden_size)
+        encoder = cls(model, tokenizer, place, spaced, _longest(model), model.config.hidden_size)
+        encoder.check(name)
+        return encoder
+
+    def check(self, name: str) -> None:
+        """Raise unless the model embeds each residue of a short protein.
+
+        Raises
+        ------
+        CheckpointError
+            If it is not an encoder of proteins.
+        """
+        try:
+            tokens = self.tokenizer(self._text("MKV"))["input_ids"]
+            (rows,) = self._rows(["MKV"])
+            problem = "" if len(rows) == len("MKV") else f"3 residues became {len(rows)} tokens"
+            if self.tokenizer.unk_token_id in tokens:
+                problem = "its tokenizer does not know residues"
+        except Exception as error:  # noqa: BLE001 - models raise many kinds
+            problem = first_line(error)
+        if problem:
+            raise CheckpointError(f"{name} is not an encoder of proteins: {problem}")
 
     def embed(self, sequences: list[bytes]) -> tuple[list[NDArray[np.float32] | None], list[str]]:
         """Compute embeddings float32 [L, C] of residues, or None, and errors, or empty texts."""
@@ -275,10 +296,14 @@ class Encoder(NamedTuple):
             else:
                 found[k] = row
 
+    def _text(self, sequence: str) -> str:
+        """Return a sequence as the tokenizer takes it."""
+        return " ".join(sequence) if self.spaced else sequence
+
     def _rows(self, texts: list[str]) -> list[NDArray[np.float32]]:
         """Return the last hidden states of residues, [L, C] each."""
         given = self.tokenizer(
-            [" ".join(text) if self.spaced else text for text in texts],
+            [self._text(text) for text in texts],
             padding=True,
             return_special_tokens_mask=True,
             return_tensors="pt",

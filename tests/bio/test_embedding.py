@@ -192,6 +192,24 @@ def test_wrong_arguments_are_refused(esm, options, error, message):
     assert [path.name for path in Path().iterdir()] == ["in.fasta"]
 
 
+def test_models_that_are_not_encoders_of_proteins_are_refused(esm, tmp_path_factory):
+    """A model with a decoder, and one whose tokenizer does not know residues."""
+    t5, words = (tmp_path_factory.mktemp(name) for name in ("t5", "words"))
+    transformers.AutoTokenizer.from_pretrained(esm).save_pretrained(t5)
+    sizes = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "d_kv": 4}
+    transformers.T5Model(transformers.T5Config(vocab_size=40, **sizes)).save_pretrained(t5)
+    save("BertModel", words)
+    (words / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
+    (words / "tokenizer.json").unlink(missing_ok=True)
+    for folder, message in ((t5, "You must"), (words, "its tokenizer does")):
+        with pytest.raises(
+            CheckpointError, match=f"is not an encoder of proteins: {message}"
+        ) as refusal:
+            bio.embed_files("in.fasta", "out.h5", model=folder, device="cpu")
+        assert "\n" not in str(refusal.value)
+        assert [path.name for path in Path().iterdir()] == ["in.fasta"]
+
+
 def test_the_command(esm, capsys):
     command = ["embed", "in.fasta", "--model", str(esm), "--out", "out.h5", "--device", "cpu"]
     with pytest.raises(SystemExit) as exit_:
