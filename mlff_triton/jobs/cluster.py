@@ -7,7 +7,10 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
+from concurrent import futures
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +56,8 @@ class Cluster:
             )
         from distributed import Client
 
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised
+        for logger in ("distributed", "distributed.client"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)  # errors are raised
         self._work, self._device, self._patience = work, device, patience
         self._name = scheduler
         address = _address(scheduler)
@@ -81,25 +85,22 @@ class Cluster:
     def capacity(self) -> int:
         """Number of tasks that keep all present workers busy."""
         if time.monotonic() - self._looked > POLL:
-            threads = sum(self._client.nthreads().values())
+            threads = self._threads()
             self._capacity = TASKS_PER_WORKER * max(1, threads)
             self._looked = time.monotonic()
         return self._capacity
 
     def submit(self, content: Any) -> _Pending:
         """Give a task to the cluster."""
-        future = self._client.submit(_compute, self._work, self._device, content, pure=False)
+        with self._reached():
+            future = self._client.submit(_compute, self._work, self._device, content, pure=False)
         return _Pending(self, future)
 
     def wait(self, future: Any) -> Done:
         """Return the results of a task, unless no worker is there for too long."""
         alone = 0.0
         while (done := self._look(future)) is None:
-            if self._client.status != "running":
-                raise BackendError(
-                    f"the Dask scheduler {self._name} has gone: the same call continues"
-                )
-            alone = 0.0 if self._client.nthreads() else alone + POLL
+            alone = 0.0 if self._threads() else alone + POLL
             if alone >= self._patience:
                 raise self._deserted()
         return done
@@ -114,6 +115,8 @@ class Cluster:
             return None
         except KilledWorker as error:
             raise BrokenExecutor(first_line(error)) from error
+        except (futures.CancelledError, asyncio.CancelledError) as error:
+            raise self._gone() from error
         except MlffTritonError:
             raise
         except Exception as error:
@@ -122,6 +125,22 @@ class Cluster:
                 f"({first_line(error)}): install the same versions there as here"
             ) from error
         return done
+
+    def _threads(self) -> int:
+        """Return the number of threads of all workers."""
+        with self._reached():
+            return sum(self._client.nthreads().values())
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Report that the scheduler cannot be reached."""
+        try:
+            yield
+        except Exception as error:
+            raise self._gone() from error
+
+    def _gone(self) -> BackendError:
+        return BackendError(f"the Dask scheduler {self._name} has gone: the same call continues")
 
     def _deserted(self) -> BackendError:
         return BackendError(

@@ -65,6 +65,21 @@ def test_a_scheduler_without_workers():
         pass
 
 
+def test_a_scheduler_that_ends(out, capfd, monkeypatch):
+    monkeypatch.setattr("mlff_triton.jobs.cluster.CONNECT", 0.5)
+    cluster = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
+    name = cluster.scheduler_address
+
+    def show(progress):
+        if progress.items == 3:
+            cluster.close()
+
+    with cluster, pytest.raises(BackendError, match=f"the Dask scheduler {name} has gone: the"):
+        run(job(out, 60, Texts(seconds=0.2)), Workers("cpu", scheduler=name), show=show)
+    assert run(job(out, 60), Workers("cpu", 1)).resumed >= 3
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_file_that_is_not_of_a_scheduler(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="is not the file of a Dask scheduler"):
