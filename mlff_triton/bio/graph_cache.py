@@ -65,7 +65,8 @@ class GraphCache:
 
     def replay(self, inputs: Inputs, option: Any = None) -> Outputs | None:
         """Return the outputs of an existing graph, or None if there is none for these shapes."""
-        if is_capturing(_present(inputs)[0]):
+        present = _present(inputs)
+        if is_capturing(present[0]):
             return None
         with self._lock:
             key = _key(inputs, option)
@@ -73,8 +74,8 @@ class GraphCache:
             if captured is None:
                 return None
             self._captured.move_to_end(key)
-            self._wait_for_last_replay(_present(inputs)[0].device)
-            for own, given in zip(captured.inputs, _by_dtype(inputs), strict=True):
+            self._wait_for_last_replay(present[0].device)
+            for own, given in zip(captured.inputs, _by_dtype(present), strict=True):
                 torch._foreach_copy_(own, given, non_blocking=True)
             captured.graph.replay()
             return tuple(output.clone() for output in captured.outputs)
@@ -95,19 +96,20 @@ class GraphCache:
         if self._pool is None:
             self._pool = GraphPool()
         own = [None if x is None else x.clone() for x in inputs]
-        with torch.no_grad(), torch.cuda.device_of(_present(inputs)[0]):
+        present = _present(own)
+        with torch.no_grad(), torch.cuda.device_of(present[0]):
             graph, outputs = record(lambda: self._function(own, option), self._pool)
-        return _CapturedGraph(graph, _by_dtype(own), outputs)
+        return _CapturedGraph(graph, _by_dtype(present), outputs)
 
 
 def _present(inputs: Inputs) -> list[Tensor]:
     return [x for x in inputs if x is not None]
 
 
-def _by_dtype(inputs: Inputs) -> list[list[Tensor]]:
+def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
     """Group tensors by dtype, as PyTorch copies tensors of one dtype in a single launch."""
     groups: dict[torch.dtype, list[Tensor]] = {}
-    for x in _present(inputs):
+    for x in tensors:
         groups.setdefault(x.dtype, []).append(x)
     return list(groups.values())
 
