@@ -150,6 +150,10 @@ class _Tile(NamedTuple):
     warps: int
     stages: int
 
+    def blocks(self, n_rows: int) -> int:
+        """Return the number of blocks of rows."""
+        return int(triton.cdiv(n_rows, self.rows))
+
     def options(self, n_inner: int) -> dict[str, int]:
         """Return constants and options of a launch that sums over inner indices."""
         sizes = {"M": self.rows, "K": _divisor(n_inner, self.inner)}
@@ -207,11 +211,11 @@ def frame_network(
     if not all_tokens:
         return mean
     tiles = (ATTENDED, HIDDEN, MEAN) if has_large_memory(mean) else (SMALL, SMALL, SMALL)
-    columns = _divisor(n_hidden, tiles[1].columns)
-    blocks = [triton.cdiv(n_rows, tile.rows) for tile in tiles]
+    attended_tile, hidden_tile, mean_tile = tiles
+    columns = _divisor(n_hidden, hidden_tile.columns)
     x, hidden = torch.empty_like(attended), attended.new_empty(2, n_rows, n_hidden)
     with torch.cuda.device_of(mean):
-        _attended_rows_kernel[(blocks[0],)](
+        _attended_rows_kernel[(attended_tile.blocks(n_rows),)](
             tokens.coordinates,
             tokens.embedded,
             attended,
@@ -223,9 +227,9 @@ def frame_network(
             n_rows,
             network.norm[2],
             C=channels,
-            **tiles[0].options(channels),
+            **attended_tile.options(channels),
         )
-        _hidden_rows_kernel[(blocks[1], n_hidden // columns)](
+        _hidden_rows_kernel[(hidden_tile.blocks(n_rows), n_hidden // columns)](
             x,
             n_tokens,
             *network.up,
@@ -234,9 +238,9 @@ def frame_network(
             C=channels,
             HIDDEN=n_hidden,
             N=columns,
-            **tiles[1].options(channels),
+            **hidden_tile.options(channels),
         )
-        _mean_rows_kernel[(blocks[2],)](
+        _mean_rows_kernel[(mean_tile.blocks(n_rows),)](
             x,
             hidden,
             n_tokens,
@@ -247,6 +251,6 @@ def frame_network(
             network.last_norm[2],
             C=channels,
             HIDDEN=n_hidden,
-            **tiles[2].options(n_hidden),
+            **mean_tile.options(n_hidden),
         )
     return mean
