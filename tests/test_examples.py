@@ -23,7 +23,6 @@ from mlff_triton import TensorNetCalculator, load_model
 ROOT = Path(mlff_triton.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 TRAINING = EXAMPLES / "training"
-PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 SMALL = {"water", "hydrogen", "methane", "hydrogen_peroxide", "ethanol", "acetoxime"}
 TINY = ("--steps", 20, "--batch", 16, "--channels", 8, "--layers", 1, "--rbf", 8, "--report", 1)
 KINDS = {"contact", "distort", "md", "torsion"}
@@ -31,10 +30,11 @@ KINDS = {"contact", "distort", "md", "torsion"}
 
 def start(script, *arguments, cwd):
     command = [sys.executable, "-W", "error", str(EXAMPLES / script), *map(str, arguments)]
+    path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     return subprocess.Popen(  # noqa: S603 - the scripts are those of the repository
         command,
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -205,6 +205,82 @@ def test_design(tmp_path, data_folder):
         assert 0 < float(header.partition("recovery=")[2]) < 1
         assert len(letters) == 40
         assert set(letters) <= set("ACDEFGHIKLMNPQRSTVWY")
+
+
+@pytest.mark.parametrize("model", ["enformer", "alphagenome"])
+def test_genome(model, tmp_path):
+    pytest.importorskip(f"{model}_pytorch", reason=f"needs {model}-pytorch, see the example")
+    (tmp_path / "window.fasta").write_text(
+        ">window\n" + 24 * ("ACGTTGCATN" + 60 * "GATTACA" + "\n")
+    )
+    small = ("--length", 2048, "--channels", 768, "--layers", 1, "--positions", 2, "--batch", 3)
+    options = ("--model", model, "--device", "cpu", "--backend", "torch", "--precision", "fp32")
+    out = run("14_genome.py", "window.fasta", *options, *small, cwd=tmp_path)
+    assert "fast" in out
+    (similarity,) = re.findall(r"effects: (\S+)$", out, re.MULTILINE)
+    assert float(similarity) > 0.9999
+    rows = list(csv.DictReader((tmp_path / "effects.csv").read_text().splitlines()))
+    assert [int(row["position"]) for row in rows] == [1024] * 3 + [1025] * 3
+    assert all(float(row["mean |log2 ratio|"]) > 1e-6 for row in rows)
+    assert (tmp_path / "effects.png").stat().st_size > 0
+
+
+def test_genome_asks_for_more_bases(tmp_path):
+    pytest.importorskip("enformer_pytorch", reason="needs enformer-pytorch, see the example")
+    (tmp_path / "short.fasta").write_text(">short\nACGT\n")
+    small = ("--length", 2048, "--channels", 768, "--layers", 1, "--device", "cpu")
+    process = start("14_genome.py", "short.fasta", *small, cwd=tmp_path)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert err == "short.fasta has 4 bases, fewer than 2048: see --length\n"
+
+
+def test_binding(tmp_path, monkeypatch):
+    write_dualbind(tmp_path / "dualbind")
+    path = filter(None, (str(tmp_path / "dualbind"), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    (tmp_path / "complexes").mkdir()
+    for name in ("a.pdb", "a.sdf", "b.pdb", "b.sdf", "alone.pdb"):
+        (tmp_path / "complexes" / name).touch()
+    out = run("15_binding.py", "complexes", "--device", "cpu", "--backend", "torch", cwd=tmp_path)
+    assert "fast" in out
+    (difference,) = re.findall(r"difference: (\S+) of", out)
+    assert float(difference) < 1e-5
+    rows = list(csv.DictReader((tmp_path / "affinities.csv").read_text().splitlines()))
+    assert sorted(row["complex"] for row in rows) == ["a", "b"]
+    assert float(rows[0]["affinity"]) < float(rows[1]["affinity"])
+
+
+def write_dualbind(folder):
+    """Write modules with the package's names: the double of the model, and a loader of nothing."""
+    double = (ROOT / "tests" / "bio" / "binding" / "dualbind_double.py").read_text()
+    size = "        size: int = 32,\n"
+    configured = double.replace(size, f"        settings: object = None,\n{size}")
+    assert configured != double
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "dualbind_model.py").write_text(configured)
+    (folder / "data").mkdir()
+    (folder / "data" / "dataset.py").write_text(LOADER)
+
+
+LOADER = """
+from tests.bio.binding.test_dualbind import make_batch
+
+class InferenceDataset:
+    def __init__(self, proteins, ligands, permissive):
+        assert [p[:-4] for p in proteins] == [l[:-4] for l in ligands]
+        self.files = proteins
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return 5 + index
+
+    def pl_collate_fn(self, sizes):
+        batch = make_batch(sizes, 6)
+        return batch["binder"], batch["target"], None
+"""
 
 
 def test_many(tmp_path):
