@@ -63,8 +63,9 @@ class TorchSimModel(ModelInterface):
     Parameters
     ----------
     model : str, path, TensorNet or Ensemble
-        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
-        TorchMD-NET or MatGL, or a loaded model, which is copied.
+        ``"default"`` (the shipped model), another name or an address as in
+        `mlff_triton.load_model`, a checkpoint of mlff_triton, TorchMD-NET or MatGL, or a loaded
+        model, which is copied.
     device : str or torch.device
         ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``...
     dtype : {"float32", "float64"} or torch.dtype

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
 from mlff_triton._common.text import short_repr, shortened
-from mlff_triton.checkpoints import matgl, torchmd_net
+from mlff_triton.checkpoints import hub, matgl, torchmd_net
 from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.checkpoints._reading import (
     SUPPORTED,
@@ -38,7 +39,7 @@ MAX_MEMBERS = 64  # of an ensemble
 
 
 def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemble:
-    """Load a model from a file or a folder, or by the name of a shipped model.
+    """Load a model from a file or a folder, or by name.
 
     The format is recognized by content, not by file name. No code in a checkpoint is ever executed.
     Checksums are verified, and files, weights and architectures have limits: see
@@ -49,7 +50,9 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     model : str or path
         ``"default"``, another name in `shipped_models`, or the path of a checkpoint: an mlff_triton
         ``.safetensors`` file; a TorchMD-NET ``.ckpt`` file, or a ``.zip`` of several, which becomes
-        an `Ensemble`; a MatGL folder or its ``model.json``.
+        an `Ensemble`; a MatGL folder or its ``model.json``. ``"aceff-2.0"``, another name that
+        ``mlff-triton models`` lists, or ``"hf:owner/repository/file"`` is fetched once from the
+        Hugging Face Hub, with huggingface_hub.
     energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}
         Energy unit in which a TorchMD-NET model was trained, which its file does not state. The
         loaded model always returns eV.
@@ -63,7 +66,7 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     ------
     CheckpointError
         If the file is missing, truncated or damaged, too large for a model, or would run code when
-        loaded.
+        loaded, or if it cannot be fetched.
     UnsupportedModelError
         If the file is valid, but contains a model that is not implemented.
     InputError
@@ -90,12 +93,12 @@ def shipped_models() -> dict[str, Path]:
 
 
 def resolve_path(model: str | Path) -> Path:
-    """Return the file or folder of a shipped model or path.
+    """Return the file or folder of a name or path. Models on the Hub are fetched into its cache.
 
     Raises
     ------
     CheckpointError
-        If there is no such file or folder.
+        If there is no such file or folder, or it cannot be fetched.
     InputError
         If ``model`` is neither a name nor a path.
     """
@@ -105,6 +108,9 @@ def resolve_path(model: str | Path) -> Path:
     name = DEFAULT_MODEL if model == "default" else str(model)
     if name in shipped:
         return shipped[name]
+    on_hub = hub.find(name)
+    if on_hub is not None:
+        return hub.fetch(on_hub, name)
     try:
         path = Path(model).expanduser()
         if path.exists():
@@ -112,19 +118,26 @@ def resolve_path(model: str | Path) -> Path:
         reason = ""
     except (OSError, RuntimeError) as error:  # a name too long, a home of nobody
         reason = f" ({getattr(error, 'strerror', None) or error})"
+    known = ["default", *shipped, *hub.NAMED]
+    near = " or ".join(get_close_matches(shortened(name).lower(), known))
     raise CheckpointError(
-        f"there is no model {shortened(name)!r}{reason}: give a path, or one of "
-        f"{', '.join(['default', *shipped])}"
+        f"there is no model {shortened(name)!r}{reason}: "
+        f"{near and f'did you mean {near}? Otherwise '}give a path, {hub.ADDRESS}, or one of "
+        f"{', '.join(known)}"
     )
 
 
 def lasting_name(model: str | Path) -> str:
-    """Return a name that means the same anywhere: that of a shipped model, or an absolute path.
+    """Return a name that means the same anywhere.
 
-    A relative path, or "default", may be another model in another directory or version. Errors are
-    those of `resolve_path`.
+    That is the name of a shipped model, the address of one on the Hub with its commit, or an
+    absolute path. A relative path, or "default", may be another model in another directory or
+    version. Errors are those of `resolve_path`.
     """
     path = resolve_path(model)
+    on_hub = hub.find(str(model))
+    if on_hub is not None:
+        return on_hub.address_of(path)
     names = {file: name for name, file in shipped_models().items()}
     return names.get(path) or str(path.absolute())
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from ase import Atoms
 
-ModelOption = Annotated[str, typer.Option(help="Shipped model or checkpoint.")]
+ModelOption = Annotated[
+    str, typer.Option(help="Checkpoint, or a name that 'mlff-triton models' lists.")
+]
 ChargeOption = Annotated[
     int | None, typer.Option(help="Total charge; by default that of the file, or 0.")
 ]

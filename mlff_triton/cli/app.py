@@ -20,6 +20,7 @@ from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
 from mlff_triton.cli.info import info
 from mlff_triton.cli.md import md
+from mlff_triton.cli.models import models
 from mlff_triton.cli.predict import predict
 from mlff_triton.cli.relax import relax
 from mlff_triton.cli.vibrations import vibrations
@@ -39,6 +40,7 @@ for command in (
     predict,
     relax,
     vibrations,
+    models,
     info,
     explain,
     convert,

@@ -1,7 +1,8 @@
-"""A native checkpoint file."""
+"""A native checkpoint file, and a hub with an empty cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mlff_triton import (
 from tests.support.checkpoints import (
     native,
 )
+from tests.support.hub import Hub, serving, use
 
 
 @pytest.fixture
@@ -19,3 +21,10 @@ def file(tmp_path) -> Path:
     path = tmp_path / "model.safetensors"
     save_model(native(), path, "A card.")
     return path
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Iterator[Hub]:
+    with serving() as server:
+        use(server, tmp_path / "cache", monkeypatch)
+        yield server

@@ -51,8 +51,9 @@ def create_openmm_force(
     topology_or_numbers : openmm.app.Topology or int [N]
         All atoms of the System, or their atomic numbers.
     model : str, path, TensorNet or Ensemble
-        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
-        TorchMD-NET or MatGL, or a loaded model, which is copied.
+        ``"default"`` (the shipped model), another name or an address as in
+        `mlff_triton.load_model`, a checkpoint of mlff_triton, TorchMD-NET or MatGL, or a loaded
+        model, which is copied.
     particles : int [M], optional
         Indices of the atoms that the model computes; all by default. Other forces between them are
         not removed. openmm-ml's ``createMixedSystem`` removes the classical ones.

@@ -43,7 +43,8 @@ class Recipe:
     Attributes
     ----------
     model : str or bytes
-        Name of a shipped model, absolute path of a checkpoint, or a pickled model.
+        Name of a shipped model, address of one on the Hub, absolute path of a checkpoint, or a
+        pickled model.
     numbers : int64 [N]
         Atomic numbers.
     particles : int64 [N] or None

@@ -1,0 +1,24 @@
+"""The command ``mlff-triton models``: the models that have names."""
+
+from __future__ import annotations
+
+from mlff_triton.cli._shared import plain_console
+
+
+def models() -> None:
+    """List the models that have names, and where they are."""
+    from mlff_triton.checkpoints import DEFAULT_MODEL, hub, shipped_models
+
+    rows = [
+        (name, "shipped", "default" if name == DEFAULT_MODEL else "") for name in shipped_models()
+    ]
+    for name, model in hub.NAMED.items():
+        if not hub.is_installed():
+            place = "needs the extra hub"
+        else:
+            place = "in the cache" if hub.is_cached(model) else "on the Hub"
+        rows.append((name, place, model.repo))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    console = plain_console()
+    for name, place, source in rows:
+        console.print(f"{name:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip())

@@ -1,0 +1,58 @@
+"""``mlff-triton models``: names, and where the models are."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from mlff_triton.checkpoints import hub as models
+from tests.support.checkpoints import lightning
+from tests.support.hub import serving, use
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with serving() as server:
+        use(server, tmp_path / "cache", monkeypatch)
+        yield server
+
+
+def test_models_lists_names_and_what_is_in_the_cache(run, hub):
+    code, before, err = run("models")
+    assert (code, err) == (0, "")
+    assert hub.requests == []
+    lines = before.splitlines()
+    assert [line.split()[0] for line in lines] == ["tensornet-gfn2", *models.NAMED]
+    assert lines[0].split() == ["tensornet-gfn2", "shipped", "default"]
+    assert all("on the Hub" in line for line in lines[1:])
+    assert "materialyze/TensorNet-PES-MatPES-r2SCAN-2025.2" in before
+
+    content = io.BytesIO()
+    torch.save(lightning(), content)
+    hub.add("Acellera/AceFF-1.1", {"aceff_v1.1.ckpt": content.getvalue()})
+    assert run("info", "aceff-1.1")[0] == 0
+    hub.requests.clear()
+    after = run("models")[1].splitlines()
+    assert [line for line in after if "in the cache" in line] == [
+        "aceff-1.1                in the cache  Acellera/AceFF-1.1"
+    ]
+    assert hub.requests == []
+
+
+def test_half_a_model_is_not_in_the_cache(run, hub):
+    model = models.NAMED["tensornet-matpes-pbe"]
+    hub.add(model.repo, {"model.json": b"{}"}, model.revision)
+    assert "has no model.json with state.pt" in run("info", "tensornet-matpes-pbe")[2]
+    assert "in the cache" not in run("models")[1]
+
+
+def test_models_says_what_is_missing_without_huggingface_hub(run, monkeypatch):
+    monkeypatch.setattr(models, "is_installed", lambda: False)
+    code, out, err = run("models")
+    assert (code, err) == (0, "")
+    assert out.count("needs the extra hub") == len(models.NAMED)
+    code, out, err = run("info", "aceff-2.0")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "pip install 'mlff-triton[hub]'" in err
