@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import io
 import json
 import os
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mlff_triton import TensorNetCalculator, load_model, save_model
+from mlff_triton import TensorNetCalculator, create_openmm_force, load_model, save_model
 from mlff_triton.checkpoints import hub as models
 from mlff_triton.checkpoints import lasting_name, resolve_path
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import CheckpointError
+from tests.checkpoints.test_load_model import Runs
 from tests.checkpoints.test_matgl import description, init_args, random_weights
 from tests.support.checkpoints import ATOMS, energy_and_forces, lightning, native
 from tests.support.hub import COMMIT, Hub, Reply, serving, use
+from tests.support.torch_sim_double import doubled
 
 ADDRESS = f"hf:Acellera/AceFF-1.1@{COMMIT}/aceff_v1.1.ckpt"
 TOKEN = "hf_secret"  # noqa: S105 - of the tests' own hub
@@ -319,12 +324,39 @@ def test_front_ends_take_names():
 
 
 @pytest.mark.usefixtures("aceff")
-def test_openmm_forces_record_the_commit():
-    pytest.importorskip("openmm")
-    from mlff_triton.calculators.openmm.recipe import lasting_model, load_lasting
+def test_openmm_forces_are_written_with_the_commit():
+    openmm = pytest.importorskip("openmm")
+    from mlff_triton.calculators.openmm.recipe import lasting_model
+    from tests.support.openmm_systems import EV, system_of
 
+    force = create_openmm_force(ATOMS.numbers, "aceff-1.1", device="cpu", dtype="float64")
+    written = openmm.XmlSerializer.serialize(system_of(ATOMS, force))
+    context = openmm.Context(
+        openmm.XmlSerializer.deserialize(written),
+        openmm.VerletIntegrator(0.001),
+        openmm.Platform.getPlatformByName("Reference"),
+    )
+    context.setPositions(ATOMS.positions / 10)
+    energy = context.getState(energy=True).getPotentialEnergy()._value / EV
+    assert energy == pytest.approx(energy_and_forces(load_model("aceff-1.1"))[0], rel=1e-9)
     assert lasting_model("aceff-1.1") == ADDRESS
-    assert load_lasting(ADDRESS).cutoff == load_model("aceff-1.1").cutoff
+
+
+def test_torch_sim_takes_names(aceff):
+    has_torch_sim = find_spec("torch_sim") is not None
+    with nullcontext() if has_torch_sim else doubled():
+        home = importlib.import_module("mlff_triton.calculators.torch_sim_model")
+        home.TorchSimModel("aceff-1.1", device="cpu", dtype="float64")
+    assert aceff.downloads() == ["aceff_v1.1.ckpt", "README.md"]
+
+
+def test_hostile_files_of_the_hub_run_nothing(hub, tmp_path):
+    marker = tmp_path / "marker"
+    attack = Runs(os.system, f"touch {marker}")
+    hub.add("a/b", {"m.ckpt": saved(attack), "model.json": b"{}", "state.pt": saved(attack)})
+    for file in ("m.ckpt", "model.json"):
+        assert str(tmp_path / "cache") in refusal(f"hf:a/b/{file}")
+    assert not marker.exists()
 
 
 def in_new_process(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:

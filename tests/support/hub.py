@@ -144,7 +144,8 @@ def use(hub: Hub, cache: Path, patch: pytest.MonkeyPatch) -> None:
     """Set the hub and the cache of this process, which huggingface_hub reads when imported."""
     constants = pytest.importorskip("huggingface_hub.constants")
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
-    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    for module in (constants, pytest.importorskip("huggingface_hub.file_download")):  # before 1.0
+        patch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     patch.setattr(constants, "ENDPOINT", hub.url)
     patch.setattr(constants, "HF_HUB_CACHE", str(cache))
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
