@@ -26,6 +26,7 @@ from mlff_triton.engine.device_neighbors import Capacity, DeviceModel
 from mlff_triton.engine.device_resident import DeviceResident
 from mlff_triton.engine.device_stream import DeviceStream
 from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.part import PartStep, reach
 from mlff_triton.engine.steps import ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.errors import DeviceMemoryError
 from mlff_triton.kernels.tensornet import operators as fused
@@ -126,6 +127,15 @@ class DeviceSteps(Steps):
                 return system.step(positions, cell)
 
         return step
+
+    @property
+    def reach(self) -> float:
+        """Distance in Å up to which atoms influence the energy of an atom."""
+        return reach(self._model.parameters.config)
+
+    def part(self, charge: float) -> PartStep:
+        """Return the steps of a part of a system with a total charge in elementary charges."""
+        raise NotImplementedError
 
     def queue(self, batch: TensorBatch) -> Prediction:
         """Queue the step of a batch on the GPU, see `DeviceStream.run`."""

@@ -16,12 +16,13 @@ from mlff_triton._common.devices import find_device, find_dtype
 from mlff_triton._common.triton_start import start_triton
 from mlff_triton.checkpoints import load_model, shipped_models
 from mlff_triton.engine import dispatch
-from mlff_triton.engine.batch import Batch, as_array
+from mlff_triton.engine.batch import Batch, as_array, check_charge
 from mlff_triton.engine.fork_lock import ForkLock
 from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
+from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.known_domain import domain_of, hash_of_weights
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
@@ -263,6 +264,37 @@ class Engine:
         with self.lock:
             members = [steps.resident(batch, units) for steps in self._steps]
         return ResidentSystem(len(batch.numbers), members, self.lock)
+
+    def part(self, charge: int = 0, units: Units = ANGSTROM_EV) -> SystemPart:
+        """Prepare part of a system that another program divides among processes.
+
+        The program gives the atoms whose energies count, and as ghosts copies of all atoms, or of
+        their periodic images, within `SystemPart.reach` around these.
+
+        Parameters
+        ----------
+        charge : int
+            Total charge of the whole system in elementary charges.
+        units : Units
+            Units of the steps' arguments and results; Å and eV by default.
+
+        Returns
+        -------
+        SystemPart
+            Its ``step`` takes and returns arrays on the CPU. It owns its buffers and, on a GPU, its
+            CUDA graph.
+
+        Raises
+        ------
+        InputError
+            If the charge is invalid.
+        """
+        total = check_charge(charge)
+        check_neutral(self.uses_charge, total)
+        reach = max(steps.reach for steps in self._steps)
+        with self.lock:
+            members = [steps.part(float(total[0])) for steps in self._steps]
+        return SystemPart(reach, members, self.lock, units)
 
     def dynamics(self, batch: Batch, masses: ArrayLike) -> Dynamics | None:
         """Prepare a checked batch to be moved on the GPU.

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray, as_array, to_tensor
+from mlff_triton.engine.host_part import ExactPart, TorchPart
 from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.part import reach
 from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError
@@ -99,6 +101,15 @@ class ExactSteps(HostSteps):
         """Raise `UnknownElementError` unless the model knows all atomic numbers, int64 [N]."""
         self.model.species(to_tensor(numbers, self.device))
 
+    @property
+    def reach(self) -> float:
+        """Distance in Å up to which atoms influence the energy of an atom."""
+        return reach(self.model.config)
+
+    def part(self, charge: float) -> ExactPart:
+        """Return the steps of a part of a system with a total charge in elementary charges."""
+        return ExactPart(self.model, self._list.skin, charge, self.device)
+
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
         graph = self._graph(batch).to(self.device)
@@ -147,6 +158,16 @@ class TorchSteps(HostSteps):
     def check_species(self, numbers: IntArray) -> None:
         """Raise `UnknownElementError` unless the model knows all atomic numbers, int64 [N]."""
         self.parameters.species(to_tensor(numbers, self.device))
+
+    @property
+    def reach(self) -> float:
+        """Distance in Å up to which atoms influence the energy of an atom."""
+        return reach(self.parameters.config)
+
+    def part(self, charge: float) -> TorchPart:
+        """Return the steps of a part of a system with a total charge in elementary charges."""
+        cutoff, skin = self._list.cutoff, self._list.skin
+        return TorchPart(self.parameters, cutoff, skin, charge, self.device, self.dtype)
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""

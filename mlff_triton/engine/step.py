@@ -11,6 +11,7 @@ tested against `mlff_triton.model.tensornet.TensorNet` in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -73,7 +74,14 @@ class Systems:
     system_ptr: Tensor
 
     @classmethod
-    def of(cls, p: Parameters, numbers: Tensor, charge: Tensor, system_ptr: Tensor) -> Systems:
+    def of(
+        cls,
+        p: Parameters,
+        numbers: Tensor,
+        charge: Tensor,
+        system_ptr: Tensor,
+        totals: Tensor | None = None,
+    ) -> Systems:
         """Look up the species, charge factors and energy offsets of atoms, in the user's order.
 
         Parameters
@@ -86,6 +94,8 @@ class Systems:
             Total charge of each system in elementary charges.
         system_ptr : int32 [B + 1]
             Same as the attribute.
+        totals : int64 [B], optional
+            Number of atoms in each system, if not all of them are given.
 
         Raises
         ------
@@ -93,7 +103,9 @@ class Systems:
             If the model was not made for an element.
         """
         n_atoms, counts = len(numbers), system_ptr.diff().long()
-        per_system = torch.stack([1 + 0.1 * charge, p.mean / counts])
+        per_system = torch.stack(
+            [1 + 0.1 * charge, p.mean / (counts if totals is None else totals)]
+        )
         charge_factor, share = per_system.repeat_interleave(counts, 1, output_size=n_atoms)
         species = p.species(numbers)
         return cls(
@@ -119,6 +131,25 @@ class Systems:
         out.order.copy_(order)
         for name in ("species", "charge_factor", "offsets"):
             torch.index_select(getattr(self, name), 0, order, out=getattr(out, name))
+
+
+class PartOutputs(NamedTuple):
+    """Results of a step of a part, in the user's order of atoms.
+
+    Attributes
+    ----------
+    totals : Totals
+        Energy of own atoms, its virial, and highest status of any atom.
+    forces : float64 [N, 3]
+        eV/Å.
+    atoms : float64 [7, N]
+        Energies of own atoms in eV, and the shares of all atoms in the virial: its components xx,
+        yy, zz, yz, xz and xy in eV.
+    """
+
+    totals: Totals
+    forces: Tensor
+    atoms: Tensor
 
 
 class Kept(NamedTuple):
@@ -159,19 +190,59 @@ def evaluate_step(
     return Outputs(Totals(totals), forces, atoms[0])
 
 
+def evaluate_part(
+    ops: StepOperators,
+    p: Parameters,
+    systems: Systems,
+    edges: Edges,
+    status: Tensor,
+    rows: Sequence[int],
+) -> PartOutputs:
+    """Compute the energies of the first atoms, their virial, and the forces on all atoms.
+
+    Parameters
+    ----------
+    ops, p, systems, edges, status
+        Same as for `evaluate_step`. The energy offsets of all other atoms must be 0.
+    rows : sequence of int
+        ``rows[h]`` is the number of atoms, the first ones, that are at most h hops along edges away
+        from one whose energy counts, for each h up to the number of layers.
+    """
+    own, edge_grad = energies_and_edge_gradients(ops, p, systems, edges, rows)
+    energies = systems.offsets.clone()
+    energies[: rows[0]] += own
+    if p.nuclei is not None:
+        near = edges.of_first(rows[0])
+        energies[: rows[0]] += ops.repulsion(edge_grad, systems.species, p.nuclei, near)
+    nothing = own.new_zeros(len(energies))
+    forces, atoms = ops.forces(edge_grad, edges, nothing, energies, systems.order, True)
+    totals = ops.totals(atoms, status, systems.system_ptr)
+    return PartOutputs(Totals(totals), forces, atoms)
+
+
 def energies_and_edge_gradients(
-    ops: StepOperators, p: Parameters, systems: Systems, edges: Edges
+    ops: StepOperators,
+    p: Parameters,
+    systems: Systems,
+    edges: Edges,
+    rows: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the network's energies per atom [N] and their gradients per edge [3, slots].
 
     Tensors are deleted as soon as the backward pass no longer needs them. With two layers, at most
     about thirteen tensors [9, N, F] are alive at once.
+
+    The energies of a part's own atoms need the tensors of the last layer of these atoms only, those
+    of the layer before of their neighbors too, and so on: see `evaluate_part` for ``rows``. So each
+    operator computes fewer atoms than the one before, and its adjoint as many as itself.
     """
     config, tables, charge_factor = p.config, p.tables, systems.charge_factor
     activation, group = config.activation, config.group
     pairs = systems.species, p.receiver, p.sender, tables.embedding
+    # Edges of the atoms that each layer, counted from the last one, takes as its input
+    hops = [edges] * (len(p.layers) + 1) if rows is None else [edges.of_first(n) for n in rows]
 
-    x0, norm = ops.tensor_embedding(*pairs, tables.embedding_self, edges)
+    x0, norm = ops.tensor_embedding(*pairs, tables.embedding_self, hops[-1])
     w = p.scalar
     hidden, scales = ops.scalar_network(
         norm, w.gain, w.shift, w.weight1, w.bias1, w.weight2, w.bias2, activation
@@ -182,8 +253,9 @@ def energies_and_edge_gradients(
     radial = list(zip(tables.layers, tables.layer_self, strict=True))
     for k, ((map_in, map_out), factors) in enumerate(zip(p.layers, radial, strict=True)):
         y = ops.linear(x, map_in.forward)
-        message, product = ops.message_product(y, *factors, edges, charge_factor, group)
         is_last = k + 1 == len(p.layers)
+        near = hops[len(p.layers) - 1 - k]
+        message, product = ops.message_product(y, *factors, near, charge_factor, group)
         delta, updated, scale = ops.update(product, map_out.forward, x, charge_factor, not is_last)
         kept.append(Kept(x, inverse, y, message, delta))
         x, inverse = updated, scale
@@ -195,16 +267,17 @@ def energies_and_edge_gradients(
     )
     del x
 
-    slope = edges.distance.new_empty(len(edges.senders))
+    n_slots = len(edges.senders)
+    slope = edges.distance.new_empty(n_slots) if rows is None else edges.distance.new_zeros(n_slots)
     for k in reversed(range(len(p.layers))):
         map_in, map_out = p.layers[k]
-        layer = kept.pop()
+        layer, near = kept.pop(), hops[len(p.layers) - k]
         grad_y, grad_message = ops.product_backward(
             grad_delta, map_out.backward, layer.y, layer.message, charge_factor, group
         )
         del grad_delta
         grad_y = ops.message_backward(
-            grad_message, layer.y, grad_y, *radial[k], edges, slope, k + 1 < len(p.layers)
+            grad_message, layer.y, grad_y, *radial[k], near, slope, k + 1 < len(p.layers)
         )
         del grad_message
         given = grad_y, map_in.backward, grad_x, layer.x, layer.inverse
@@ -219,7 +292,7 @@ def energies_and_edge_gradients(
         grad_scales, norm, w.gain, w.adjoint1, w.adjoint2, hidden, activation
     )
     grad_x0 = ops.embed_input_backward(grad_mapped, p.embedding.backward, x0, grad_norm)
-    return energies, ops.tensor_embedding_backward(grad_x0, *pairs, edges, slope)
+    return energies, ops.tensor_embedding_backward(grad_x0, *pairs, hops[-1], slope)
 
 
 def _read_out(ops: StepOperators, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.motion import Dynamics
+from mlff_triton.engine.part import PartStep
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.neighbors.box import FloatArray
@@ -114,6 +115,15 @@ class Steps(ABC):
     @abstractmethod
     def resident(self, batch: Batch, units: Units) -> ResidentStep:
         """Return the step of one system, whose positions may differ at each call."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> float:
+        """Distance in Å up to which atoms influence the energy of an atom."""
+
+    @abstractmethod
+    def part(self, charge: float) -> PartStep:
+        """Return the steps of a part of a system with a total charge in elementary charges."""
 
     def queue(self, batch: TensorBatch) -> Prediction | None:  # noqa: ARG002
         """Queue the step of a batch on a GPU, and return its results, or None without a GPU."""

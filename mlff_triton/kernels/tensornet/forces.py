@@ -36,6 +36,7 @@ def _forces_kernel(
     atoms_ptr,
     n_atoms,
     n_slots,
+    HALVES: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
@@ -66,6 +67,8 @@ def _forces_kernel(
         gx, gy, gz = _load_vector(edge_grad_ptr + origin, stride, live)
         hx, hy, hz = _load_vector(edge_grad_ptr + opposite, stride, live)
         fx, fy, fz = fx + (hx - gx), fy + (hy - gy), fz + (hz - gz)
+        if HALVES:
+            gx, gy, gz = 0.5 * (gx - hx), 0.5 * (gy - hy), 0.5 * (gz - hz)
         xx, yy, zz = xx + x * gx, yy + y * gy, zz + z * gz
         yz, xz, xy = yz + (y * gz + z * gy), xz + (x * gz + z * gx), xy + (x * gy + y * gx)
 
@@ -137,6 +140,7 @@ def forces(
     energies: Tensor,
     offsets: Tensor,
     order: Tensor,
+    halves: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute forces, and the contributions of each atom to its system, in the user's order.
 
@@ -152,6 +156,8 @@ def forces(
         Constant energies of the atoms, added to the energies of the network, eV.
     order : int32 [N]
         The user's index of each atom.
+    halves : bool
+        If True, half the virial of each edge goes to either end, and not all to the receiver.
 
     Returns
     -------
@@ -180,6 +186,7 @@ def forces(
             atoms,
             n_atoms,
             len(edges.senders),
+            HALVES=halves,
             BLOCK=64,
             num_warps=1,
             **early_launch(edge_grad),

@@ -203,7 +203,14 @@ class StepOperators(Protocol):
         """Return the nuclear repulsion per atom, and add its gradients to ``edge_grad``."""
 
     def forces(
-        self, edge_grad: Tensor, edges: Edges, energies: Tensor, offsets: Tensor, order: Tensor, /
+        self,
+        edge_grad: Tensor,
+        edges: Edges,
+        energies: Tensor,
+        offsets: Tensor,
+        order: Tensor,
+        halves: bool = False,
+        /,
     ) -> tuple[Tensor, Tensor]:
         """Return forces, and energies and virials per atom, in the user's order of atoms."""
 

@@ -48,7 +48,7 @@ class Edges(NamedTuple):
     Attributes
     ----------
     slot_begin, slot_end : int32 [N]
-        Slots of each receiver's edges.
+        Slots of each receiver's edges. There may be more senders than receivers, which come first.
     senders : int32 [slots]
         Atom ``j``.
     origin : int32 [slots]
@@ -114,6 +114,10 @@ class Edges(NamedTuple):
             direction=self.direction.to(dtype),
             distance=self.distance.to(dtype),
         )
+
+    def of_first(self, n_atoms: int) -> Edges:
+        """Return the edges whose receivers are among the first atoms; slots stay the same."""
+        return self._replace(slot_begin=self.slot_begin[:n_atoms], slot_end=self.slot_end[:n_atoms])
 
     def live(self) -> tuple[Tensor, Tensor]:
         """Return the slots that hold an edge, int64 [E], and their receivers, int64 [E]."""

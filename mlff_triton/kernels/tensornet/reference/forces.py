@@ -18,6 +18,7 @@ def forces(
     energies: Tensor,
     offsets: Tensor,
     order: Tensor,
+    halves: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute forces [N, 3], and energies and virials of atoms [7, N], in the user's order."""
     slots, receivers = edges.live()
@@ -30,7 +31,7 @@ def forces(
     out[user] = sums
 
     x, y, z = edges.direction[:, slots].double() * edges.distance[slots].double()
-    gx, gy, gz = own
+    gx, gy, gz = (own - opposite) / 2 if halves else own
     shear = [(y * gz + z * gy) / 2, (x * gz + z * gx) / 2, (x * gy + y * gx) / 2]
     virial = torch.stack([x * gx, y * gy, z * gz, *shear], dim=1)
     atoms = torch.empty(7, n_atoms, dtype=torch.float64, device=edge_grad.device)

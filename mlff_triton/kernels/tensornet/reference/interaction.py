@@ -45,8 +45,10 @@ def update(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Update tensors to ``X + D + (1 + 0.1 q) D D`` with ``D = W P``."""
     delta = map_parts(p, weight)
+    n_atoms = p.shape[1]
     full = compose(delta)
-    out = x + delta + charge_factor[:, None] * decompose(matmul(full, full))
+    square = charge_factor[:n_atoms, None] * decompose(matmul(full, full))
+    out = x[:, :n_atoms] + delta + square
     inverse = inverse_norm(out)
     return delta, out * inverse if normalize else out, inverse
 
@@ -61,10 +63,11 @@ def product_backward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of both factors of the product, given those of D."""
     grad = map_parts(grad_delta, weight)
-    a, b = compose(y), compose(message)
+    n_atoms = message.shape[1]
+    a, b = compose(y[:, :n_atoms]), compose(message)
     even = group == "O(3)"
     product = decompose(matmul(a, b) + matmul(b, a) if even else matmul(a, b))
-    factor = charge_factor[:, None] if even else 2.0
+    factor = charge_factor[:n_atoms, None] if even else 2.0
     product = factor * product
     g = decompose_adjoint(factor * normalize_backward(grad, product, inverse_norm(product)))
     at, bt = a.transpose(0, 1), b.transpose(0, 1)
@@ -85,7 +88,7 @@ def update_backward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of a layer's input, and of the D of the layer before."""
     grad = _input_gradient(grad_y, weight, residual, x, inverse)
-    return grad, grad + charge_factor[:, None] * square_backward(grad, delta)
+    return grad, grad + charge_factor[: x.shape[1], None] * square_backward(grad, delta)
 
 
 def embed_backward(
@@ -114,5 +117,6 @@ def _input_gradient(
     grad_y: Tensor, weight: SplitWeight, residual: Tensor, x: Tensor, inverse: Tensor
 ) -> Tensor:
     """Return the gradient of a layer's input before normalization, [9, N, F]."""
-    grad = map_parts(grad_y, weight) + residual
+    grad = map_parts(grad_y, weight)
+    grad[:, : residual.shape[1]] += residual  # zero for all others
     return normalize_backward(grad, x / inverse, inverse)

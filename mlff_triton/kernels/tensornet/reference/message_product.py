@@ -24,8 +24,11 @@ from mlff_triton.kernels.types.edges import Edges
 def message_product(
     y: Tensor, table: Tensor, own: Tensor, edges: Edges, charge_factor: Tensor, group: str
 ) -> tuple[Tensor, Tensor]:
-    """Compute messages [9, N, F], and their normalized product with the receiver's tensors."""
-    message = _pass_messages(y, table, own, edges)
+    """Compute messages [9, M, F], and their normalized product with the receiver's tensors."""
+    n_receivers = len(edges.slot_begin)
+    message = _sum_messages(y, table, edges)
+    y, charge_factor = y[:, :n_receivers], charge_factor[:n_receivers]
+    message = message + scale_parts(own[:, None, :], y)
     if group == "none":
         return message, message
     a, b = compose(y), compose(message)
@@ -47,7 +50,7 @@ def message_backward(
     accumulate: bool,
 ) -> Tensor:
     """Compute the gradients [9, N, F] of the tensors sent; ``slope`` gets those of distances."""
-    slots, receivers = edges.live()
+    slots, receivers = _edges_from(grad.shape[1], edges)
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
     slopes = look_up_slope(table, *geometry)  # [3, E, F]
     products = zip(grad, y, PART_OF_COMPONENT, strict=True)
@@ -57,16 +60,27 @@ def message_backward(
         found += (slopes[k] * g[senders] * own_y[receivers]).sum(1)
     origin = edges.origin[slots].long()
     slope[origin] = found + slope[origin] if accumulate else found
-    return _pass_messages(grad, table, own, edges) + direct
+    out = _sum_messages(grad, table, edges)
+    near = out[:, : grad.shape[1]]
+    near += scale_parts(own[:, None, :], grad)
+    near += direct
+    return out
 
 
-def _pass_messages(y: Tensor, table: Tensor, own: Tensor, edges: Edges) -> Tensor:
-    """Return the messages [9, N, F]."""
+def _edges_from(n_senders: int, edges: Edges) -> tuple[Tensor, Tensor]:
+    """Return slots and receivers of the edges whose senders are among the first atoms."""
     slots, receivers = edges.live()
+    near = edges.senders[slots] < n_senders
+    return slots[near], receivers[near]
+
+
+def _sum_messages(y: Tensor, table: Tensor, edges: Edges) -> Tensor:
+    """Return the messages [9, M, F], without those from receivers to themselves."""
+    slots, receivers = _edges_from(y.shape[1], edges)
     factors = look_up(table, edges.interval[slots], edges.fraction[slots], edges.width[slots])
     senders = edges.senders[slots].long()
     sums = [
-        sum_at_receivers(factors[k] * component[senders], receivers, y.shape[1])
+        sum_at_receivers(factors[k] * component[senders], receivers, len(edges.slot_begin))
         for component, k in zip(y, PART_OF_COMPONENT, strict=True)
     ]
-    return torch.stack(sums) + scale_parts(own[:, None, :], y)
+    return torch.stack(sums)

@@ -43,7 +43,7 @@ def readout_backward(
     by_part = normalize_rows_backward((grad @ weight.weight.T) * gain, _invariants(x))
     factors = by_part.unflatten(1, (3, -1)).transpose(0, 1)
     grad_x = scale_parts(factors, norm_gradients(x))
-    return grad_x, grad_x + charge_factor[:, None] * square_backward(grad_x, delta)
+    return grad_x, grad_x + charge_factor[: x.shape[1], None] * square_backward(grad_x, delta)
 
 
 def _invariants(x: Tensor) -> Tensor:

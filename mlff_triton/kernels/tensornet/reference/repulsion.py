@@ -21,7 +21,7 @@ from mlff_triton.kernels.types.nuclei import SCREENING, Nuclei
 
 
 def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) -> Tensor:
-    """Compute the energies [N] of atoms in float64; add gradients to ``edge_grad[3, slots]``."""
+    """Compute the energies [M] of receivers in float64; add gradients to ``edge_grad``."""
     slots, receivers = edges.live()
     near = edges.distance[slots] < nuclei.cutoff
     slots, receivers = slots[near], receivers[near]
@@ -29,7 +29,7 @@ def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) 
     energy, slope = _half_pairs(nuclei, *pairs, edges.distance[slots].double())
     gradient = slope * edges.direction[:, slots]
     edge_grad[:, edges.origin[slots].long()] += gradient.to(edge_grad.dtype)
-    return sum_at_receivers(energy, receivers, len(species))
+    return sum_at_receivers(energy, receivers, len(edges.slot_begin))
 
 
 def _half_pairs(nuclei: Nuclei, i: Tensor, j: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:

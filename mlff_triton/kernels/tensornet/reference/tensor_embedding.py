@@ -27,16 +27,16 @@ def tensor_embedding(
     own: Tensor,
     edges: Edges,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the first tensors [9, N, F] of all atoms, and their squared norms [N, F]."""
+    """Compute the first tensors [9, M, F] of receivers, and their squared norms [M, F]."""
     slots, receivers = edges.live()
     pair = receiver[species[receivers]] + sender[species[edges.senders[slots]]]
     geometry = edges.interval[slots], edges.fraction[slots], edges.width[slots]
     factors = pair * look_up(table, *geometry)  # [3, E, F]
     components = harmonics(edges.direction[:, slots])[:, :, None]  # [9, E, 1]
     parts = zip(components, PART_OF_COMPONENT, strict=True)
-    n_atoms = len(species)
+    n_atoms = len(edges.slot_begin)
     x = torch.stack([sum_at_receivers(h * factors[k], receivers, n_atoms) for h, k in parts])
-    x[0] += (receiver + sender)[species] * own
+    x[0] += (receiver + sender)[species[:n_atoms]] * own
     return x, part_norms(x).sum(0)
 
 

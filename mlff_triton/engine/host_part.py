@@ -1,0 +1,185 @@
+"""Parts of large systems with neighbor lists from the CPU."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.batch import to_tensor
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.part import PartAtoms, PartPrediction
+from mlff_triton.engine.step import Systems, evaluate_part
+from mlff_triton.kernels.tensornet.reference import operators as reference
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.graph import Graph
+from mlff_triton.neighbors.verlet_list import VerletList
+
+
+class HostPart(ABC):
+    """Steps of one part, whose neighbor list is reused.
+
+    Parameters
+    ----------
+    cutoff, skin : float
+        Å.
+    charge : float
+        Total charge of the whole system in elementary charges.
+    device : torch.device
+        Device that computes the network.
+    """
+
+    def __init__(self, cutoff: float, skin: float, charge: float, device: torch.device) -> None:
+        self.device = device
+        self._charge = torch.tensor([charge], dtype=torch.float64, device=device)
+        self._cutoff, self._skin = cutoff, skin
+
+    def set_atoms(self, atoms: PartAtoms) -> None:
+        """Replace all atoms."""
+        self._atoms = atoms
+        self._numbers = to_tensor(atoms.numbers, self.device)
+        self._list = VerletList(self._cutoff, self._skin)
+        self._prepare()
+
+    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+        """Compute the current atoms, of which at least one is own, in Å and eV."""
+        graph = self._list.update(positions, None, False)
+        vectors = graph.vectors(torch.from_numpy(positions), None, None)
+        forces, atoms = self._evaluate(graph.to(self.device), vectors.to(self.device))
+        virials = atoms[1:].T[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].unflatten(1, (3, 3)).cpu().numpy()
+        energies = atoms[0, : self._atoms.n_own].cpu().numpy()
+        return PartPrediction(
+            energy=float(energies.sum()),
+            forces=forces.cpu().numpy(),
+            virial=virials.sum(0),
+            atom_energies=energies,
+            atom_virials=virials if per_atom else None,
+        )
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Look up what depends on the current atoms."""
+
+    @abstractmethod
+    def _evaluate(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return forces [N, 3], and energies and virials [7, N] of atoms, as `forces` does."""
+
+
+class ExactPart(HostPart):
+    """Steps of the exact module, differentiated by autograd.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model, on the device.
+    skin, charge, device
+        Same as for `HostPart`.
+    """
+
+    def __init__(self, model: TensorNet, skin: float, charge: float, device: torch.device) -> None:
+        super().__init__(model.cutoff, skin, charge, device)
+        self._model = model
+
+    def _prepare(self) -> None:
+        self._model.species(self._numbers)
+        self._charges = self._charge.expand(len(self._numbers))
+
+    def _evaluate(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        n_own, given = self._atoms.n_own, vectors.to(self._model.dtype).detach().requires_grad_()
+        with torch.enable_grad():
+            energies = self._model(self._numbers, given, graph, self._charges)[:n_own]
+            gradient = torch.autograd.grad(energies.sum(), given)[0].double()
+        n_atoms = len(self._numbers)
+        pull = gradient[graph.reverse] - gradient
+        forces = pull.new_zeros(n_atoms, 3).index_add(0, graph.receivers, pull)
+        strain = -vectors[:, :, None] * pull[:, None, :] / 2
+        x, y, z = (strain + strain.mT).unbind(1)
+        shares = torch.stack([x[:, 0], y[:, 1], z[:, 2], y[:, 2], x[:, 2], x[:, 1]]) / 2
+        atoms = pull.new_zeros(7, n_atoms)
+        atoms[1:] = atoms[1:].index_add(1, graph.receivers, shares)
+        atoms[0, :n_own] = energies.detach() + self._model.mean / self._atoms.n_total
+        return forces, atoms
+
+
+class TorchPart(HostPart):
+    """Steps of the engine over plain PyTorch operators.
+
+    Parameters
+    ----------
+    parameters : Parameters
+        The model, on the device.
+    cutoff, skin, charge, device
+        Same as for `HostPart`.
+    dtype : torch.dtype
+        Precision of the network.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        cutoff: float,
+        skin: float,
+        charge: float,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(cutoff, skin, charge, device)
+        self._parameters = parameters
+        self._dtype = dtype
+
+    def _prepare(self) -> None:
+        n_atoms, device = len(self._numbers), self.device
+        systems = Systems.of(
+            self._parameters,
+            self._numbers,
+            self._charge,
+            torch.tensor([0, n_atoms], dtype=torch.int32, device=device),
+            torch.tensor([self._atoms.n_total], device=device),
+        )
+        systems.offsets[self._atoms.n_own :] = 0
+        self._systems = systems
+
+    def _evaluate(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        p, device = self._parameters, self.device
+        edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
+        order, rows = shells(graph, self._atoms.n_own, len(p.layers))
+        sorted_systems = self._systems.clone()
+        self._systems.sort(order, sorted_systems)
+        status = torch.zeros(len(order), dtype=torch.int32, device=device)
+        edges = _sorted(edges, order).to(self._dtype)
+        outputs = evaluate_part(reference, p, sorted_systems, edges, status, rows)
+        return outputs.forces, outputs.atoms
+
+
+def shells(graph: Graph, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:
+    """Sort atoms by their hops along edges from the nearest of the first ``n_own`` atoms.
+
+    Returns
+    -------
+    order : int32 [N]
+        Index of each sorted atom. Atoms with as many hops keep their order.
+    rows : list of int
+        Number of atoms with at most h hops, for each h up to ``n_layers``.
+    """
+    hops = torch.full_like(graph.row_ptr[1:], n_layers + 1)
+    hops[:n_own] = 0
+    for h in range(n_layers):
+        reached = torch.zeros_like(hops, dtype=torch.bool)
+        reached[graph.senders[hops[graph.receivers] == h]] = True
+        hops[reached & (hops > h)] = h + 1
+    counts = torch.bincount(hops, minlength=n_layers + 2).cumsum(0)
+    return hops.argsort(stable=True).int(), counts[: n_layers + 1].tolist()
+
+
+def _sorted(edges: Edges, order: Tensor) -> Edges:
+    """Return the same edges, in the same slots, of atoms in another order, int32 [N]."""
+    rank = torch.empty_like(order)
+    rank[order.long()] = torch.arange(len(order), dtype=order.dtype, device=order.device)
+    return edges._replace(
+        slot_begin=edges.slot_begin[order],
+        slot_end=edges.slot_end[order],
+        senders=rank[edges.senders],
+    )

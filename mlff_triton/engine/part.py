@@ -1,0 +1,129 @@
+"""Part of a large system: its own atoms, whose energies count, and ghosts around them.
+
+A program that divides a system among processes gives each of them some atoms, and copies of all
+atoms nearby, its ghosts. These may be atoms of other processes or periodic images, so that a part
+has no cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mlff_triton._common.text import short_repr
+from mlff_triton.engine.batch import IntArray, as_array
+from mlff_triton.errors import InputError
+from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.neighbors.box import FloatArray
+
+
+def reach(config: TensorNetConfig) -> float:
+    """Return the distance in Å up to which atoms influence the energy of an atom.
+
+    Each layer passes messages over one cutoff, and so does the embedding.
+    """
+    return (config.num_layers + 1) * config.cutoff
+
+
+@dataclass(frozen=True)
+class PartAtoms:
+    """Atoms of a part, checked.
+
+    Attributes
+    ----------
+    numbers : int64 [N]
+        Atomic numbers, those of own atoms first.
+    n_own : int
+        Number of own atoms.
+    n_total : int
+        Number of atoms in the whole system.
+    """
+
+    numbers: IntArray
+    n_own: int
+    n_total: int
+
+    @classmethod
+    def of(cls, numbers: ArrayLike, n_own: int, n_total: int) -> PartAtoms:
+        """Check and convert atoms; see `mlff_triton.engine.system_part.SystemPart.set_atoms`."""
+        z = as_array(numbers)
+        if z.ndim != 1 or (len(z) and z.dtype.kind not in "iu"):
+            raise InputError(
+                f"atomic numbers must be a list of integers, not {z.dtype} {list(z.shape)}"
+            )
+        for name, count in (("n_own", n_own), ("n_total", n_total)):
+            if not isinstance(count, (int, np.integer)):
+                raise InputError(f"{name} must be an integer, not {short_repr(count)}")
+        if not 0 <= n_own <= min(len(z), n_total):
+            raise InputError(
+                f"n_own must lie between 0 and the numbers of atoms of the part, {len(z)}, and of "
+                f"the whole system, {n_total}, not {n_own}"
+            )
+        return cls(z.astype(np.int64), int(n_own), int(n_total))
+
+
+@dataclass(frozen=True)
+class PartPrediction:
+    """Energies of the own atoms of a part, and their derivatives.
+
+    Arrays may be overwritten by the next step. They are in the units of the program that the part
+    serves.
+
+    Attributes
+    ----------
+    energy : float
+        Sum of the energies of own atoms.
+    forces : float64 [N, 3]
+        Negative derivatives of ``energy`` with respect to the positions of all atoms, own and
+        ghosts. The force on an atom is the sum over all parts in which it occurs.
+    virial : float64 [3, 3]
+        Derivative of ``energy`` with respect to a strain of the part, with its ghosts. Summed over
+        all parts, it is the virial of the whole system, as in
+        `mlff_triton.model.prediction.Prediction`.
+    atom_energies : float64 [n_own]
+        Energy of each own atom.
+    atom_virials : float64 [N, 3, 3] or None
+        Share of each atom, own or ghost, in ``virial``, if requested. Each edge contributes to the
+        energy's virial half for either end. As with forces, the share of an atom is the sum over
+        all parts in which it occurs.
+    """
+
+    energy: float
+    forces: FloatArray
+    virial: FloatArray
+    atom_energies: FloatArray
+    atom_virials: FloatArray | None
+
+    @classmethod
+    def zeros(cls, atoms: PartAtoms, *, per_atom: bool) -> PartPrediction:
+        """Return the prediction of a part without own atoms."""
+        n_atoms = len(atoms.numbers)
+        virials = np.zeros((n_atoms, 3, 3)) if per_atom else None
+        return cls(0.0, np.zeros((n_atoms, 3)), np.zeros((3, 3)), np.zeros(atoms.n_own), virials)
+
+
+class PartStep(Protocol):
+    """Steps of one model for one part, in Å and eV."""
+
+    def set_atoms(self, atoms: PartAtoms) -> None:
+        """Replace all atoms.
+
+        Raises
+        ------
+        UnknownElementError
+            If the model was not made for an element.
+        """
+
+    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+        """Compute the current atoms, of which at least one is own.
+
+        Parameters
+        ----------
+        positions : float64 [N, 3]
+            Å.
+        per_atom : bool
+            True if the shares of atoms in the virial are needed.
+        """

@@ -1,0 +1,150 @@
+"""Part of a large system, as `Engine.part` returns it, in the units of a program."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mlff_triton.engine.fork_lock import ForkLock
+from mlff_triton.engine.part import PartAtoms, PartPrediction, PartStep
+from mlff_triton.engine.steps import Units
+from mlff_triton.errors import InputError
+from mlff_triton.neighbors.box import FloatArray, as_floats
+
+
+class SystemPart:
+    """Part of a system that a program divides among processes; see `Engine.part`.
+
+    Parameters
+    ----------
+    reach : float
+        Å; see the attribute.
+    members : list of PartStep
+        Steps of each model.
+    lock : ForkLock
+        Lock of the engine.
+    units : Units
+        Units of arguments and results.
+
+    Attributes
+    ----------
+    reach : float
+        Distance up to which all atoms around own atoms must be given as ghosts, in the program's
+        unit of length: ``(layers + 1) * cutoff``. More ghosts do no harm.
+
+    Examples
+    --------
+    Two parts of a water molecule, each with one hydrogen atom as a ghost or more:
+
+    >>> from mlff_triton import Engine
+    >>> part = Engine("default", device="cpu").part()
+    >>> part.set_atoms([8, 1, 1], n_own=2, n_total=3)
+    >>> prediction = part.step([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]])
+    >>> prediction.forces.shape, prediction.atom_energies.shape
+    ((3, 3), (2,))
+    """
+
+    def __init__(self, reach: float, members: list[PartStep], lock: ForkLock, units: Units) -> None:
+        self.reach = reach / units.length
+        self._members = members
+        self._lock = lock
+        self._units = units
+        self._atoms = PartAtoms.of([], 0, 0)
+
+    def set_atoms(self, numbers: ArrayLike, n_own: int, n_total: int) -> None:
+        """Replace the atoms, whose order is kept until the next call.
+
+        Parameters
+        ----------
+        numbers : int [N]
+            Atomic numbers of own atoms, and then of ghosts. There may be none.
+        n_own : int
+            Number of own atoms.
+        n_total : int
+            Number of own atoms in all parts. Some models add a constant to the energy of a system,
+            of which each atom gets an equal share.
+
+        Raises
+        ------
+        InputError
+            If an argument is invalid.
+        UnknownElementError
+            If the model was not made for an element.
+        BackendError
+            If the GPU has too little memory. The message says how much is needed.
+        """
+        atoms = PartAtoms.of(numbers, n_own, n_total)
+        with self._lock:
+            if atoms.n_own:
+                for member in self._members:
+                    member.set_atoms(atoms)
+            self._atoms = atoms
+
+    def step(self, positions: ArrayLike, per_atom: bool = False) -> PartPrediction:
+        """Compute energies of own atoms, and forces on all atoms.
+
+        Any thread may call.
+
+        Parameters
+        ----------
+        positions : float [N, 3]
+            Positions of own atoms and ghosts.
+        per_atom : bool
+            If True, compute the share of each atom in the virial.
+
+        Returns
+        -------
+        PartPrediction
+            In the part's units.
+
+        Raises
+        ------
+        InputError
+            If the shape is wrong, a value is not finite, or an atom has too many neighbors.
+        OverlappingAtomsError
+            If two atoms coincide.
+        BackendError
+            If the GPU has too little memory. The message says how much is needed.
+        """
+        points = as_floats(positions, "positions")
+        with self._lock:
+            atoms, n_atoms = self._atoms, len(self._atoms.numbers)
+            if points.size or n_atoms:
+                _check_shape(points, n_atoms)
+            if not atoms.n_own:
+                return PartPrediction.zeros(atoms, per_atom=per_atom)
+            scaled = _scaled(points, self._units.length)
+            results = [member.step(scaled, per_atom=per_atom) for member in self._members]
+        return _mean(results, self._units)
+
+
+def _check_shape(points: FloatArray, n_atoms: int) -> None:
+    if points.shape != (n_atoms, 3):
+        raise InputError(
+            f"{n_atoms} atoms need positions [{n_atoms}, 3], not {list(points.shape)}: call "
+            "set_atoms when atoms or ghosts change"
+        )
+
+
+def _mean(results: list[PartPrediction], units: Units) -> PartPrediction:
+    """Convert the mean of all members from Å and eV to other units."""
+    factor = 1 / (units.energy * len(results))
+
+    def mean(values: list[FloatArray], factor: float = factor) -> FloatArray:
+        return _scaled(reduce(np.add, values), factor)
+
+    virials = [result.atom_virials for result in results if result.atom_virials is not None]
+    return PartPrediction(
+        energy=sum(result.energy for result in results) * factor,
+        forces=mean([result.forces for result in results], factor * units.length),
+        virial=mean([result.virial for result in results]),
+        atom_energies=mean([result.atom_energies for result in results]),
+        atom_virials=mean(virials) if virials else None,
+    )
+
+
+def _scaled(values: FloatArray, factor: float) -> FloatArray:
+    """Multiply values by a factor, without a copy if that is 1."""
+    return values if factor == 1 else values * factor
