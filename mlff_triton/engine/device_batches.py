@@ -32,7 +32,7 @@ class DeviceBatches:
         self._staging = pinned(model.device, n_atoms, 3)
         self._staged = self._staging.numpy()
         totals = Totals(pinned(model.device, n_systems, WIDTH))
-        forces, energies = pinned(model.device, n_atoms, 3), pinned(model.device, n_atoms)
+        forces, energies = pinned(model.device, n_atoms, 3), pinned(model.device, 1, n_atoms)
         self._downloaded = Outputs(totals, forces, energies)
         self._prediction = self._downloaded.prediction
         self._status = totals.status.numpy()

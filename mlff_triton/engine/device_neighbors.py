@@ -165,16 +165,18 @@ class DeviceNeighbors:
         self._atoms = atoms
         n_atoms = len(atoms.positions)
         self.radius = model.radius(n_atoms)
-        self.matrix = self._empty(model.capacity.before(n_atoms, self.radius))
+        self._allocate(model.capacity.before(n_atoms, self.radius))
 
-    def _empty(self, capacity: int) -> NeighborMatrix:
+    def _allocate(self, capacity: int) -> None:
+        """Replace the matrix that the search fills, and the one that the step reads: the same."""
         size = len(self._atoms.positions), len(self._atoms.cell)
-        return NeighborMatrix.empty(*size, capacity, self._model.device)
+        self._found = NeighborMatrix.empty(*size, capacity, self._model.device)
+        self.matrix = self._found
 
     def launch(self, wanted: Tensor | None = None) -> None:
         """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
         given = self._atoms.positions, self._atoms.system, self._atoms.boxes
-        fill_rows(self.matrix, *given, self.radius, wanted=wanted)
+        fill_rows(self._found, *given, self.radius, wanted=wanted)
 
     def fit(self) -> None:
         """Build the matrix with as many slots as it needs; this waits for the GPU.
@@ -186,7 +188,7 @@ class DeviceNeighbors:
         """
         while True:
             self.launch()
-            needed, reach = torch.stack([self.matrix.needed, self.matrix.reach]).tolist()
+            needed, reach = torch.stack([self._found.needed, self._found.reach]).tolist()
             if reach > MAX_REACH:
                 raise InputError(
                     "atoms lie too far outside their cell, or are not finite: wrap them into it, "
@@ -210,7 +212,7 @@ class DeviceNeighbors:
                 f"an atom has {needed} neighbors within {self.radius:g} Å, more than "
                 f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
             )
-        self.matrix = self._empty(capacity)
+        self._allocate(capacity)
         self.layout += 1
 
     def edges(self) -> tuple[Edges, Tensor]:
@@ -225,4 +227,5 @@ class DeviceNeighbors:
             model.cutoff,
             self.radius,
             model.dtype,
+            rows_ascend=self.matrix is self._found,
         )

@@ -44,7 +44,7 @@ class DeviceState:
     def __init__(self, model: DeviceModel, n_atoms: int, n_systems: int) -> None:
         self.model = model
         self.atoms = AtomBuffers.zeros(n_atoms, n_systems, model.device)
-        self.neighbors = DeviceNeighbors(model, self.atoms)
+        self.neighbors = self._make_neighbors()
         self._batch: Batch | None = None
         self._given: Systems | None = None
         self._sorted: Systems | None = None
@@ -53,6 +53,9 @@ class DeviceState:
         self._is_built = False
         self._compiled_layout = -1
         self._age = self._last_age = 0  # see `_grow_older`
+
+    def _make_neighbors(self) -> DeviceNeighbors:
+        return DeviceNeighbors(self.model, self.atoms)
 
     @property
     def batch(self) -> Batch:
@@ -86,12 +89,15 @@ class DeviceState:
         """Upload species, charges and the division of atoms into systems."""
         self.atoms.upload_systems(batch)
         numbers, charge = (to_tensor(a, self.model.device) for a in (batch.numbers, batch.charge))
-        given = Systems.of(self.model.parameters, numbers, charge, self.atoms.system_ptr)
+        self._set_systems(Systems.of(self.model.parameters, numbers, charge, self.atoms.system_ptr))
+        self._is_built = False
+
+    def _set_systems(self, given: Systems) -> None:
+        """Take over the atoms, in the user's order."""
         if self._given is None:
             self._given, self._sorted = given, given.clone()
         else:
             self._given.copy_(given)
-        self._is_built = False
 
     def build(self) -> None:
         """Build the neighbor matrix for the current positions, with as many slots as it needs.
@@ -132,6 +138,10 @@ class DeviceState:
         assert self._given is not None  # as `set_batch` precedes everything else
         assert self._sorted is not None
         self._given.sort(self.neighbors.matrix.order, self._sorted)
+
+    def expire(self) -> None:
+        """Let the matrix be built before the next step, if atoms have been replaced."""
+        self._age = AGE + 1
 
     @property
     def is_due(self) -> bool:

@@ -23,10 +23,11 @@ from mlff_triton.engine.batch import Batch, IntArray, to_tensor
 from mlff_triton.engine.device_batches import DeviceBatches
 from mlff_triton.engine.device_dynamics import DeviceDynamics
 from mlff_triton.engine.device_neighbors import Capacity, DeviceModel
+from mlff_triton.engine.device_part import DevicePart
 from mlff_triton.engine.device_resident import DeviceResident
 from mlff_triton.engine.device_stream import DeviceStream
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import PartStep, reach
+from mlff_triton.engine.part import PartAtoms, reach
 from mlff_triton.engine.steps import ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.errors import DeviceMemoryError
 from mlff_triton.kernels.tensornet import operators as fused
@@ -133,9 +134,9 @@ class DeviceSteps(Steps):
         """Distance in Å up to which atoms influence the energy of an atom."""
         return reach(self._model.parameters.config)
 
-    def part(self, charge: float) -> PartStep:
+    def part(self, charge: float) -> DevicePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
-        raise NotImplementedError
+        return DevicePart(self._model, charge, self._on_gpu)
 
     def queue(self, batch: TensorBatch) -> Prediction:
         """Queue the step of a batch on the GPU, see `DeviceStream.run`."""
@@ -158,7 +159,7 @@ class DeviceSteps(Steps):
             return DeviceDynamics(self._model, batch, masses, lambda: self._on_gpu(batch))
 
     @contextmanager
-    def _on_gpu(self, batch: Batch | TensorBatch) -> Iterator[None]:
+    def _on_gpu(self, batch: Batch | TensorBatch | PartAtoms) -> Iterator[None]:
         """Make the GPU current, and turn out-of-memory errors into ones that name the need."""
         parameters = self._model.parameters
         try:

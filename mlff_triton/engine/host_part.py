@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import PartAtoms, PartPrediction
+from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
 from mlff_triton.engine.step import Systems, evaluate_part
 from mlff_triton.kernels.tensornet.reference import operators as reference
 from mlff_triton.kernels.types.edges import Edges
@@ -49,7 +49,7 @@ class HostPart(ABC):
         graph = self._list.update(positions, None, False)
         vectors = graph.vectors(torch.from_numpy(positions), None, None)
         forces, atoms = self._evaluate(graph.to(self.device), vectors.to(self.device))
-        virials = atoms[1:].T[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]].unflatten(1, (3, 3)).cpu().numpy()
+        virials = virials_of(atoms[1:].cpu())
         energies = atoms[0, : self._atoms.n_own].cpu().numpy()
         return PartPrediction(
             energy=float(energies.sum()),

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from mlff_triton._common.text import short_repr
 from mlff_triton.engine.batch import IntArray, as_array
@@ -103,6 +104,12 @@ class PartPrediction:
         n_atoms = len(atoms.numbers)
         virials = np.zeros((n_atoms, 3, 3)) if per_atom else None
         return cls(0.0, np.zeros((n_atoms, 3)), np.zeros((3, 3)), np.zeros(atoms.n_own), virials)
+
+
+def virials_of(components: Tensor) -> FloatArray:
+    """Return symmetric matrices [N, 3, 3] of components xx, yy, zz, yz, xz and xy, [6, N]."""
+    matrices: FloatArray = components[[0, 5, 4, 5, 1, 3, 4, 3, 2]].T.reshape(-1, 3, 3).numpy()
+    return matrices
 
 
 class PartStep(Protocol):

@@ -34,13 +34,19 @@ class Outputs(NamedTuple):
         Energy, virial and highest status of each system.
     forces : float64 [N, 3]
         eV/Å.
-    atom_energies : float64 [N]
+    atoms : float64 [7, N]
+        Energy of each atom, and its share in the virial: the components xx, yy, zz, yz, xz and xy,
         eV.
     """
 
     totals: Totals
     forces: Tensor
-    atom_energies: Tensor
+    atoms: Tensor
+
+    @property
+    def atom_energies(self) -> Tensor:
+        """Energy of each atom in eV, float64 [N]."""
+        return self.atoms[0]
 
     @property
     def prediction(self) -> Prediction:
@@ -133,25 +139,6 @@ class Systems:
             torch.index_select(getattr(self, name), 0, order, out=getattr(out, name))
 
 
-class PartOutputs(NamedTuple):
-    """Results of a step of a part, in the user's order of atoms.
-
-    Attributes
-    ----------
-    totals : Totals
-        Energy of own atoms, its virial, and highest status of any atom.
-    forces : float64 [N, 3]
-        eV/Å.
-    atoms : float64 [7, N]
-        Energies of own atoms in eV, and the shares of all atoms in the virial: its components xx,
-        yy, zz, yz, xz and xy in eV.
-    """
-
-    totals: Totals
-    forces: Tensor
-    atoms: Tensor
-
-
 class Kept(NamedTuple):
     """Tensors that a layer keeps for its backward pass."""
 
@@ -187,7 +174,7 @@ def evaluate_step(
         offsets = offsets + ops.repulsion(edge_grad, systems.species, p.nuclei, edges)
     forces, atoms = ops.forces(edge_grad, edges, energies, offsets, systems.order)
     totals = ops.totals(atoms, status, systems.system_ptr)
-    return Outputs(Totals(totals), forces, atoms[0])
+    return Outputs(Totals(totals), forces, atoms)
 
 
 def evaluate_part(
@@ -197,7 +184,7 @@ def evaluate_part(
     edges: Edges,
     status: Tensor,
     rows: Sequence[int],
-) -> PartOutputs:
+) -> Outputs:
     """Compute the energies of the first atoms, their virial, and the forces on all atoms.
 
     Parameters
@@ -217,7 +204,7 @@ def evaluate_part(
     nothing = own.new_zeros(len(energies))
     forces, atoms = ops.forces(edge_grad, edges, nothing, energies, systems.order, True)
     totals = ops.totals(atoms, status, systems.system_ptr)
-    return PartOutputs(Totals(totals), forces, atoms)
+    return Outputs(Totals(totals), forces, atoms)
 
 
 def energies_and_edge_gradients(

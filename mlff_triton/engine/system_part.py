@@ -77,6 +77,7 @@ class SystemPart:
         """
         atoms = PartAtoms.of(numbers, n_own, n_total)
         with self._lock:
+            self._atoms = PartAtoms.of([], 0, 0)  # in case of an error
             if atoms.n_own:
                 for member in self._members:
                     member.set_atoms(atoms)

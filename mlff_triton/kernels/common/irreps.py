@@ -41,6 +41,12 @@ def block_size(x: Tensor) -> int:
 
 
 @triton.jit
+def stride_of(n_rows, n_atoms, F: tl.constexpr):
+    """Return the stride of a tensor with N atoms, or with other rows unless these are None."""
+    return tl.cast(n_atoms if n_rows is None else n_rows, tl.int64) * F
+
+
+@triton.jit
 def load_tensor(pointer, stride, mask):
     """Load nine blocks, ``stride`` apart, which is N F for ``x[9, N, F]``."""
     return (

@@ -81,6 +81,7 @@ def _edges_kernel(
     built_ptr,
     inverse_ptr,
     order_ptr,
+    begin_ptr,
     count_ptr,
     row_senders_ptr,
     row_shifts_ptr,
@@ -109,10 +110,10 @@ def _edges_kernel(
     """Select the neighbors of an atom that are within the cutoff. Grid: one program per atom.
 
     Reads ``positions[N, 3]``, ``cell[B, 3, 3]``, ``system[N]``; ``built[N, 3]``,
-    ``inverse[B, 3, 3]``, ``order[N]``, ``count[N]``, senders and shifts [N, K], ``needed`` and
-    ``reach`` of the neighbor matrix; ``knots[n_knots]`` and ``intervals[n_cells]``. Writes
-    ``slot_end[N]`` and the fields [slots] of `Edges` in the first slots of each row, and
-    ``status[N]``.
+    ``inverse[B, 3, 3]``, ``order[N]``, ``begin[N]``, or None if rows lie in the order of
+    atoms, ``count[N]``, senders and shifts [N, K], ``needed`` and ``reach`` of the neighbor matrix;
+    ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the fields [slots] of
+    `Edges` in the first slots of each row, and ``status[N]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -121,7 +122,7 @@ def _edges_kernel(
     count = tl.load(count_ptr + atom)
     system = tl.load(system_ptr + user_atom).to(tl.int64)
     cell = load_columns(cell_ptr + 9 * system)
-    begin = atom * capacity
+    begin = atom * capacity if begin_ptr is None else tl.load(begin_ptr + atom)
 
     lane = tl.arange(0, BLOCK)
     live = lane < count
@@ -172,6 +173,8 @@ def edges(
     cutoff: float,
     radius: float,
     dtype: torch.dtype,
+    *,
+    rows_ascend: bool = True,
 ) -> tuple[Edges, Tensor]:
     """Select the edges within the cutoff, and compute their geometry.
 
@@ -193,6 +196,8 @@ def edges(
         Cutoff plus skin, Å.
     dtype : torch.dtype
         Dtype of the geometry that the network reads.
+    rows_ascend : bool
+        False if atoms have been sorted again after their rows were built.
 
     Returns
     -------
@@ -233,6 +238,7 @@ def edges(
             rows.positions,
             rows.inverse,
             rows.order,
+            None if rows_ascend else rows.begin,
             rows.count,
             rows.senders,
             rows.shifts,

@@ -36,11 +36,12 @@ from mlff_triton.kernels.common.irreps import (
     normalize_backward,
     scale_parts,
     store_tensor,
+    stride_of,
     times,
     transpose,
 )
 from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
-from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, tensor_blocks
+from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, other_rows, tensor_blocks
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
@@ -133,6 +134,7 @@ def _update_kernel(
     out_ptr,
     inverse_ptr,
     n_atoms,
+    n_rows,
     F: tl.constexpr,
     NORMALIZE: tl.constexpr,
     M: tl.constexpr,
@@ -142,7 +144,7 @@ def _update_kernel(
     """Add D and its square to tensors. Grid: one program per M atoms and N channels.
 
     Reads ``delta[9, N, F]``, ``x[9, N, F]`` and ``charge_factor[N]``. Writes ``out[9, N, F]`` and,
-    with NORMALIZE, ``inverse[N, F]``.
+    with NORMALIZE, ``inverse[N, F]``. Unless ``n_rows`` is None, ``x`` has that many rows instead.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
@@ -150,7 +152,7 @@ def _update_kernel(
     charge_factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
     full = compose(delta)
     x = combine(1.0, delta, charge_factor, decompose(matmul(full, full)))
-    x = add(x, load_tensor(x_ptr + offset, stride, inside))
+    x = add(x, load_tensor(x_ptr + offset, stride_of(n_rows, n_atoms, F), inside))
     if NORMALIZE:
         inverse = inverse_norm(x)
         tl.store(inverse_ptr + offset, inverse, inside)
@@ -167,6 +169,7 @@ def _product_bwd_kernel(
     grad_y_ptr,
     grad_message_ptr,
     n_atoms,
+    n_rows,
     F: tl.constexpr,
     GROUP: tl.constexpr,
     M: tl.constexpr,
@@ -176,12 +179,13 @@ def _product_bwd_kernel(
     """Differentiate the normalized product. Grid: one program per M atoms and N channels.
 
     Reads ``grad[9, N, F]``, ``y[9, N, F]``, ``message[9, N, F]`` and ``charge_factor[N]``. Writes
-    ``grad_y[9, N, F]``, which may be ``grad`` itself, and ``grad_message[9, N, F]``.
+    ``grad_y[9, N, F]``, which may be ``grad`` itself, and ``grad_message[9, N, F]``. Unless
+    ``n_rows`` is None, ``y`` has that many rows instead.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
     grad = load_tensor(grad_ptr + offset, stride, inside)
-    a = compose(load_tensor(y_ptr + offset, stride, inside))
+    a = compose(load_tensor(y_ptr + offset, stride_of(n_rows, n_atoms, F), inside))
     b = compose(load_tensor(message_ptr + offset, stride, inside))
     if GROUP == "O(3)":
         factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
@@ -201,10 +205,18 @@ def _product_bwd_kernel(
 
 
 @triton.jit
-def _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride):
-    """Return the gradient of a layer's input before normalization, nine blocks [M, N]."""
+def _input_gradient(
+    grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, n_atoms, n_rows, offset, atoms, F: tl.constexpr
+):
+    """Return the gradient of a layer's input before normalization, nine blocks [M, N].
+
+    Unless ``n_rows`` is None, the residual has that many rows, and is zero for all other atoms.
+    """
+    inside, stride = (atoms < n_atoms)[:, None], tl.cast(n_atoms, tl.int64) * F
+    given = inside if n_rows is None else (atoms < n_rows)[:, None]
     grad = load_tensor(grad_y_ptr + offset, stride, inside)
-    grad = add(grad, load_tensor(residual_ptr + offset, stride, inside))
+    residual_stride = stride_of(n_rows, n_atoms, F)
+    grad = add(grad, load_tensor(residual_ptr + offset, residual_stride, given))
     inverse = tl.load(inverse_ptr + offset, inside, other=1.0)
     x = times(1 / inverse, load_tensor(x_ptr + offset, stride, inside))
     return normalize_backward(grad, x, inverse)
@@ -221,6 +233,7 @@ def _update_bwd_kernel(
     grad_x_ptr,
     grad_delta_ptr,
     n_atoms,
+    n_rows,
     F: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -230,11 +243,13 @@ def _update_bwd_kernel(
 
     Reads ``grad_y``, ``residual``, ``x`` and ``delta``, all [9, N, F], ``inverse[N, F]`` and
     ``charge_factor[N]``. Writes ``grad_x[9, N, F]``, which may be ``grad_y`` itself, and
-    ``grad_delta[9, N, F]``.
+    ``grad_delta[9, N, F]``. For ``n_rows``, see `_input_gradient`.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
-    grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
+    grad = _input_gradient(
+        grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, n_atoms, n_rows, offset, atoms, F
+    )
     store_tensor(grad_x_ptr + offset, stride, grad, inside)
     charge_factor = tl.load(charge_factor_ptr + atoms, atoms < n_atoms, other=1.0)[:, None]
     delta = load_tensor(delta_ptr + offset, stride, inside)
@@ -253,6 +268,7 @@ def _embedding_bwd_kernel(
     grad_mapped_ptr,
     grad_scales_ptr,
     n_atoms,
+    n_rows,
     F: tl.constexpr,
     ACTIVATION: tl.constexpr,
     M: tl.constexpr,
@@ -263,11 +279,13 @@ def _embedding_bwd_kernel(
 
     Reads ``grad_y``, ``residual``, ``x`` and ``mapped``, all [9, N, F], ``inverse[N, F]`` and
     ``scales[N, 3, F]``. Writes ``grad_mapped[9, N, F]``, which may be ``grad_y`` itself, and
-    ``grad_scales[N, 3, F]``.
+    ``grad_scales[N, 3, F]``. For ``n_rows``, see `_input_gradient`.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms, channels, offset, inside, stride = _tile(n_atoms, F, M, N)
-    grad = _input_gradient(grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, offset, inside, stride)
+    grad = _input_gradient(
+        grad_y_ptr, residual_ptr, x_ptr, inverse_ptr, n_atoms, n_rows, offset, atoms, F
+    )
     rows = atoms.to(tl.int64)[:, None] * (3 * F) + channels[None, :]
     z = load_parts(scales_ptr + rows, F, inside)
     scales = activate(z[0], ACTIVATION), activate(z[1], ACTIVATION), activate(z[2], ACTIVATION)
@@ -385,12 +403,12 @@ def update(
     Parameters
     ----------
     p : [9, N, F]
-        Normalized products.
+        Normalized products, of the first atoms if there are more.
     weight : SplitWeight [3, F, F]
         Linear maps.
-    x : [9, N, F]
+    x : [9, M, F]
         Normalized input of the layer.
-    charge_factor : [N]
+    charge_factor : [M]
         ``1 + 0.1 q``.
     normalize : bool
         If True, normalize the result for another layer.
@@ -403,8 +421,10 @@ def update(
         ``1 / (|X|^2 + 1)`` of the updated tensors; uninitialized unless ``normalize``.
     """
     delta = linear(p, weight)
+    n_rows = other_rows(x.shape[1], p.shape[1])
     out, inverse = torch.empty_like(p), torch.empty_like(p[0])
-    _launch(_update_kernel, delta, x, charge_factor, out, inverse, NORMALIZE=normalize)
+    given = delta, x, charge_factor, out, inverse
+    _launch(_update_kernel, *given, n_rows=n_rows, NORMALIZE=normalize)
     return delta, out, inverse
 
 
@@ -416,13 +436,16 @@ def product_backward(
     charge_factor: Tensor,
     group: str,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients [9, N, F] of both factors of the product, given those of D."""
+    """Compute the gradients [9, N, F] of both factors of the product, given those of D.
+
+    There may be more tensors ``y[9, M, F]``, whose first ones are the factors.
+    """
     grad_y = linear(grad_delta, weight)
-    grad_message = torch.empty_like(y)
+    grad_message = torch.empty_like(message)
     # In place: each element is read and written by the same thread.
-    _launch(
-        _product_bwd_kernel, grad_y, y, message, charge_factor, grad_y, grad_message, GROUP=group
-    )
+    given = grad_y, y, message, charge_factor, grad_y, grad_message
+    n_rows = other_rows(y.shape[1], message.shape[1])
+    _launch(_product_bwd_kernel, *given, n_rows=n_rows, GROUP=group)
     return grad_y, grad_message
 
 
@@ -445,8 +468,8 @@ def update_backward(
         Gradients of Y.
     weight : SplitWeight [3, F, F]
         Adjoint of the maps that made Y.
-    residual : [9, N, F]
-        Gradients of the input that do not pass through Y.
+    residual : [9, M, F]
+        Gradients of the input that do not pass through Y; zero for all but the first M atoms.
     x, inverse : [9, N, F], [N, F]
         Normalized input, and its ``1 / (|X|^2 + 1)``.
     delta : [9, N, F]
@@ -457,7 +480,8 @@ def update_backward(
     grad_x = linear(grad_y, weight)
     grad_delta = torch.empty_like(x)
     given = grad_x, residual, x, inverse, delta, charge_factor
-    _launch(_update_bwd_kernel, *given, grad_x, grad_delta)  # in place
+    n_rows = other_rows(residual.shape[1], x.shape[1])
+    _launch(_update_bwd_kernel, *given, grad_x, grad_delta, n_rows=n_rows)  # in place
     return grad_x, grad_delta
 
 
@@ -483,9 +507,9 @@ def embed_backward(
     grad_mapped = linear(grad_y, weight)
     grad_scales = torch.empty_like(scales)
     given = grad_mapped, residual, x, inverse, mapped, scales
-    _launch(
-        _embedding_bwd_kernel, *given, grad_mapped, grad_scales, ACTIVATION=activation
-    )  # in place
+    outputs = grad_mapped, grad_scales  # the first one in place
+    n_rows = other_rows(residual.shape[1], x.shape[1])
+    _launch(_embedding_bwd_kernel, *given, *outputs, n_rows=n_rows, ACTIVATION=activation)
     return grad_mapped, grad_scales
 
 

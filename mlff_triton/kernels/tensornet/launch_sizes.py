@@ -65,6 +65,14 @@ class LinearBlocks(NamedTuple):
     stages: int
 
 
+def other_rows(n_rows: int, n_atoms: int) -> int | None:
+    """Return the number of rows of an argument if it differs from that of all others, or None.
+
+    Kernels that are given None compile to what they are without this case.
+    """
+    return None if n_rows == n_atoms else n_rows
+
+
 def message_blocks(y: Tensor) -> MessageBlocks:
     """Return the sizes for gathering y[9, N, F] from neighbors."""
     n_atoms, channels = y.shape[1:]

@@ -29,10 +29,15 @@ from mlff_triton.kernels.common.irreps import (
     matmul,
     scale_parts,
     store_tensor,
+    stride_of,
     times,
 )
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
-from mlff_triton.kernels.tensornet.launch_sizes import message_backward_blocks, message_blocks
+from mlff_triton.kernels.tensornet.launch_sizes import (
+    message_backward_blocks,
+    message_blocks,
+    other_rows,
+)
 from mlff_triton.kernels.types.edges import Edges
 
 
@@ -51,6 +56,7 @@ def _radial_message_fwd_kernel(
     message_ptr,
     product_ptr,
     n_atoms,
+    n_senders,
     F: tl.constexpr,
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
@@ -64,14 +70,15 @@ def _radial_message_fwd_kernel(
     Reads ``y[9, N, F]``, ``table[K + 1, 3, 3, F]``, ``own[3, F]``, ``charge_factor[N]``, and from
     `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``interval``, ``fraction`` and
     ``width`` [slots]. Writes ``message[9, N, F]`` and, unless GROUP is "none",
-    ``product[9, N, F]``. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of an
-    atom.
+    ``product[9, N, F]``. Unless ``n_senders`` is None, ``y`` has that many rows instead. Blocks
+    have R = ATOMS * LANES rows: LANES lanes share the neighbors of an atom.
     """
     wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BF]
     stride = tl.cast(n_atoms, tl.int64) * F
+    y_stride = stride_of(n_senders, n_atoms, F)
     inside = atom < n_atoms
     begin = tl.load(slot_begin_ptr + atom, inside, other=0)
     end = tl.load(slot_end_ptr + atom, inside, other=0)
@@ -87,13 +94,13 @@ def _radial_message_fwd_kernel(
             fraction = tl.load(fraction_ptr + slot, live, other=0.0)
             width = tl.load(width_ptr + slot, live, other=1.0)
             factors = look_up(table_ptr, interval, fraction, width, channel, live, F)
-            y = load_tensor(y_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None])
+            y = load_tensor(y_ptr + sender[:, None] * F + channel[None, :], y_stride, live[:, None])
             acc = add(acc, scale_parts(factors, y))
 
     atom = tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)  # [A]
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
-    y = load_tensor(y_ptr + offset, stride, inside)
+    y = load_tensor(y_ptr + offset, y_stride, inside)
     own = load_parts(own_ptr + channel[None, :], F, mask=True)
     message = add(sum_lanes(acc, ATOMS, LANES, BLOCK_F), scale_parts(own, y))
     store_tensor(message_ptr + offset, stride, message, inside)
@@ -126,6 +133,7 @@ def _radial_message_bwd_kernel(
     grad_y_ptr,
     slope_ptr,
     n_atoms,
+    n_receivers,
     F: tl.constexpr,
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
@@ -136,14 +144,16 @@ def _radial_message_bwd_kernel(
 
     Reads ``grad``, ``y`` and ``direct``, all [9, N, F], ``table[K + 1, 3, 3, F]``, ``own[3, F]``,
     and from `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``origin``, ``interval``,
-    ``fraction`` and ``width`` [slots]. Writes ``grad_y[9, N, F]`` and ``slope[slots]``. Blocks have
-    R = ATOMS * LANES rows: LANES lanes share the neighbors of an atom.
+    ``fraction`` and ``width`` [slots]. Writes ``grad_y[9, N, F]`` and ``slope[slots]``. Unless
+    ``n_receivers`` is None, ``grad`` and ``direct`` have that many rows instead, and are zero for
+    all other atoms. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of an atom.
     """
     wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.arange(0, F)
     stride = tl.cast(n_atoms, tl.int64) * F
+    grad_stride = stride_of(n_receivers, n_atoms, F)
     inside = atom < n_atoms
     begin = tl.load(slot_begin_ptr + atom, inside, other=0)
     end = tl.load(slot_end_ptr + atom, inside, other=0)
@@ -162,7 +172,9 @@ def _radial_message_bwd_kernel(
         # Loaded before the store below, for which it would have to wait.
         following = load_edges(fields, slot, slot < end)
         factors, slopes = look_up_with_slope(table_ptr, interval, fraction, width, channel, live, F)
-        grad = load_tensor(grad_ptr + sender[:, None] * F + channel[None, :], stride, live[:, None])
+        given = live if n_receivers is None else live & (sender < n_receivers)
+        sent = grad_ptr + sender[:, None] * F + channel[None, :]
+        grad = load_tensor(sent, grad_stride, given[:, None])
         acc = add(acc, scale_parts(factors, grad))
         i, a, s = dot_parts(grad, y)
         slope = tl.sum(slopes[0] * i + slopes[1] * a + slopes[2] * s, axis=1)
@@ -174,8 +186,9 @@ def _radial_message_bwd_kernel(
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
     own = load_parts(own_ptr + channel[None, :], F, mask=True)
-    grad = load_tensor(grad_ptr + offset, stride, inside)
-    direct = load_tensor(direct_ptr + offset, stride, inside)
+    given = inside if n_receivers is None else (atom < n_receivers)[:, None]
+    grad = load_tensor(grad_ptr + offset, grad_stride, given)
+    direct = load_tensor(direct_ptr + offset, grad_stride, given)
     gathered = sum_lanes(acc, ATOMS, LANES, F)
     grad_y = add(add(gathered, scale_parts(own, grad)), direct)
     store_tensor(grad_y_ptr + offset, stride, grad_y, inside)
@@ -223,15 +236,15 @@ def message_product(
 
     Parameters
     ----------
-    y : [9, N, F]
+    y : [9, M, F]
         Tensors that the neighbors send.
     table : [K + 1, 3, 3, F]
         Factors at the knots: see `mlff_triton.engine.radial_tables`.
     own : [3, F]
         Factors of an atom's own tensor: those at distance 0, or zeros without self-loops.
     edges : Edges
-        Edges within the cutoff.
-    charge_factor : [N]
+        Edges within the cutoff, of as many receivers N as messages are needed for.
+    charge_factor : [M]
         ``1 + 0.1 q``, with the total charge q of the atom's system.
     group : {"O(3)", "SO(3)", "none"}
         Tensor product. If "none", only the messages are computed.
@@ -241,11 +254,11 @@ def message_product(
     message, product : [9, N, F]
     """
     check_device(y)
-    channels = y.shape[2]
-    message = torch.empty_like(y)
-    product = message if group == "none" else torch.empty_like(y)
-    blocks = message_blocks(y)
-    grid = (triton.cdiv(y.shape[1], blocks.atoms), channels // blocks.channels)
+    n_atoms, channels = len(edges.slot_begin), y.shape[2]
+    message = y.new_empty(9, n_atoms, channels)
+    product = message if group == "none" else torch.empty_like(message)
+    blocks = message_blocks(message)
+    grid = (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
     with torch.cuda.device_of(y):
         _radial_message_fwd_kernel[grid](
             y,
@@ -260,7 +273,8 @@ def message_product(
             edges.width,
             message,
             product,
-            y.shape[1],
+            n_atoms,
+            other_rows(y.shape[1], n_atoms),
             F=channels,
             ATOMS=blocks.atoms,
             LANES=blocks.lanes,
@@ -289,10 +303,12 @@ def message_backward(
     ----------
     grad : [9, N, F]
         Gradients of the messages.
-    y, table, own, edges
+    y, table, own
         As for `message_product`.
     direct : [9, N, F]
         Further gradients of ``y``, to be added to those through the messages.
+    edges : Edges
+        Edges within the cutoff, of the M atoms that have sent messages.
     slope : [slots]
         Output, indexed by ``edges.origin``: derivative with respect to the distance, for the
         opposite edge.
@@ -301,7 +317,7 @@ def message_backward(
 
     Returns
     -------
-    [9, N, F]
+    [9, M, F]
         Gradients of ``y``.
     """
     check_device(grad)
@@ -325,6 +341,7 @@ def message_backward(
             grad_y,
             slope,
             y.shape[1],
+            other_rows(grad.shape[1], y.shape[1]),
             F=channels,
             ATOMS=blocks.atoms,
             LANES=blocks.lanes,

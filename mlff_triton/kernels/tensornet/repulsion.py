@@ -110,22 +110,23 @@ def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) 
     ----------
     edge_grad : [3, slots]
         ``dE/dr_e``, indexed by ``edges.origin``; receives the contributions of the repulsion.
-    species : int32 [N]
+    species : int32 [M]
         Element of each atom.
     nuclei : Nuclei
         Charges and screening lengths of the elements.
     edges : Edges
-        Edges that include all pairs within the cutoff of the repulsion.
+        Edges of N receivers that include all pairs within the cutoff of the repulsion.
 
     Returns
     -------
     float64 [N]
-        Half the repulsion energy between each atom and its neighbors, eV.
+        Half the repulsion energy between each receiver and its neighbors, eV.
     """
     check_device(edge_grad)
-    energies = torch.empty_like(species, dtype=torch.float64)
+    n_atoms = len(edges.slot_begin)
+    energies = species.new_empty(n_atoms, dtype=torch.float64)
     with torch.cuda.device_of(edge_grad):
-        _repulsion_kernel[(len(species),)](
+        _repulsion_kernel[(n_atoms,)](
             edge_grad,
             species,
             nuclei.charge,

@@ -212,11 +212,11 @@ def tensor_embedding(
     own: Tensor,
     edges: Edges,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the first tensors of all atoms, and their squared norms.
+    """Compute the first tensors of atoms, and their squared norms.
 
     Parameters
     ----------
-    species : int32 [N]
+    species : int32 [M]
         Element of each atom.
     receiver, sender : [S, F]
         Tables P and Q.
@@ -225,7 +225,7 @@ def tensor_embedding(
     own : [F]
         ``T_1(0)``, or zeros without self-loops.
     edges : Edges
-        Edges within the cutoff.
+        Edges within the cutoff, of as many receivers N as tensors are needed for.
 
     Returns
     -------
@@ -233,7 +233,7 @@ def tensor_embedding(
     norm : [N, F]
     """
     check_device(table)
-    n_atoms, channels = len(species), receiver.shape[1]
+    n_atoms, channels = len(edges.slot_begin), receiver.shape[1]
     x = receiver.new_empty(9, n_atoms, channels)
     norm = receiver.new_empty(n_atoms, channels)
     blocks = embedding_blocks(x)
@@ -291,10 +291,12 @@ def tensor_embedding_backward(
     -------
     [3, slots]
         ``dE/dr_e``, indexed by ``edges.origin``. Opposite edges may have exchanged contributions.
+        Zero for edges whose receivers are not among ``edges``.
     """
     check_device(table)
-    n_atoms, channels = len(species), receiver.shape[1]
-    edge_grad = torch.empty_like(edges.direction)
+    n_atoms, channels = grad.shape[1:]
+    is_whole = n_atoms == len(species)
+    edge_grad = (torch.empty_like if is_whole else torch.zeros_like)(edges.direction)
     blocks = embedding_backward_blocks(grad)
     with torch.cuda.device_of(grad):
         _tensor_embedding_bwd_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](

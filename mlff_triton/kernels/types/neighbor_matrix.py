@@ -31,7 +31,8 @@ class NeighborMatrix:
     rank : int32 [N]
         Sorted index of each of the user's atoms: the inverse of ``order``.
     begin : int32 [N]
-        First slot of the row of each sorted atom: multiples of ``K``.
+        First slot of the row of each sorted atom: multiples of ``K``. They ascend, unless atoms
+        have been sorted again after their rows were built.
     count : int32 [N]
         Used slots in the row of each sorted atom, at most ``K``.
     senders : int32 [N, K]

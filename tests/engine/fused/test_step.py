@@ -51,8 +51,8 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
 
 
 def on_cpu(outputs: Outputs) -> Outputs:
-    totals, forces, atom_energies = outputs
-    return Outputs(Totals(totals.values.cpu()), forces.cpu(), atom_energies.cpu())
+    totals, forces, atoms = outputs
+    return Outputs(Totals(totals.values.cpu()), forces.cpu(), atoms.cpu())
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,0 +1,269 @@
+"""Parts of large systems on a GPU, with padding, so that a CUDA graph serves them as atoms change.
+
+The buffers have a reserve. Their last atoms are padding: they lie in a system of their own, far
+from one another, and have no edges. Atoms are sorted into shells (`kernels.neighbors.shells`)
+whenever the neighbor matrix is built, and each operator computes some shells, see `evaluate_part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.batch import to_tensor
+from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
+from mlff_triton.engine.device_state import DeviceState, pinned
+from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
+from mlff_triton.engine.step import Outputs, Systems, evaluate_part
+from mlff_triton.engine.step_graph import StepGraph
+from mlff_triton.engine.totals import WIDTH, Totals
+from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
+from mlff_triton.neighbors.box import FloatArray
+
+ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
+
+
+def reserved(n_atoms: int) -> int:
+    """Return the rows for atoms whose number fluctuates."""
+    return -(-(n_atoms + n_atoms // 32) // ALIGNMENT) * ALIGNMENT
+
+
+class PartNeighbors(DeviceNeighbors):
+    """The neighbor matrix of a part, whose atoms are sorted into shells.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        Cutoff, skin and capacity.
+    atoms : AtomBuffers
+        The atoms of the part, and padding as a second system.
+
+    Attributes
+    ----------
+    n_own : int32 [1]
+        Number of own atoms.
+    rows : list of int
+        Rows of atoms with at most h hops, for each h up to the number of layers.
+    """
+
+    def __init__(self, model: DeviceModel, atoms: AtomBuffers) -> None:
+        super().__init__(model, atoms)
+        n_shells = model.parameters.config.num_layers + 1
+        self.n_own = torch.zeros(1, dtype=torch.int32, device=model.device)
+        self._sizes = torch.zeros(n_shells, dtype=torch.int64, device=model.device)
+        share = len(atoms.positions) // ALIGNMENT // n_shells * ALIGNMENT
+        self._set_sizes([share] * n_shells)  # until hops are known
+
+    def _allocate(self, capacity: int) -> None:
+        super()._allocate(capacity)
+        self.matrix = renumbered(self._found)
+
+    def _set_sizes(self, sizes: list[int]) -> None:
+        self.rows = np.cumsum(sizes).tolist()
+        self._sizes.copy_(torch.tensor(sizes))
+
+    def launch(self, wanted: Tensor | None = None) -> None:
+        """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
+        super().launch(wanted)
+        n_atoms = self._atoms.system_ptr[1:2]
+        self._hops = count_hops(self._found, self.n_own, n_atoms, len(self.rows) - 1)
+        sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
+
+    def fit(self) -> None:
+        """Build the matrix with as many slots, and shells with as many rows, as they need.
+
+        This waits for the GPU.
+
+        Raises
+        ------
+        InputError
+            If atoms lie too far outside their cell, or have too many neighbors.
+        """
+        super().fit()
+        _, counts = self._hops
+        best = [reserved(count) for count in counts[: len(self.rows)].tolist()]
+        self._set_sizes(best)
+        self.layout += 1
+        sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
+
+
+class PartState(DeviceState):
+    """A part on a GPU, with padding.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        The model, on the GPU.
+    n_rows : int
+        Number of atoms and padding.
+    charge : float
+        Total charge of the whole system in elementary charges.
+    """
+
+    neighbors: PartNeighbors
+
+    def __init__(self, model: DeviceModel, n_rows: int, charge: float) -> None:
+        super().__init__(model, n_rows, 2)
+        self._charge = torch.full((2,), charge, dtype=torch.float64, device=model.device)
+        self.atoms.cell.copy_(torch.eye(3, dtype=torch.float64))
+
+    def _make_neighbors(self) -> PartNeighbors:
+        return PartNeighbors(self.model, self.atoms)
+
+    def set_part(self, part: PartAtoms) -> None:
+        """Upload other atoms, fewer than there are rows.
+
+        Raises
+        ------
+        UnknownElementError
+            If the model was not made for an element.
+        """
+        n_atoms, n_rows, device = len(part.numbers), len(self.atoms.system), self.model.device
+        numbers = np.full(n_rows, part.numbers[0])
+        numbers[:n_atoms] = part.numbers
+        self.atoms.system_ptr.copy_(torch.tensor([0, n_atoms, n_rows]))
+        self.atoms.system.copy_(torch.arange(n_rows, device=device) >= n_atoms)
+        self.neighbors.n_own.fill_(part.n_own)
+        systems = Systems.of(
+            self.model.parameters,
+            to_tensor(numbers, device),
+            self._charge,
+            self.atoms.system_ptr,
+            torch.tensor([part.n_total, 1], device=device),
+        )
+        systems.offsets[part.n_own :] = 0
+        self._set_systems(systems)
+        self.expire()
+        if self.neighbors.rows[0] > 1.25 * reserved(part.n_own):
+            self._is_built = False  # so that shells get fewer rows
+
+    def launch(self) -> Outputs:
+        """Launch the kernels of a step; a matrix must have been built."""
+        assert self._sorted is not None
+        model = self.model
+        near, self._status = self.neighbors.edges()
+        given = model.operators, model.parameters, self._sorted, near, self._status
+        return evaluate_part(*given, self.neighbors.rows)
+
+
+class PartBuffers:
+    """Steps of parts with up to so many atoms: uploaded, computed on the GPU, and downloaded.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        The model, on the GPU.
+    n_rows : int
+        Number of atoms and padding.
+    charge : float
+        Total charge of the whole system in elementary charges.
+    """
+
+    def __init__(self, model: DeviceModel, n_rows: int, charge: float) -> None:
+        self.n_rows = n_rows
+        self._state = PartState(model, n_rows, charge)
+        self._round_trip: StepGraph[Outputs] = StepGraph(model.pool)
+        self._padding = _far_apart(n_rows, 2 * self._state.neighbors.radius)
+        self._staging = pinned(model.device, n_rows, 3)
+        self._totals = Totals(pinned(model.device, 2, WIDTH))
+        self._forces = pinned(model.device, n_rows, 3)
+        self._energies = pinned(model.device, n_rows)
+
+    def set_part(self, part: PartAtoms) -> None:
+        """Upload other atoms; see `PartState.set_part`."""
+        self._state.set_part(part)
+        self._part = part
+        n_atoms = len(part.numbers)
+        self._staging.numpy()[n_atoms:] = self._padding[n_atoms:]
+
+    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+        """Run a step; see `mlff_triton.engine.part.PartStep.step`."""
+        n_atoms = len(positions)
+        self._staging.numpy()[:n_atoms] = positions
+        if self._state.is_due:  # the matrix is built before the step uploads positions
+            self._upload()
+        self._state.settle(self._run)
+        virials = virials_of(self._outputs.atoms[1:, :n_atoms].cpu()) if per_atom else None
+        return PartPrediction(
+            energy=float(self._totals.energy[0]),
+            forces=self._forces.numpy()[:n_atoms],
+            virial=self._totals.virial[0].numpy().copy(),
+            atom_energies=self._energies.numpy()[: self._part.n_own],
+            atom_virials=virials,
+        )
+
+    def _run(self) -> int:
+        """Run a step with its transfers, and return the highest status of any atom."""
+        layout = self._state.neighbors.layout
+        self._outputs = self._round_trip.run(self._launch, layout)
+        self._state.wait()
+        return int(self._totals.status[0])
+
+    def _launch(self) -> Outputs:
+        """Launch uploads, step and downloads: one graph, as calls cost more than small copies."""
+        self._upload()
+        outputs = self._state.launch()
+        self._totals.values.copy_(outputs.totals.values, non_blocking=True)
+        self._forces.copy_(outputs.forces, non_blocking=True)
+        self._energies.copy_(outputs.atom_energies, non_blocking=True)
+        return outputs
+
+    def _upload(self) -> None:
+        self._state.atoms.positions.copy_(self._staging, non_blocking=True)
+
+
+class DevicePart:
+    """Steps of one model for one part on a GPU; see `mlff_triton.engine.part.PartStep`.
+
+    Parameters
+    ----------
+    model : DeviceModel
+        The model, on the GPU.
+    charge : float
+        Total charge of the whole system in elementary charges.
+    on_gpu : callable
+        Returns a context in which atoms are computed.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        charge: float,
+        on_gpu: Callable[[PartAtoms], AbstractContextManager[None]],
+    ) -> None:
+        self._model = model
+        self._charge = charge
+        self._on_gpu = on_gpu
+        self._buffers: PartBuffers | None = None
+        self._part: PartAtoms | None = None  # those in the buffers
+
+    def set_atoms(self, atoms: PartAtoms) -> None:
+        """Replace all atoms, in the same buffers if they have rows for them, but not too many."""
+        n_atoms, self._part = len(atoms.numbers), None
+        least = reserved(n_atoms) + ALIGNMENT * (self._model.parameters.config.num_layers + 1)
+        with self._on_gpu(atoms):
+            if self._buffers is None or not least <= self._buffers.n_rows <= 2 * least:
+                self._buffers = None  # before others are allocated
+                self._buffers = PartBuffers(self._model, reserved(least), self._charge)
+            self._buffers.set_part(atoms)
+        self._part = atoms
+
+    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+        """Compute the current atoms, of which at least one is own, in Å and eV."""
+        assert self._buffers is not None
+        assert self._part is not None  # as `set_atoms` precedes everything else
+        with self._on_gpu(self._part):
+            return self._buffers.step(positions, per_atom=per_atom)
+
+
+def _far_apart(n_points: int, distance: float) -> FloatArray:
+    """Return the points of a cubic lattice, float64 [n_points, 3]."""
+    side = 1
+    while side**3 < n_points:
+        side += 1
+    index = np.arange(n_points)
+    return distance * np.stack([index % side, index // side % side, index // side**2], axis=1)

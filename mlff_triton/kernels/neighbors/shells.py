@@ -1,0 +1,186 @@
+"""Shells of atoms around the own atoms of a part, along the edges of a neighbor matrix.
+
+Own atoms have 0 hops. All others have one hop more than the neighbor with the fewest. Atoms are
+sorted by hops, so that those with at most h of them are the first ``rows[h]``, for each h up to the
+number of layers L. So that ``rows`` need not follow every change, they have a reserve, which is
+filled with padding: atoms without edges.
+
+Atoms with more hops follow. They, too, may be padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
+
+UNFIT = 1 << 30
+"""Neighbors that an atom seems to need if shells have outgrown their rows."""
+
+
+@triton.jit
+def _start_kernel(
+    order_ptr, n_own_ptr, n_atoms_ptr, hops_ptr, n_rows, FAR: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Find own atoms and padding. Grid: one program per BLOCK atoms.
+
+    Reads ``order[N]`` and the numbers of own atoms and of all atoms that are no padding. Writes
+    ``hops[N]``: 0, FAR for other atoms, and FAR + 1 for padding.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    atom = tl.load(order_ptr + row, row < n_rows, other=0)
+    hops = tl.where(atom < tl.load(n_own_ptr), 0, FAR)
+    hops = tl.where(atom < tl.load(n_atoms_ptr), hops, FAR + 1)
+    tl.store(hops_ptr + row, hops, row < n_rows)
+
+
+@triton.jit
+def _hop_kernel(
+    count_ptr, senders_ptr, hops_ptr, h, FAR: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Find the atoms that are h + 1 hops away. Grid: one program per atom.
+
+    Reads ``count[N]`` and ``senders[N, K]``, and updates ``hops[N]``. Other programs may do so
+    meanwhile, but none writes or overwrites an h.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(hops_ptr + row) == FAR:
+        slot = tl.arange(0, SLOTS)
+        used = slot < tl.load(count_ptr + row)
+        sender = tl.load(senders_ptr + row * K + slot, used, other=0)
+        hops = tl.load(hops_ptr + sender, used, other=FAR)
+        if tl.min(tl.where(hops == h, 0, 1)) == 0:
+            tl.store(hops_ptr + row, h + 1)
+
+
+@triton.jit
+def _permute_kernel(
+    sorted_ptr,
+    old_order_ptr,
+    old_count_ptr,
+    order_ptr,
+    rank_ptr,
+    begin_ptr,
+    count_ptr,
+    new_row_ptr,
+    n_rows,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gather what a matrix has of each atom in another order. Grid: one program per BLOCK atoms.
+
+    Reads the old index ``sorted[N]``, int64, of each atom, and the old ``order[N]`` and
+    ``count[N]``. Writes ``order[N]``, ``rank[N]``, ``begin[N]``, ``count[N]``, and the new index
+    ``new_row[N]`` of each atom in the old order.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < n_rows
+    old = tl.load(sorted_ptr + row, mask, other=0)
+    atom = tl.load(old_order_ptr + old, mask, other=0)
+    tl.store(order_ptr + row, atom, mask)
+    tl.store(rank_ptr + atom, row, mask)
+    tl.store(begin_ptr + row, (old * K).to(tl.int32), mask)
+    tl.store(count_ptr + row, tl.load(old_count_ptr + old, mask, other=0), mask)
+    tl.store(new_row_ptr + old, row, mask)
+
+
+@triton.jit
+def _rename_kernel(old_ptr, new_row_ptr, senders_ptr, n_slots, BLOCK: tl.constexpr):
+    """Renumber the senders of all slots. Grid: one program per BLOCK slots.
+
+    Reads the old ``senders[slots]`` and ``new_row[N]``. Writes ``senders[slots]``.
+    """
+    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    sender = tl.load(old_ptr + slot, slot < n_slots, other=0)
+    row = tl.load(new_row_ptr + sender, slot < n_slots, other=0)
+    tl.store(senders_ptr + slot, row, slot < n_slots)
+
+
+def count_hops(
+    found: NeighborMatrix, n_own: Tensor, n_atoms: Tensor, n_layers: int
+) -> tuple[Tensor, Tensor]:
+    """Count the hops from each atom to the nearest own atom, without waiting for the GPU.
+
+    Parameters
+    ----------
+    found : NeighborMatrix
+        Neighbors of the atoms. Own atoms come first in the user's order, and padding last.
+    n_own, n_atoms : int32 [1]
+        Numbers of own atoms, and of all atoms that are no padding.
+    n_layers : int
+        Number of layers L.
+
+    Returns
+    -------
+    hops : int32 [N]
+        In the order of the matrix: L + 1 for all atoms more than L hops away, L + 2 for padding.
+    counts : int64 [L + 3]
+        Number of atoms with so many hops.
+    """
+    n_rows, far = len(found.order), n_layers + 1
+    hops = torch.empty_like(found.order)
+    grid = (triton.cdiv(n_rows, 256),)
+    _start_kernel[grid](found.order, n_own, n_atoms, hops, n_rows, FAR=far, BLOCK=256)
+    slots = max(triton.next_power_of_2(found.capacity), 32)
+    for h in range(n_layers):
+        given = found.count, found.senders, hops, h
+        _hop_kernel[(n_rows,)](*given, FAR=far, K=found.capacity, SLOTS=slots, num_warps=1)
+    kinds = torch.arange(n_layers + 3, dtype=torch.int32, device=hops.device)
+    return hops, (hops == kinds[:, None]).sum(1)
+
+
+def sort_by_hops(
+    found: NeighborMatrix, hops: Tensor, counts: Tensor, sizes: Tensor, out: NeighborMatrix
+) -> None:
+    """Sort atoms by hops, and otherwise as they are, without waiting for the GPU.
+
+    Parameters
+    ----------
+    found : NeighborMatrix
+        Neighbors of the atoms.
+    hops, counts : int32 [N], int64 [L + 3]
+        From `count_hops`.
+    sizes : int64 [L + 1]
+        Rows of the shells of atoms with 0 to L hops, filled up with padding.
+    out : NeighborMatrix
+        From `renumbered`. Its ``needed`` is `UNFIT` if a shell has more atoms than rows, or if
+        padding does not suffice to fill them.
+    """
+    n_shells, n_rows = len(sizes), len(hops)
+    free = (sizes - counts[:n_shells]).clamp(min=0)
+    is_padding = hops == n_shells + 1
+    number = is_padding.cumsum(0) - 1
+    shell = torch.searchsorted(free.cumsum(0), number, right=True, out_int32=True)
+    key = torch.where(is_padding, shell, hops).to(torch.uint8)
+    by_hops = torch.sort(key, stable=True).indices
+    fits = (counts[:n_shells] <= sizes).all() & (free.sum() <= counts[-1])
+    out.needed.copy_(torch.where(fits, found.needed, UNFIT))
+
+    new_row = torch.empty_like(hops)
+    _permute_kernel[(triton.cdiv(n_rows, 256),)](
+        by_hops,
+        found.order,
+        found.count,
+        out.order,
+        out.rank,
+        out.begin,
+        out.count,
+        new_row,
+        n_rows,
+        K=found.capacity,
+        BLOCK=256,
+    )
+    n_slots = found.senders.numel()
+    grid = (triton.cdiv(n_slots, 1024),)
+    _rename_kernel[grid](found.senders, new_row, out.senders, n_slots, BLOCK=1024)
+
+
+def renumbered(found: NeighborMatrix) -> NeighborMatrix:
+    """Return a matrix that shares the rows of another one, for `sort_by_hops` to fill."""
+    names = ("order", "rank", "begin", "count", "senders", "needed")
+    return replace(found, **{name: torch.zeros_like(getattr(found, name)) for name in names})
