@@ -63,6 +63,7 @@ def _permute_kernel(
     sorted_ptr,
     old_order_ptr,
     old_count_ptr,
+    needed_ptr,
     order_ptr,
     rank_ptr,
     begin_ptr,
@@ -74,9 +75,10 @@ def _permute_kernel(
 ):
     """Gather what a matrix has of each atom in another order. Grid: one program per BLOCK atoms.
 
-    Reads the old index ``sorted[N]``, int64, of each atom, and the old ``order[N]`` and
-    ``count[N]``. Writes ``order[N]``, ``rank[N]``, ``begin[N]``, ``count[N]``, and the new index
-    ``new_row[N]`` of each atom in the old order.
+    Reads the old index ``sorted[N]``, int64, of each atom, the old ``order[N]`` and ``count[N]``,
+    and ``needed``. Writes ``order[N]``, ``rank[N]``, ``begin[N]``, ``count[N]``, and the new index
+    ``new_row[N]`` of each atom in the old order. A matrix that is not complete loses all edges, as
+    they might lead to atoms outside the shells that a layer has computed.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -85,7 +87,8 @@ def _permute_kernel(
     tl.store(order_ptr + row, atom, mask)
     tl.store(rank_ptr + atom, row, mask)
     tl.store(begin_ptr + row, (old * K).to(tl.int32), mask)
-    tl.store(count_ptr + row, tl.load(old_count_ptr + old, mask, other=0), mask)
+    is_complete = tl.load(needed_ptr) <= K
+    tl.store(count_ptr + row, tl.load(old_count_ptr + old, mask & is_complete, other=0), mask)
     tl.store(new_row_ptr + old, row, mask)
 
 
@@ -149,7 +152,7 @@ def sort_by_hops(
         Rows of the shells of atoms with 0 to L hops, filled up with padding.
     out : NeighborMatrix
         From `renumbered`. Its ``needed`` is `UNFIT` if a shell has more atoms than rows, or if
-        padding does not suffice to fill them.
+        padding does not suffice to fill them. It has no edges then, nor if ``found`` is incomplete.
     """
     n_shells, n_rows = len(sizes), len(hops)
     free = (sizes - counts[:n_shells]).clamp(min=0)
@@ -166,6 +169,7 @@ def sort_by_hops(
         by_hops,
         found.order,
         found.count,
+        out.needed,
         out.order,
         out.rank,
         out.begin,

@@ -301,9 +301,7 @@ def test_wrong_steps_are_refused(device, backend):
 
 
 def test_charges_that_the_model_does_not_know_are_refused():
-    neutral = Engine(model("gated"), "cpu", "float64", "torch")
-    if neutral.uses_charge:
-        pytest.skip("this model supports charges")
+    neutral = Engine(model_of(**SMALL, uses_charge=False), "cpu", "float64", "torch")
     with pytest.raises(InputError, match="neutral"):
         neutral.part(charge=1)
 

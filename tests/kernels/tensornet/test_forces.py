@@ -26,17 +26,34 @@ def sums(module, dtype, device):
     """Return the operator at a dtype; only constant energies are always in float64."""
 
     def forces(*arguments):
-        grad, edges, energies, offsets, order = moved(arguments, device, dtype)
-        return module.forces(grad, edges, energies, offsets.double(), order)
+        grad, edges, energies, offsets, order, *halves = moved(arguments, device, dtype)
+        return module.forces(grad, edges, energies, offsets.double(), order, *halves)
 
     return forces
 
 
 @pytest.mark.parametrize("layout", ["csr", "rows"])
 @pytest.mark.parametrize("n_atoms", SIZES)
-def test_agrees_with_the_reference(n_atoms, layout, device, dtype):
+@pytest.mark.parametrize("halves", [False, True])
+def test_agrees_with_the_reference(halves, n_atoms, layout, device, dtype):
     given = inputs(n_atoms, layout)
-    check(given, device, dtype)
+    check((*given, halves), device, dtype)
+
+
+@pytest.mark.parametrize("module", [operator, reference])
+def test_halves_of_virials(module, device):
+    """Both ends of an edge have as much, and the sum is the same."""
+    given = grad, edges, *_, order = inputs(9, "rows")
+    _, atoms = sums(module, torch.float64, device)(*given)
+    _, halved = sums(module, torch.float64, device)(*given, True)
+    assert_close(halved.sum(1), atoms.sum(1), 1)
+    slots, receivers = edges.live()
+    expected = torch.zeros(9).double()
+    for slot, receiver in zip(slots, receivers.tolist(), strict=True):
+        xx = edges.direction[0, slot] * edges.distance[slot] * grad[0, edges.origin[slot].long()]
+        for atom in (receiver, int(edges.senders[slot])):
+            expected[order[atom]] += xx / 2
+    assert_close(halved[1], expected, 1)
 
 
 def test_more_neighbors_than_lanes(device, dtype):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.common.reference.tensors import inverse_norm, map_parts, scale_parts
@@ -16,6 +17,7 @@ from mlff_triton.testing import assert_close
 from tests.support.random_inputs import (
     ACTIVATIONS,
     LARGE,
+    as_tuple,
     assert_matches,
     assert_repeats,
     charge_factors,
@@ -210,3 +212,34 @@ def test_reference_differentiates_the_embedding(activation):
     assert_close(grad_scales, expected_scales, 1)
     found = reference.embed_input_backward(grad_mapped, weight.transposed, x.detach(), grad_norm)
     assert_close(found, expected_x, 1)
+
+
+FEWER = 5  # of eleven atoms
+
+
+def in_part(name: str) -> tuple[tuple[object, ...], tuple[object, ...], int]:
+    """Return inputs with tensors of fewer atoms, equal ones with zeros or all rows, and rows."""
+    inputs = list(OPERATORS[name](11, 32))
+    if name == "update_backward" or name == "embed_backward":
+        inputs[2] = inputs[2][:, :FEWER]  # the residual
+        equal = [*inputs[:2], functional.pad(inputs[2], (0, 0, 0, 11 - FEWER)), *inputs[3:]]
+        return tuple(inputs), tuple(equal), 11
+    first = {"update": [0], "product_backward": [0, 3]}[name]
+    shorter = [a[:, :FEWER] if k in first else a for k, a in enumerate(inputs)]
+    return tuple(shorter), tuple(inputs), FEWER
+
+
+@pytest.mark.parametrize(
+    "name", ["update", "product_backward", "update_backward", "embed_backward"]
+)
+def test_fewer_atoms_in_some_arguments(name, device, dtype):
+    given, equal, n_rows = in_part(name)
+    check(name, contiguous(given), device, dtype)
+    found = as_tuple(getattr(reference, name)(*given))
+    for one, other in zip(found, as_tuple(getattr(reference, name)(*equal)), strict=True):
+        axis = one.shape.index(n_rows)
+        assert_close(one, other.narrow(axis, 0, n_rows), 1)
+
+
+def contiguous(inputs: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(a.contiguous() if isinstance(a, Tensor) else a for a in inputs)

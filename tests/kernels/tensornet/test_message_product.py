@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.tensors import scale_parts
 from mlff_triton.kernels.tensornet import message_product as operator
@@ -113,3 +114,28 @@ def test_reference_has_the_right_gradients(layout):
     assert_close(found, grad_y, 1)
     assert_close(found_slope, slope[edges.reverse[origin].long()], 1)
     assert_close(added_slope, at_origins(earlier, edges) + found_slope, 1)
+
+
+@pytest.mark.parametrize(("n_receivers", "n_senders"), [(4, 7), (7, 11), (3, 11)])
+def test_messages_among_the_first_atoms(n_receivers, n_senders, device, dtype):
+    """Receivers are some of the atoms, and so are those whose gradients are needed."""
+    y, table, own, edges, factors, group = forward_inputs(11, 32, "rows", "O(3)")
+    few = y, table, own, edges.of_first(n_receivers), factors, group
+    assert_matches(operator.message_product, reference.message_product, few, device, dtype, 0)
+    found, expected = (
+        reference.message_product(*few),
+        reference.message_product(*few[:3], edges, factors, group),
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other[:, :n_receivers], 0)
+
+    grad, direct = numbers(2, 9, n_receivers, 32)
+    sent, slope = y[:, :n_senders].contiguous(), numbers(len(edges.senders))
+    few = grad, sent, direct, table, own, edges.of_first(n_senders), 0 * slope, True
+    assert_matches(gradients(operator), gradients(reference), few, device, dtype, 1)
+    padded = (functional.pad(g, (0, 0, 0, 11 - n_receivers)) for g in (grad, direct))
+    zeros = next(padded), y, next(padded), table, own, edges, 0 * slope, True
+    grad_y, slopes = gradients(reference)(*few)
+    expected_y, expected_slopes = gradients(reference)(*zeros)
+    assert_close(grad_y, expected_y[:, :n_senders], 1)
+    assert_close(slopes, expected_slopes[: len(slopes)], 1)

@@ -108,3 +108,17 @@ def test_charges_are_atomic_numbers_unless_they_are_given():
     assert nuclei_of(without, cpu).charge.tolist() == list(CONFIG.elements)
     assert nuclei_of(CONFIG, cpu).charge.tolist() == list(CHARGES)
     assert nuclei_of(TensorNetConfig(CONFIG.elements), cpu) is None
+
+
+def test_first_atoms_only(device, dtype):
+    grad, species, edges = inputs(11, "rows")
+    given = grad, species, edges.of_first(4)
+    check(given, device, dtype)
+    energies, changed = outputs(operator, given, device, torch.float64)
+    expected, all_changed = outputs(reference, (grad, species, edges), "cpu", torch.float64)
+    assert_close(energies, expected[:4], 0)
+    slots, receivers = edges.live()
+    for slot, receiver in zip(slots, receivers, strict=True):
+        origin = int(edges.origin[slot])
+        target = all_changed if receiver < 4 else grad
+        assert_close(changed[:, origin], target[:, origin], 1)

@@ -115,3 +115,23 @@ def test_reference_has_the_right_gradients():
     found = reference.tensor_embedding_backward(grad, *pairs, fixed, slope)
     assert_close(found.T, expected, 1)
     assert_close(norm, irrep_norms(x).sum(0), 0)
+
+
+@pytest.mark.parametrize("n_receivers", [3, 6])
+def test_first_atoms_only(n_receivers, device, dtype):
+    *others, edges = forward_inputs(11, 32, "rows")
+    few = *others, edges.of_first(n_receivers)
+    assert_matches(operator.tensor_embedding, reference.tensor_embedding, few, device, dtype, 0)
+    x, _ = reference.tensor_embedding(*few)
+    assert_close(x, reference.tensor_embedding(*others, edges)[0][:, :n_receivers], 0)
+
+    grad, *others, edges, slope = backward_inputs(11, 32, "rows", True)
+    few = grad[:, :n_receivers].contiguous(), *others, edges.of_first(n_receivers), slope
+    assert_matches(gradients(operator), gradients(reference), few, device, dtype, 1)
+    found = operator.tensor_embedding_backward(*moved(few, device, dtype)).cpu()
+    slots, receivers = edges.live()
+    is_far = receivers >= n_receivers
+    assert is_far.any()
+    assert not found[:, edges.origin[slots[is_far]].long()].any()
+    all_edges = at_origins(reference.tensor_embedding_backward(grad, *others, edges, slope), edges)
+    assert_close(at_origins(found, edges)[:, ~is_far], all_edges[:, ~is_far], 1, dtype)
