@@ -23,6 +23,7 @@ from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
 from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.neighbor_list import check_positions
 
 ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
 
@@ -185,6 +186,7 @@ class PartBuffers:
         n_atoms = len(positions)
         self._staging.numpy()[:n_atoms] = positions
         if self._state.is_due:  # the matrix is built before the step uploads positions
+            check_positions(positions)  # as a new matrix cannot say what is wrong
             self._upload()
         self._state.settle(self._run)
         virials = virials_of(self._outputs.atoms[1:, :n_atoms].cpu()) if per_atom else None

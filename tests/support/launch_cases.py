@@ -19,12 +19,12 @@ from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
-from mlff_triton.engine.step import Systems, evaluate_step
+from mlff_triton.engine.step import Systems, evaluate_part, evaluate_step
 from mlff_triton.kernels.alignment import alignment, edit_distance
 from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
-from mlff_triton.kernels.neighbors import edges, neighbor_list
+from mlff_triton.kernels.neighbors import edges, neighbor_list, shells
 from mlff_triton.kernels.neighbors.bins import Boxes
 from mlff_triton.kernels.neighbors.renewal import place_atoms
 from mlff_triton.kernels.ops import (
@@ -309,6 +309,24 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     return evaluate_step(kernels, p, systems, found, status)
 
 
+def part_step(n_own: int, group: str, dtype: torch.dtype) -> object:
+    """Sort the atoms of a part into shells, and run a step."""
+    p, n_atoms = parameters(group, dtype), 6 * n_own
+    rows = [n_own * (h + 1) for h in range(len(p.layers) + 1)]
+    positions, cell = torch.ones(n_atoms, 3).double(), torch.eye(3).double()[None]
+    integers = torch.zeros(n_atoms, dtype=torch.int32)
+    found = NeighborMatrix.empty(n_atoms, 1, ROW, torch.device("cpu"))
+    matrix = shells.renumbered(found)
+    hops = shells.count_hops(found, integers[:1], integers[:1], len(p.layers))
+    sizes = torch.full((len(rows),), n_own)
+    shells.sort_by_hops(found, *hops, sizes, matrix)
+    given = positions, cell, integers, matrix, p.tables.knots, 5.0, 6.0, dtype
+    near, status = edges.edges(*given, rows_ascend=False)
+    ones, one_system = torch.ones(n_atoms), torch.tensor([0, n_atoms], dtype=torch.int32)
+    systems = Systems(integers, integers, ones.to(dtype), ones.double(), one_system)
+    return evaluate_part(kernels, p, systems, near, status, rows)
+
+
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Derivatives of all public operators."""
     return {
@@ -372,11 +390,20 @@ def steps(sizes: list[tuple[int, str]], dtype: torch.dtype) -> dict[str, Callabl
     }
 
 
+def parts(sizes: list[int], dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Steps of the engine for parts of systems."""
+    return {
+        f"part, {n_own} own atoms, {group}, {dtype}": partial(part_step, n_own, group, dtype)
+        for n_own in sizes
+        for group in ("O(3)", "SO(3)")
+    }
+
+
 def main() -> None:
     """Compile all cases for the targets named on the command line, and print the results."""
     for target in sys.argv[1:]:
         single, double = torch.float32, torch.float64
-        all_calls = calls(single) | steps(STEPS, single)
+        all_calls = calls(single) | steps(STEPS, single) | parts([4096], single)
         all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
         all_calls |= {"renewed_rows": renewed_rows}
         all_calls |= {"dynamics": moves}
@@ -386,6 +413,7 @@ def main() -> None:
             all_calls |= wide_calls()
         if target in THOROUGH_TARGETS:
             all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
+            all_calls |= parts([16], single) | parts([16, 4096], double)
             all_calls |= token_calls(single) | token_calls(double) | more_alignments()
             all_calls |= residue_calls() | binding_calls() | genomic_calls()
         for case, kernel, error in compile_distinct(all_calls, target):

@@ -29,7 +29,7 @@ def _start_kernel(
 ):
     """Find own atoms and padding. Grid: one program per BLOCK atoms.
 
-    Reads ``order[N]`` and the numbers of own atoms and of all atoms that are no padding. Writes
+    Reads ``order[N]``, the number of own atoms, and that of all atoms without padding. Writes
     ``hops[N]``: 0, FAR for other atoms, and FAR + 1 for padding.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -114,7 +114,7 @@ def count_hops(
     found : NeighborMatrix
         Neighbors of the atoms. Own atoms come first in the user's order, and padding last.
     n_own, n_atoms : int32 [1]
-        Numbers of own atoms, and of all atoms that are no padding.
+        Number of own atoms, and that of all atoms without padding.
     n_layers : int
         Number of layers L.
 
