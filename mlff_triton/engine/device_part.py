@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -28,9 +29,14 @@ from mlff_triton.neighbors.neighbor_list import check_positions
 ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
 
 
-def reserved(n_atoms: int) -> int:
-    """Return the rows for atoms whose number fluctuates."""
-    return -(-(n_atoms + n_atoms // 32) // ALIGNMENT) * ALIGNMENT
+def reserved(n_atoms: int, share: int = 32) -> int:
+    """Return the rows for atoms whose number fluctuates, with one more per ``share`` atoms."""
+    return -(-(n_atoms + n_atoms // share) // ALIGNMENT) * ALIGNMENT
+
+
+def is_wasteful(n_rows: int, needed: int) -> bool:
+    """Return True if there are so many rows that fewer are worth another CUDA graph."""
+    return n_rows > 1.25 * needed + ALIGNMENT
 
 
 class PartNeighbors(DeviceNeighbors):
@@ -47,31 +53,33 @@ class PartNeighbors(DeviceNeighbors):
     ----------
     n_own : int32 [1]
         Number of own atoms.
-    rows : list of int
-        Rows of atoms with at most h hops, for each h up to the number of layers.
+    sizes : list of int
+        Rows of atoms with h hops, for each h up to the number of layers.
     """
 
     def __init__(self, model: DeviceModel, atoms: AtomBuffers) -> None:
         super().__init__(model, atoms)
         n_shells = model.parameters.config.num_layers + 1
         self.n_own = torch.zeros(1, dtype=torch.int32, device=model.device)
-        self._sizes = torch.zeros(n_shells, dtype=torch.int64, device=model.device)
-        share = len(atoms.positions) // ALIGNMENT // n_shells * ALIGNMENT
-        self._set_sizes([share] * n_shells)  # until hops are known
+        # Until hops are known
+        self.sizes = [len(atoms.positions) // ALIGNMENT // n_shells * ALIGNMENT] * n_shells
+        self._are_hops_known = False
+        self._sizes = torch.tensor(self.sizes, device=model.device)
 
     def _allocate(self, capacity: int) -> None:
         super()._allocate(capacity)
         self.matrix = renumbered(self._found)
 
-    def _set_sizes(self, sizes: list[int]) -> None:
-        self.rows = np.cumsum(sizes).tolist()
-        self._sizes.copy_(torch.tensor(sizes))
+    @property
+    def rows(self) -> list[int]:
+        """Rows of atoms with at most h hops, for each h up to the number of layers."""
+        return list(accumulate(self.sizes))
 
     def launch(self, wanted: Tensor | None = None) -> None:
         """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
         super().launch(wanted)
         n_atoms = self._atoms.system_ptr[1:2]
-        self._hops = count_hops(self._found, self.n_own, n_atoms, len(self.rows) - 1)
+        self._hops = count_hops(self._found, self.n_own, n_atoms, len(self.sizes) - 1)
         sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
 
     def fit(self) -> None:
@@ -85,11 +93,23 @@ class PartNeighbors(DeviceNeighbors):
             If atoms lie too far outside their cell, or have too many neighbors.
         """
         super().fit()
-        _, counts = self._hops
-        best = [reserved(count) for count in counts[: len(self.rows)].tolist()]
-        self._set_sizes(best)
-        self.layout += 1
+        sizes = self._best_sizes()
+        if sizes != self.sizes:
+            self.sizes = sizes
+            self._sizes.copy_(torch.tensor(sizes))
+            self.layout += 1
+        self._are_hops_known = True
         sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
+
+    def _best_sizes(self) -> list[int]:
+        """Return the sizes of shells with a reserve, which become smaller only if that pays."""
+        *counts, n_beyond, _ = self._hops[1].tolist()
+        least = [reserved(count) for count in counts]
+        if not self._are_hops_known:
+            return least
+        pairs = zip(least, self.sizes, strict=True)
+        kept = [new if is_wasteful(old, new) else max(old, new) for new, old in pairs]
+        return kept if sum(kept) + n_beyond <= len(self._atoms.positions) else least
 
 
 class PartState(DeviceState):
@@ -139,8 +159,8 @@ class PartState(DeviceState):
         systems.offsets[part.n_own :] = 0
         self._set_systems(systems)
         self.expire()
-        if self.neighbors.rows[0] > 1.25 * reserved(part.n_own):
-            self._is_built = False  # so that shells get fewer rows
+        if is_wasteful(self.neighbors.sizes[0], reserved(part.n_own)):
+            self._is_built = False  # so that shells get other sizes
 
     def launch(self) -> Outputs:
         """Launch the kernels of a step; a matrix must have been built."""
@@ -250,7 +270,7 @@ class DevicePart:
         with self._on_gpu(atoms):
             if self._buffers is None or not least <= self._buffers.n_rows <= 2 * least:
                 self._buffers = None  # before others are allocated
-                self._buffers = PartBuffers(self._model, reserved(least), self._charge)
+                self._buffers = PartBuffers(self._model, reserved(least, 8), self._charge)
             self._buffers.set_part(atoms)
         self._part = atoms
 

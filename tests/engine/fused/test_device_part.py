@@ -145,10 +145,14 @@ def test_shells_that_outgrow_their_rows(new_steps):
     part, device_part = Part(index, np.zeros((90, 3)), 30), steps.part(0.0)
     set_atoms(device_part, atoms, part)
     check(device_part, atoms, part)
-    rows = device_part._buffers._state.neighbors.rows
+    sizes = device_part._buffers._state.neighbors.sizes
     atoms.positions[30:, 2] = 1.5
     check(device_part, atoms, part)
-    assert device_part._buffers._state.neighbors.rows[1] > rows[1]
+    grown = device_part._buffers._state.neighbors.sizes
+    assert grown[1] > sizes[1]
+    atoms.positions[30:, 2] = 9.0  # a shell with too many rows does not matter
+    check(device_part, atoms, part)
+    assert device_part._buffers._state.neighbors.sizes == grown
 
 
 def test_rows_shrink_with_the_number_of_own_atoms(new_steps):
@@ -158,7 +162,7 @@ def test_rows_shrink_with_the_number_of_own_atoms(new_steps):
         part = every._replace(n_own=n_own)
         set_atoms(device_part, atoms, part)
         check(device_part, atoms, part)
-        assert device_part._buffers._state.neighbors.rows[0] == reserved(n_own)
+        assert device_part._buffers._state.neighbors.sizes[0] == reserved(n_own)
 
 
 @pytest.mark.parametrize("sizes", [(5, 120, 5), (120, 30, 120)])
