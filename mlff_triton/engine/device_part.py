@@ -76,7 +76,7 @@ class PartNeighbors(DeviceNeighbors):
         return list(accumulate(self.sizes))
 
     def launch(self, wanted: Tensor | None = None) -> None:
-        """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
+        """Launch the kernels that build the matrix, and that sort atoms into shells."""
         super().launch(wanted)
         n_atoms = self._atoms.system_ptr[1:2]
         self._hops = count_hops(self._found, self.n_own, n_atoms, len(self.sizes) - 1)

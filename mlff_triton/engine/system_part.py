@@ -17,6 +17,11 @@ from mlff_triton.neighbors.box import FloatArray, as_floats
 class SystemPart:
     """Part of a system that a program divides among processes; see `Engine.part`.
 
+    A process owns some atoms, and sees copies of all atoms nearby, its ghosts. These may be atoms
+    of other processes or periodic images, so that a part has no cell. Energies are those of own
+    atoms. Their derivatives also act on ghosts, and the program adds them to those of the atoms
+    that the ghosts are copies of.
+
     Parameters
     ----------
     reach : float
@@ -36,7 +41,7 @@ class SystemPart:
 
     Examples
     --------
-    Two parts of a water molecule, each with one hydrogen atom as a ghost or more:
+    A part of a water molecule, in which the second hydrogen atom is a ghost:
 
     >>> from mlff_triton import Engine
     >>> part = Engine("default", device="cpu").part()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -35,6 +36,7 @@ VARIANTS = {
     "three layers": {"num_layers": 3, "cutoff_upper": 2.0},
     "gated": {"group": "SO(3)", "head": "gated", "readout_activation": False},
     "nuclear repulsion": {"num_layers": 1, "zbl": ZBL},
+    "nuclear repulsion, farther than the network": {"zbl": replace(ZBL, cutoff=4.0)},
 }
 backends = pytest.mark.parametrize(("device", "backend"), BACKENDS)
 
