@@ -159,8 +159,7 @@ def sort_by_hops(
     is_padding = hops == n_shells + 1
     number = is_padding.cumsum(0) - 1
     shell = torch.searchsorted(free.cumsum(0), number, right=True, out_int32=True)
-    key = torch.where(is_padding, shell, hops).to(torch.uint8)
-    by_hops = torch.sort(key, stable=True).indices
+    by_hops = torch.sort(torch.where(is_padding, shell, hops), stable=True).indices
     fits = (counts[:n_shells] <= sizes).all() & (free.sum() <= counts[-1])
     out.needed.copy_(torch.where(fits, found.needed, UNFIT))
 

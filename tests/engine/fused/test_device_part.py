@@ -13,10 +13,11 @@ from ase import Atoms
 from mlff_triton.engine.device_neighbors import Capacity
 from mlff_triton.engine.device_part import DevicePart, reserved
 from mlff_triton.engine.device_steps import DeviceSteps
+from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import PartAtoms, PartPrediction
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.testing import assert_close, random_cluster
-from tests.support.device_steps import SKIN, Failing, batch_of, crystal, moved, truth
+from tests.support.device_steps import SKIN, Failing, batch_of, crystal, model, moved, truth
 from tests.support.parts import Part, Step, assert_whole, divide, slabs, sum_of_parts
 
 pytestmark = [
@@ -92,6 +93,21 @@ def test_fused_kernels(fused, dtype):
     parts = halves_of(atoms, steps.reach)
     expected = truth().evaluate(batch_of(atoms))
     assert_whole(sum_of_parts(stepper(steps, atoms), atoms, parts), expected, dtype)
+
+
+def test_two_layers(device):
+    """Each layer computes fewer atoms than the one before."""
+    backend = "triton-graph" if device == "cuda" else "triton"
+    engine = Engine(model(2), device, "float64", backend)
+    chain = Atoms(["C", "O"] * 8, np.outer(np.arange(16), [1.2, 1.0, 0.6]))  # 1.67 Å apart
+    system, exact = engine.part(), Engine(model(2), "cpu", "float64", "exact").part()
+    for each in (system, exact):
+        each.set_atoms(chain.numbers, 2, 16)
+    found, expected = (each.step(chain.positions, per_atom=True) for each in (system, exact))
+    assert_close(found.energy, expected.energy, 0)
+    assert_equal(found, expected, exact=False)
+    hops = system._members[0]._buffers._state.neighbors._hops[1]
+    assert hops[:4].tolist() == [2, 2, 2, 10]  # with the skin
 
 
 def test_runs_agree_to_the_bit(new_steps):
