@@ -16,6 +16,8 @@ _HOME_OF = {
     "KnownDomain": "mlff_triton.model.known_domain",
     "Prediction": "mlff_triton.model.prediction",
     "TensorNet": "mlff_triton.model.tensornet",
+    "TensorNet2": "mlff_triton.model.tensornet2",
+    "TensorNet2Config": "mlff_triton.model.config",
     "TensorNetCalculator": "mlff_triton.calculators",
     "TensorNetConfig": "mlff_triton.model.config",
     "UnknownChemistryWarning": "mlff_triton.model.known_domain",
@@ -39,6 +41,8 @@ __all__ = [
     "KnownDomain",
     "Prediction",
     "TensorNet",
+    "TensorNet2",
+    "TensorNet2Config",
     "TensorNetCalculator",
     "TensorNetConfig",
     "UnknownChemistryWarning",
@@ -60,10 +64,11 @@ if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator, create_openmm_force
     from mlff_triton.checkpoints import load_model, save_model
     from mlff_triton.engine.engine import Engine
-    from mlff_triton.model.config import TensorNetConfig
+    from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
     from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning
     from mlff_triton.model.prediction import Ensemble, Prediction, predict
     from mlff_triton.model.tensornet import TensorNet
+    from mlff_triton.model.tensornet2 import TensorNet2
     from mlff_triton.neighbors.graph import Graph
     from mlff_triton.neighbors.neighbor_list import neighbor_list
     from mlff_triton.neighbors.verlet_list import VerletList

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
+from ase.data import atomic_masses
 from numpy.typing import NDArray
 
 from mlff_triton._common.devices import dtype_name
@@ -48,7 +49,9 @@ class TensorNetCalculator(Calculator):
 
     Notes
     -----
-    Units are ASE's: eV, eV/Å, eV/Å^3. ``stress`` needs a periodic cell. Any thread may ask for
+    Units are ASE's: eV, eV/Å, eV/Å^3, e, e Å. ``stress`` needs a periodic cell. Models with partial
+    charges, such as a TensorNet2, also give ``charges`` and, without a cell, ``dipole``: that of
+    charged molecules is about their center of mass. Any thread may ask for
     properties, and gets those of its own atoms. Calculators can be copied and pickled.
     ``parameters`` holds the model, a hash of its weights, the dtype and the device.
 
@@ -86,6 +89,8 @@ class TensorNetCalculator(Calculator):
         super().__init__()
         self.session = Session(model, device, dtype, backend, skin)
         engine = self.session.engine
+        if engine.has_charges:
+            self.implemented_properties = [*self.implemented_properties, "charges", "dipole"]
         name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
         self.parameters.update(
             model=name,
@@ -200,6 +205,7 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
     virial = prediction.virial.double().numpy()
     forces = prediction.forces.double().numpy()
     energies = prediction.atom_energies.numpy()
+    charges = None if prediction.charges is None else prediction.charges.double().numpy()
     alone = len(images) == 1
     results: list[dict[str, Any]] = []
     start = 0
@@ -211,6 +217,10 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
             "forces": forces if alone else forces[start:stop].copy(),
             "energies": energies if alone else energies[start:stop].copy(),
         }
+        if charges is not None:
+            own = entry["charges"] = charges[start:stop].copy()
+            if not atoms.pbc.any():
+                entry["dipole"] = own @ (atoms.positions - _center_of_mass(atoms))
         if atoms.pbc.any():
             volume = _volume(atoms.cell.array)
             if volume > 0:
@@ -218,6 +228,12 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
         results.append(entry)
         start = stop
     return results
+
+
+def _center_of_mass(atoms: Atoms) -> NDArray[np.float64]:
+    """Return the center of mass in Å, of standard masses: others may change without notice."""
+    masses = atomic_masses[atoms.numbers]
+    return np.asarray(masses @ atoms.positions / masses.sum())
 
 
 def _volume(cell: NDArray[np.float64]) -> float:

@@ -148,7 +148,8 @@ class TorchSimModel(ModelInterface):
         -------
         dict of str to Tensor
             ``energy`` [n_systems], and, unless they are switched off, ``forces`` [n_atoms, 3] and
-            ``stress`` [n_systems, 3, 3]. New tensors on the model's device.
+            ``stress`` [n_systems, 3, 3]; also ``charges`` [n_atoms], if the model predicts partial
+            charges. New tensors on the model's device.
 
         Raises
         ------
@@ -180,6 +181,8 @@ class TorchSimModel(ModelInterface):
             results["forces"] = prediction.forces
         if self.compute_stress:
             results["stress"] = _stress(prediction.virial, state.cell)
+        if prediction.charges is not None:
+            results["charges"] = prediction.charges
         return {name: tensor.to(state.positions.dtype) for name, tensor in results.items()}
 
 

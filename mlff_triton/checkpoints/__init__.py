@@ -23,6 +23,7 @@ from mlff_triton.checkpoints.native import model_card, read_native, save_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import with_coulomb_cutoff
 from mlff_triton.units import ENERGY_UNITS
 
 __all__ = [
@@ -38,7 +39,9 @@ DEFAULT_MODEL = "tensornet-gfn2"
 MAX_MEMBERS = 64  # of an ensemble
 
 
-def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemble:
+def load_model(
+    model: str | Path, energy_unit: str = "eV", coulomb_cutoff: float | None = None
+) -> TensorNet | Ensemble:
     """Load a model from a file or a folder, or by name.
 
     The format is recognized by content, not by file name. No code in a checkpoint is ever executed.
@@ -56,11 +59,16 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}
         Energy unit in which a TorchMD-NET model was trained, which its file does not state. The
         loaded model always returns eV.
+    coulomb_cutoff : float, optional
+        Cutoff in Å of the Coulomb energy of a TensorNet2, with a reaction field beyond it, as
+        periodic boxes require. By default, that of the file, which may have none: all pairs of
+        atoms then interact.
 
     Returns
     -------
     TensorNet or Ensemble
-        On the CPU, in evaluation mode, in float64 if the file is, otherwise in float32.
+        On the CPU, in evaluation mode, in float64 if the file is, otherwise in float32. A TensorNet
+        may be a `TensorNet2`.
 
     Raises
     ------
@@ -70,7 +78,8 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
     UnsupportedModelError
         If the file is valid, but contains a model that is not implemented.
     InputError
-        If the energy unit is unknown, or ``model`` is neither a name nor a path.
+        If the energy unit is unknown, ``model`` is neither a name nor a path, or the model has no
+        Coulomb energy for a cutoff.
 
     Examples
     --------
@@ -83,7 +92,8 @@ def load_model(model: str | Path, energy_unit: str = "eV") -> TensorNet | Ensemb
         )
     path = resolve_path(model)
     with interpreting(str(path)):
-        return _load(path, ENERGY_UNITS[energy_unit])
+        loaded = _load(path, ENERGY_UNITS[energy_unit])
+    return loaded if coulomb_cutoff is None else with_coulomb_cutoff(loaded, coulomb_cutoff)
 
 
 def shipped_models() -> dict[str, Path]:

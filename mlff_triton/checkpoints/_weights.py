@@ -13,6 +13,7 @@ from mlff_triton.checkpoints._reading import MAX_FILE_BYTES
 from mlff_triton.errors import CheckpointError
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import model_of
 from mlff_triton.neighbors.graph import Graph
 
 SCALE = ("std", "mean", "references")
@@ -67,7 +68,7 @@ def build_model(
     Parameters
     ----------
     config : TensorNetConfig
-        The architecture.
+        The architecture: that of a `TensorNet2` if it is a `TensorNet2Config`.
     state : mapping of str to Tensor
         All weights by their names in `TensorNet`, without the energy scale.
     scale : mapping of str to Tensor
@@ -86,14 +87,17 @@ def build_model(
         Unless names and shapes match exactly, and all weights and energies are finite in float32.
     """
     channels = config.hidden_channels
-    sizes = {
+    sizes: dict[str, tuple[int, ...]] = {
         "embedding.pair.weight": (channels, 2 * channels),
         "embedding.radial.weight": (3 * channels, config.num_rbf),
-    } | {f"layers.{k}.tensor_in.weight": (3, channels, channels) for k in range(config.num_layers)}
+    }
+    for k in range(config.num_layers):
+        sizes[f"layers.{k}.tensor_in.weight"] = (3, channels, channels)
+        sizes[f"layers.{k}.radial.0.weight"] = (channels, config.edge_features)
     for key, shape in sizes.items():
         _check_shape(state[key], shape, key, name)
     dtype = torch.promote_types(state["embedding.pair.weight"].dtype, torch.float32)
-    model = TensorNet(config).to(dtype)
+    model = model_of(config).to(dtype)
     _load_weights(model, state, name)
     for key in SCALE:
         value, own = scale[key], getattr(model, key)

@@ -18,11 +18,14 @@ from mlff_triton._common.text import short_repr
 from mlff_triton.checkpoints._reading import read_file, read_json
 from mlff_triton.checkpoints._weights import SCALE, build_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
-from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig, ZBLConfig
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 
-FORMAT = "mlff_triton.tensornet.1"
+FORMATS: dict[str, type[TensorNetConfig]] = {
+    "mlff_triton.tensornet.1": TensorNetConfig,
+    "mlff_triton.tensornet2.1": TensorNet2Config,
+}
 MAX_HEADER_BYTES = 16 << 20
 MAX_CARD_CHARACTERS = 1 << 20
 
@@ -33,7 +36,8 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     Parameters
     ----------
     model : TensorNet
-        The model. The members of an `Ensemble` must be saved one by one.
+        The model, which may be a `TensorNet2`. The members of an `Ensemble` must be saved one by
+        one.
     path : path
         File to write, usually with the suffix ``.safetensors``. An existing file is replaced.
     card : str
@@ -58,7 +62,7 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     if len(card) > MAX_CARD_CHARACTERS:
         raise InputError(f"the card has {len(card)} characters: use at most {MAX_CARD_CHARACTERS}")
     metadata = {
-        "format": FORMAT,
+        "format": next(name for name, kind in FORMATS.items() if type(model.config) is kind),
         "config": json.dumps(dataclasses.asdict(model.config)),
         "card": card,
     }
@@ -88,10 +92,10 @@ def read_native(content: bytes, name: str) -> TensorNet:
     """
     header, data = _split(content, name)
     metadata = header.get("__metadata__", {})
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in tuple(FORMATS):
         raise UnsupportedModelError(
-            f"{name} has format {short_repr(metadata.get('format'))}, expected {FORMAT!r}: "
-            "write it with mlff_triton.save_model"
+            f"{name} has format {short_repr(metadata.get('format'))}, expected one of "
+            f"{', '.join(FORMATS)}: write it with mlff_triton.save_model"
         )
     if "digest" in metadata and metadata["digest"] != _digest(header, data):
         raise CheckpointError(f"{name} is damaged, as its digest shows: copy it again")
@@ -134,4 +138,4 @@ def _config(metadata: dict[str, str], name: str) -> TensorNetConfig:
         zbl = fields["zbl"]
         zbl["charges"] = None if zbl["charges"] is None else tuple(zbl["charges"])
         fields["zbl"] = ZBLConfig(**zbl)
-    return TensorNetConfig(**fields)
+    return FORMATS[metadata["format"]](**fields)

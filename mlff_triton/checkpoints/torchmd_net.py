@@ -1,4 +1,4 @@
-"""Reader of TorchMD-NET checkpoints, Lightning ``.ckpt`` files.
+"""Reader of TorchMD-NET checkpoints, Lightning ``.ckpt`` files, of TensorNet and TensorNet2.
 
 Follows `torchmdnet.models.model.load_model` of TorchMD-NET 3.1.
 """
@@ -19,10 +19,11 @@ from mlff_triton.checkpoints._weights import (
     interleaved_to_blocks,
     stack_linears,
 )
-from mlff_triton.errors import UnsupportedModelError
+from mlff_triton.errors import CheckpointError, UnsupportedModelError
 from mlff_triton.model.config import (
     ACTIVATIONS,
     MAX_ATOMIC_NUMBER,
+    TensorNet2Config,
     TensorNetConfig,
     ZBLConfig,
 )
@@ -30,6 +31,10 @@ from mlff_triton.model.tensornet import TensorNet
 
 COULOMB_J_M = 2.30707755e-28  # e^2 / (4 pi eps0) in TorchMD-NET's ZBL prior
 ANGSTROM_PER_METER = 1e10
+
+TENSORNET2 = ("tensornet2", "tensornetv2_alt", "tensornet-nqe")
+"""Names of TensorNet2: the present one, and two of development versions."""
+COULOMB_HEAD = "ScalarPlusWeightedCoulomb"
 
 LAYER_NAMES = {  # our names and theirs, which follow "representation_model."
     "embedding.element": "tensor_embedding.emb",
@@ -43,7 +48,7 @@ LAYER_NAMES = {  # our names and theirs, which follow "representation_model."
 
 # Weights read elsewhere, and tables rebuilt from the hyper-parameters.
 BESIDES_NETWORK = (
-    r"std|mean|distance\.box|prior_model\.\d+\."
+    r"std|mean|(output_model\.)?distance\.box|prior_model\.\d+\."
     r"(initial_atomref|atomref\.weight|atomic_number|distance\.box)"
 )
 
@@ -73,7 +78,8 @@ def from_checkpoint(content: Mapping[str, Any], name: str, energy_unit: float) -
     Raises
     ------
     UnsupportedModelError
-        If the model is not a TensorNet with a summed ``Scalar`` head and Atomref or ZBL priors.
+        If the model is not a TensorNet with a summed ``Scalar`` head, or a TensorNet2 with that
+        head or ``ScalarPlusWeightedCoulomb``, and Atomref or ZBL priors.
     CheckpointError
         If weights are superfluous or of the wrong shape.
     KeyError
@@ -100,12 +106,13 @@ def from_checkpoint(content: Mapping[str, Any], name: str, energy_unit: float) -
 
 def _check_supported(args: Mapping[str, Any], name: str) -> None:
     supported = (
-        "supported are TensorNet models with output_model=Scalar, reduce_op=sum and the priors "
-        "Atomref and ZBL"
+        "supported are TensorNet models with output_model=Scalar, and TensorNet2 models with it or "
+        f"{COULOMB_HEAD}, with reduce_op=sum and the priors Atomref and ZBL"
     )
+    heads = ("Scalar", COULOMB_HEAD) if _is_tensornet2(args) else ("Scalar",)
     for key, accepted in (
-        ("model", ("tensornet",)),
-        ("output_model", ("Scalar",)),
+        ("model", ("tensornet", *TENSORNET2)),
+        ("output_model", heads),
         ("reduce_op", ("sum", "add")),
         ("activation", tuple(ACTIVATIONS)),
         ("atom_filter", (-1, None)),
@@ -117,6 +124,10 @@ def _check_supported(args: Mapping[str, Any], name: str) -> None:
         if prior["name"] not in ("Atomref", "LearnableAtomref", "ZBL"):
             shown = short_repr(prior["name"])
             raise UnsupportedModelError(f"{name} has the prior {shown}; {supported}")
+
+
+def _is_tensornet2(args: Mapping[str, Any]) -> bool:
+    return args.get("model") in TENSORNET2
 
 
 def _prior_arguments(args: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -145,18 +156,30 @@ def _config(
 ) -> TensorNetConfig:
     zbl = [prior for prior in priors if prior["name"] == "ZBL"]
     elements = tuple(range(min(args["max_z"], MAX_ATOMIC_NUMBER + 1)))
-    return TensorNetConfig(
-        elements=elements,
-        hidden_channels=args["embedding_dimension"],
-        num_layers=args["num_layers"],
-        num_rbf=args["num_rbf"],
-        rbf_type=args["rbf_type"],
-        trainable_rbf=args["trainable_rbf"],
-        activation=args["activation"],
-        cutoff_lower=float(args["cutoff_lower"]),
-        cutoff_upper=float(args["cutoff_upper"]),
-        group=args.get("equivariance_invariance_group", "O(3)"),
-        zbl=_zbl_config(zbl[0], elements, energy_unit) if zbl else None,
+    common: dict[str, Any] = {
+        "elements": elements,
+        "hidden_channels": args["embedding_dimension"],
+        "num_layers": args["num_layers"],
+        "num_rbf": args["num_rbf"],
+        "rbf_type": args["rbf_type"],
+        "trainable_rbf": args["trainable_rbf"],
+        "activation": args["activation"],
+        "cutoff_lower": float(args["cutoff_lower"]),
+        "cutoff_upper": float(args["cutoff_upper"]),
+        "group": args.get("equivariance_invariance_group", "O(3)"),
+        "zbl": _zbl_config(zbl[0], elements, energy_unit) if zbl else None,
+    }
+    if not _is_tensornet2(args):
+        return TensorNetConfig(**common)
+    has_coulomb = args.get("output_model") == COULOMB_HEAD
+    return TensorNet2Config(
+        **common,
+        charge_channels=args["q_dim"],
+        # TorchMD-NET ignores it for the head Scalar.
+        head_layers=args.get("output_mlp_num_layers", 0) if has_coulomb else 0,
+        coulomb=has_coulomb,
+        coulomb_cutoff=args.get("coulomb_cutoff") if has_coulomb else None,
+        repulsion=args.get("repulsion", False),
     )
 
 
@@ -189,10 +212,8 @@ def _translate(
     theirs: Mapping[str, Tensor], config: TensorNetConfig, interleaved: bool
 ) -> dict[str, Tensor]:
     """Rename the weights of TorchMD-NET, and reorder those of its old layout."""
-    reorder = interleaved_to_blocks if interleaved else torch.clone
     ours: dict[str, Tensor] = {}
-    names = dict(LAYER_NAMES)
-    names |= {"readout.head.linear1": "head.0", "readout.head.linear2": "head.2"}
+    names = LAYER_NAMES | _head_names(config) | _charge_names(config)
     for k in range(config.num_layers):
         names |= {f"layers.{k}.radial.{m}": f"layers.{k}.linears_scalar.{m}" for m in range(3)}
     for our_name, their_name in names.items():
@@ -201,9 +222,9 @@ def _translate(
                 ours[f"{our_name}.{kind}"] = theirs[f"{their_name}.{kind}"]
     # A large max_z adds rows that belong to no element.
     ours["embedding.element.weight"] = ours["embedding.element.weight"][: len(config.elements)]
-    for key in ["embedding.scalar.1"] + [f"layers.{k}.radial.2" for k in range(config.num_layers)]:
+    for key in _interleaved(config) if interleaved else ():
         for kind in ("weight", "bias"):
-            ours[f"{key}.{kind}"] = reorder(ours[f"{key}.{kind}"])
+            ours[f"{key}.{kind}"] = interleaved_to_blocks(ours[f"{key}.{kind}"])
 
     for kind in ("weight", "bias"):
         projections = [theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3)]
@@ -214,6 +235,51 @@ def _translate(
         ours[f"layers.{k}.tensor_out.weight"] = stack_linears(theirs, f"layers.{k}", (3, 4, 5))
     prefix = "distance_expansion."
     ours |= {f"basis.{k[len(prefix) :]}": theirs[k] for k in theirs if k.startswith(prefix)}
+    if isinstance(config, TensorNet2Config):
+        ours |= _charge_tables(theirs, config)
+    return ours
+
+
+def _interleaved(config: TensorNetConfig) -> list[str]:
+    """List our linear maps whose outputs have another order in the old layout."""
+    names = ["embedding.scalar.1"]
+    if not isinstance(config, TensorNet2Config):  # whose layers have the present one
+        names += [f"layers.{k}.radial.2" for k in range(config.num_layers)]
+    return names
+
+
+def _head_names(config: TensorNetConfig) -> dict[str, str]:
+    """Map our names of the linear maps of the head to theirs."""
+    n_hidden = config.head_layers if isinstance(config, TensorNet2Config) else 0
+    ours = ["linear1", *(f"hidden.{m}" for m in range(n_hidden)), "linear2"]
+    return {f"readout.head.{name}": f"head.{2 * m}" for m, name in enumerate(ours)}
+
+
+def _charge_names(config: TensorNetConfig) -> dict[str, str]:
+    """Map our names of the networks that predict charges to theirs."""
+    if not isinstance(config, TensorNet2Config):
+        return {}
+    theirs = ["charge_predict_0", *(f"charge_predicts.{k}" for k in range(config.num_layers))]
+    names = {f"charges.{k}.norm": f"{block}.q_norm" for k, block in enumerate(theirs)}
+    for k, block in enumerate(theirs):
+        names |= {f"charges.{k}.linears.{m}": f"{block}.q_mlp.layers.{2 * m}" for m in range(3)}
+    return names
+
+
+def _charge_tables(theirs: Mapping[str, Tensor], config: TensorNet2Config) -> dict[str, Tensor]:
+    """Return the tables of a TensorNet2 that are not trained."""
+    ours = {}
+    if config.coulomb:
+        weights = theirs["output_model.qweights"]
+        ours["charge_weights"] = weights.reshape(-1, config.charge_channels)
+    if config.repulsion:
+        products = theirs["repulsion.z_outer"]
+        charge = products.diagonal().sqrt()
+        if not torch.equal(products, torch.outer(charge, charge)):
+            raise CheckpointError("repulsion.z_outer does not contain products of nuclear charges")
+        ours["repulsion.charge"] = charge
+        ours["repulsion.power"] = theirs["repulsion.z_pow"]
+        ours["repulsion.radii"] = theirs["repulsion.cutoff_ab"]
     return ours
 
 

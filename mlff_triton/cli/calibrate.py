@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from mlff_triton.cli._shared import DeviceOption, DtypeOption, plain_console
-from mlff_triton.errors import BackendError
+from mlff_triton.errors import BackendError, InputError
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,8 @@ def calibrate(
     from mlff_triton.model.prediction import members_of
 
     found, member = find_device(device), members_of(load_model(model))[0]
+    if not member.is_local:
+        raise InputError(f"{model} is a TensorNet2, which only the backend 'exact' computes")
     where = Target.of(member.config, found, find_dtype(dtype))
     console = plain_console()
     console.print(f"{model} in {dtype} on {where.device}:")

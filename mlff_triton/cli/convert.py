@@ -22,6 +22,13 @@ def convert(
             "kJ/mol."
         ),
     ] = "eV",
+    coulomb_cutoff: Annotated[
+        float | None,
+        typer.Option(
+            help="Cutoff of the Coulomb energy of a TensorNet2 in Å, which periodic boxes require; "
+            "by default that of IN."
+        ),
+    ] = None,
     card: Annotated[
         Path | None, typer.Option(help="Text file to store in OUT as the model card.")
     ] = None,
@@ -31,7 +38,7 @@ def convert(
     from mlff_triton.checkpoints import load_model, model_card, resolve_path, save_model
 
     check_new(target, overwrite)
-    loaded = load_model(source, energy_unit)
+    loaded = load_model(source, energy_unit, coulomb_cutoff)
     save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     plain_console().print(f"wrote {target}")
 

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from mlff_triton.model.config import TensorNetConfig
     from mlff_triton.model.prediction import Ensemble
     from mlff_triton.model.tensornet import TensorNet
 
@@ -55,7 +56,7 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     rows = [
         ("file", str(path)),
         ("size", f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"),
-        ("variant", ("TorchMD-NET" if config.self_loops else "MatGL") + " TensorNet"),
+        ("variant", _variant(config)),
         ("elements", " ".join(symbols)),
         ("cutoff", f"{config.cutoff_lower:g} to {config.cutoff_upper:g} Å"),
         ("channels F", str(config.hidden_channels)),
@@ -65,6 +66,7 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
         ("group", config.group),
         ("head", config.head),
         ("priors", zbl),
+        *_charge_rows(config),
         ("parameters", f"{sum(p.numel() for p in first.parameters()):,} ({first.dtype})"),
         ("std", f"{first.std.item():.6g} eV"),
         ("mean", f"{first.mean.item():.6g} eV"),
@@ -73,6 +75,29 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     if isinstance(model, Ensemble):
         rows.insert(2, ("ensemble", f"{len(members)} members; the rows below describe the first"))
     return rows
+
+
+def _variant(config: TensorNetConfig) -> str:
+    from mlff_triton.model.config import TensorNet2Config
+
+    name = "TensorNet2" if isinstance(config, TensorNet2Config) else "TensorNet"
+    return f"{'TorchMD-NET' if config.self_loops else 'MatGL'} {name}"
+
+
+def _charge_rows(config: TensorNetConfig) -> list[tuple[str, str]]:
+    """Return the rows that only a TensorNet2 has."""
+    from mlff_triton.model.config import TensorNet2Config
+
+    if not isinstance(config, TensorNet2Config):
+        return []
+    coulomb = "none" if not config.coulomb else "all pairs, not for periodic boxes"
+    if config.coulomb_cutoff is not None:
+        coulomb = f"within {config.coulomb_cutoff:g} Å, with a reaction field"
+    return [
+        ("charges", f"{config.charge_channels} per atom and layer"),
+        ("Coulomb energy", coulomb),
+        ("repulsion", "within bonds" if config.repulsion else "none"),
+    ]
 
 
 def _card_paragraph(path: Path) -> str:

@@ -137,7 +137,8 @@ def explain(
     name = choose("auto", members, device, dtype)
     taken = next(c for c in ranked if c.backend == name)
     lines = [f"{c.backend:<12}  {_verdict(c, taken)}" for c in ranked]
-    lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
+    if all(member.is_local for member in members):
+        lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
     if taken.ms is not None:
         lines.append(f"times are those of {n_atoms} atoms at the density of water")
     return "\n".join(lines)
@@ -164,6 +165,8 @@ def _times(
     n_edges: float | None,
 ) -> dict[str, float]:
     """Return the time of a step in ms of each backend whose costs are known for every model."""
+    if not all(model.is_local for model in models):  # costs are those of TensorNets
+        return {}
     totals = dict.fromkeys(BACKENDS, 0.0)
     for model, target in zip(models, _targets(models, device, dtype), strict=True):
         edges = typical_edges(n_atoms, model.cutoff) if n_edges is None else n_edges
@@ -183,6 +186,10 @@ def _obstacle(
     config = model.config
     if backend == "exact":
         return None
+    if not model.is_local:
+        return (
+            "the networks of a TensorNet2 depend on charges, which only the exact module computes"
+        )
     if config.num_layers == 0:
         return "the engine needs a model with an interaction layer"
     if backend == "torch":

@@ -24,7 +24,7 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.model.known_domain import domain_of, hash_of_weights
+from mlff_triton.model.known_domain import domain_of
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.verlet_list import HOST_SKIN, check_skin
@@ -64,6 +64,10 @@ class Engine:
         Start of the SHA-256 of the model's weights, or of those of each member.
     known_domain : KnownDomain or None
         Structures that the model was trained for, if they are recorded.
+    has_charges : bool
+        True if the model predicts partial charges.
+    is_local : bool
+        True if atoms depend only on others within a few cutoffs. Charges depend on all atoms.
 
     Notes
     -----
@@ -108,13 +112,15 @@ class Engine:
         else:
             loaded = load_model(model)
         members = members_of(loaded)
-        hashes = [hash_of_weights(member.state_dict()) for member in members]
+        hashes = [member.weights_hash for member in members]
         self.weights = "-".join(hashes)
         self.known_domain = domain_of(hashes)
         # Files may change or move, so that only names of shipped models last.
         lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
         self._recipe = lasting, device, dtype, backend, precision, skin
         self.uses_charge = loaded.uses_charge
+        self.has_charges = loaded.has_charges
+        self.is_local = loaded.is_local
         self.cutoff = loaded.cutoff
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
         given = check_skin(skin)
@@ -177,7 +183,8 @@ class Engine:
         ------
         InputError
             If a value is not finite, shapes disagree, a cell is far too small, or a charge is not
-            an integer or the model was made for neutral systems.
+            an integer or the model was made for neutral systems. Also if a system is periodic and
+            the model has a Coulomb energy without a cutoff, or with one above half the cell.
         UnknownElementError
             If the model was not made for an element.
         OverlappingAtomsError
@@ -192,7 +199,7 @@ class Engine:
         """Compute a checked batch as `compute` does, and return the results on the CPU."""
         check_neutral(self.uses_charge, batch.charge)
         with self.lock:
-            return _mean([steps.evaluate(batch) for steps in self._steps])
+            return Prediction.mean([steps.evaluate(batch) for steps in self._steps])
 
     def prepare(
         self,
@@ -386,20 +393,12 @@ class Engine:
         predictions = [prediction for prediction in queued if prediction is not None]
         if len(predictions) < len(queued):
             return self.compute(*given)
-        return _mean(predictions)
+        return Prediction.mean(predictions)
 
 
 def is_shipped(model: str) -> bool:
     """Return True for the name of a model that is included in the package."""
     return model == "default" or model in shipped_models()
-
-
-def _mean(predictions: list[Prediction]) -> Prediction:
-    """Return the mean of the predictions of all members."""
-    if len(predictions) == 1:
-        return predictions[0]
-    columns = zip(*(vars(p).values() for p in predictions), strict=True)
-    return Prediction(*(torch.stack(tensors).mean(0) for tensors in columns))
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,8 @@ class ExactSteps(HostSteps):
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
+        for box in batch.boxes:
+            self.model.check_box(box)
         graph = self._graph(batch).to(self.device)
         cells = np.stack([box.cell for box in batch.boxes])
         prediction = predict(

@@ -140,8 +140,13 @@ class Parameters:
         Raises
         ------
         UnsupportedModelError
-            If the model has no interaction layer, or its radial networks cannot be tabulated.
+            If the model is a TensorNet2 or has no interaction layer, or its radial networks cannot
+            be tabulated.
         """
+        if not model.is_local:
+            raise UnsupportedModelError(
+                "the engine does not compute the charges of a TensorNet2: use backend='exact'"
+            )
         if not model.layers:
             raise UnsupportedModelError("the engine needs a layer: use backend='exact'")
         exact = copy.deepcopy(model).double().requires_grad_(False).eval().cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ MAX_CHANNELS = 2048
 MAX_LAYERS = 64
 MAX_RBF = 1024
 MAX_ORDERS = 16
+MAX_CHARGE_CHANNELS = 1024
+MAX_HEAD_LAYERS = 16
 MAX_CUTOFF = 100.0  # Å
 MAX_PREFACTOR = 1e6  # eV Å; e^2 / (4 pi eps0) is 14.4
 MAX_LENGTH_SCALE = 1e3
@@ -171,10 +174,7 @@ class TensorNetConfig:
                 raise InputError(
                     f"{name}={short_repr(value)} is unknown: use one of {', '.join(known)}"
                 )
-        for name in ("trainable_rbf", "self_loops", "readout_activation", "uses_charge"):
-            flag = getattr(self, name)
-            if not isinstance(flag, bool):
-                raise InputError(f"{name}={short_repr(flag)} must be True or False")
+        self._check_flags("trainable_rbf", "self_loops", "readout_activation", "uses_charge")
         if not 0 <= self.cutoff_lower < self.cutoff_upper <= MAX_CUTOFF:
             raise InputError(
                 f"cutoffs must satisfy 0 <= lower < upper <= {MAX_CUTOFF:g} Å, not "
@@ -182,22 +182,26 @@ class TensorNetConfig:
             )
         if self.rbf_type == "bessel" and self.self_loops:
             raise InputError("the bessel basis has no value at distance 0: use self_loops=False")
-        self._check_sizes()
-        self._check_elements()
-
-    def _check_sizes(self) -> None:
-        for name, size, least, most in (
-            ("hidden_channels", self.hidden_channels, 1, MAX_CHANNELS),
-            ("num_layers", self.num_layers, 0, MAX_LAYERS),
-            ("num_rbf", self.num_rbf, 2 if self.rbf_type == "gauss" else 1, MAX_RBF),
-            ("bessel_orders", self.bessel_orders, 1, MAX_ORDERS),
-        ):
-            if not least <= size <= most:
-                raise InputError(f"{name}={short_repr(size)} must lie in {least}..{most}")
+        self._check_size("hidden_channels", 1, MAX_CHANNELS)
+        self._check_size("num_layers", 0, MAX_LAYERS)
+        self._check_size("num_rbf", 2 if self.rbf_type == "gauss" else 1, MAX_RBF)
+        self._check_size("bessel_orders", 1, MAX_ORDERS)
         if self.num_rbf % self.bessel_orders:
             raise InputError(
                 f"bessel_orders={self.bessel_orders} must divide num_rbf={self.num_rbf}"
             )
+        self._check_elements()
+
+    def _check_flags(self, *names: str) -> None:
+        for name in names:
+            flag = getattr(self, name)
+            if not isinstance(flag, bool):
+                raise InputError(f"{name}={short_repr(flag)} must be True or False")
+
+    def _check_size(self, name: str, least: int, most: int) -> None:
+        size = getattr(self, name)
+        if not least <= size <= most:
+            raise InputError(f"{name}={short_repr(size)} must lie in {least}..{most}")
 
     def _check_elements(self) -> None:
         counts = Counter(self.elements)
@@ -217,3 +221,81 @@ class TensorNetConfig:
     def cutoff(self) -> float:
         """Cutoff radius in Å of the neighbor list that the model needs."""
         return max(self.cutoff_upper, self.zbl.cutoff if self.zbl else 0.0)
+
+    @property
+    def edge_features(self) -> int:
+        """Number of inputs of the network that acts on the edges of each layer."""
+        return self.num_rbf
+
+
+@dataclass(frozen=True)
+class TensorNet2Config(TensorNetConfig):
+    """Hyperparameters of a TensorNet2, in addition to those of a TensorNet.
+
+    Attributes
+    ----------
+    charge_channels : int
+        Number of partial charges of each atom after the embedding and after each layer, which is
+        ``q_dim`` in TorchMD-NET.
+    head_layers : int
+        Number of additional hidden layers of the ``scalar`` head.
+    coulomb : bool
+        If True, the energy contains a Coulomb energy of the partial charges, damped at short range.
+    coulomb_cutoff : float, optional
+        Cutoff in Å of the Coulomb energy, with a reaction field beyond it. Periodic boxes require
+        it. By default, all pairs of atoms interact.
+    repulsion : bool
+        If True, the energy contains the nuclear repulsion in `mlff_triton.model.repulsion`.
+
+    Raises
+    ------
+    InputError
+        If an option is unknown, or the values do not make a model.
+
+    Examples
+    --------
+    >>> TensorNet2Config(elements=(1, 6, 7, 8), coulomb_cutoff=12.0).cutoff
+    12.0
+    """
+
+    charge_channels: int = 16
+    head_layers: int = 0
+    coulomb: bool = True
+    coulomb_cutoff: float | None = None
+    repulsion: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_flags("coulomb", "repulsion")
+        self._check_size("charge_channels", 1, MAX_CHARGE_CHANNELS)
+        self._check_size("head_layers", 0, MAX_HEAD_LAYERS)
+        if self.head != "scalar" and self.head_layers:
+            raise InputError("head_layers are those of the scalar head: use head='scalar'")
+        if self.repulsion and self.cutoff_lower > 0:
+            raise InputError("a model with repulsion has no lower cutoff: use cutoff_lower=0")
+        if self.coulomb_cutoff is None:
+            return
+        if not self.coulomb:
+            raise InputError("the model has no Coulomb energy: leave coulomb_cutoff out")
+        if not 0 < self.coulomb_cutoff <= MAX_CUTOFF:
+            raise InputError(
+                f"coulomb_cutoff={short_repr(self.coulomb_cutoff)} must be above 0 and at most "
+                f"{MAX_CUTOFF:g} Å"
+            )
+
+    @property
+    def cutoff(self) -> float:
+        """Cutoff radius in Å of the neighbor list; infinite if all pairs of atoms interact."""
+        if not self.coulomb:
+            return self.network_cutoff
+        return max(self.network_cutoff, self.coulomb_cutoff or math.inf)
+
+    @property
+    def network_cutoff(self) -> float:
+        """Cutoff radius in Å of everything but the Coulomb energy."""
+        return super().cutoff
+
+    @property
+    def edge_features(self) -> int:
+        """Number of inputs of the network that acts on the edges of each layer."""
+        return self.num_rbf + 2 * self.charge_channels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlff_triton.errors import InputError
-from mlff_triton.model.known_domain import KnownDomain, domain_of, hash_of_weights
+from mlff_triton.model.known_domain import KnownDomain, domain_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 
@@ -52,19 +52,52 @@ class Ensemble(nn.Module):
         return all(member.uses_charge for member in members_of(self))
 
     @property
+    def has_charges(self) -> bool:
+        """True if every member predicts partial charges."""
+        return all(member.has_charges for member in members_of(self))
+
+    @property
+    def is_local(self) -> bool:
+        """True if atoms of every member depend only on others within a few cutoffs."""
+        return all(member.is_local for member in members_of(self))
+
+    @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the members were trained for, if it is the same record for all."""
-        return domain_of(hash_of_weights(member.state_dict()) for member in members_of(self))
+        return domain_of(member.weights_hash for member in members_of(self))
 
     @property
     def mean(self) -> Tensor:
         """Energy added to each system, eV."""
         return torch.stack([member.mean for member in members_of(self)]).mean()
 
-    def forward(self, numbers: Tensor, vectors: Tensor, graph: Graph, charge: Tensor) -> Tensor:
+    def forward(
+        self,
+        numbers: Tensor,
+        vectors: Tensor,
+        graph: Graph,
+        charge: Tensor,
+        batch: Tensor | None = None,
+    ) -> Tensor:
         """Compute the mean energy of each atom; arguments as for `TensorNet.forward`."""
-        energies = [member(numbers, vectors, graph, charge) for member in members_of(self)]
-        return torch.stack(energies).mean(0)
+        return self.energies_and_charges(numbers, vectors, graph, charge, batch)[0]
+
+    def energies_and_charges(
+        self,
+        numbers: Tensor,
+        vectors: Tensor,
+        graph: Graph,
+        charge: Tensor,
+        batch: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the means of what the members compute; see `TensorNet.energies_and_charges`."""
+        results = [
+            member.energies_and_charges(numbers, vectors, graph, charge, batch)
+            for member in members_of(self)
+        ]
+        energies = torch.stack([of_member for of_member, _ in results]).mean(0)
+        charges = [of_member for _, of_member in results if of_member is not None]
+        return energies, torch.stack(charges).mean(0) if len(charges) == len(results) else None
 
 
 def members_of(model: TensorNet | Ensemble) -> list[TensorNet]:
@@ -88,16 +121,34 @@ class Prediction:
         ``dE/dstrain`` in eV. Divided by the volume, it is the stress.
     atom_energies : float64 [N]
         Energy of each atom in eV. They add up to ``energy``.
+    charges : [N], optional
+        Partial charge of each atom in elementary charges, if the model predicts them. They add up
+        to the total charge.
     """
 
     energy: Tensor
     forces: Tensor
     virial: Tensor
     atom_energies: Tensor
+    charges: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Prediction:
         """Apply a function to every tensor."""
-        return Prediction(*(function(tensor) for tensor in vars(self).values()))
+        return Prediction(**{name: function(tensor) for name, tensor in self.tensors.items()})
+
+    @classmethod
+    def mean(cls, predictions: Sequence[Prediction]) -> Prediction:
+        """Return the mean of several predictions for the same systems, of what all of them have."""
+        if len(predictions) == 1:
+            return predictions[0]
+        columns = [prediction.tensors for prediction in predictions]
+        names = [name for name in columns[0] if all(name in column for column in columns)]
+        return cls(**{n: torch.stack([column[n] for column in columns]).mean(0) for n in names})
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that was predicted, by name."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 def predict(
@@ -112,6 +163,8 @@ def predict(
     create_graph: bool = False,
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
+
+    Models with partial charges predict these as well.
 
     Parameters
     ----------
@@ -161,10 +214,13 @@ def predict(
     vectors = graph.vectors(positions.detach(), cell, batch)
     vectors = vectors.to(model.dtype).requires_grad_()
     with torch.enable_grad():
-        atom_energies = model(numbers, vectors, graph, charge[batch])
+        atom_energies, charges = model.energies_and_charges(
+            numbers, vectors, graph, charge[batch], batch
+        )
         gradient = torch.autograd.grad(atom_energies.sum(), vectors, create_graph=create_graph)[0]
     if not create_graph:
         atom_energies = atom_energies.detach()
+        charges = None if charges is None else charges.detach()
     ends = torch.cat([graph.senders, graph.receivers])
     forces = gradient.new_zeros(len(numbers), 3)
     forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
@@ -173,7 +229,7 @@ def predict(
     counts = torch.bincount(batch, minlength=n_systems)
     atom_energies = atom_energies + (model.mean / counts)[batch]
     energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
-    return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies)
+    return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies, charges)
 
 
 def check_neutral(uses_charge: bool, charge: Tensor | NDArray[np.generic]) -> None:

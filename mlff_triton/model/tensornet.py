@@ -39,6 +39,7 @@ from mlff_triton.model.irreps import (
 from mlff_triton.model.known_domain import RECORDS, KnownDomain, hash_of_weights
 from mlff_triton.model.radial_basis import BASES, cosine_cutoff
 from mlff_triton.model.zbl import zbl_energy
+from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -118,7 +119,7 @@ class Interaction(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.radial = nn.ModuleList(
             [
-                nn.Linear(config.num_rbf, channels),
+                nn.Linear(config.edge_features, channels),
                 nn.Linear(channels, 2 * channels),
                 nn.Linear(2 * channels, 3 * channels),
             ]
@@ -132,14 +133,43 @@ class Interaction(nn.Module):
         for linear in self.radial:
             radial = self.activation(linear(radial))
         radial = (radial * edges.cutoff[:, None]).unflatten(1, (3, -1))  # [P + 1, 3, F]
+        factors = [f.index_select(0, edges.pair) for f in radial.unbind(1)]  # 3 of [E, F]
+        own = radial[-1:] if self.config.self_loops else None
+        return self.update(x, edges, factors, own, 1 + 0.1 * charge)
 
+    def update(
+        self,
+        x: Tensor,
+        edges: Edges,
+        factors: list[Tensor],
+        own: Tensor | None,
+        charge_factor: Tensor | float,
+    ) -> Tensor:
+        """Update tensors by messages with given factors.
+
+        Parameters
+        ----------
+        x : [9, N, F]
+            Tensors of the atoms.
+        edges : Edges
+            Geometry of the edges.
+        factors : 3 of [E, F]
+            Factors of the three parts of the messages.
+        own : [N, 3, F] or [1, 3, F], optional
+            The same for the message of each atom to itself, in models with self-loops.
+        charge_factor : [N, 1] or float
+            Factor of the products of tensors.
+
+        Returns
+        -------
+        [9, N, F]
+        """
         x = x / (irrep_norms(x).sum(0) + 1)
         y = self.tensor_in(x)
-        message = edges.pass_messages(y, radial)
-        if self.config.self_loops:
-            message = message + scale(y, radial[-1:])
+        message = edges.pass_messages(y, factors)
+        if own is not None:
+            message = message + scale(y, own)
 
-        charge_factor = 1 + 0.1 * charge
         a, b = compose(y), compose(message)
         if self.config.group == "O(3)":
             product = decompose(matmul(a, b) + matmul(b, a)) * charge_factor
@@ -152,18 +182,23 @@ class Interaction(nn.Module):
 
 
 class ScalarHead(nn.Module):
-    """TorchMD-NET's ``Scalar`` output network, with layers F -> F/2 -> 1."""
+    """TorchMD-NET's ``Scalar`` output network, with layers F -> F/2 (-> F/2 ...) -> 1."""
 
-    def __init__(self, config: TensorNetConfig) -> None:
+    def __init__(self, config: TensorNetConfig, hidden_layers: int = 0) -> None:
         super().__init__()
         channels = config.hidden_channels
+        half = channels // 2
         self.activation = ACTIVATIONS[config.activation]
-        self.linear1 = nn.Linear(channels, channels // 2)
-        self.linear2 = nn.Linear(channels // 2, 1)
+        self.linear1 = nn.Linear(channels, half)
+        self.hidden = nn.ModuleList([nn.Linear(half, half) for _ in range(hidden_layers)])
+        self.linear2 = nn.Linear(half, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features [N, F] to energies [N]."""
-        energies: Tensor = self.linear2(self.activation(self.linear1(x)))
+        x = self.activation(self.linear1(x))
+        for linear in self.hidden:
+            x = self.activation(linear(x))
+        energies: Tensor = self.linear2(x)
         return energies[:, 0]
 
 
@@ -244,21 +279,20 @@ class Edges:
         zeros = messages.new_zeros(self.graph.n_atoms, messages.shape[1])
         return zeros.index_add(0, self.graph.receivers, messages)
 
-    def pass_messages(self, y: Tensor, radial: Tensor) -> Tensor:
+    def pass_messages(self, y: Tensor, factors: list[Tensor]) -> Tensor:
         """Compute ``M_i = sum_j f_k(d_ij) y_j``, one component at a time to stay in the cache.
 
         Parameters
         ----------
         y : [9, N, F]
             Tensors of the senders.
-        radial : [P (+ 1), 3, F]
-            Factors ``f_k`` of the three parts for each pair.
+        factors : 3 of [E, F]
+            Factors ``f_k`` of the three parts for each edge.
 
         Returns
         -------
         [9, N, F]
         """
-        factors = [f.index_select(0, self.pair) for f in radial.unbind(1)]  # 3 of [E, F]
         components = zip(y, PART_OF_COMPONENT, strict=True)
         return torch.stack(
             [
@@ -302,13 +336,14 @@ class TensorNet(nn.Module):
     mean: Tensor
     references: Tensor
     species_of_number: Tensor
+    layer: type[Interaction] = Interaction
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
         self.config = config
         self.basis = BASES[config.rbf_type](config)
         self.embedding = Embedding(config)
-        self.layers = nn.ModuleList([Interaction(config) for _ in range(config.num_layers)])
+        self.layers = nn.ModuleList([self.layer(config) for _ in range(config.num_layers)])
         self.readout = Readout(config)
         for buffer, shape, value in (("std", (), 1.0), ("mean", (), 0.0)):
             self.register_buffer(buffer, torch.full(shape, value, dtype=torch.float64))
@@ -339,9 +374,24 @@ class TensorNet(nn.Module):
         return self.config.uses_charge
 
     @property
+    def has_charges(self) -> bool:
+        """True if the model predicts the partial charge of each atom."""
+        return False
+
+    @property
+    def is_local(self) -> bool:
+        """True if atoms depend only on others within a few cutoffs: see `layers`."""
+        return True
+
+    @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the model was trained for, recognized by its weights, or None."""
-        return RECORDS.get(hash_of_weights(self.state_dict()))
+        return RECORDS.get(self.weights_hash)
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash of the weights, by which copies of a model are recognized."""
+        return hash_of_weights(self.state_dict())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorNet:
         """Move or cast the weights, but keep the energy scale in float64."""
@@ -375,7 +425,17 @@ class TensorNet(nn.Module):
             raise unknown_elements(numbers[species < 0].tolist(), self.config.elements)
         return species
 
-    def forward(self, numbers: Tensor, vectors: Tensor, graph: Graph, charge: Tensor) -> Tensor:
+    def check_box(self, box: Box) -> None:
+        """Raise `InputError` if the model cannot compute systems in a box, which TensorNets can."""
+
+    def forward(
+        self,
+        numbers: Tensor,
+        vectors: Tensor,
+        graph: Graph,
+        charge: Tensor,
+        batch: Tensor | None = None,
+    ) -> Tensor:
         """Compute the energy of each atom, without the model's mean.
 
         Parameters
@@ -388,6 +448,8 @@ class TensorNet(nn.Module):
             Neighbor list within `cutoff`.
         charge : [N]
             Total charge of each atom's system, in elementary charges.
+        batch : int64 [N], optional
+            System of each atom, ascending. By default, all atoms belong to one system.
 
         Returns
         -------
@@ -399,13 +461,38 @@ class TensorNet(nn.Module):
         UnknownElementError
             If the model does not support an element.
         """
+        return self.energies_and_charges(numbers, vectors, graph, charge, batch)[0]
+
+    def energies_and_charges(
+        self,
+        numbers: Tensor,
+        vectors: Tensor,
+        graph: Graph,
+        charge: Tensor,
+        batch: Tensor | None = None,  # noqa: ARG002 (of models whose atoms depend on all others)
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the energy and the partial charge of each atom.
+
+        Arguments and errors are those of `forward`.
+
+        Returns
+        -------
+        energies : float64 [N]
+            Energies in eV, without the model's mean.
+        charges : [N] or None
+            Partial charges in elementary charges; None if the model predicts none.
+        """
         species = self.species(numbers)
         edges = self._edges(vectors, graph)
         x = self.embedding(species, edges)
         q = charge.to(vectors.dtype)[:, None]
         for layer in self.layers:
             x = layer(x, edges, q)
-        energies: Tensor = self.readout(x).double() * self.std + self.references[species]
+        return self._with_priors(self.readout(x).double(), species, edges), None
+
+    def _with_priors(self, energies: Tensor, species: Tensor, edges: Edges) -> Tensor:
+        """Scale energies [N] to eV, and add those that no network computes."""
+        energies = energies * self.std + self.references[species]
         if self.config.zbl is None:
             return energies
         return energies + self._repulsion(self.config.zbl, species, edges)

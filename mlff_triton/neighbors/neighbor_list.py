@@ -12,10 +12,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 import vesin
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from mlff_triton.neighbors.box import MAX_LENGTH, Box, FloatArray, as_floats, check_box
+from mlff_triton.neighbors.box import (
+    MAX_LENGTH,
+    MAX_NEIGHBORS,
+    Box,
+    FloatArray,
+    as_floats,
+    check_box,
+)
 from mlff_triton.neighbors.graph import Graph
 
 MIN_DISTANCE = 1e-3  # Å; below it, two atoms are one point and the edge has no direction
@@ -37,7 +44,7 @@ def neighbor_list(
     positions : float [N, 3]
         Atom positions in Å; they need not lie inside the cell.
     cutoff : float
-        Cutoff radius in Å.
+        Cutoff radius in Å; `math.inf` for all pairs of atoms, without periodic directions.
     cell : float [3, 3], optional
         Lattice vectors (rows) in Å.
     pbc : bool or bool [3]
@@ -52,7 +59,7 @@ def neighbor_list(
     ------
     InputError
         If positions or cell are not finite or have the wrong shape, if the cutoff is not positive,
-        or if atoms would have tens of thousands of neighbors.
+        if it is infinite in a periodic cell, or if atoms would have tens of thousands of neighbors.
     OverlappingAtomsError
         If two atoms are closer than 0.001 Å.
 
@@ -86,9 +93,9 @@ def check_positions(positions: ArrayLike) -> FloatArray:
 
 
 def check_cutoff(cutoff: float) -> None:
-    """Raise `InputError` unless a cutoff is positive and finite."""
-    if not 0 < cutoff < np.inf:
-        raise InputError(f"the cutoff must be positive and finite, not {cutoff}")
+    """Raise `InputError` unless a cutoff is positive; an infinite one stands for all pairs."""
+    if not cutoff > 0:
+        raise InputError(f"the cutoff must be positive, not {cutoff}")
 
 
 def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
@@ -96,6 +103,8 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     n_atoms = len(points)
     check_cutoff(cutoff)
     extent = _extent(points, box)
+    if math.isinf(cutoff):
+        return _all_pairs(points, box)
     grid = _closed(box, extent, cutoff) if box.pbc.sum() == 1 else box
     # `vesin` pads the extent in open directions, and takes it along the axes of coordinates.
     padded = 1.05 * np.maximum(extent, np.ptp(points, axis=0)) + 5.0
@@ -110,15 +119,44 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     if radius > cutoff:
         near = distances < cutoff
         pairs, shifts, distances = pairs[near], shifts[near], distances[near]
+    _check_apart(distances, pairs)
+    ends = torch.from_numpy(pairs.astype(np.int64))
+    return Graph.from_pairs(
+        ends[:, 0], ends[:, 1], torch.from_numpy(shifts.astype(np.int64)), n_atoms
+    )
+
+
+def _check_apart(distances: FloatArray, pairs: NDArray[np.integer]) -> None:
+    """Raise `OverlappingAtomsError` if two atoms are one point, given all pairs [E, 2]."""
     if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = pairs[distances.argmin()]
         raise OverlappingAtomsError(
             f"atoms {i} and {j} are {distances.min():.1e} Å apart: move or remove one of them"
         )
-    ends = torch.from_numpy(pairs.astype(np.int64))
-    return Graph.from_pairs(
-        ends[:, 0], ends[:, 1], torch.from_numpy(shifts.astype(np.int64)), n_atoms
+
+
+def _all_pairs(points: FloatArray, box: Box) -> Graph:
+    """Return the list of all pairs of atoms, as `find_pairs` does for finite cutoffs."""
+    if box.pbc.any():
+        raise InputError("a periodic system has infinitely many pairs: take a finite cutoff")
+    n_atoms = len(points)
+    if n_atoms > MAX_NEIGHBORS:
+        raise InputError(
+            f"{n_atoms} atoms have too many pairs: take a finite cutoff; without one, at most "
+            f"{MAX_NEIGHBORS} atoms are possible"
+        )
+    atoms = torch.arange(n_atoms)
+    others = atoms.expand(n_atoms, n_atoms)[~torch.eye(n_atoms, dtype=torch.bool)]
+    receivers = atoms.repeat_interleave(n_atoms - 1)
+    graph = Graph(
+        row_ptr=(n_atoms - 1) * torch.arange(n_atoms + 1),
+        senders=others,
+        shifts=torch.zeros(len(others), 3, dtype=torch.int64),
+        reverse=others * (n_atoms - 1) + receivers - (receivers > others).long(),
     )
+    distances = graph.vectors(torch.from_numpy(points), None, None).norm(dim=1)
+    _check_apart(distances.numpy(), torch.stack([receivers, others], dim=1).numpy())
+    return graph
 
 
 def _extent(points: FloatArray, box: Box) -> FloatArray:

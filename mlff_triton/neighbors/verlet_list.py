@@ -53,7 +53,7 @@ class VerletList:
     Parameters
     ----------
     cutoff : float
-        Cutoff radius in Å.
+        Cutoff radius in Å; `math.inf` for all pairs.
     skin : float
         Additional radius in Å. With 0, the list is rebuilt whenever an atom or the cell moves.
 
@@ -65,7 +65,7 @@ class VerletList:
     Raises
     ------
     InputError
-        If the cutoff is not positive and finite, or the skin is negative or not finite.
+        If the cutoff is not positive, or the skin is negative or not finite.
 
     Examples
     --------
@@ -132,6 +132,8 @@ class VerletList:
         """Return True if no pair outside the list can be within the cutoff: see `deformation`."""
         if len(points0) != len(points) or (box0.pbc != box.pbc).any():
             return False
+        if math.isinf(self.cutoff):  # all pairs
+            return True
         strain, sigma = deformation(box0, box)
         moved = np.linalg.norm(points - points0 @ strain, axis=1)
         reach = sigma * (self.cutoff + self.skin)

@@ -27,7 +27,6 @@ from mlff_triton.errors import MlffTritonError
 from mlff_triton.jobs.job import Job, Progress, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
 from mlff_triton.jobs.workers import Done
-from mlff_triton.model.known_domain import hash_of_weights
 from mlff_triton.model.prediction import members_of
 from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
 from mlff_triton.statics.single_points import extended_xyz, plain_info, with_results
@@ -117,7 +116,7 @@ def predict_files(
     finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
     work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz)
-    weights = [hash_of_weights(member.state_dict()) for member in members_of(load_model(model))]
+    weights = [member.weights_hash for member in members_of(load_model(model))]
     settings = {
         "job": "predict",
         "version": __version__,

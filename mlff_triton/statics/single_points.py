@@ -19,6 +19,7 @@ from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_
 from mlff_triton.errors import InputError, MlffTritonError
 
 IMAGES_PER_CALL = 512  # between two reports of progress
+WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
 RESERVED = {"Lattice", "Properties", "pbc", *all_properties}  # in the comments of extended XYZ
 
 
@@ -118,10 +119,10 @@ def compute_all(
 
 
 def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
-    """Return a copy of a structure with energy, forces and stress, to be written to a file."""
+    """Return a copy of a structure with those results that are written to files."""
     kept: Atoms = atoms.copy()
     kept.set_constraint()
-    shown = {key: results[key] for key in ("energy", "forces", "stress") if key in results}
+    shown = {key: results[key] for key in WRITTEN if key in results}
     kept.calc = SinglePointCalculator(kept, **shown)
     return kept
 

@@ -217,10 +217,11 @@ def test_weights_keep_dtype_and_bits(tmp_path):
 
 
 UNSUPPORTED = {
-    "tensornet2": {"model": "tensornet2"},
+    "tensornet3": {"model": "tensornet3"},
     "equivariant transformer": {"model": "equivariant-transformer"},
     "graph network": {"model": "graph-network"},
     "dipole head": {"output_model": "DipoleMoment"},
+    "dipole head of a TensorNet2": {"output_model": "DipoleMoment", "model": "tensornet2"},
     "Coulomb head": {"output_model": "ScalarPlusWeightedCoulomb"},
     "D2": {"prior_model": [{"D2": {"cutoff_distance": 5.0}}]},
     "Coulomb": {"prior_model": ["Atomref", "Coulomb"]},

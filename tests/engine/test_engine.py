@@ -78,7 +78,7 @@ def assert_same(actual: Prediction, expected: Prediction, dtype: str) -> None:
 
 
 def assert_equal(actual: Prediction, expected: Prediction) -> None:
-    for name, tensor in vars(actual).items():
+    for name, tensor in actual.tensors.items():
         assert torch.equal(tensor, getattr(expected, name)), name
 
 
@@ -107,7 +107,7 @@ def test_a_batch_is_as_good_as_its_systems(backend):
     engine = engine_of(backend)
     together = compute_all(engine)
     alone = [compute(engine, a, q) for a, q in zip(SYSTEMS.values(), CHARGES, strict=True)]
-    for name, tensor in vars(together).items():
+    for name, tensor in together.tensors.items():
         order = 0 if "energ" in name else 1
         assert_close(tensor, torch.cat([getattr(p, name) for p in alone]), order)
 
@@ -127,11 +127,11 @@ def test_charges_matter(backend):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_predictions_have_one_form(backend, dtype):
     prediction = compute(engine_of(backend, dtype), SYSTEMS["water"])
-    shapes = {name: list(tensor.shape) for name, tensor in vars(prediction).items()}
+    shapes = {name: list(tensor.shape) for name, tensor in prediction.tensors.items()}
     expected = {"energy": [1], "forces": [24, 3], "virial": [1, 3, 3], "atom_energies": [24]}
     assert shapes == expected
     assert prediction.energy.dtype == prediction.virial.dtype == torch.float64
-    assert not any(t.requires_grad or t.is_cuda for t in vars(prediction).values())
+    assert not any(t.requires_grad or t.is_cuda for t in prediction.tensors.values())
     assert_close(prediction.energy[0], prediction.atom_energies.sum(), 0)
     assert_close(prediction.virial, prediction.virial.mT, 1)
 
@@ -159,7 +159,7 @@ def test_results_are_the_users(backend):
     """Changing a prediction affects neither the engine nor other predictions."""
     engine = engine_of(backend)
     first, second = (compute(engine, SYSTEMS["molecule"]) for _ in range(2))
-    for tensor in vars(first).values():
+    for tensor in first.tensors.values():
         tensor.zero_()
     assert second.forces.abs().max() > 0
     assert_equal(compute(engine, SYSTEMS["molecule"]), second)
@@ -295,7 +295,7 @@ def test_an_ensemble_is_the_mean_of_its_members(backend):
     for atoms in (SYSTEMS["slab"], SYSTEMS["molecule"]):
         means = [
             torch.stack(tensors).mean(0)
-            for tensors in zip(*(vars(compute(m, atoms)).values() for m in members), strict=True)
+            for tensors in zip(*(compute(m, atoms).tensors.values() for m in members), strict=True)
         ]
         assert_same(compute(ensemble, atoms), Prediction(*means), "float64")
 

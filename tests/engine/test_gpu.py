@@ -163,11 +163,11 @@ def engine_of(
 
 def compute(engine: Engine, atoms: Atoms) -> Prediction:
     arrays = engine.compute(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
-    return Prediction(*(tensor.cpu().double() for tensor in vars(arrays).values()))
+    return arrays.map(lambda tensor: tensor.cpu().double())
 
 
 def assert_equal(actual: Prediction, expected: Prediction) -> None:
-    for name, tensor in vars(actual).items():
+    for name, tensor in actual.tensors.items():
         assert torch.equal(tensor, getattr(expected, name)), name
 
 

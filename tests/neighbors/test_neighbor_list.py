@@ -169,7 +169,25 @@ def test_positions_that_are_no_numbers_are_refused(positions):
         neighbor_list(positions, 3.0)
 
 
-@pytest.mark.parametrize("cutoff", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("n_atoms", [1, 2, 3, 40])
+def test_infinite_cutoff_finds_all_pairs(n_atoms):
+    positions = random_cluster(n_atoms).positions
+    found, expected = neighbor_list(positions, np.inf), neighbor_list(positions, 1e3)
+    for name in ("row_ptr", "senders", "shifts", "reverse"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert found.n_edges == n_atoms * (n_atoms - 1)
+
+
+def test_infinite_cutoff_is_refused_where_there_are_too_many_pairs():
+    with pytest.raises(InputError, match="infinitely many pairs: take a finite cutoff"):
+        neighbor_list(np.zeros((1, 3)), np.inf, np.eye(3), [False, True, False])
+    with pytest.raises(InputError, match="at most 20000 atoms"):
+        neighbor_list(np.arange(60_003).reshape(-1, 3) / 100, np.inf)
+    with pytest.raises(OverlappingAtomsError, match="atoms 0 and 2 are"):
+        neighbor_list([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, 0.0]], np.inf)
+
+
+@pytest.mark.parametrize("cutoff", [0.0, -1.0, np.nan])
 def test_impossible_cutoffs_are_refused(cutoff):
     with pytest.raises(InputError, match="cutoff"):
         neighbor_list([[0.0, 0.0, 0.0]], cutoff)

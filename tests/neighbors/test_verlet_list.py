@@ -52,6 +52,16 @@ def test_verlet_list_equals_a_fresh_one_at_every_step(kind, strain):
     assert 1 < verlet.n_builds < n_steps / 5
 
 
+def test_list_of_all_pairs_is_built_once():
+    verlet = VerletList(np.inf)
+    for positions, cell, pbc in walk("vacuum", 20, 0.0):
+        assert_equal(verlet.update(positions, cell, pbc), neighbor_list(positions, np.inf))
+    assert verlet.n_builds == 1
+    with pytest.raises(OverlappingAtomsError, match="same point"):
+        verlet.update(np.zeros_like(positions), None, False)
+    assert verlet.update(positions[:3], None, False).n_edges == 6
+
+
 @settings(max_examples=100)
 @given(
     structures(),

@@ -107,7 +107,7 @@ def assert_true(found: Prediction, batch: Batch, dtype: torch.dtype = torch.floa
 
 
 def assert_equal(found: Prediction, expected: Prediction) -> None:
-    for name, tensor in vars(found).items():
+    for name, tensor in found.tensors.items():
         assert torch.equal(tensor, getattr(expected, name)), name
 
 

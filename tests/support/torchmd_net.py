@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -65,15 +66,17 @@ def import_torchmdnet() -> ModuleType:
         warnings.simplefilter("ignore")
         import torchmdnet.models.model
         import torchmdnet.models.tensornet
+        import torchmdnet.models.tensornet2
     return torchmdnet
 
 
 def use_plain_operations(torchmdnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace TorchMD-NET's Warp kernels by its PyTorch operations."""
-    module = torchmdnet.models.tensornet
-    monkeypatch.setattr(module, "OPT", False)
-    for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
-        monkeypatch.setattr(module, name, getattr(module, f"_{name}"))
+    plain = torchmdnet.models.tensornet
+    for module in (plain, torchmdnet.models.tensornet2):
+        monkeypatch.setattr(module, "OPT", False)
+        for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
+            monkeypatch.setattr(module, name, getattr(plain, f"_{name}"))
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,21 @@ def arguments(precision: torch.dtype, **changes: Any) -> dict[str, Any]:
     }
 
 
+def charged_arguments(precision: torch.dtype, **changes: Any) -> dict[str, Any]:
+    """Make hyper-parameters of a TensorNet2 with a Coulomb energy."""
+    return arguments(
+        precision,
+        **{
+            "model": "tensornet2",
+            "output_model": "ScalarPlusWeightedCoulomb",
+            "q_dim": 4,
+            "q_weights": [0.2, [1.0, 2.0, 0.0, 0.5], 1.0],
+            "coulomb_cutoff": None,
+            **changes,
+        },
+    )
+
+
 def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.Module, TensorNet]:
     """Make a random TorchMD-NET model without any weight of 0 or 1, and the equivalent of ours."""
     mean, std = torch.tensor(-3.7), torch.tensor(2.3)
@@ -135,6 +153,9 @@ def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.
             parameter.data *= 1 + 0.05 * noise
         else:
             parameter.data += (1.0 if "atomref" in name else 0.1) * noise
+        if args["model"] == "tensornet2" and "representation_model" in name:
+            # Fresh ones are so small that the tensors of atoms would hardly matter to its charges.
+            parameter.data *= 2.0 if re.search("tensor|distance_proj|scalar", name) else 1.0
     content = {"hyper_parameters": args, "state_dict": theirs.state_dict()}
     ours = from_checkpoint(content, "checkpoint", energy_unit=1.0)
     return theirs, ours

@@ -19,6 +19,7 @@ from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import Box
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
 FORCE_NAME = "mlff_triton"
+ANY_BOX = 1e4 * np.eye(3)  # Å; each step has its own
 ROUTES = ("auto", "python", "torch")
 
 
@@ -100,8 +102,8 @@ def create_openmm_force(
     Raises
     ------
     InputError
-        If an option, a particle or an element is invalid, or a bond connects a particle with an
-        atom that is not one of them.
+        If an option, a particle or an element is invalid, a bond connects a particle with an atom
+        that is not one of them, or the model cannot be periodic without a ``coulomb_cutoff``.
     BackendError
         If OpenMM is missing, or a device, backend or route cannot serve the model. The message
         names one that can.
@@ -153,6 +155,7 @@ def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
     for member in members:
         selection.check_elements(member.config.elements)
         check_neutral(member.uses_charge, charge)
+        member.check_box(Box.of(ANY_BOX, bool(options.periodic)))
     recipe = Recipe(
         model=lasting,
         numbers=selection.numbers,

@@ -83,7 +83,7 @@ class TensorNetPotential(MLPotentialImpl):
         system.addForce(force_of_selection(selection, options))
 
     def getMLLongRange(self) -> bool:
-        """Return False, as a TensorNet has no interactions beyond its cutoff."""
+        """Return False: no atom interacts with periodic images, as Ewald sums would have it."""
         return False
 
 

@@ -54,7 +54,7 @@ def test_engines_agree_with_the_exact_module(device, dtype):
     exact = Engine(model(2), "cpu", "float64", "exact")
     atoms = random_cluster(2)
     found = engine.compute(atoms.numbers, atoms.positions, charge=1)
-    assert {t.device.type for t in vars(found).values()} == {device}
+    assert {t.device.type for t in found.tensors.values()} == {device}
     expected = exact.compute(atoms.numbers, atoms.positions, charge=1)
     for name, order in ORDERS.items():
         assert_close(getattr(found, name), getattr(expected, name), order, dtype)
@@ -228,7 +228,7 @@ def test_without_a_skin_rows_always_hold(new_steps):
 def test_results_are_copies(new_steps):
     steps, atoms = new_steps(), random_cluster(4)
     first = steps.evaluate(batch_of(atoms))
-    kept = {name: tensor.clone() for name, tensor in vars(first).items()}
+    kept = {name: tensor.clone() for name, tensor in first.tensors.items()}
     second = steps.evaluate(batch_of(moved(atoms, [[0.1, 0, 0]] + [[0, 0, 0]] * 3)))
     assert not torch.equal(second.forces, first.forces)
     assert_equal(first, Prediction(**kept))
@@ -238,7 +238,7 @@ def test_prepared_steps(new_steps):
     steps, batch = new_steps(), batch_of(random_cluster(4))
     run = steps.prepare(batch)
     for _ in range(2):
-        found = Prediction(*(tensor.cpu() for tensor in vars(run()).values()))
+        found = run().map(torch.Tensor.cpu)
         assert_true(found, batch)
 
 

@@ -178,7 +178,7 @@ def test_atoms_may_lie_far_outside_their_cell(new_steps, cells):
         moved(atoms, [cells * atoms.cell.array[0], -cells * atoms.cell.array[1], [0] * 3])
     )
     for far in (program.run_without_waiting(), program.run_without_waiting()):
-        for name, tensor in vars(far).items():
+        for name, tensor in far.tensors.items():
             torch.testing.assert_close(tensor, getattr(near, name), rtol=1e-6, atol=1e-6)
 
 
@@ -246,7 +246,7 @@ def test_lost_atoms_spoil_their_own_system_only(new_steps, value):
     program.tensors.positions[4, 1] = value
     lost = program.run_without_waiting()
     assert_nan(lost, slice(1, 2), slice(3, 7))
-    for name, tensor in vars(lost).items():
+    for name, tensor in lost.tensors.items():
         kept = [0, 2] if len(tensor) == 3 else [0, 1, 2, 7, 8, 9]
         assert torch.equal(tensor[kept], getattr(expected, name)[kept])
     program.replace(*systems)
@@ -357,7 +357,7 @@ def test_results_are_kept(new_steps):
     copies = first.map(torch.clone)
     program.replace(moved(atoms, 0.1 * np.eye(3)))
     program.run()
-    for tensor, copy in zip(vars(first).values(), vars(copies).values(), strict=True):
+    for tensor, copy in zip(first.tensors.values(), copies.tensors.values(), strict=True):
         assert torch.equal(tensor, copy)
         assert not tensor.requires_grad
 

@@ -1,0 +1,244 @@
+"""TensorNet2 as a plain PyTorch module: a TensorNet with partial charges and their Coulomb energy.
+
+After the embedding and after each layer, a network predicts charges of each atom, which are
+equilibrated over its system. The network that acts on the edges of the next layer sees those of
+both atoms. The energy contains the Coulomb energy of all charges: between all pairs of atoms, or
+within a cutoff with a reaction field. It follows `torchmdnet.models.tensornet2` of TorchMD-NET 3.1,
+without Warp.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlff_triton.errors import InputError
+from mlff_triton.model.charges import ChargeNetwork
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
+from mlff_triton.model.coulomb import coulomb_energy
+from mlff_triton.model.known_domain import hash_of_weights
+from mlff_triton.model.prediction import Ensemble, members_of
+from mlff_triton.model.repulsion import Repulsion
+from mlff_triton.model.tensornet import Edges, Interaction, ScalarHead, TensorNet
+from mlff_triton.neighbors.box import Box
+from mlff_triton.neighbors.graph import Graph
+
+
+class ChargedInteraction(Interaction):
+    """One round of message passing, by factors that depend on the charges of both atoms."""
+
+    def forward(self, x: Tensor, edges: Edges, charges: Tensor) -> Tensor:
+        """Update tensors x [9, N, F], given charges [N, Q] of the atoms."""
+        first = self.radial[0]
+        assert isinstance(first, nn.Linear)
+        of_distance, of_receiver, of_sender = first.weight.split(
+            (edges.basis.shape[1], charges.shape[1], charges.shape[1]), dim=1
+        )
+        at_pairs = functional.linear(edges.basis, of_distance, first.bias)  # [P + 1, F]
+        at_receivers = functional.linear(charges, of_receiver)  # [N, F]
+        at_senders = functional.linear(charges, of_sender)  # [N, F]
+        graph = edges.graph
+        hidden = at_pairs.index_select(0, edges.pair)
+        hidden = hidden + at_receivers[graph.receivers] + at_senders[graph.senders]
+        factors = self._factors(hidden, edges.cutoff.index_select(0, edges.pair))
+        own = None
+        if self.config.self_loops:
+            own = self._factors(at_pairs[-1] + at_receivers + at_senders, edges.cutoff[-1:])
+        return self.update(x, edges, list(factors.unbind(1)), own, 1.0)
+
+    def _factors(self, hidden: Tensor, cutoff: Tensor) -> Tensor:
+        """Map what the first linear map returned to factors: [E, F] and [E] -> [E, 3, F]."""
+        hidden = self.activation(hidden)
+        for linear in self.radial[1:]:
+            hidden = self.activation(linear(hidden))
+        factors: Tensor = (hidden * cutoff[:, None]).unflatten(1, (3, -1))
+        return factors
+
+
+class TensorNet2(TensorNet):
+    """TensorNet2 energies and charges, twice differentiable by edge vectors and weights.
+
+    `predict` computes energies, forces, virials and charges with it. Each atom depends on all
+    others of its system through their charges.
+
+    Parameters
+    ----------
+    config : TensorNet2Config
+        The architecture.
+
+    Attributes
+    ----------
+    charge_weights : [num_layers + 1, Q]
+        Weight of each charge in the Coulomb energy and in the partial charges. By default, only
+        those after the last layer count.
+
+    Examples
+    --------
+    >>> from mlff_triton import TensorNet2Config
+    >>> TensorNet2(TensorNet2Config(elements=(1, 8), hidden_channels=16)).has_charges
+    True
+    """
+
+    config: TensorNet2Config
+    charge_weights: Tensor
+    layer = ChargedInteraction
+
+    def __init__(self, config: TensorNet2Config) -> None:
+        super().__init__(config)
+        self.charges = nn.ModuleList([ChargeNetwork(config) for _ in range(config.num_layers + 1)])
+        if config.head == "scalar":
+            self.readout.head = ScalarHead(config, config.head_layers)
+        weights = torch.zeros(config.num_layers + 1, config.charge_channels)
+        weights[-1] = 1.0
+        self.register_buffer("charge_weights", weights if config.coulomb else None)
+        self.repulsion = Repulsion(config) if config.repulsion else None
+
+    @property
+    def has_charges(self) -> bool:
+        """True if the model predicts the partial charge of each atom, for its Coulomb energy."""
+        return self.config.coulomb
+
+    @property
+    def is_local(self) -> bool:
+        """Return False: charges depend on all atoms of a system."""
+        return False
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash of the weights and of the Coulomb cutoff, if there is one."""
+        facts = dict(self.state_dict())
+        if self.config.coulomb_cutoff is not None:
+            facts["coulomb_cutoff"] = torch.tensor(self.config.coulomb_cutoff, dtype=torch.float64)
+        return hash_of_weights(facts)
+
+    def check_box(self, box: Box) -> None:
+        """Raise `InputError` if the Coulomb energy is not defined in a box.
+
+        Periodic boxes need a Coulomb cutoff, and must be twice as high in periodic directions.
+        """
+        if not self.config.coulomb or not box.pbc.any():
+            return
+        cutoff = self.config.coulomb_cutoff
+        if cutoff is None:
+            raise InputError(
+                "the model sums the Coulomb energy over all pairs of atoms, so it cannot be "
+                "periodic: drop the cell, or give the model a cutoff, by load_model(..., "
+                "coulomb_cutoff=12.0) or mlff-triton convert --coulomb-cutoff 12"
+            )
+        height = box.heights[box.pbc].min()
+        if height < 2 * cutoff:
+            raise InputError(
+                f"the cell is {height:.4g} Å high, less than twice the Coulomb cutoff of "
+                f"{cutoff:g} Å: use a larger cell, or load the model with a smaller coulomb_cutoff"
+            )
+
+    def energies_and_charges(
+        self,
+        numbers: Tensor,
+        vectors: Tensor,
+        graph: Graph,
+        charge: Tensor,
+        batch: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute energies and charges as `TensorNet.energies_and_charges` does."""
+        if batch is None:
+            batch = torch.zeros_like(numbers)
+        n_systems = int(batch[-1]) + 1
+        total = charge.to(vectors.dtype)[:, None]
+        species = self.species(numbers)
+        edges = self._edges(*_within(self.config.network_cutoff, vectors, graph))
+        x = self.embedding(species, edges)
+        charges = []
+        for network, layer in zip(self.charges[:-1], self.layers, strict=True):
+            charges.append(network(x, total, batch, n_systems))
+            x = layer(x, edges, charges[-1])
+        energies = self.readout(x).double()
+        if self.repulsion is not None:
+            energies = energies + self._nuclear_energies(self.repulsion, species, edges)
+        if not self.config.coulomb:
+            return self._with_priors(energies, species, edges), None
+        charges.append(self.charges[-1](x, total, batch, n_systems))
+        weights = self.charge_weights / self.charge_weights.sum()
+        every = torch.stack(charges, dim=1)  # [N, layers + 1, Q]
+        energies = energies + self._coulomb_energies(every, weights, vectors, graph)
+        mean = (every * weights).sum((1, 2))
+        return self._with_priors(energies, species, edges), mean
+
+    def _coulomb_energies(
+        self, charges: Tensor, weights: Tensor, vectors: Tensor, graph: Graph
+    ) -> Tensor:
+        """Compute the Coulomb energy of each atom, float64 [N], eV: half that of its pairs.
+
+        It is the mean over the charges [N, layers + 1, Q] of each atom, with their weights.
+        """
+        first, _ = graph.pairs
+        distance = torch.linalg.vector_norm(vectors[first], dim=1).double()
+        if self.config.coulomb_cutoff is not None:
+            near = distance < self.config.coulomb_cutoff
+            first, distance = first[near], distance[near]
+        i, j = graph.receivers[first], graph.senders[first]
+        left, right = (charges * weights).flatten(1), charges.flatten(1)
+        products = (left[i] * right[j]).sum(1).double()
+        return _shared(products * coulomb_energy(distance, self.config.coulomb_cutoff), i, j, graph)
+
+    def _nuclear_energies(self, repulsion: Repulsion, species: Tensor, edges: Edges) -> Tensor:
+        """Compute the nuclear repulsion of each atom, float64 [N], eV: half that of its pairs."""
+        graph = edges.graph
+        first, _ = graph.pairs
+        near = edges.distances < self.config.cutoff_upper
+        first, distance = first[near], edges.distances[near].double()
+        i, j = graph.receivers[first], graph.senders[first]
+        return _shared(repulsion(distance, species[i], species[j]), i, j, graph)
+
+
+def model_of(config: TensorNetConfig) -> TensorNet:
+    """Return a new model: a TensorNet2 if the architecture is that of one."""
+    return TensorNet2(config) if isinstance(config, TensorNet2Config) else TensorNet(config)
+
+
+def with_coulomb_cutoff(model: TensorNet | Ensemble, coulomb_cutoff: float) -> TensorNet | Ensemble:
+    """Return a copy of a model with another Coulomb cutoff, and the same weights.
+
+    Parameters
+    ----------
+    model : TensorNet2 or Ensemble
+        A model, or several, with a Coulomb energy.
+    coulomb_cutoff : float
+        Å.
+
+    Raises
+    ------
+    InputError
+        If the model has no Coulomb energy, or the cutoff is invalid.
+    """
+    if isinstance(model, Ensemble):
+        return Ensemble([_with_cutoff(member, coulomb_cutoff) for member in members_of(model)])
+    return _with_cutoff(model, coulomb_cutoff)
+
+
+def _with_cutoff(model: TensorNet, coulomb_cutoff: float) -> TensorNet:
+    if not isinstance(model, TensorNet2):
+        raise InputError("the model has no Coulomb energy: leave coulomb_cutoff out")
+    changed = copy.deepcopy(model)
+    changed.config = replace(model.config, coulomb_cutoff=coulomb_cutoff)
+    return changed
+
+
+def _shared(energies: Tensor, i: Tensor, j: Tensor, graph: Graph) -> Tensor:
+    """Give half of the energy of each pair [P] to each of its atoms: [N]."""
+    zeros = energies.new_zeros(graph.n_atoms)
+    return zeros.index_add(0, torch.cat([i, j]), torch.cat([energies, energies]) / 2)
+
+
+def _within(cutoff: float, vectors: Tensor, graph: Graph) -> tuple[Tensor, Graph]:
+    """Drop the edges beyond a cutoff."""
+    first, pair = graph.pairs
+    near = torch.linalg.vector_norm(vectors.detach()[first], dim=1) < cutoff
+    if bool(near.all()):
+        return vectors, graph
+    kept = near[pair]
+    return vectors[kept], graph.select(kept)

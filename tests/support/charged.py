@@ -1,0 +1,30 @@
+"""Small random TensorNet2 models, with charges and tensors large enough to matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mlff_triton import TensorNet2, TensorNet2Config
+
+CUTOFF = 4.0  # Å, of the network
+SCALE = 10.0  # eV; gives random models forces of about 1 eV/Å
+
+
+def charged_model(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> TensorNet2:
+    """Make a small model without any weight of 0 or 1."""
+    torch.manual_seed(seed)
+    options = {"hidden_channels": 6, "num_layers": 1, "num_rbf": 6, "cutoff_upper": CUTOFF}
+    options |= {"charge_channels": 3, **changes}
+    model = TensorNet2(TensorNet2Config((1, 6, 7, 8), **options))
+    for name, parameter in model.named_parameters():
+        if not name.startswith("basis"):
+            parameter.data += 0.2 * torch.randn_like(parameter)
+        if "tensor" in name or "radial" in name:
+            parameter.data *= 2.0
+    if model.has_charges:
+        model.charge_weights = torch.rand_like(model.charge_weights)
+    model.std, model.mean = torch.tensor(SCALE).double(), torch.tensor(-0.7).double()
+    model.references = torch.tensor([-1.0, -5.0, -7.0, -9.0]).double()
+    return model.to(dtype)
