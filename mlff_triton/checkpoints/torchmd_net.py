@@ -19,7 +19,7 @@ from mlff_triton.checkpoints._weights import (
     interleaved_to_blocks,
     stack_linears,
 )
-from mlff_triton.errors import CheckpointError, UnsupportedModelError
+from mlff_triton.errors import InputError, UnsupportedModelError
 from mlff_triton.model.config import (
     ACTIVATIONS,
     MAX_ATOMIC_NUMBER,
@@ -276,7 +276,7 @@ def _charge_tables(theirs: Mapping[str, Tensor], config: TensorNet2Config) -> di
         products = theirs["repulsion.z_outer"]
         charge = products.diagonal().sqrt()
         if not torch.equal(products, torch.outer(charge, charge)):
-            raise CheckpointError("repulsion.z_outer does not contain products of nuclear charges")
+            raise InputError("repulsion.z_outer does not contain products of nuclear charges")
         ours["repulsion.charge"] = charge
         ours["repulsion.power"] = theirs["repulsion.z_pow"]
         ours["repulsion.radii"] = theirs["repulsion.cutoff_ab"]

@@ -23,6 +23,8 @@ def charged_model(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: 
             parameter.data += 0.2 * torch.randn_like(parameter)
         if "tensor" in name or "radial" in name:
             parameter.data *= 2.0
+    for network in model.charges:  # all atoms take some of the total charge
+        network.linears[2].bias.data[model.config.charge_channels :] += 3.0
     if model.has_charges:
         model.charge_weights = torch.rand_like(model.charge_weights)
     model.std, model.mean = torch.tensor(SCALE).double(), torch.tensor(-0.7).double()

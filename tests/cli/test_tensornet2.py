@@ -1,0 +1,92 @@
+"""The command line with a model of partial charges."""
+
+from __future__ import annotations
+
+import ase.io
+import numpy as np
+import pytest
+from ase.build import molecule
+
+from mlff_triton import load_model, save_model
+from mlff_triton.testing import water_box
+from tests.model.test_tensornet import evaluate
+from tests.support.charged import charged_model
+
+
+@pytest.fixture
+def charged(tmp_path):
+    """Path of a model whose Coulomb energy has no cutoff."""
+    path = tmp_path / "charged.safetensors"
+    save_model(charged_model(hidden_channels=8), path, "A random TensorNet2.")
+    ase.io.write(tmp_path / "water.xyz", water_box(8, seed=0), format="extxyz")
+    return path
+
+
+def test_info_describes_charges(run, charged):
+    code, out, err = run("info", charged)
+    assert (code, err) == (0, "")
+    for expected in (
+        "TorchMD-NET TensorNet2",
+        "3 per atom and layer",
+        "all pairs, not for periodic boxes",
+        "A random TensorNet2.",
+    ):
+        assert expected in out
+    save_model(charged_model(coulomb_cutoff=2.5, repulsion=True), "short.safetensors")
+    out = run("info", "short.safetensors")[1]
+    assert "within 2.5 Å, with a reaction field" in out
+    assert "within bonds" in out
+
+
+def test_energy_writes_charges_and_dipoles(run, charged):
+    options = ("--model", charged, "--dtype", "float64", "--device", "cpu", "--charge", 1)
+    code, _, err = run("energy", "ethanol.xyz", *options, "--out", "results.xyz")
+    assert (code, err) == (0, "")
+    read = ase.io.read("results.xyz")
+    expected = evaluate(load_model(charged).double(), molecule("CH3CH2OH"), charge=[1.0])
+    np.testing.assert_allclose(read.get_charges(), expected.charges, atol=1e-6)
+    assert read.get_potential_energy() == pytest.approx(expected.energy.item())
+    assert read.get_dipole_moment().shape == (3,)
+
+
+def test_periodic_boxes_need_a_converted_model(run, charged):
+    for command in ("energy", "md"):
+        code, _, err = run(command, "water.xyz", "--model", charged, "--device", "cpu")
+        assert code == 2
+        assert "mlff-triton convert --coulomb-cutoff 12" in err
+        assert err.count("\n") == 1
+    assert run("energy", "water.xyz", "--no-pbc", "--model", charged, "--device", "cpu")[0] == 0
+    code, out, err = run("convert", charged, "field.safetensors", "--coulomb-cutoff", 3)
+    assert (code, out, err) == (0, "wrote field.safetensors\n", "")
+    assert load_model("field.safetensors").config.coulomb_cutoff == 3.0
+    shown = run("energy", "water.xyz", "--model", "field.safetensors", "--device", "cpu")
+    assert (shown[0], shown[2]) == (0, "")
+    code, _, err = run("convert", charged, "far.safetensors", "--coulomb-cutoff", 9)
+    code, _, err = run("energy", "water.xyz", "--model", "far.safetensors", "--device", "cpu")
+    assert code == 2
+    assert "less than twice the Coulomb cutoff of 9 Å" in err
+    code, _, err = run("convert", "default", "default.safetensors", "--coulomb-cutoff", 9)
+    assert code == 2
+    assert "the model has no Coulomb energy" in err
+
+
+def test_md_simulates_ions_and_boxes(run, charged):
+    options = ("--steps", 4, "--every", 2, "--device", "cpu", "--timestep", 0.1)
+    code, out, err = run("md", "ethanol.xyz", "--model", charged, "--charge", 1, *options)
+    assert (code, err) == (0, "")
+    assert len(ase.io.read("md/trajectory.xyz", ":")) == 3
+    assert run("convert", charged, "field.safetensors", "--coulomb-cutoff", 3)[0] == 0
+    code, out, err = run(
+        "md", "water.xyz", "--model", "field.safetensors", *options, "--out", "box"
+    )
+    assert (code, err) == (0, ""), out
+
+
+def test_explain_names_the_only_backend(run, charged):
+    code, out, err = run("explain", charged, "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "exact         taken" in out
+    assert out.count("the networks of a TensorNet2 depend on charges") == 3
+    code, _, err = run("calibrate", "--model", charged, "--device", "cpu")
+    assert code == 2
+    assert "which only the backend 'exact' computes" in err
