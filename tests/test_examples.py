@@ -18,7 +18,8 @@ import torch
 from ase.build import molecule
 
 import mlff_triton
-from mlff_triton import TensorNetCalculator, load_model
+from mlff_triton import TensorNetCalculator, load_model, save_model
+from tests.support.charged import charged_model
 
 ROOT = Path(mlff_triton.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -289,6 +290,23 @@ def test_many(tmp_path):
     assert lines[1].startswith("1 error: atoms 0 and 1 are ")
     assert numbers_in(lines[2])[0] < -100
     assert {path.name for path in (tmp_path / "many").iterdir()} == {"molecules.xyz", "results.xyz"}
+
+
+def test_charges(tmp_path):
+    save_model(charged_model(torch.float32), tmp_path / "model.safetensors")
+    out = run("13_charges.py", "--model", "model.safetensors", "--steps", 2, cwd=tmp_path)
+    lines = out.splitlines()
+    assert [line.partition(":")[0] for line in lines[::3]] == [
+        "acetic acid",
+        "acetate",
+        "the acid without its proton",
+    ]
+    for k, total in ((1, 0.0), (4, -1.0)):
+        charges = numbers_in(lines[k])
+        assert len(charges) == 8 + int(total)
+        assert sum(charges) == pytest.approx(total, abs=0.01)
+        assert max(map(abs, charges)) > 0.01
+    assert numbers_in(lines[2])[0] > 0.01
 
 
 def test_alignment(tmp_path):
