@@ -17,7 +17,8 @@ from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.types.nuclei import Nuclei
 from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.model.config import TensorNetConfig, unknown_elements
-from mlff_triton.model.tensornet import GatedHead, IrrepLinear, ScalarHead, TensorNet
+from mlff_triton.model.readout import GatedHead, ScalarHead
+from mlff_triton.model.tensornet import IrrepLinear, TensorNet
 from mlff_triton.model.zbl import nuclei_of
 
 SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16, so smaller heads are padded

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.model.activations import ACTIVATIONS
 from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.irreps import irrep_norms
-from mlff_triton.model.tensornet import ACTIVATIONS
 
 EPSILON = 1e-6  # for systems in which no atom takes charge
 

@@ -22,8 +22,9 @@ from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 from mlff_triton.model.coulomb import coulomb_energy
 from mlff_triton.model.known_domain import hash_of_weights
 from mlff_triton.model.prediction import Ensemble, members_of
+from mlff_triton.model.readout import ScalarHead
 from mlff_triton.model.repulsion import Repulsion
-from mlff_triton.model.tensornet import Edges, Interaction, ScalarHead, TensorNet
+from mlff_triton.model.tensornet import Edges, Interaction, TensorNet
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 

@@ -12,7 +12,7 @@ from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 from mlff_triton.kernels.tensornet.reference import interaction as reference
 from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.model import irreps
-from mlff_triton.model.tensornet import ACTIVATIONS as EXACT_ACTIVATIONS
+from mlff_triton.model.activations import ACTIVATIONS as EXACT_ACTIVATIONS
 from mlff_triton.testing import assert_close
 from tests.support.random_inputs import (
     ACTIVATIONS,

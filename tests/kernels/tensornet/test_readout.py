@@ -10,7 +10,7 @@ from mlff_triton.kernels.tensornet import readout as operator
 from mlff_triton.kernels.tensornet.reference import readout as reference
 from mlff_triton.model import irreps
 from mlff_triton.model.config import TensorNetConfig
-from mlff_triton.model.tensornet import GatedHead
+from mlff_triton.model.readout import GatedHead
 from mlff_triton.testing import assert_close
 from tests.support.random_inputs import (
     ACTIVATIONS,
