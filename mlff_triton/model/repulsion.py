@@ -16,8 +16,8 @@ ANGSTROM_TO_BOHR = 1.8897261258369282
 COULOMB = 14.399645  # eV Å
 SCREENING_LENGTH = 0.4543 / ANGSTROM_TO_BOHR  # Å
 EXPONENT = 0.3
-# Å, from hydrogen on: B. Cordero et al., https://doi.org/10.1039/b801115j. Elements without one
-# have 2.0, which other models use as well.
+# Å, from hydrogen on: B. Cordero et al., https://doi.org/10.1039/b801115j; 2.0 for elements
+# beyond curium, as in ASE.
 COVALENT_RADII = (
     *(0.31, 0.28, 1.28, 0.96, 0.84, 0.76, 0.71, 0.66, 0.57, 0.58, 1.66, 1.41, 1.21, 1.11, 1.07),
     *(1.05, 1.02, 1.06, 2.03, 1.76, 1.70, 1.60, 1.53, 1.39, 1.39, 1.32, 1.26, 1.24, 1.32, 1.22),

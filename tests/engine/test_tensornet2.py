@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from torch import Tensor
 
 from mlff_triton import Engine, Ensemble, Prediction
 from mlff_triton.engine.dispatch import BACKENDS, candidates, explain, rank
@@ -56,18 +57,23 @@ def test_other_backends_are_refused_with_the_reason(backend):
         Parameters.of(charged_model(), CPU, torch.float64)
 
 
-def test_engine_predicts_charges():
-    model, atoms = charged_model(repulsion=True), random_cluster(9)
-    engine = Engine(model, "cpu", "float64")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("changes", [{"repulsion": True}, {"coulomb_cutoff": 2.8}], ids=str)
+def test_engine_predicts_charges(device, changes):
+    model, atoms = charged_model(**changes), random_cluster(9)
+    engine = Engine(model, device, "float64")
     assert (engine.backend, engine.has_charges, engine.is_local) == ("exact", True, False)
-    found = compute(engine, atoms, charge=-1)
+    found = compute(engine, atoms, charge=-1).map(Tensor.cpu)
     assert_same(found, evaluate(model, atoms, charge=[-1.0]))
     assert_close(found.charges.sum(), torch.tensor(-1.0).double(), 0, torch.float32)
-    again = pickle.loads(pickle.dumps(engine))
-    assert torch.equal(compute(again, atoms, charge=-1).charges, found.charges)
+    again = compute(pickle.loads(pickle.dumps(engine)), atoms, charge=-1)
+    assert_same(again.map(Tensor.cpu), found)
+
+
+def test_other_engines_have_none():
     local = Engine(model_of(), "cpu", "float64")
     assert (local.has_charges, local.is_local) == (False, True)
-    assert compute(local, atoms).charges is None
+    assert compute(local, random_cluster(3)).charges is None
 
 
 def test_batches_of_charged_systems():
