@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,15 @@ from tests.fuzz.damage import (
 )
 from tests.fuzz.kind import Facts, Finding, Kind
 from tests.fuzz.tensors import other_tensor
+from tests.support.charged import charged_model
 from tests.support.checkpoints import ATOMS, lightning, native, priors_by_list, zipped
 
-FORMATS = ("model.safetensors", "model.ckpt", "ensemble.zip", "matgl")
+NATIVE = {
+    "model.safetensors": native,
+    "tensornet2.safetensors": partial(charged_model, torch.float32, repulsion=True),
+}
+"""Functions that make the models of the package's own files, by the names of the files."""
+FORMATS = (*NATIVE, "model.ckpt", "ensemble.zip", "matgl")
 MARKER = "marker"  # written by hostile checkpoints whose code runs
 
 
@@ -46,8 +53,12 @@ def write(name: str, folder: Path, config: Any = None, weights: Any = None) -> P
         path.mkdir()
         (path / "model.json").write_text(json.dumps(config))
         torch.save(weights, path / "state.pt")
-    elif name == "model.safetensors":
-        metadata = {**native_metadata(folder), "config": json.dumps(config), "card": "A card."}
+    elif name in NATIVE:
+        metadata = {
+            **native_metadata(name, folder),
+            "config": json.dumps(config),
+            "card": "A card.",
+        }
         safetensors.torch.save_file(weights, path, metadata)
     else:
         content = {"hyper_parameters": config, "state_dict": weights}
@@ -58,10 +69,10 @@ def write(name: str, folder: Path, config: Any = None, weights: Any = None) -> P
     return path
 
 
-def native_metadata(folder: Path) -> dict[str, str]:
+def native_metadata(name: str, folder: Path) -> dict[str, str]:
     """Return the metadata of a file of the package, without a digest of its weights."""
     whole = folder / "whole.safetensors"
-    save_model(native(), whole)
+    save_model(NATIVE[name](), whole)
     with safetensors.safe_open(whole, "pt") as file:
         metadata = dict(file.metadata())
     whole.unlink()
@@ -81,8 +92,8 @@ def parts(name: str) -> tuple[Any, Any]:
     if name == "matgl":
         content = description()
         return content, random_weights(content["kwargs"]["model"]["init_args"])
-    if name == "model.safetensors":
-        model = native()
+    if name in NATIVE:
+        model = NATIVE[name]()
         weights = {key: value.contiguous() for key, value in model.state_dict().items()}
         return json.loads(json.dumps(vars(model.config))), weights
     content = lightning()
@@ -94,9 +105,9 @@ def bytes_changed(rng: np.random.Generator, folder: Path) -> Facts:
     """Damage bytes. A model that loads must be the undamaged one."""
     name = choice(rng, FORMATS)
     torch.manual_seed(0)
-    if name == "model.safetensors":
+    if name in NATIVE:
         (folder / "whole").mkdir()
-        save_model(native(), folder / "whole" / name, "A card.")
+        save_model(NATIVE[name](), folder / "whole" / name, "A card.")
         sort_header(folder / "whole" / name)
     else:
         write(name, folder / "whole")
@@ -122,14 +133,14 @@ def tensor_changed(rng: np.random.Generator, folder: Path) -> Facts:
     name = choice(rng, FORMATS)
     config, weights = parts(name)
     key = choice(rng, weights)
-    weights[key] = other_tensor(rng, weights[key], only_dense=name == "model.safetensors")
+    weights[key] = other_tensor(rng, weights[key], only_dense=name in NATIVE)
     write(name, folder, config, weights)
     return {"path": name}
 
 
 def deep_json(rng: np.random.Generator, folder: Path) -> Facts:
     """Nest JSON deeply, or write numbers of many digits, repeated keys and other encodings."""
-    name = choice(rng, ("model.safetensors", "matgl"))
+    name = choice(rng, (*NATIVE, "matgl"))
     path = write(name, folder)
     depth = int(10 ** rng.uniform(1, 5.5))
     text = choice(
@@ -150,7 +161,7 @@ def deep_json(rng: np.random.Generator, folder: Path) -> Facts:
         (path / "model.json").write_bytes(text.encode(encoding))
     else:
         weights = safetensors.torch.load_file(path)
-        metadata = {**native_metadata(folder), "config": text}
+        metadata = {**native_metadata(name, folder), "config": text}
         safetensors.torch.save_file(weights, path, metadata)
     return {"path": name}
 
