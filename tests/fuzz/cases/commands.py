@@ -30,6 +30,7 @@ USUAL: dict[str, tuple[str, ...]] = {  # arguments that succeed, quickly
     "info": (MODEL,),
     "explain": (MODEL, "--device", "cpu"),
     "convert": (MODEL, "new.safetensors"),
+    "models": (),
     "align": ("queries.fa", "targets.fa", "--out", "new.tsv", "--device", "cpu"),
 }
 SLOW = {  # refused at last
