@@ -28,6 +28,9 @@ from mlff_triton.model.tensornet import Edges, Interaction, TensorNet
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 
+ROUNDING = 1e-6
+"""Å by which a box may fall short of two Coulomb cutoffs, as conversions of units round."""
+
 
 class ChargedInteraction(Interaction):
     """One round of message passing, by factors that depend on the charges of both atoms."""
@@ -131,7 +134,7 @@ class TensorNet2(TensorNet):
                 "coulomb_cutoff=12.0) or mlff-triton convert --coulomb-cutoff 12"
             )
         height = box.heights[box.pbc].min()
-        if height < 2 * cutoff:
+        if height < 2 * cutoff - ROUNDING:
             raise InputError(
                 f"the cell is {height:.4g} Å high, less than twice the Coulomb cutoff of "
                 f"{cutoff:g} Å: use a larger cell, or load the model with a smaller coulomb_cutoff"

@@ -306,6 +306,16 @@ def test_boxes_need_a_cutoff_of_at_most_half_their_height():
     charged_model(coulomb=False).check_box(slab)
 
 
+@pytest.mark.parametrize("kind", ["cubic", "triclinic"])
+def test_boxes_of_exactly_two_cutoffs_are_high_enough(kind, rng):
+    for _ in range(20):
+        turned_cell = random_crystal(4, kind).cell.array @ random_rotation(rng)
+        box = Box.of(turned_cell, True)
+        charged_model(coulomb_cutoff=float(box.heights.min()) / 2 + 1e-8).check_box(box)
+        with pytest.raises(InputError, match="less than twice"):
+            charged_model(coulomb_cutoff=float(box.heights.min()) / 2 + 1e-5).check_box(box)
+
+
 def test_cutoff_can_be_changed():
     model = charged_model()
     changed = with_coulomb_cutoff(model, 4.5)
