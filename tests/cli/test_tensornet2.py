@@ -70,6 +70,15 @@ def test_periodic_boxes_need_a_converted_model(run, charged):
     assert "the model has no Coulomb energy" in err
 
 
+def test_predict_goes_on_after_boxes_without_a_cutoff(run, charged):
+    options = ("--model", charged, "--device", "cpu", "--out", "results.xyz")
+    _, out, err = run("predict", "ethanol.xyz", "water.xyz", *options)
+    assert "cannot be periodic" in out + err
+    read = ase.io.read("results.xyz", ":")
+    assert [len(atoms) for atoms in read if "error" not in atoms.info] == [9]
+    assert read[0].get_charges().sum() == pytest.approx(0.0, abs=1e-4)
+
+
 def test_md_simulates_ions_and_boxes(run, charged):
     options = ("--steps", 4, "--every", 2, "--device", "cpu", "--timestep", 0.1)
     code, out, err = run("md", "ethanol.xyz", "--model", charged, "--charge", 1, *options)
