@@ -295,7 +295,14 @@ class Engine:
         ------
         InputError
             If the charge is invalid.
+        BackendError
+            If each atom depends on all others of its system, as in a TensorNet2.
         """
+        if not self.is_local:
+            raise BackendError(
+                "systems of this model cannot be divided, as charges are not local: each depends "
+                "on all atoms; use ASE, OpenMM or TorchSim"
+            )
         total = check_charge(charge)
         check_neutral(self.uses_charge, total)
         reach = max(steps.reach for steps in self._steps)

@@ -147,3 +147,8 @@ def test_queued_tensors_have_charges():
         torch.tensor([2.0]),
     )
     assert_same(found, evaluate(charged_model(), atoms, charge=[2.0]))
+
+
+def test_systems_are_not_divided():
+    with pytest.raises(BackendError, match="charges are not local"):
+        Engine(charged_model(), "cpu").part()
