@@ -1,4 +1,4 @@
-"""TensorNet for ASE, OpenMM and TorchSim, each loaded on first use."""
+"""TensorNet for ASE, OpenMM, LAMMPS and TorchSim, each loaded on first use."""
 
 from __future__ import annotations
 

@@ -24,10 +24,11 @@ SMALL = 64
 """Number of atoms up to which all pairs are compared."""
 
 
-def check_distances(batch: Batch) -> None:
+def check_distances(batch: Batch, labels: IntArray | None = None) -> None:
     """Raise `InputError` if atoms of one system are closer than in any structure.
 
-    The rule is a conservative one from covalent radii, the same for all models.
+    The rule is a conservative one from covalent radii, the same for all models. The message calls
+    atoms by their labels, or by their indices if there are none.
     """
     if not _are_elements(batch) or _is_open_and_spacious(batch):
         return
@@ -35,7 +36,10 @@ def check_distances(batch: Batch) -> None:
     if len(ratios) and ratios.min() < TOO_CLOSE:
         edge = int(ratios.argmin())
         i, j = int(graph.receivers[edge]), int(graph.senders[edge])
-        names = [f"{k} ({chemical_symbols[batch.numbers[k]]})" for k in (i, j)]
+        names = [
+            f"{k if labels is None else labels[k]} ({chemical_symbols[batch.numbers[k]]})"
+            for k in (i, j)
+        ]
         raise InputError(
             f"atoms {names[0]} and {names[1]} are only {float(distances[edge]):.2g} Å apart: check "
             "that positions and cell are in Å, not nm, and that no atom occurs twice"

@@ -19,6 +19,7 @@ from mlff_triton.cli.embed import embed
 from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
 from mlff_triton.cli.info import info
+from mlff_triton.cli.lammps import lammps
 from mlff_triton.cli.md import md
 from mlff_triton.cli.models import models
 from mlff_triton.cli.predict import predict
@@ -40,6 +41,7 @@ for command in (
     predict,
     relax,
     vibrations,
+    lammps,
     models,
     info,
     explain,

