@@ -1,0 +1,37 @@
+"""A run in which one rank fails: ``python -m tests.calculators.lammps.failing_worker WHEN``."""
+
+from __future__ import annotations
+
+import sys
+from unittest import mock
+
+from mpi4py import MPI
+
+from mlff_triton.calculators.lammps import couple
+from mlff_triton.engine.engine import Engine
+from mlff_triton.errors import BackendError, OverlappingAtomsError
+from tests.calculators.lammps.systems import TYPES, small_model, start, water
+
+LAST = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
+
+
+def main(when: str) -> None:
+    """Let the last rank fail during the set-up, in a step, or between LAMMPS and the model."""
+    lmp = start(water())
+    if when == "set-up":
+        failure = mock.patch.object(Engine, "part", side_effect=BackendError("no memory here"))
+        with failure if LAST else mock.patch.object(Engine, "unused", create=True):
+            couple(lmp, small_model(), TYPES, device="cpu")
+    coupling = couple(lmp, small_model(), TYPES, device="cpu")
+    lmp.commands_list(["fix move all nve", "timestep 0.0005", "run 3"])
+    if LAST and when == "step":
+        coupling._part.step = mock.Mock(side_effect=OverlappingAtomsError("atoms coincide"))
+    elif LAST and when == "pass on":
+        coupling._pass_on = mock.Mock(side_effect=RuntimeError("a bug"))
+    elif LAST and when == "exit":
+        coupling._part.step = mock.Mock(side_effect=SystemExit("gone"))
+    lmp.command("run 100000")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

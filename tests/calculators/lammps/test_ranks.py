@@ -1,0 +1,126 @@
+"""LAMMPS on several ranks: the results of one process, whatever the decomposition."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ase import Atoms
+
+from mlff_triton.testing import tolerance
+from tests.calculators.lammps.systems import (
+    needs_lammps,
+    needs_mpiexec,
+    of_engine,
+    run_ranks,
+    small_model,
+    water,
+)
+
+pytestmark = needs_lammps
+
+Results = dict[str, np.ndarray]
+DROPLET = ["empty", "open"]
+STATIC = ["orthogonal", "triclinic", "thin", "tiny", "tiled", "newton", *DROPLET]
+
+
+def structure(name: str) -> Atoms:
+    if name in DROPLET:
+        droplet = water((2, 2, 1))
+        droplet.set_cell([40, 30, 30])
+        return droplet
+    return {
+        "triclinic": water((4, 2, 3), tilt=0.2),
+        "thin": water((2, 2, 2)),
+        "tiny": water((1, 1, 2)),
+    }.get(name, water())
+
+
+@pytest.fixture(scope="module")
+def alone() -> Results:
+    """Return the results of one process."""
+    from tests.calculators.lammps.worker import all_results
+
+    return all_results("cpu", "torch")
+
+
+def check_single_points(found: Results, channels: int = 8, limit: float = 1e-10) -> None:
+    for name in STATIC:
+        for key, value in of_engine(small_model(channels), structure(name)).items():
+            actual = found[f"{name}-float64/{key}"]
+            label = f"{name}, {key}"
+            np.testing.assert_allclose(actual, value, limit, limit, err_msg=label)
+
+
+def check_float32(found: Results, channels: int = 8) -> None:
+    truth = of_engine(small_model(channels), water())
+    engine = of_engine(small_model(channels), water(), "float32")
+    for key, value in truth.items():
+        error = np.abs(found[f"orthogonal-float32/{key}"] - value).max()
+        own_error = np.abs(engine[key] - value).max()
+        assert error <= 3 * own_error + 1e-6 * np.abs(value).max(), key
+
+
+def test_one_process_has_the_results_of_the_exact_module(alone: Results) -> None:
+    check_single_points(alone)
+    check_float32(alone)
+
+
+def test_energy_is_conserved(alone: Results) -> None:
+    potential, total, _ = alone["nve/thermo"].T
+    assert np.ptp(total) < 0.01 * np.ptp(potential)
+
+
+def test_the_box_changes_at_constant_pressure(alone: Results) -> None:
+    _, _, volume = alone["npt/thermo"].T
+    assert np.ptp(volume) > 1e-3 * volume[0]
+
+
+@needs_mpiexec
+@pytest.mark.parametrize("n_ranks", [2, 3, 4] + [8] * ((os.cpu_count() or 1) >= 4))
+def test_ranks_have_the_results_of_one_process(
+    alone: Results, tmp_path: Path, n_ranks: int
+) -> None:
+    path = tmp_path / "results.npz"
+    done = run_ranks(n_ranks, ["-m", "tests.calculators.lammps.worker", str(path)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = dict(np.load(path))
+    check_single_points(found)
+    check_float32(found)
+    check_trajectories(found, alone)
+
+
+@needs_mpiexec
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "triton-graph"])
+def test_ranks_that_share_a_gpu_have_the_results_of_the_exact_module(
+    tmp_path: Path, backend: str
+) -> None:
+    results = []
+    for n_ranks in (1, 2, 4):
+        path = tmp_path / f"{n_ranks}.npz"
+        arguments = ["-m", "tests.calculators.lammps.worker", str(path), "cuda", backend]
+        done = run_ranks(n_ranks, arguments, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (f"{n_ranks} ranks share 1 GPU," in done.stderr) == (n_ranks > 1)
+        results.append(dict(np.load(path)))
+        check_single_points(results[-1], 32, tolerance(1))
+        check_float32(results[-1], 32)
+    for found in results[1:]:
+        check_trajectories(found, results[0])
+
+
+def check_trajectories(found: Results, alone: Results) -> None:
+    """Compare trajectories with those of one rank. Some ranks have no atoms, and atoms migrate."""
+    n_own = found["empty-float64/n_own"]
+    assert n_own.sum() == len(structure("empty"))
+    assert n_own.min() == 0
+    for name in ("nve", "npt"):
+        assert found[f"{name}/migrated"] > 0
+        for key in ("thermo", "positions", "forces"):
+            label = f"{name}/{key}"
+            np.testing.assert_allclose(
+                found[label], alone[label], rtol=1e-9, atol=1e-9, err_msg=label
+            )

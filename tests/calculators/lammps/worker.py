@@ -1,0 +1,116 @@
+"""Runs of LAMMPS on all ranks of mpiexec, whose results `test_ranks` compares.
+
+``python -m tests.calculators.lammps.worker OUT.npz [DEVICE BACKEND]``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mlff_triton.calculators.lammps import couple
+from mlff_triton.model.tensornet import TensorNet
+from tests.calculators.lammps.systems import (
+    OUTPUT,
+    TYPES,
+    gathered,
+    single_point,
+    small_model,
+    start,
+    water,
+)
+
+WORLD = MPI.COMM_WORLD
+Results = dict[str, Any]
+
+
+def model_for(device: str) -> TensorNet:
+    """Return the model, with as many channels as kernels need, if it is for a GPU."""
+    return small_model() if device == "cpu" else small_model(32)
+
+
+def static_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
+    """Yield the results of single points in several boxes."""
+    lines = f"processors {WORLD.size} 1 1"
+    droplet = water((2, 2, 1))
+    droplet.set_cell([40, 30, 30])
+    cases = {
+        "orthogonal": (water(), ()),
+        "triclinic": (water((4, 2, 3), tilt=0.2), ()),
+        "thin": (water((2, 2, 2)), (lines,)),
+        "empty": (droplet, (lines,)),
+        "tiny": (water((1, 1, 2)), ()),
+        "tiled": (water(), ("comm_style tiled",)),
+        "newton": (water(), ("newton off",)),
+        "open": (droplet, (lines, "boundary f p s")),
+    }
+    for name, (atoms, commands) in cases.items():
+        for dtype in ("float64", "float32") if name == "orthogonal" else ("float64",):
+            lmp = start(atoms, *commands)
+            couple(lmp, model_for(options["device"]), TYPES, dtype=dtype, **options)
+            if name == "tiled":
+                lmp.command("balance 0.9 rcb")
+            lmp.commands_list(OUTPUT)
+            yield f"{name}-{dtype}", single_point(lmp)
+            n_own = WORLD.allgather(lmp.extract_setting("nlocal"))
+            yield f"{name}-{dtype}", {"n_own": np.array(n_own)}
+            lmp.close()
+
+
+def moving_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
+    """Yield trajectories at constant energy, in which atoms migrate, and constant pressure."""
+    integrators = {
+        "nve": "fix move all nve",
+        "npt": "fix move all npt temp 300 300 0.02 aniso 3000 3000 0.2",
+    }
+    for name, integrator in integrators.items():
+        lmp = start(water((3, 3, 2), tilt=0.1 if name == "npt" else 0.0))
+        couple(lmp, model_for(options["device"]), TYPES, dtype="float64", **options)
+        lmp.commands_list(
+            [*OUTPUT, integrator, "timestep 0.0005", "velocity all create 300 7 loop geom"]
+        )
+        owners = np.zeros((2, 54), dtype=int)
+        rows = []
+        for k in range(9):
+            lmp.command("run 10 post no" if k else "run 0 post no")
+            rows.append([lmp.get_thermo(key) for key in ("pe", "etotal", "vol")])
+            if k in (0, 8):
+                tags = lmp.numpy.extract_atom("id")[: lmp.extract_setting("nlocal")]
+                owners[k // 8, tags - 1] = WORLD.rank
+        owners = WORLD.allreduce(owners)
+        yield (
+            name,
+            {
+                "thermo": np.array(rows),
+                "positions": gathered(lmp, "x", 3),
+                "forces": gathered(lmp, "f", 3),
+                "migrated": (owners[0] != owners[1]).sum(),
+            },
+        )
+        lmp.close()
+
+
+def all_results(device: str, backend: str) -> Results:
+    """Run all cases; single points with the exact module, if that can be on the device."""
+    static = {"device": device, "backend": "exact" if device == "cpu" else backend}
+    found = {}
+    for name, results in static_cases(static):
+        found |= {f"{name}/{key}": value for key, value in results.items()}
+    for name, results in moving_cases({"device": device, "backend": backend}):
+        found |= {f"{name}/{key}": value for key, value in results.items()}
+    return found
+
+
+def main(out: str, device: str = "cpu", backend: str = "torch") -> None:
+    """Run all cases, and save their results."""
+    found = all_results(device, backend)
+    if WORLD.rank == 0:
+        np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
