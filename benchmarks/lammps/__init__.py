@@ -1,0 +1,1 @@
+"""Large systems through LAMMPS on several GPUs."""

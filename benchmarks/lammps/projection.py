@@ -1,0 +1,174 @@
+"""A model of the cost of a step, fitted to ``lammps.csv``, for numbers of GPUs that we lack.
+
+Usage: ``python -m benchmarks.lammps.projection [--atoms 1e8] [--gpus 64]``. Its results are
+projections, not measurements.
+
+Each rank has a box of the system. For an operator of the model, atoms count up to a number of
+cutoffs around this box, fewer from layer to layer; their mean over the layers is the number of
+visits. Ghosts fill the box that LAMMPS sends, ``(layers + 1) cutoff + skin`` wider on every side.
+With ``t = c0 + c1 visits`` for the model and ``t = c2 + c3 own + c4 ghosts`` for LAMMPS and the
+communication, non-negative least squares find the coefficients. Communication is assumed to take
+as long per ghost between machines as within one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import pi
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from benchmarks.lab.schema import PASS, RESULTS, Row, read_rows
+from benchmarks.systems.systems import DENSITY
+from mlff_triton.calculators.lammps.coupling import SKIN
+from mlff_triton.errors import InputError
+
+LAYERS = 2
+CUTOFF = 5.0
+NEEDED = 3  # measurements of one model
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The box of one rank in a cube of liquid density.
+
+    Attributes
+    ----------
+    atoms : float
+        Number of atoms of the whole system.
+    ranks : int
+        Number of ranks.
+    """
+
+    atoms: float
+    ranks: int
+
+    @property
+    def sides(self) -> NDArray[np.float64]:
+        """Sides in Å; ranks divide the cube as evenly as possible."""
+        grid = min(_grids(self.ranks), key=lambda g: g[0] * g[1] + g[1] * g[2] + g[0] * g[2])
+        side: float = (self.atoms / DENSITY) ** (1 / 3)
+        return side / np.array(grid, dtype=float)
+
+    @property
+    def own(self) -> float:
+        """Number of own atoms."""
+        return self.atoms / self.ranks
+
+    @property
+    def visits(self) -> float:
+        """Mean number of atoms that a layer computes, of own atoms and ghosts."""
+        return float(np.mean([self._within(k * CUTOFF) for k in range(LAYERS + 1)]))
+
+    @property
+    def ghosts(self) -> float:
+        """Number of ghosts that LAMMPS sends."""
+        reach = (LAYERS + 1) * CUTOFF + SKIN
+        return float(DENSITY * np.prod(self.sides + 2 * reach) - self.own)
+
+    def _within(self, distance: float) -> float:
+        """Return the number of atoms up to a distance from the box, by Steiner's formula."""
+        a, b, c = self.sides
+        faces = 2 * (a * b + b * c + a * c) * distance
+        edges = pi * (a + b + c) * distance**2
+        return float(DENSITY * (a * b * c + faces + edges + 4 / 3 * pi * distance**3))
+
+
+def _grids(ranks: int) -> Iterable[tuple[int, int, int]]:
+    """Yield all grids of so many ranks."""
+    for a in range(1, ranks + 1):
+        for b in range(1, ranks // a + 1):
+            if ranks % (a * b) == 0:
+                yield a, b, ranks // (a * b)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Coefficients in ms, and ms per atom.
+
+    Attributes
+    ----------
+    of_model : float64 [2]
+        Of a step, and of a visit.
+    of_rest : float64 [3]
+        Of a step, an own atom and a ghost.
+    largest_error : float
+        Largest relative deviation of a measured step from the model.
+    """
+
+    of_model: NDArray[np.float64]
+    of_rest: NDArray[np.float64]
+    largest_error: float = float("nan")
+
+    def step(self, domain: Domain) -> float:
+        """Return the time of a step in ms."""
+        model = self.of_model @ [1, domain.visits]
+        return float(model + self.of_rest @ [1, domain.own, domain.ghosts])
+
+    @classmethod
+    def fitted(cls, rows: Sequence[Row]) -> CostModel:
+        """Fit the rows of one model on one kind of GPU.
+
+        Raises
+        ------
+        InputError
+            If there are too few.
+        """
+        inside = {(r.case, r.impl): r.ms_p50 for r in rows if r.gate == PASS}
+        domains, model, whole = [], [], []
+        for row in rows:
+            time = inside.get((row.case, f"{row.impl}-model"))
+            if row.gate == PASS and row.ms_p50 is not None and time is not None:
+                domains.append(Domain(row.atoms, int(row.impl.removeprefix("ranks-"))))
+                model.append(time)
+                whole.append(row.ms_p50)
+        if len(domains) < NEEDED:
+            raise InputError(
+                f"{len(domains)} measured cases are too few: run benchmarks.lammps.runner first"
+            )
+        of_model = _fit([[1, d.visits] for d in domains], model)
+        rest = np.subtract(whole, model)
+        of_rest = _fit([[1, d.own, d.ghosts] for d in domains], rest)
+        found = cls(of_model, of_rest)
+        error = max(abs(found.step(d) / t - 1) for d, t in zip(domains, whole, strict=True))
+        return cls(of_model, of_rest, error)
+
+
+def _fit(terms: Sequence[Sequence[float]], times: Sequence[float]) -> NDArray[np.float64]:
+    """Minimize relative errors with coefficients that are not negative."""
+    target = np.maximum(np.asarray(times, dtype=float), 1e-6)
+    matrix = np.asarray(terms, dtype=float) / target[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    coefficients: NDArray[np.float64] = nnls(matrix / scale, np.ones(len(target)))[0] / scale
+    return coefficients
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit each model that was measured, and print projections."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of lammps.csv")
+    parser.add_argument("--atoms", type=float, nargs="+", default=[1e6, 1e7, 1e8])
+    parser.add_argument("--gpus", type=int, nargs="+", default=[4, 16, 64])
+    options = parser.parse_args(arguments)
+    rows = [row for row in read_rows(options.results / "lammps.csv") if isinstance(row, Row)]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.gpu, row.case.split("-")[1]), []).append(row)
+    if not groups:
+        raise InputError(f"{options.results} has no lammps.csv: run benchmarks.lammps.runner first")
+    for (gpu, name), group in groups.items():
+        cost = CostModel.fitted(group)
+        print(f"{name} model on {gpu}; measured steps deviate by {cost.largest_error:.0%} at most")
+        for atoms in options.atoms:
+            for ranks in options.gpus:
+                seconds = cost.step(Domain(atoms, ranks)) / 1e3
+                print(f"  projection: {atoms:,.0f} atoms on {ranks} GPUs, {seconds:.3g} s per step")
+
+
+if __name__ == "__main__":
+    main()
