@@ -23,6 +23,7 @@ from mlff_triton.calculators.lammps.ranks import (
 )
 from mlff_triton.calculators.lammps.reverse import ReverseCommunication
 from mlff_triton.calculators.lammps.settings import check_timestep, find_numbers, find_units
+from mlff_triton.calculators.lammps.whole import WholeSystem
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import PartPrediction
@@ -133,8 +134,8 @@ def couple(
         if not skin > 0:
             raise InputError(f"skin={skin!r} must be a positive length in Å")
         engine = Engine(model, chosen, dtype, backend)
-        if backend == "auto" and engine.backend == "exact" and engine.is_local:
-            engine = Engine(model, chosen, dtype, "torch")  # does not compute all ghosts in full
+        if backend == "auto" and not is_best(engine, comm.size):
+            engine = Engine(model, chosen, dtype, "torch")
         coupling = Coupling(lmp, comm, engine, numbers, charge, skin)
     except Exception as caught:  # noqa: BLE001 (raised on all ranks)
         error = caught
@@ -142,6 +143,11 @@ def couple(
     assert coupling is not None
     coupling.attach()
     return coupling
+
+
+def is_best(engine: Engine, n_ranks: int) -> bool:
+    """Return False for the exact module on several ranks, which computes all ghosts in full."""
+    return n_ranks == 1 or engine.backend != "exact" or not engine.is_local
 
 
 class Coupling:
@@ -179,9 +185,10 @@ class Coupling:
         self._comm = comm
         self._numbers = numbers
         self._skin = skin
-        self._part = engine.part(charge, find_units(lmp))
-        kinds = numbers[1:]
-        self._part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
+        part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
+        part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
+        is_alone = comm.size == 1
+        self._part = WholeSystem(lmp, engine, part, charge) if is_alone else part
         self._tags: NDArray[Any] = np.array([-1])  # differs from all atoms, even from none
         self._types: NDArray[Any] = np.zeros(0, dtype=np.int32)
         self._n_total = 0

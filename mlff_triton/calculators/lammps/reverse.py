@@ -63,14 +63,16 @@ class ReverseCommunication:
 
         Parameters
         ----------
-        values : float64 [N, K]
-            Values of own atoms and ghosts.
+        values : float64 [N, K] or [n_own, K]
+            Values of own atoms and ghosts, or those of own atoms alone, which are the sums then.
 
         Returns
         -------
         float64 [n_own, K]
         """
         own, ghosts = values[: self._n_own], values[self._n_own :]
+        if self._comm.size == 1 and not len(ghosts):
+            return own
         incoming = ghosts if self._comm.size == 1 else self._send(ghosts)
         sums: FloatArray = own + self._sum @ incoming
         return sums

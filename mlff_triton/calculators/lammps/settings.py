@@ -12,6 +12,7 @@ from mlff_triton._common.text import short_repr
 from mlff_triton.engine.batch import IntArray
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import InputError
+from mlff_triton.neighbors.box import BoolArray, FloatArray
 from mlff_triton.units import ENERGY_UNITS
 
 UNITS = {"metal": Units(energy=ENERGY_UNITS["eV"]), "real": Units(energy=ENERGY_UNITS["kcal/mol"])}
@@ -45,6 +46,14 @@ def check_timestep(lmp: Any) -> None:
             f"the time step of {timestep:g} is {femtoseconds:g} fs in units {name}: "
             f"`timestep {0.5 * FEMTOSECOND[name]:g}` is 0.5 fs"
         )
+
+
+def find_box(lmp: Any) -> tuple[FloatArray, BoolArray]:
+    """Return the present cell of a LAMMPS instance, float64 [3, 3] in Å, and its pbc, bool [3]."""
+    low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
+    cell = np.diag(np.subtract(high, low))
+    cell[1, 0], cell[2, 0], cell[2, 1] = xy, xz, yz
+    return cell, np.array(periodic, dtype=bool)
 
 
 def find_numbers(lmp: Any, elements: Sequence[str]) -> IntArray:

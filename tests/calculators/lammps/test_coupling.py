@@ -204,6 +204,18 @@ def test_virials_of_atoms_are_computed_only_when_they_are_needed() -> None:
     assert [call.kwargs["per_atom"] for call in step.call_args_list] == [False] * 4
 
 
+def test_one_rank_computes_no_images() -> None:
+    lmp = start(ATOMS)
+    coupling = coupled(lmp)
+    lmp.commands_list(["fix move all nve", "run 1"])
+    with mock.patch.object(coupling._part._part, "step", side_effect=AssertionError):
+        lmp.command("run 3 pre no")
+    check_forces(lmp)
+    lmp.commands_list([*OUTPUT, "velocity all set 0 0 0"])
+    both = single_point(lmp)  # with virials of atoms, for which images count
+    np.testing.assert_allclose(both["virial"], both["virial_of_atoms"], rtol=1e-9)
+
+
 def test_atoms_are_set_only_when_ghosts_change() -> None:
     lmp = start(ATOMS)
     coupling = coupled(lmp)
@@ -354,8 +366,13 @@ def test_ctrl_c_stops_a_run() -> None:
 
 
 def test_ghosts_are_not_computed_in_full_by_default() -> None:
-    assert coupled(start(ATOMS)).engine.backend == "torch"
-    assert coupled(start(ATOMS), backend="exact").engine.backend == "exact"
+    from mlff_triton.calculators.lammps.coupling import is_best
+
+    engine = coupled(start(ATOMS)).engine
+    assert engine.backend == "exact"
+    assert is_best(engine, 1)
+    assert not is_best(engine, 2)
+    assert is_best(Engine(MODEL, "cpu", "float64", "torch"), 2)
 
 
 def test_the_engine_is_that_of_the_options() -> None:

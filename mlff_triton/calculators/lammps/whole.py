@@ -1,0 +1,71 @@
+"""A system that one rank owns as a whole: it is computed in its box, without ghosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlff_triton.calculators.lammps.settings import find_box, find_units
+from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.part import PartPrediction
+from mlff_triton.engine.system_part import SystemPart
+from mlff_triton.neighbors.box import FloatArray
+
+
+class WholeSystem:
+    """All atoms of LAMMPS in one process, with the interface of `SystemPart`.
+
+    Images of atoms need not be computed, which saves time. Only the virials of atoms are those of
+    the part that all atoms are with their ghosts.
+
+    Parameters
+    ----------
+    lmp : lammps.lammps
+        A LAMMPS instance on one rank.
+    engine : Engine
+        The model.
+    part : SystemPart
+        A part of that engine, in the units of LAMMPS.
+    charge : int
+        Total charge in elementary charges.
+    """
+
+    def __init__(self, lmp: Any, engine: Engine, part: SystemPart, charge: int) -> None:
+        self._lmp = lmp
+        self._engine = engine
+        self._charge = charge
+        self._energy = find_units(lmp).energy
+        self._part = part
+        self.reach = part.reach
+
+    def set_atoms(self, numbers: IntArray, n_own: int, n_total: int) -> None:
+        """Replace all atoms and ghosts; see `SystemPart.set_atoms`."""
+        self._atoms = numbers, n_own, n_total
+        self._batch: Batch | None = None
+        self._part_is_set = False
+
+    def step(self, positions: FloatArray, per_atom: bool = False) -> PartPrediction:
+        """Compute all atoms in the box that LAMMPS has now; see `SystemPart.step`.
+
+        Forces are those on own atoms. With virials of atoms, those on ghosts follow.
+        """
+        numbers, n_own, _ = self._atoms
+        if per_atom or not n_own:
+            if not self._part_is_set:
+                self._part.set_atoms(*self._atoms)
+                self._part_is_set = True
+            return self._part.step(positions, per_atom)
+        cell, pbc = find_box(self._lmp)
+        own = positions[:n_own]
+        if self._batch is None:
+            self._batch = Batch.of(numbers[:n_own], own, cell, pbc, charge=self._charge)
+        else:
+            self._batch = self._batch.with_box(cell, pbc).with_positions(own)
+        found = self._engine.evaluate(self._batch)
+        return PartPrediction(
+            energy=float(found.energy[0]) / self._energy,
+            forces=found.forces.numpy() / self._energy,
+            virial=found.virial[0].numpy() / self._energy,
+            atom_energies=found.atom_energies.numpy() / self._energy,
+            atom_virials=None,
+        )
