@@ -63,6 +63,7 @@ from mlff_triton.testing.launches import compile_distinct
 from tests.support.binding_launch_cases import binding_calls
 from tests.support.genomic_launch_cases import genomic_calls
 from tests.support.operators import derivatives
+from tests.support.pair_launch_cases import pair_calls
 from tests.support.residue_launch_cases import residue_calls
 
 N, E, F = 4, 8, 64
@@ -416,6 +417,7 @@ def main() -> None:
             all_calls |= parts([16], single) | parts([16, 4096], double)
             all_calls |= token_calls(single) | token_calls(double) | more_alignments()
             all_calls |= residue_calls() | binding_calls() | genomic_calls()
+            all_calls |= pair_calls()
         for case, kernel, error in compile_distinct(all_calls, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 

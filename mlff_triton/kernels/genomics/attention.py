@@ -34,9 +34,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import multiprocessors
-from mlff_triton.kernels.genomics.blocks import block_side
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LARGEST = tl.constexpr(65504.0)  # among the finite values of float16

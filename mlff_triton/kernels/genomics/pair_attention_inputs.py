@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.genomics.blocks import block_side
+from mlff_triton.kernels.common.blocks import block_side
 
 _ROWS, _WARPS = 64, 4
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.activations import gelu_sigmoid
-from mlff_triton.kernels.genomics.blocks import block_side
+from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.genomics.pair_attention_inputs import inverse_rms
 from mlff_triton.kernels.types.pair_weights import PairContacts
 

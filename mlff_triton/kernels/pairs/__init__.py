@@ -1,0 +1,1 @@
+"""Operators on representations of pairs of tokens, for structure prediction, forward only."""

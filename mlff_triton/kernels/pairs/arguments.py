@@ -1,0 +1,63 @@
+"""Checks of the arguments of operators on pairs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.types.norm import Norm
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def check_same(**tensors: Tensor | None) -> None:
+    """Raise unless the named tensors share a device that Triton serves, and one floating dtype.
+
+    Raises
+    ------
+    InputError
+        If the tensors are on different devices, or their dtypes differ or are not supported.
+    BackendError
+        If their device is not a GPU.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    dtypes = {tensor.dtype for tensor in given.values()}
+    if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
+        found = ", ".join(f"{name} is {t.dtype}" for name, t in given.items())
+        raise InputError(f"{found}: use float16, bfloat16 or float32, the same for all")
+    check_device(*given.values())
+
+
+def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
+    """Raise unless rows can be updated in place by layers with such a weight.
+
+    Raises
+    ------
+    InputError
+        If they are on different devices, or the dtype or the strides of the rows do not fit.
+    """
+    check_device(x, weight)
+    if x.dtype not in (torch.float32, weight.dtype):
+        raise InputError(
+            f"{name} is {x.dtype} and the weights are {weight.dtype}: use float32 or that of the "
+            "weights"
+        )
+    if not x.is_contiguous():
+        raise InputError(f"{name} is updated in place and must be contiguous")
+
+
+def check_norm(name: str, norm: Norm, x: Tensor) -> None:
+    """Raise unless a normalization fits rows.
+
+    Raises
+    ------
+    InputError
+        If it is on another device, or for another number of channels.
+    """
+    weight, bias, _ = norm
+    for part, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            check_device(x, tensor)
+            check_shape(f"the {part} of {name}", tensor, x.shape[-1:])

@@ -1,0 +1,397 @@
+"""Attention of rows of tokens that share the bias of every pair of tokens.
+
+    s_rij = scale q_ri . k_rj + bias_ij      out_ri = sum_j softmax_j(s_rij) v_rj
+
+Rows r are the rows or columns of a pair representation in triangle attention, and samples in the
+attention of tokens with pair bias. The sum is over the kept keys of a row.
+
+Each program owns a block of queries of one row and head, and loops over the keys once (T. Dao et
+al., "FlashAttention", https://arxiv.org/abs/2205.14135). The biases of a block of scores are the
+initial value of the product of queries and keys. Blocks whose keys are all kept need no mask: a
+first kernel finds where each row has its first masked key and its last kept one, so padding at the
+end costs nothing.
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 13, 14 and 24 of the
+supplement.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.blocks import block_side
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.pairs.arguments import FLOATS, check_same
+from mlff_triton.kernels.pairs.descriptors import aligned, describe, given, has_descriptors
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_KEYS = 1024  # per step of a program that searches a mask
+_LARGEST_DIM = 128
+
+
+@triton.jit
+def _key_range_kernel(mask_ptr, range_ptr, length, N: tl.constexpr):
+    """Write the first masked key and the end of the kept keys, range [rows, 2].
+
+    Reads mask [rows, length]. Grid: (rows,).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    first, end = length, 0
+    for start in range(0, length, N):
+        key = start + tl.arange(0, N)
+        kept = tl.load(mask_ptr + row * length + key, key < length, other=0) != 0
+        masked = (kept == 0) & (key < length)
+        first = tl.minimum(first, tl.min(tl.where(masked, key, length)))
+        end = tl.maximum(end, tl.max(tl.where(kept, key + 1, 0)))
+    tl.store(range_ptr + 2 * row, first)
+    tl.store(range_ptr + 2 * row + 1, end)
+
+
+@triton.jit
+def _attend(
+    q,
+    k,
+    v,
+    bias,
+    mask_ptr,
+    batch,
+    row,
+    head,
+    heads,
+    first,
+    start,
+    length,
+    peak,
+    total,
+    acc,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Update the running maximum, sum and output [M, D] with a block of keys and values.
+
+    MASKED is True if a key of the block may be masked or beyond the end.
+    """
+    M: tl.constexpr = q.shape[0]
+    D: tl.constexpr = q.shape[1]
+    keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
+    biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
+    scores = tl.dot(q, keys.T, biases.to(tl.float32), input_precision=PRECISION)  # [M, N]
+    if MASKED:
+        key = start + tl.arange(0, N)
+        kept = key < length
+        if mask_ptr is not None:
+            kept = tl.load(mask_ptr + key, kept, other=0) != 0
+        scores = tl.where(kept[None, :], scores, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    level = highest * _LOG2_E
+    if MASKED:
+        level = tl.where(highest == float("-inf"), 0.0, level)  # all keys so far are masked
+    weights = tl.exp2(scores * _LOG2_E - level[:, None])
+    rescale = tl.exp2(peak * _LOG2_E - level)
+    values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
+    total = total * rescale + tl.sum(weights, 1)
+    acc *= rescale[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    return highest, total, acc
+
+
+@triton.jit
+def _pair_attention_fwd_kernel(
+    q,
+    k,
+    v,
+    bias,
+    mask_ptr,
+    range_ptr,
+    out_ptr,
+    shape,
+    q_strides,
+    k_strides,
+    v_strides,
+    bias_strides,
+    out_strides,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+    DIM: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Write out [B, R, H, S, DIM].
+
+    Reads q, k and v of this shape and bias [B H, S, S], for which see `describe`; mask [B, R, S]
+    and the range of keys [B, R, 2] of `_key_range_kernel`, or None. Grid: (blocks of M queries, H,
+    R and B, from the innermost to the outermost,).
+    """
+    batches, rows, heads, length = shape
+    blocks = tl.cdiv(length, M)
+    program = tl.program_id(0)
+    first = program % blocks * M
+    head = program // blocks % heads
+    row = program // (blocks * heads) % rows
+    batch = program // (blocks * heads * rows)
+    vectors = (batches, rows, heads, length, DIM)
+    q = describe(q, vectors, q_strides, (1, 1, 1, M, D), DESCRIBED)
+    k = describe(k, vectors, k_strides, (1, 1, 1, N, D), DESCRIBED)
+    v = describe(v, vectors, v_strides, (1, 1, 1, N, D), DESCRIBED)
+    bias = describe(bias, (batches * heads, length, length), bias_strides, (1, M, N), DESCRIBED)
+    queries = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
+    queries = (queries.to(tl.float32) * SCALE).to(queries.dtype)
+
+    unmasked, end = length, length
+    if mask_ptr is not None:
+        index = batch.to(tl.int64) * rows + row
+        unmasked, end = tl.load(range_ptr + 2 * index), tl.load(range_ptr + 2 * index + 1)
+        mask_ptr += index * length
+    whole = unmasked // N * N
+    peak = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for start in range(0, whole, N):
+        peak, total, acc = _attend(
+            queries,
+            k,
+            v,
+            bias,
+            mask_ptr,
+            batch,
+            row,
+            head,
+            heads,
+            first,
+            start,
+            length,
+            peak,
+            total,
+            acc,
+            PRECISION,
+            False,
+            N,
+        )
+    for start in range(whole, end, N):
+        peak, total, acc = _attend(
+            queries,
+            k,
+            v,
+            bias,
+            mask_ptr,
+            batch,
+            row,
+            head,
+            heads,
+            first,
+            start,
+            length,
+            peak,
+            total,
+            acc,
+            PRECISION,
+            True,
+            N,
+        )
+    token, dim = first + tl.arange(0, M), tl.arange(0, D)
+    acc /= tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
+    out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
+    out_ptr += head * out_strides[2]
+    pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]
+    inside = (token < length)[:, None] & (dim < DIM)[None, :]
+    tl.store(pointers, acc.to(out_ptr.dtype.element_ty), inside)
+
+
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+_HALF, _SINGLE = Tile(128, 64, 4, 3), Tile(64, 32, 4, 2)
+
+
+def pair_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Compute attention of rows that share biases, without gradients.
+
+    Parameters
+    ----------
+    q, k, v : [B, R, S, H, D]
+        Queries, keys and values of R rows of S tokens; float16, bfloat16 or float32. D is at most
+        128. Parts of one product need no copy, nor do transposed axes: the vectors of a head must
+        be contiguous and aligned to 16 bytes.
+    bias : [B, H, S, S]
+        Biases of queries and keys, finite, of a floating dtype.
+    mask : [B, R, S], optional
+        Nonzero for keys to keep; all by default. A row without kept keys gives zeros. Values of
+        masked keys must be finite.
+    scale : float, optional
+        Factor of the queries; 1 / sqrt(D) by default.
+
+    Returns
+    -------
+    [B, R, S, H, D]
+        Attention outputs, of the dtype and, up to padding, in the layout of ``q``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> q, k, v = torch.randn(3, 1, 5, 7, 4, 24, device="cuda").bfloat16()  # 5 samples
+    >>> pair_attention(q, k, v, torch.randn(1, 4, 7, 7, device="cuda").bfloat16()).shape
+    torch.Size([1, 5, 7, 4, 24])
+    """
+    _check(q, k, v, bias, mask)
+    tile = _HALF if q.element_size() == 2 else _SINGLE
+    out = torch.empty_like(q)
+    if out.numel():
+        launch_pair_attention(q, k, v, bias, mask, scale, out, tile)
+    return out
+
+
+def triangle_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    mask: Tensor | None = None,
+    *,
+    ending: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Compute attention of pairs along rows (starting node) or columns, without gradients.
+
+        starting   out_ij = sum_k softmax_k(scale q_ij . k_ik + bias_jk) v_ik
+        ending     out_ij = sum_k softmax_k(scale q_ij . k_kj + bias_ik) v_kj
+
+    Parameters
+    ----------
+    q, k, v : [B, N, N, H, D]
+        Queries, keys and values of pairs, as for `pair_attention`.
+    bias : [B, H, N, N]
+        Biases of query and key. At the ending node, AlphaFold 3 and most of its reimplementations
+        take them from the pair of key and query: pass these transposed.
+    mask : [B, N, N], optional
+        Nonzero for pairs that are kept as keys; all by default. Queries without any give zeros.
+    ending : bool
+        Attend along columns. The tensors are not copied.
+    scale : float, optional
+        Factor of the queries; 1 / sqrt(D) by default.
+
+    Returns
+    -------
+    [B, N, N, H, D]
+        Attention outputs, of the dtype of ``q``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> q, k, v = torch.randn(3, 1, 7, 7, 4, 32, device="cuda").bfloat16()
+    >>> bias = torch.randn(1, 4, 7, 7, device="cuda").bfloat16()
+    >>> triangle_attention(q, k, v, bias, ending=True).shape
+    torch.Size([1, 7, 7, 4, 32])
+    """
+    if not ending:
+        return pair_attention(q, k, v, bias, mask, scale)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = None if mask is None else mask.transpose(1, 2)
+    return pair_attention(q, k, v, bias, mask, scale).transpose(1, 2)
+
+
+def launch_pair_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    out: Tensor,
+    tile: Tile,
+) -> None:
+    """Write `pair_attention` to ``out`` with the given block sizes."""
+    batches, rows, length, heads, dim = q.shape
+    block = block_side(dim)
+    q, k, v = (aligned(x.transpose(2, 3)) for x in (q, k, v))
+    out, bias = out.transpose(2, 3), aligned(bias.flatten(0, 1))
+    described = has_descriptors(q)
+    ranges = None if mask is None else _key_ranges(mask)
+    programs = triton.cdiv(length, tile.queries) * heads * rows * batches
+    with torch.cuda.device_of(q):
+        _pair_attention_fwd_kernel[(programs,)](
+            given(q, (1, 1, 1, tile.queries, block), described),
+            given(k, (1, 1, 1, tile.keys, block), described),
+            given(v, (1, 1, 1, tile.keys, block), described),
+            given(bias, (1, tile.queries, tile.keys), described),
+            None if mask is None else mask.contiguous(),
+            ranges,
+            out,
+            (batches, rows, heads, length),
+            q.stride()[:-1],
+            k.stride()[:-1],
+            v.stride()[:-1],
+            bias.stride()[:-1],
+            out.stride()[:-1],
+            SCALE=dim**-0.5 if scale is None else float(scale),
+            PRECISION=exact_precision(q),
+            DESCRIBED=described,
+            DIM=dim,
+            D=block,
+            M=tile.queries,
+            N=tile.keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+
+def _key_ranges(mask: Tensor) -> Tensor:
+    """Return the first masked key of each row and the end of its kept keys, int32 [B, R, 2]."""
+    ranges = torch.empty(*mask.shape[:2], 2, dtype=torch.int32, device=mask.device)
+    with torch.cuda.device_of(mask):
+        _key_range_kernel[(mask.shape[0] * mask.shape[1],)](
+            mask.contiguous(), ranges, mask.shape[2], N=_KEYS
+        )
+    return ranges
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> None:
+    """Raise unless the arguments of `pair_attention` fit together."""
+    check_device(*(x for x in (q, k, v, bias, mask) if x is not None))
+    check_shape("q", q, ("B", "R", "S", "H", "D"))
+    batches, rows, length, heads, dim = q.shape
+    check_shape("k", k, q.shape)
+    check_shape("v", v, q.shape)
+    check_shape("bias", bias, (batches, heads, length, length))
+    if mask is not None:
+        check_shape("mask", mask, (batches, rows, length))
+    check_same(q=q, k=k, v=v)
+    if bias.dtype not in FLOATS:
+        raise InputError(f"bias is {bias.dtype}: use float16, bfloat16 or float32")
+    if dim > _LARGEST_DIM:
+        raise InputError(f"the heads have {dim} channels: use at most {_LARGEST_DIM}")

@@ -1,0 +1,146 @@
+"""SwiGLU transitions of pairs or tokens, with the hidden layer on chip.
+
+    x <- x + D (silu(G y) (U y))      y = norm(x)      silu(u) = u sigmoid(u)
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 11 of the supplement.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.blocks import block_side
+from mlff_triton.kernels.common.checks import check_shape
+from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
+from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same
+from mlff_triton.kernels.pairs.row_blocks import gated, load_weight, normalize
+from mlff_triton.kernels.types.pair_stack import TransitionWeights
+
+_MOST_CHANNELS = 512
+
+
+@triton.jit
+def _transition_fwd_kernel(
+    x_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    gate_ptr,
+    up_ptr,
+    down_ptr,
+    n_rows,
+    EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Add updates to rows x [n_rows, CHANNELS] in place.
+
+    Reads weights [HIDDEN, CHANNELS], and ``down`` [CHANNELS, HIDDEN]. Grid: (blocks of M rows,).
+    """
+    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    channel = tl.arange(0, C)
+    inside = (row < n_rows)[:, None] & (channel < CHANNELS)[None, :]
+    half: tl.constexpr = up_ptr.dtype.element_ty
+    pointers = x_ptr + row[:, None] * CHANNELS + channel[None, :]
+    x = tl.load(pointers, inside, other=0.0).to(tl.float32)  # [M, C]
+    y = normalize(x, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS, EPS, 1).to(half)
+    acc = tl.zeros((M, C), tl.float32)
+    for first in range(0, HIDDEN, K):
+        weight = load_weight(gate_ptr, first, 0, HIDDEN, CHANNELS, K, C)
+        gate = tl.dot(y, weight.T, input_precision=PRECISION)  # [M, K]
+        weight = load_weight(up_ptr, first, 0, HIDDEN, CHANNELS, K, C)
+        hidden = gated(gate, gate) * tl.dot(y, weight.T, input_precision=PRECISION)
+        weight = load_weight(down_ptr, 0, first, CHANNELS, HIDDEN, C, K)
+        acc = tl.dot(hidden.to(half), weight.T, acc, input_precision=PRECISION)
+    x = tl.load(pointers, inside, other=0.0).to(tl.float32) + acc
+    tl.store(pointers, x.to(x_ptr.dtype.element_ty), inside)
+
+
+class _Tile(NamedTuple):
+    rows: int
+    hidden: int  # channels at a time
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, block: int, weight: Tensor) -> _Tile:
+        """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
+        if weight.element_size() > 2:
+            return cls(64, 32, 8, 1) if block <= 128 else cls(16, 16, 8, 1)
+        stages = 2 if has_large_memory(weight) else 1
+        if block <= 128:
+            return cls(64, 32, 4, stages)
+        return cls(64 if block <= 256 else 32, 32, 8, stages)
+
+
+def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
+    """Update rows by a SwiGLU transition in place, without gradients.
+
+    Parameters
+    ----------
+    x : [..., C]
+        Pairs or tokens, contiguous; float32, or of the dtype of the weights. C is at most 512.
+    weights : TransitionWeights
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
+
+    Returns
+    -------
+    [..., C]
+        ``x``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or ``x`` is not contiguous.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> x = torch.randn(1, 7, 7, 16, device="cuda")
+    >>> norm = torch.ones(16, device="cuda"), torch.zeros(16, device="cuda"), 1e-5
+    >>> maps = (torch.randn(shape, device="cuda") / 8 for shape in ((64, 16), (64, 16), (16, 64)))
+    >>> transition_(x, TransitionWeights(norm, *maps)).shape
+    torch.Size([1, 7, 7, 16])
+    """
+    norm, gate, up, down = weights
+    check_same(gate=gate, up=up, down=down)
+    check_rows("x", x, up)
+    channels = x.shape[-1]
+    if channels > _MOST_CHANNELS:
+        raise InputError(f"the rows have {channels} channels: use at most {_MOST_CHANNELS}")
+    check_norm("norm", norm, x)
+    check_shape("up", up, ("K", channels))
+    check_shape("gate", gate, up.shape)
+    check_shape("down", down, up.shape[::-1])
+    if not x.numel():
+        return x
+    n_rows, block = x[..., 0].numel(), block_side(channels)
+    tile = _Tile.of(block, up)
+    with torch.cuda.device_of(x):
+        _transition_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
+            x,
+            *norm[:2],
+            *(w.contiguous() for w in (gate, up, down)),
+            n_rows,
+            EPS=norm[2],
+            PRECISION=exact_precision(up),
+            CHANNELS=channels,
+            HIDDEN=len(up),
+            C=block,
+            M=tile.rows,
+            K=tile.hidden,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return x

@@ -1,0 +1,270 @@
+"""Triangle multiplication: updates of pairs from the two other edges of all triangles.
+
+    x = norm(z)      [a, b] = mask (W x) sigmoid(G x)
+    outgoing   t_ij = sum_k a_ik b_jk
+    incoming   t_ij = sum_k a_ki b_kj
+    z_ij <- z_ij + (W' norm(t_ij)) sigmoid(G' x_ij)
+
+The sums over triangles are one product of matrices per channel, which a library computes. The
+kernel before it normalizes pairs and writes the factors a and b channel by channel, with sides
+padded so that all rows are aligned. The kernel after it normalizes the products over channels, and
+adds the update in place. Neither normalized pairs nor gates are stored.
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 11 and 12 of the supplement.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same
+from mlff_triton.kernels.pairs.row_blocks import gated, load_weight, normalize
+from mlff_triton.kernels.types.pair_stack import TriangleWeights
+
+_ALIGNMENT = 16  # bytes
+_CHANNELS = (16, 32, 64, 128, 256)
+
+
+@triton.jit
+def _locate(n, side, M: tl.constexpr):
+    """Return the places [M] of pairs in planes and in rows of pairs, and which of them exist."""
+    place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    i, j = place // side, place % side
+    return place, i * n + j, (i < n) & (j < n)
+
+
+@triton.jit
+def _load_pairs(z_ptr, pair, inside, C: tl.constexpr):
+    """Load pairs [M, C] in float32."""
+    pointers = z_ptr + pair[:, None] * C + tl.arange(0, C)[None, :]
+    return tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _triangle_factors_fwd_kernel(
+    z_ptr,
+    mask_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    project_ptr,
+    gate_ptr,
+    planes_ptr,
+    n,
+    side,
+    EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write planes [2, B, C, side, side], zero beyond the first ``n`` rows and columns.
+
+    Reads pairs z [B, n, n, C], mask [B, n, n] or None, and weights [2 C, C]. Grid: (blocks of M
+    places of a plane, B).
+    """
+    batch, batches = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    place, pair, inside = _locate(n, side, M)
+    pair += batch * n * n
+    kept = inside.to(tl.float32)
+    if mask_ptr is not None:
+        kept = tl.load(mask_ptr + pair, inside, other=0).to(tl.float32)
+    x = _load_pairs(z_ptr, pair, inside, C)
+    x = normalize(x, norm_weight_ptr, norm_bias_ptr, tl.arange(0, C), C, EPS, 1)
+    x = x.to(project_ptr.dtype.element_ty).T  # [C, M]
+    area = side.to(tl.int64) * side
+    for first in range(0, 2 * C, K):
+        weight = load_weight(project_ptr, first, 0, 2 * C, C, K, C)
+        y = tl.dot(weight, x, input_precision=PRECISION)  # [K, M]
+        weight = load_weight(gate_ptr, first, 0, 2 * C, C, K, C)
+        y = gated(y, tl.dot(weight, x, input_precision=PRECISION)) * kept[None, :]
+        factor, channel = first // C, first % C + tl.arange(0, K)
+        plane = (factor * batches + batch) * C + channel
+        pointers = planes_ptr + plane[:, None] * area + place[None, :]
+        tl.store(pointers, y.to(planes_ptr.dtype.element_ty), (place < area)[None, :])
+
+
+@triton.jit
+def _triangle_update_fwd_kernel(
+    z_ptr,
+    sums_ptr,
+    norm_in_weight_ptr,
+    norm_in_bias_ptr,
+    norm_out_weight_ptr,
+    norm_out_bias_ptr,
+    project_ptr,
+    gate_ptr,
+    n,
+    side,
+    EPS_IN: tl.constexpr,
+    EPS_OUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Add updates to pairs z [B, n, n, C] in place.
+
+    Reads sums [B, C, side, side] and weights [C, C]. Grid: (blocks of M places of a plane, B).
+    """
+    batch, channel = tl.program_id(1).to(tl.int64), tl.arange(0, C)
+    place, pair, inside = _locate(n, side, M)
+    pair += batch * n * n
+    half: tl.constexpr = project_ptr.dtype.element_ty
+    x = _load_pairs(z_ptr, pair, inside, C)
+    x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, channel, C, EPS_IN, 1).to(half)
+    plane = (batch * C + channel) * (side.to(tl.int64) * side)
+    sums = tl.load(sums_ptr + plane[:, None] + place[None, :], inside[None, :], other=0.0)  # [C, M]
+    sums = sums.to(tl.float32)
+    sums = normalize(sums, norm_out_weight_ptr, norm_out_bias_ptr, channel, C, EPS_OUT, 0)
+    sums = sums.to(half).T
+    for first in range(0, C, K):
+        weight = load_weight(project_ptr, first, 0, C, C, K, C)
+        y = tl.dot(sums, weight.T, input_precision=PRECISION)  # [M, K]
+        weight = load_weight(gate_ptr, first, 0, C, C, K, C)
+        y = gated(y, tl.dot(x, weight.T, input_precision=PRECISION))
+        pointers = z_ptr + pair[:, None] * C + first + tl.arange(0, K)[None, :]
+        y += tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
+        tl.store(pointers, y.to(z_ptr.dtype.element_ty), inside[:, None])
+
+
+class _Tile(NamedTuple):
+    pairs: int
+    columns: int
+    warps: int
+
+    @classmethod
+    def of(cls, channels: int, size: int) -> _Tile:
+        """Return block sizes for numbers of channels, and of bytes per element of the weights."""
+        warps = 4 if channels <= 128 else 8
+        if size > 2:
+            return cls(32, 16, warps)
+        return cls(64, min(channels, 64), warps)
+
+
+def triangle_multiplication_(
+    z: Tensor, weights: TriangleWeights, mask: Tensor | None = None, *, incoming: bool = False
+) -> Tensor:
+    """Update pairs by triangle multiplication in place, without gradients.
+
+    Parameters
+    ----------
+    z : [B, N, N, C]
+        Pairs, contiguous; float32, or of the dtype of the weights. C is a power of two, 16 to 256.
+    weights : TriangleWeights
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
+        float16, sums over triangles must not exceed 65504.
+    mask : [B, N, N], optional
+        Factor of the pairs that are multiplied; 1 by default.
+    incoming : bool
+        Sum over incoming instead of outgoing edges.
+
+    Returns
+    -------
+    [B, N, N, C]
+        ``z``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or ``z`` is not contiguous.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> z = torch.randn(1, 7, 7, 16, device="cuda")
+    >>> norm = torch.ones(16, device="cuda"), torch.zeros(16, device="cuda"), 1e-5
+    >>> maps = (torch.randn(n, 16, device="cuda") / 4 for n in (32, 32, 16, 16))
+    >>> triangle_multiplication_(z, TriangleWeights(norm, norm, *maps)).shape
+    torch.Size([1, 7, 7, 16])
+    """
+    _check(z, weights, mask)
+    if not z.numel():
+        return z
+    batches, n, _, channels = z.shape
+    planes = _factors(z, weights, mask)
+    a, b = planes.flatten(1, 2)
+    sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
+    side = planes.shape[-1]
+    tile = _Tile.of(channels, planes.element_size())
+    with torch.cuda.device_of(z):
+        _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
+            z,
+            sums,
+            *weights.norm_in[:2],
+            *weights.norm_out[:2],
+            weights.project_out.contiguous(),
+            weights.gate_out.contiguous(),
+            n,
+            side,
+            EPS_IN=weights.norm_in[2],
+            EPS_OUT=weights.norm_out[2],
+            PRECISION=exact_precision(sums),
+            C=channels,
+            M=tile.pairs,
+            K=tile.columns,
+            num_warps=tile.warps,
+            num_stages=1,
+        )
+    return z
+
+
+def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
+    """Return the gated factors a and b of all pairs, [2, B, C, side, side] with aligned rows."""
+    batches, n, _, channels = z.shape
+    project = weights.project_in.contiguous()
+    elements = _ALIGNMENT // project.element_size()
+    side = triton.cdiv(n, elements) * elements
+    planes = project.new_empty(2, batches, channels, side, side)
+    tile = _Tile.of(channels, project.element_size())
+    with torch.cuda.device_of(z):
+        _triangle_factors_fwd_kernel[(triton.cdiv(side * side, tile.pairs), batches)](
+            z,
+            None if mask is None else mask.contiguous(),
+            *weights.norm_in[:2],
+            project,
+            weights.gate_in.contiguous(),
+            planes,
+            n,
+            side,
+            EPS=weights.norm_in[2],
+            PRECISION=exact_precision(project),
+            C=channels,
+            M=tile.pairs,
+            K=tile.columns,
+            num_warps=tile.warps,
+            num_stages=1,
+        )
+    return planes
+
+
+def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> None:
+    """Raise unless the arguments of `triangle_multiplication_` fit together."""
+    check_shape("z", z, ("B", "N", "N", "C"))
+    batches, n, _, channels = z.shape
+    check_shape("z", z, (batches, n, n, channels))
+    if channels not in _CHANNELS:
+        raise InputError(f"the pairs have {channels} channels: use 16, 32, 64, 128 or 256")
+    norm_in, norm_out, project_in, gate_in, project_out, gate_out = weights
+    wide = {"project_in": project_in, "gate_in": gate_in}
+    square = {"project_out": project_out, "gate_out": gate_out}
+    check_same(**wide, **square)
+    check_rows("z", z, project_in)
+    for name, x in wide.items():
+        check_shape(name, x, (2 * channels, channels))
+    for name, x in square.items():
+        check_shape(name, x, (channels, channels))
+    check_norm("norm_in", norm_in, z)
+    check_norm("norm_out", norm_out, z)
+    if mask is not None:
+        check_device(z, mask)
+        check_shape("mask", mask, (batches, n, n))

@@ -1,0 +1,49 @@
+"""Random inputs of operators on pairs, and bounds on errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.types.norm import Norm
+
+BOUNDS = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2, torch.float32: 2e-6}
+"""Error relative to the largest output."""
+
+dtypes = pytest.mark.parametrize("precision", list(BOUNDS), ids=str)
+halves = pytest.mark.parametrize("precision", list(BOUNDS)[:2], ids=str)
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Return random values that are exact in the dtype, in float64."""
+    return torch.randn(shape).to(dtype).double()
+
+
+def random_mask(*shape: int) -> Tensor:
+    """Return a mask whose rows are whole, padded at the end, with holes, and empty, by turns."""
+    length = shape[-1]
+    mask = torch.ones(shape).reshape(-1, length)
+    mask[1::4, length // 2 + 1 :] = 0
+    mask[2::4] = (torch.rand_like(mask[2::4]) < 0.7).float()
+    mask[3::4] = 0
+    return mask.reshape(shape)
+
+
+def norm(channels: int, precision: torch.dtype, bias: bool = True) -> Norm:
+    """Return a random normalization in float64, with a bias if wanted."""
+    weight, shift = 1 + random(2, channels, dtype=torch.bfloat16) / 4
+    given = weight.to(precision).double(), (shift - 1).to(precision).double()
+    return (*given, 1e-5) if bias else (given[0], None, 1e-5)
+
+
+def to(given: Any, device: str, precision: torch.dtype) -> Any:
+    """Move the tensors of nested tuples to a device, in a dtype."""
+    if isinstance(given, Tensor):
+        return given.to(device, precision)
+    if isinstance(given, tuple):
+        moved = [to(x, device, precision) for x in given]
+        return type(given)(*moved) if hasattr(given, "_fields") else tuple(moved)
+    return given

@@ -1,0 +1,87 @@
+"""SwiGLU transitions, compared with their reference in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs.reference import transition as reference
+from mlff_triton.kernels.pairs.transition import transition_
+from mlff_triton.kernels.types.pair_stack import TransitionWeights
+from mlff_triton.testing import assert_within
+from tests.kernels.pairs.cases import BOUNDS, dtypes, norm, random, to
+
+
+def weights(
+    channels: int, hidden: int, precision: torch.dtype, *, bias: bool = True
+) -> TransitionWeights:
+    """Return random weights in float64, none of them zero."""
+    shapes = (hidden, channels), (hidden, channels), (channels, hidden)
+    maps = (random(*shape, dtype=precision) * shape[1] ** -0.5 for shape in shapes)
+    maps = (x.to(precision).double() for x in maps)
+    return TransitionWeights(norm(channels, precision, bias), *maps)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "size",
+    [(1, 1, 1, 16, 64), (1, 9, 9, 24, 40), (1, 10, 10, 128, 512), (1, 17, 384, 1536)],
+    ids=str,
+)
+def test_transition(size, precision, device):
+    """The update, which is the result less the rows, is as exact as its precision."""
+    *shape, channels, hidden = size
+    given, x = weights(channels, hidden, precision), random(*shape, channels, dtype=precision)
+    update = reference.transition_(x.clone(), given) - x
+    found = x.to(device, torch.float32)
+    assert transition_(found, to(given, device, precision)) is found
+    assert_within(found.cpu().double() - x, update, 4 * BOUNDS[precision])
+
+
+@pytest.mark.parametrize("n_rows", [1, 17, 100])
+def test_residual_streams_in_half_precision(n_rows, device):
+    """Rows in half precision are rounded once, after the addition."""
+    precision = torch.bfloat16
+    given, x = weights(32, 128, precision, bias=False), random(n_rows, 32, dtype=precision)
+    exact = reference.transition_(x.clone(), given)
+    found = transition_(x.to(device, precision), to(given, device, precision))
+    assert found.dtype is precision
+    assert_within(found.cpu(), exact, BOUNDS[precision])
+
+
+def test_rows_that_are_not_numbers_are_seen(device):
+    x = torch.randn(5, 16, device=device)
+    x[1, 2] = torch.nan
+    found = transition_(x, to(weights(16, 64, torch.float32), device, torch.float32)).isnan()
+    assert found[1].all()
+    assert found.sum() == 16
+
+
+def test_large_gates_do_not_overflow(device):
+    given = weights(16, 64, torch.float32)
+    given = given._replace(gate=1e4 * given.gate)
+    x = torch.randn(5, 16).double()
+    exact = reference.transition_(x.clone(), given)
+    found = transition_(x.to(device, torch.float32), to(given, device, torch.float32))
+    assert_within(found.cpu(), exact, 1e-5)
+
+
+def test_empty(device):
+    given = to(weights(16, 64, torch.float32), device, torch.float32)
+    assert not transition_(torch.empty(0, 16, device=device), given).numel()
+
+
+def test_bad_arguments_are_refused(device):
+    given = to(weights(16, 64, torch.float16), device, torch.float16)
+    x = torch.ones(5, 16, device=device)
+    with pytest.raises(InputError, match="600 channels: use at most 512"):
+        transition_(torch.ones(5, 600, device=device), given)
+    with pytest.raises(InputError, match="must be contiguous"):
+        transition_(torch.ones(16, 5, device=device).T, given)
+    with pytest.raises(InputError, match="the weights are"):
+        transition_(x.bfloat16(), given)
+    with pytest.raises(InputError, match="down has the shape"):
+        transition_(x, given._replace(down=given.up))
+    with pytest.raises(InputError, match="the same for all"):
+        transition_(x, given._replace(up=given.up.float()))

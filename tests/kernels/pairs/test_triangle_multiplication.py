@@ -1,0 +1,114 @@
+"""Triangle multiplication, compared with its reference in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs.reference import triangle_multiplication as reference
+from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
+from mlff_triton.kernels.types.pair_stack import TriangleWeights
+from mlff_triton.testing import assert_within
+from tests.kernels.pairs.cases import BOUNDS, dtypes, norm, random, to
+
+
+def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> TriangleWeights:
+    """Return random weights in float64, none of them zero."""
+    shapes = [(n * channels, channels) for n in (2, 2, 1, 1)]
+    maps = (random(*shape, dtype=precision) * channels**-0.5 for shape in shapes)
+    maps = (x.to(precision).double() for x in maps)
+    return TriangleWeights(norm(channels, precision, bias), norm(channels, precision), *maps)
+
+
+@dtypes
+@pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
+@pytest.mark.parametrize("size", [(1, 1, 16), (2, 17, 32), (1, 33, 128), (1, 9, 256)], ids=str)
+def test_triangle_multiplication(size, incoming, precision, device):
+    """The update, which is the result less the pairs, is as exact as its precision."""
+    batch, n, channels = size
+    given, z = weights(channels, precision), random(batch, n, n, channels, dtype=precision)
+    mask = (torch.rand(batch, n, n) < 0.8).double() if n > 1 else None
+    update = reference.triangle_multiplication_(z.clone(), given, mask, incoming=incoming) - z
+    found = z.to(device, torch.float32)
+    result = triangle_multiplication_(
+        found, to(given, device, precision), to(mask, device, torch.float32), incoming=incoming
+    )
+    assert result is found
+    assert_within(found.cpu().double() - z, update, 4 * BOUNDS[precision])
+
+
+@pytest.mark.parametrize("n", [1, 17, 100])
+def test_residual_streams_in_half_precision(n, device):
+    """Pairs in half precision are rounded once, after the addition."""
+    precision = torch.bfloat16
+    given, z = weights(16, precision, bias=False), random(1, n, n, 16, dtype=precision)
+    exact = reference.triangle_multiplication_(z.clone(), given)
+    found = triangle_multiplication_(z.to(device, precision), to(given, device, precision))
+    assert found.dtype is precision
+    assert_within(found.cpu(), exact, BOUNDS[precision])
+
+
+def test_padding_changes_nothing(device):
+    """Tokens that are masked as both edges leave the pairs of others as they are."""
+    n, precision = 19, torch.float32
+    given = to(weights(32, precision), device, precision)
+    z = random(1, n, n, 32, dtype=precision).to(device, precision)
+    mask = torch.zeros(1, n, n, device=device)
+    mask[:, :13, :13] = 1
+    for incoming in (False, True):
+        few = z[:, :13, :13].contiguous()
+        expected = triangle_multiplication_(few, given, incoming=incoming)
+        found = triangle_multiplication_(z.clone(), given, mask, incoming=incoming)
+        assert_within(found[:, :13, :13].cpu(), expected.cpu(), 1e-6)
+
+
+def test_sums_over_triangles():
+    """The reference agrees with sums over the third corner."""
+    n, given = 4, weights(16, torch.float32)
+    z = torch.randn(1, n, n, 16).double()
+    x = torch.nn.functional.layer_norm(z, (16,), *given.norm_in)
+    a, b = ((x @ given.project_in.T) * (x @ given.gate_in.T).sigmoid()).chunk(2, -1)
+    for incoming in (False, True):
+        found = reference.triangle_multiplication_(z.clone(), given, incoming=incoming)
+        for i, j in ((0, 3), (2, 1)):
+            corners = [(a[0, k, i], b[0, k, j]) for k in range(n)]
+            if not incoming:
+                corners = [(a[0, i, k], b[0, j, k]) for k in range(n)]
+            total = sum(first * second for first, second in corners)
+            total = torch.nn.functional.layer_norm(total, (16,), *given.norm_out)
+            update = (total @ given.project_out.T) * (x[0, i, j] @ given.gate_out.T).sigmoid()
+            torch.testing.assert_close(found[0, i, j], z[0, i, j] + update)
+
+
+def test_pairs_that_are_not_numbers_are_seen(device):
+    z = torch.randn(1, 5, 5, 16, device=device)
+    z[0, 1, 2, 3] = torch.nan
+    found = triangle_multiplication_(z, to(weights(16, torch.float32), device, torch.float32))
+    assert found[0, 1].isnan().all()
+    assert not found[0, 0, 0].isnan().any()
+
+
+def test_empty(device):
+    given = to(weights(16, torch.float32), device, torch.float32)
+    assert not triangle_multiplication_(torch.empty(1, 0, 0, 16, device=device), given).numel()
+
+
+def test_bad_arguments_are_refused(device):
+    given = to(weights(16, torch.float16), device, torch.float16)
+    z = torch.ones(1, 5, 5, 16, device=device)
+    with pytest.raises(InputError, match="24 channels: use 16, 32"):
+        triangle_multiplication_(torch.ones(1, 5, 5, 24, device=device), given)
+    with pytest.raises(InputError, match="z has the shape"):
+        triangle_multiplication_(z[:, :4], given)
+    with pytest.raises(InputError, match="must be contiguous"):
+        triangle_multiplication_(z.transpose(1, 2), given)
+    with pytest.raises(InputError, match="the weights are"):
+        triangle_multiplication_(z.bfloat16(), given)
+    with pytest.raises(InputError, match="mask has the shape"):
+        triangle_multiplication_(z, given, z[..., :4, 0])
+    with pytest.raises(InputError, match="gate_out has the shape"):
+        triangle_multiplication_(z, given._replace(gate_out=given.gate_in))
+    short = given.norm_out[0], given.norm_out[1][:4], 1e-5
+    with pytest.raises(InputError, match="the bias of norm_out has the shape"):
+        triangle_multiplication_(z, given._replace(norm_out=short))
