@@ -16,10 +16,10 @@ N = 24  # tokens
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def triangles(dtype: torch.dtype) -> object:
+def triangles(dtype: torch.dtype, n: int = N, heads: int = 4) -> object:
     """Attend along rows and columns, with a mask and without."""
-    q, k, v = torch.zeros(1, N, N, 3, 4, 32, dtype=dtype).unbind(3)
-    bias, mask = torch.zeros(1, 4, N, N, dtype=dtype), torch.ones(1, N, N)
+    q, k, v = torch.zeros(1, n, n, 3, heads, 32, dtype=dtype).unbind(3)
+    bias, mask = torch.zeros(1, heads, n, n, dtype=dtype), torch.ones(1, n, n)
     triangle_attention(q, k, v, bias)
     return triangle_attention(q, k, v, bias, mask.bool(), ending=True)
 
@@ -30,13 +30,13 @@ def samples(dim: int, dtype: torch.dtype) -> object:
     return pair_attention(q, k, v, torch.zeros(1, 16, N, N), torch.ones(1, 5, N))
 
 
-def updates(channels: int, dtype: torch.dtype) -> object:
+def updates(channels: int, dtype: torch.dtype, n: int = N) -> object:
     """Multiply along both kinds of edges, with residual streams of both dtypes."""
     weight, bias = torch.ones(2, channels, dtype=dtype)
     maps = [torch.zeros(n * channels, channels, dtype=dtype) for n in (2, 2, 1, 1)]
     given = TriangleWeights((weight, bias, 1e-5), (weight, None, 1e-5), *maps)
-    z = torch.zeros(1, N, N, channels)
-    triangle_multiplication_(z, given, torch.ones(1, N, N))
+    z = torch.zeros(1, n, n, channels)
+    triangle_multiplication_(z, given, torch.ones(1, n, n))
     return triangle_multiplication_(z.to(dtype), given, incoming=True)
 
 
@@ -63,4 +63,7 @@ def pair_calls() -> dict[str, Callable[[], object]]:
             calls[f"transition, {channels} channels, {dtype}"] = partial(
                 transitions, channels, dtype
             )
+    # Triton compiles sizes of one as constants.
+    calls["triangle_attention, one token"] = partial(triangles, torch.float16, 1, 1)
+    calls["triangle_multiplication, one token"] = partial(updates, 128, torch.float16, 1)
     return calls

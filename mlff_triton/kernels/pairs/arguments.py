@@ -61,3 +61,9 @@ def check_norm(name: str, norm: Norm, x: Tensor) -> None:
         if tensor is not None:
             check_device(x, tensor)
             check_shape(f"the {part} of {name}", tensor, x.shape[-1:])
+
+
+def norm_arguments(norm: Norm) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and the bias of a normalization as kernels read them."""
+    weight, bias, _ = norm
+    return weight.contiguous(), None if bias is None else bias.contiguous()

@@ -20,25 +20,16 @@ _ALIGNMENT = 16  # bytes
 
 
 @triton.jit
-def _pair(first, second):
-    return tl.cast(first, tl.int64), tl.cast(second, tl.int64)
-
-
-@triton.jit
 def describe(x, shape, strides, block: tl.constexpr, DESCRIBED: tl.constexpr):
     """Return a descriptor of ``x``, which is that if it is DESCRIBED and otherwise a pointer.
 
-    ``strides`` are those of all axes, of which there are three or five, but the last one, whose
-    elements are contiguous.
+    ``strides`` are those of all axes but the last one, whose elements are contiguous.
     """
-    if DESCRIBED:
+    if DESCRIBED:  # noqa: SIM108 - resolved at compile time
         tensor = x
     else:
-        # A pair of axes at a time, as Triton compiles no comprehensions.
-        wide = _pair(strides[-2], strides[-1]) + (1,)  # noqa: RUF005 - nor this
-        if len(strides) == 4:
-            wide = _pair(strides[0], strides[1]) + wide
-        tensor = tl.make_tensor_descriptor(x, shape, wide, block)
+        # Triton computes offsets in 64 bits. It does not unpack tuples.
+        tensor = tl.make_tensor_descriptor(x, shape, strides + (1,), block)  # noqa: RUF005
     return tensor
 
 

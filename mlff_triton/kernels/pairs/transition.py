@@ -19,8 +19,16 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
-from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same
-from mlff_triton.kernels.pairs.row_blocks import gated, load_weight, normalize
+from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same, norm_arguments
+from mlff_triton.kernels.pairs.row_blocks import (
+    chunk,
+    gated,
+    load_rows,
+    load_weight,
+    moments,
+    normalize,
+    normalized_product,
+)
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
 _MOST_CHANNELS = 512
@@ -40,6 +48,7 @@ def _transition_fwd_kernel(
     CHANNELS: tl.constexpr,
     HIDDEN: tl.constexpr,
     C: tl.constexpr,
+    CHUNK: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -51,19 +60,59 @@ def _transition_fwd_kernel(
     channel = tl.arange(0, C)
     inside = (row < n_rows)[:, None] & (channel < CHANNELS)[None, :]
     half: tl.constexpr = up_ptr.dtype.element_ty
-    pointers = x_ptr + row[:, None] * CHANNELS + channel[None, :]
-    x = tl.load(pointers, inside, other=0.0).to(tl.float32)  # [M, C]
-    y = normalize(x, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS, EPS, 1).to(half)
+    offsets, known = row * CHANNELS, row < n_rows
+    x = load_rows(x_ptr, offsets, known, channel, CHANNELS, 1)  # [M, C]
+    mean, rstd = moments(x, channel, CHANNELS, EPS)
+    y = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS).to(half)
     acc = tl.zeros((M, C), tl.float32)
     for first in range(0, HIDDEN, K):
-        weight = load_weight(gate_ptr, first, 0, HIDDEN, CHANNELS, K, C)
-        gate = tl.dot(y, weight.T, input_precision=PRECISION)  # [M, K]
-        weight = load_weight(up_ptr, first, 0, HIDDEN, CHANNELS, K, C)
-        hidden = gated(gate, gate) * tl.dot(y, weight.T, input_precision=PRECISION)
+        gate = normalized_product(
+            y,
+            x_ptr,
+            offsets,
+            known,
+            1,
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            gate_ptr,
+            first,
+            HIDDEN,
+            CHANNELS,
+            PRECISION,
+            False,
+            CHUNK,
+            K,
+        )  # [M, K]
+        up = normalized_product(
+            y,
+            x_ptr,
+            offsets,
+            known,
+            1,
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            up_ptr,
+            first,
+            HIDDEN,
+            CHANNELS,
+            PRECISION,
+            False,
+            CHUNK,
+            K,
+        )
+        hidden = (gated(gate, gate) * up).to(half)
         weight = load_weight(down_ptr, 0, first, CHANNELS, HIDDEN, C, K)
-        acc = tl.dot(hidden.to(half), weight.T, acc, input_precision=PRECISION)
-    x = tl.load(pointers, inside, other=0.0).to(tl.float32) + acc
-    tl.store(pointers, x.to(x_ptr.dtype.element_ty), inside)
+        if CHUNK < C:
+            acc += tl.dot(hidden, weight.T, input_precision=PRECISION)
+        else:
+            acc = tl.dot(hidden, weight.T, acc)
+    acc += load_rows(x_ptr, offsets, known, channel, CHANNELS, 1)
+    pointers = x_ptr + offsets[:, None] + channel[None, :]
+    tl.store(pointers, acc.to(x_ptr.dtype.element_ty), inside)
 
 
 class _Tile(NamedTuple):
@@ -76,7 +125,7 @@ class _Tile(NamedTuple):
     def of(cls, block: int, weight: Tensor) -> _Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
         if weight.element_size() > 2:
-            return cls(64, 32, 8, 1) if block <= 128 else cls(16, 16, 8, 1)
+            return cls(32 if block <= 256 else 16, 16, 4 if block <= 128 else 8, 1)
         stages = 2 if has_large_memory(weight) else 1
         if block <= 128:
             return cls(64, 32, 4, stages)
@@ -130,7 +179,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     with torch.cuda.device_of(x):
         _transition_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
-            *norm[:2],
+            *norm_arguments(norm),
             *(w.contiguous() for w in (gate, up, down)),
             n_rows,
             EPS=norm[2],
@@ -138,6 +187,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
             CHANNELS=channels,
             HIDDEN=len(up),
             C=block,
+            CHUNK=chunk(block, up),
             M=tile.rows,
             K=tile.hidden,
             num_warps=tile.warps,

@@ -26,8 +26,15 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import exact_precision
-from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same
-from mlff_triton.kernels.pairs.row_blocks import gated, load_weight, normalize
+from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same, norm_arguments
+from mlff_triton.kernels.pairs.row_blocks import (
+    chunk,
+    gated,
+    load_rows,
+    moments,
+    normalize,
+    normalized_product,
+)
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
 _ALIGNMENT = 16  # bytes
@@ -40,13 +47,6 @@ def _locate(n, side, M: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     i, j = place // side, place % side
     return place, i * n + j, (i < n) & (j < n)
-
-
-@triton.jit
-def _load_pairs(z_ptr, pair, inside, C: tl.constexpr):
-    """Load pairs [M, C] in float32."""
-    pointers = z_ptr + pair[:, None] * C + tl.arange(0, C)[None, :]
-    return tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -63,6 +63,7 @@ def _triangle_factors_fwd_kernel(
     EPS: tl.constexpr,
     PRECISION: tl.constexpr,
     C: tl.constexpr,
+    CHUNK: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -77,15 +78,52 @@ def _triangle_factors_fwd_kernel(
     kept = inside.to(tl.float32)
     if mask_ptr is not None:
         kept = tl.load(mask_ptr + pair, inside, other=0).to(tl.float32)
-    x = _load_pairs(z_ptr, pair, inside, C)
-    x = normalize(x, norm_weight_ptr, norm_bias_ptr, tl.arange(0, C), C, EPS, 1)
-    x = x.to(project_ptr.dtype.element_ty).T  # [C, M]
+    channels, offsets = tl.arange(0, C), pair * C
+    x = load_rows(z_ptr, offsets, inside, channels, C, 1)  # [M, C]
+    mean, rstd = moments(x, channels, C, EPS)
+    x = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channels, C)
+    x = x.to(project_ptr.dtype.element_ty)
     area = side.to(tl.int64) * side
     for first in range(0, 2 * C, K):
-        weight = load_weight(project_ptr, first, 0, 2 * C, C, K, C)
-        y = tl.dot(weight, x, input_precision=PRECISION)  # [K, M]
-        weight = load_weight(gate_ptr, first, 0, 2 * C, C, K, C)
-        y = gated(y, tl.dot(weight, x, input_precision=PRECISION)) * kept[None, :]
+        y = normalized_product(
+            x,
+            z_ptr,
+            offsets,
+            inside,
+            1,
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            project_ptr,
+            first,
+            2 * C,
+            C,
+            PRECISION,
+            True,
+            CHUNK,
+            K,
+        )  # [K, M]
+        gate = normalized_product(
+            x,
+            z_ptr,
+            offsets,
+            inside,
+            1,
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            gate_ptr,
+            first,
+            2 * C,
+            C,
+            PRECISION,
+            True,
+            CHUNK,
+            K,
+        )
+        y = gated(y, gate) * kept[None, :]
         factor, channel = first // C, first % C + tl.arange(0, K)
         plane = (factor * batches + batch) * C + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
@@ -108,6 +146,7 @@ def _triangle_update_fwd_kernel(
     EPS_OUT: tl.constexpr,
     PRECISION: tl.constexpr,
     C: tl.constexpr,
+    CHUNK: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -119,19 +158,57 @@ def _triangle_update_fwd_kernel(
     place, pair, inside = _locate(n, side, M)
     pair += batch * n * n
     half: tl.constexpr = project_ptr.dtype.element_ty
-    x = _load_pairs(z_ptr, pair, inside, C)
-    x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, channel, C, EPS_IN, 1).to(half)
-    plane = (batch * C + channel) * (side.to(tl.int64) * side)
-    sums = tl.load(sums_ptr + plane[:, None] + place[None, :], inside[None, :], other=0.0)  # [C, M]
-    sums = sums.to(tl.float32)
-    sums = normalize(sums, norm_out_weight_ptr, norm_out_bias_ptr, channel, C, EPS_OUT, 0)
-    sums = sums.to(half).T
+    offsets, area = pair * C, side.to(tl.int64) * side
+    x = load_rows(z_ptr, offsets, inside, channel, C, 1)  # [M, C]
+    mean, rstd = moments(x, channel, C, EPS_IN)
+    x = normalize(x, mean, rstd, norm_in_weight_ptr, norm_in_bias_ptr, channel, C).to(half)
+    places = batch * C * area + place
+    sums = load_rows(sums_ptr, places, inside, channel, C, area)  # [M, C]
+    sums_mean, sums_rstd = moments(sums, channel, C, EPS_OUT)
+    sums = normalize(
+        sums, sums_mean, sums_rstd, norm_out_weight_ptr, norm_out_bias_ptr, channel, C
+    ).to(half)
     for first in range(0, C, K):
-        weight = load_weight(project_ptr, first, 0, C, C, K, C)
-        y = tl.dot(sums, weight.T, input_precision=PRECISION)  # [M, K]
-        weight = load_weight(gate_ptr, first, 0, C, C, K, C)
-        y = gated(y, tl.dot(x, weight.T, input_precision=PRECISION))
-        pointers = z_ptr + pair[:, None] * C + first + tl.arange(0, K)[None, :]
+        y = normalized_product(
+            sums,
+            sums_ptr,
+            places,
+            inside,
+            area,
+            sums_mean,
+            sums_rstd,
+            norm_out_weight_ptr,
+            norm_out_bias_ptr,
+            project_ptr,
+            first,
+            C,
+            C,
+            PRECISION,
+            False,
+            CHUNK,
+            K,
+        )  # [M, K]
+        gate = normalized_product(
+            x,
+            z_ptr,
+            offsets,
+            inside,
+            1,
+            mean,
+            rstd,
+            norm_in_weight_ptr,
+            norm_in_bias_ptr,
+            gate_ptr,
+            first,
+            C,
+            C,
+            PRECISION,
+            False,
+            CHUNK,
+            K,
+        )
+        y = gated(y, gate)
+        pointers = z_ptr + offsets[:, None] + first + tl.arange(0, K)[None, :]
         y += tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
         tl.store(pointers, y.to(z_ptr.dtype.element_ty), inside[:, None])
 
@@ -146,7 +223,7 @@ class _Tile(NamedTuple):
         """Return block sizes for numbers of channels, and of bytes per element of the weights."""
         warps = 4 if channels <= 128 else 8
         if size > 2:
-            return cls(32, 16, warps)
+            return cls(32, min(channels, 32), warps)
         return cls(64, min(channels, 64), warps)
 
 
@@ -196,12 +273,13 @@ def triangle_multiplication_(
     sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
     tile = _Tile.of(channels, planes.element_size())
+    part = chunk(channels, weights.project_in)  # pairs in parts are loaded before any is updated
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
             z,
             sums,
-            *weights.norm_in[:2],
-            *weights.norm_out[:2],
+            *norm_arguments(weights.norm_in),
+            *norm_arguments(weights.norm_out),
             weights.project_out.contiguous(),
             weights.gate_out.contiguous(),
             n,
@@ -210,8 +288,9 @@ def triangle_multiplication_(
             EPS_OUT=weights.norm_out[2],
             PRECISION=exact_precision(sums),
             C=channels,
+            CHUNK=part,
             M=tile.pairs,
-            K=tile.columns,
+            K=tile.columns if part == channels else channels,
             num_warps=tile.warps,
             num_stages=1,
         )
@@ -230,7 +309,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
         _triangle_factors_fwd_kernel[(triton.cdiv(side * side, tile.pairs), batches)](
             z,
             None if mask is None else mask.contiguous(),
-            *weights.norm_in[:2],
+            *norm_arguments(weights.norm_in),
             project,
             weights.gate_in.contiguous(),
             planes,
@@ -239,6 +318,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             EPS=weights.norm_in[2],
             PRECISION=exact_precision(project),
             C=channels,
+            CHUNK=chunk(channels, weights.project_in),
             M=tile.pairs,
             K=tile.columns,
             num_warps=tile.warps,

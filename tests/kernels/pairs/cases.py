@@ -16,6 +16,9 @@ BOUNDS = {torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2, torch.float32: 2e-6}
 dtypes = pytest.mark.parametrize("precision", list(BOUNDS), ids=str)
 halves = pytest.mark.parametrize("precision", list(BOUNDS)[:2], ids=str)
 
+ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
+"""Mean error below which nothing is compared, relative to the mean output."""
+
 
 def random(*shape: int, dtype: torch.dtype) -> Tensor:
     """Return random values that are exact in the dtype, in float64."""
@@ -47,3 +50,35 @@ def to(given: Any, device: str, precision: torch.dtype) -> Any:
         moved = [to(x, device, precision) for x in given]
         return type(given)(*moved) if hasattr(given, "_fields") else tuple(moved)
     return given
+
+
+def spread(given: Any) -> Any:
+    """Give the tensors of nested tuples, but not their values, unusual strides."""
+    if isinstance(given, Tensor):
+        return given.repeat_interleave(2, -1)[..., ::2]
+    if isinstance(given, tuple):
+        moved = [spread(x) for x in given]
+        return type(given)(*moved) if hasattr(given, "_fields") else tuple(moved)
+    return given
+
+
+def assert_no_worse(
+    found: Tensor,
+    exact: Tensor,
+    own: Tensor,
+    precision: torch.dtype,
+    scale: Tensor | None = None,
+) -> None:
+    """Check that the mean error of a result does not exceed that of PyTorch in this precision.
+
+    Errors are relative to ``scale``, which is the exact result by default.
+    """
+    size = rms(exact if scale is None else scale)
+    error, allowed = (rms(x.cpu().double() - exact) / size for x in (found, own))
+    limit = max(allowed, ROUNDING[precision])
+    assert error <= limit, f"the mean error is {error:.2e}, that of PyTorch {allowed:.2e}"
+
+
+def rms(x: Tensor) -> float:
+    """Return the root of the mean square."""
+    return float(x.square().mean().sqrt())

@@ -18,15 +18,15 @@ def described(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(autouse=True)
-def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter multiply bfloat16, whose bits it takes for integers."""
+def bfloat16_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter multiply bfloat16, not its bits, and round to it, not truncate."""
     if torch.cuda.is_available():
         return
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter
 
     builder = type(interpreter.interpreter_builder)
-    multiply = builder.create_dot
+    multiply, cast = builder.create_dot, builder.cast_impl
 
     def decoded(x: Any) -> Any:
         if x.dtype.scalar is not bfloat16:
@@ -36,4 +36,11 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     def multiply_decoded(self: Any, a: Any, b: Any, *others: Any) -> Any:
         return multiply(self, decoded(a), decoded(b), *others)
 
+    def cast_rounded(self: Any, x: Any, dtype: Any) -> Any:
+        if x.dtype.scalar is not float32 or dtype.scalar is not bfloat16:
+            return cast(self, x, dtype)
+        rounded = torch.tensor(x.data).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return interpreter.TensorHandle(rounded, bfloat16)
+
     monkeypatch.setattr(builder, "create_dot", multiply_decoded)
+    monkeypatch.setattr(builder, "cast_impl", cast_rounded)

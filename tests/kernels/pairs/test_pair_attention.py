@@ -10,7 +10,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
 from mlff_triton.kernels.pairs.reference import pair_attention as reference
 from mlff_triton.testing import assert_within
-from tests.kernels.pairs.cases import BOUNDS, dtypes, halves, random, random_mask
+from tests.kernels.pairs.cases import BOUNDS, assert_no_worse, dtypes, halves, random, random_mask
 
 pytestmark = pytest.mark.usefixtures("described")
 
@@ -45,6 +45,8 @@ def test_pair_attention(size, masked, precision, device):
     found = pair_attention(q, k, v, bias, None if mask is None else mask.to(device))
     assert found.dtype is precision
     assert_within(found.cpu(), exact, BOUNDS[precision])
+    own = reference.pair_attention(*(x.to(precision) for x in given), mask)
+    assert_no_worse(found, exact, own, precision)
 
 
 @halves

@@ -10,7 +10,7 @@ from mlff_triton.kernels.pairs.reference import transition as reference
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 from mlff_triton.testing import assert_within
-from tests.kernels.pairs.cases import BOUNDS, dtypes, norm, random, to
+from tests.kernels.pairs.cases import BOUNDS, assert_no_worse, dtypes, norm, random, spread, to
 
 
 def weights(
@@ -30,13 +30,15 @@ def weights(
     ids=str,
 )
 def test_transition(size, precision, device):
-    """The update, which is the result less the rows, is as exact as its precision."""
+    """The update, which is the result less the rows, is at least as exact as that of PyTorch."""
     *shape, channels, hidden = size
     given, x = weights(channels, hidden, precision), random(*shape, channels, dtype=precision)
-    update = reference.transition_(x.clone(), given) - x
+    update = reference.transition_update(x, given)
+    own = x.float() + reference.transition_update(x.to(precision), to(given, "cpu", precision))
     found = x.to(device, torch.float32)
     assert transition_(found, to(given, device, precision)) is found
-    assert_within(found.cpu().double() - x, update, 4 * BOUNDS[precision])
+    assert_within(found.cpu().double() - x, update, BOUNDS[precision])
+    assert_no_worse(found, x + update, own, precision, scale=update)
 
 
 @pytest.mark.parametrize("n_rows", [1, 17, 100])
@@ -65,6 +67,12 @@ def test_large_gates_do_not_overflow(device):
     exact = reference.transition_(x.clone(), given)
     found = transition_(x.to(device, torch.float32), to(given, device, torch.float32))
     assert_within(found.cpu(), exact, 1e-5)
+
+
+def test_strides_of_weights_do_not_matter(device):
+    given = to(weights(16, 64, torch.float32), device, torch.float32)
+    x = torch.randn(5, 16, device=device)
+    assert torch.equal(transition_(x.clone(), spread(given)), transition_(x.clone(), given))
 
 
 def test_empty(device):

@@ -10,7 +10,7 @@ from mlff_triton.kernels.pairs.reference import triangle_multiplication as refer
 from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 from mlff_triton.testing import assert_within
-from tests.kernels.pairs.cases import BOUNDS, dtypes, norm, random, to
+from tests.kernels.pairs.cases import BOUNDS, assert_no_worse, dtypes, norm, random, spread, to
 
 
 def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> TriangleWeights:
@@ -25,17 +25,20 @@ def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> Tria
 @pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
 @pytest.mark.parametrize("size", [(1, 1, 16), (2, 17, 32), (1, 33, 128), (1, 9, 256)], ids=str)
 def test_triangle_multiplication(size, incoming, precision, device):
-    """The update, which is the result less the pairs, is as exact as its precision."""
+    """The update, which is the result less the pairs, is at least as exact as that of PyTorch."""
     batch, n, channels = size
     given, z = weights(channels, precision), random(batch, n, n, channels, dtype=precision)
     mask = (torch.rand(batch, n, n) < 0.8).double() if n > 1 else None
-    update = reference.triangle_multiplication_(z.clone(), given, mask, incoming=incoming) - z
+    update = reference.triangle_update(z, given, mask, incoming=incoming)
+    rounded = (to(x, "cpu", precision) for x in (z, given, mask))
+    own = z.float() + reference.triangle_update(*rounded, incoming=incoming)
     found = z.to(device, torch.float32)
     result = triangle_multiplication_(
         found, to(given, device, precision), to(mask, device, torch.float32), incoming=incoming
     )
     assert result is found
-    assert_within(found.cpu().double() - z, update, 4 * BOUNDS[precision])
+    assert_within(found.cpu().double() - z, update, BOUNDS[precision])
+    assert_no_worse(found, z + update, own, precision, scale=update)
 
 
 @pytest.mark.parametrize("n", [1, 17, 100])
@@ -87,6 +90,13 @@ def test_pairs_that_are_not_numbers_are_seen(device):
     found = triangle_multiplication_(z, to(weights(16, torch.float32), device, torch.float32))
     assert found[0, 1].isnan().all()
     assert not found[0, 0, 0].isnan().any()
+
+
+def test_strides_of_weights_do_not_matter(device):
+    given = to(weights(16, torch.float32), device, torch.float32)
+    z = torch.randn(1, 5, 5, 16, device=device)
+    expected = triangle_multiplication_(z.clone(), given)
+    assert torch.equal(triangle_multiplication_(z.clone(), spread(given)), expected)
 
 
 def test_empty(device):

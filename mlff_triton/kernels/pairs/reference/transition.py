@@ -16,6 +16,11 @@ from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
 def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     """Compute `mlff_triton.kernels.pairs.transition.transition_`."""
+    return x.add_(transition_update(x, weights))
+
+
+def transition_update(x: Tensor, weights: TransitionWeights) -> Tensor:
+    """Return what `transition_` adds."""
     norm, gate, up, down = weights
     y = layer_norm(x, x.shape[-1:], *norm)
-    return x.add_(linear(silu(linear(y, gate)) * linear(y, up), down))
+    return linear(silu(linear(y, gate)) * linear(y, up), down)

@@ -22,6 +22,13 @@ def triangle_multiplication_(
     z: Tensor, weights: TriangleWeights, mask: Tensor | None = None, *, incoming: bool = False
 ) -> Tensor:
     """Compute `mlff_triton.kernels.pairs.triangle_multiplication.triangle_multiplication_`."""
+    return z.add_(triangle_update(z, weights, mask, incoming=incoming))
+
+
+def triangle_update(
+    z: Tensor, weights: TriangleWeights, mask: Tensor | None = None, *, incoming: bool = False
+) -> Tensor:
+    """Return what `triangle_multiplication_` adds."""
     norm_in, norm_out, project_in, gate_in, project_out, gate_out = weights
     channels = z.shape[-1:]
     x = layer_norm(z, channels, *norm_in)
@@ -31,4 +38,4 @@ def triangle_multiplication_(
     a, b = factors.chunk(2, -1)
     sums = torch.einsum("bkic,bkjc->bijc" if incoming else "bikc,bjkc->bijc", a, b)
     update = linear(layer_norm(sums, channels, *norm_out), project_out)
-    return z.add_(update * linear(x, gate_out).sigmoid())
+    return update * linear(x, gate_out).sigmoid()
