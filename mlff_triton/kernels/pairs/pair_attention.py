@@ -247,7 +247,7 @@ def pair_attention(
     Returns
     -------
     [B, R, S, H, D]
-        Attention outputs, of the dtype and, up to padding, in the layout of ``q``.
+        Attention outputs, of the dtype of ``q``, with the axes in the same order in memory.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def pair_attention(
     """
     _check(q, k, v, bias, mask)
     tile = _HALF if q.element_size() == 2 else _SINGLE
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
     if out.numel():
         launch_pair_attention(q, k, v, bias, mask, scale, out, tile)
     return out

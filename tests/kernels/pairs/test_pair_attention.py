@@ -124,6 +124,16 @@ def test_scores_that_are_not_numbers_are_seen(device):
     assert found.sum() == 16
 
 
+def test_strides_do_not_matter(device):
+    """Axes may lie in memory in any order, and rows need no alignment."""
+    given = [x.to(device, torch.float16) for x in inputs(1, 3, 20, 2, 16, torch.float16)]
+    expected = pair_attention(*given)
+    turned = [x.transpose(-1, 2).contiguous().transpose(-1, 2) for x in given[:3]]
+    odd = [torch.nn.functional.pad(x, (1, 2))[..., 1:-2] for x in given]
+    for other in ([*turned, given[3]], odd):
+        assert torch.equal(pair_attention(*other), expected)
+
+
 def test_empty(device):
     q = torch.empty(0, 3, 5, 2, 16, device=device).half()
     assert pair_attention(q, q, q, q.new_empty(0, 2, 5, 5)).shape == q.shape
