@@ -12,7 +12,7 @@ first kernel finds where each row has its first masked key and its last kept one
 end costs nothing.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
-AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 13, 14 and 24 of the
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
 supplement.
 """
 

@@ -11,7 +11,7 @@ padded so that all rows are aligned. The kernel after it normalizes the products
 adds the update in place. Neither normalized pairs nor gates are stored.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
-AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 11 and 12 of the supplement.
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 12 and 13 of the supplement.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     z_ij <- z_ij + (W' norm(t_ij)) sigmoid(G' x_ij)
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
-AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 11 and 12 of the supplement.
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 12 and 13 of the supplement.
 """
 
 from __future__ import annotations
