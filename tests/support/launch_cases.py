@@ -65,6 +65,7 @@ from tests.support.genomic_launch_cases import genomic_calls
 from tests.support.operators import derivatives
 from tests.support.pair_launch_cases import pair_calls
 from tests.support.residue_launch_cases import residue_calls
+from tests.support.tensornet2_launch_cases import tensornet2_calls
 
 N, E, F = 4, 8, 64
 WIDE_TARGETS = ("sm_90", "sm_100")  # which have the copy engine that `wide_linear` needs
@@ -417,7 +418,7 @@ def main() -> None:
             all_calls |= parts([16], single) | parts([16, 4096], double)
             all_calls |= token_calls(single) | token_calls(double) | more_alignments()
             all_calls |= residue_calls() | binding_calls() | genomic_calls()
-            all_calls |= pair_calls()
+            all_calls |= pair_calls() | tensornet2_calls()
         for case, kernel, error in compile_distinct(all_calls, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 

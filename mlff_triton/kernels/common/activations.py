@@ -65,6 +65,19 @@ def softplus_relative(x):
 
 
 @triton.jit
+def activate_with_slope(x, ACTIVATION: tl.constexpr):
+    """Return `activate` and `activate_derivative`; SiLU takes one exponential and one division."""
+    if ACTIVATION == "silu" or ACTIVATION == "swish":
+        decay = tl.exp2(tl.minimum(-_LOG2_E * x, 126.0))
+        s = 1 / (1 + decay)
+        value = x * s
+        slope = s + value * (decay * s)
+    else:
+        value, slope = activate(x, ACTIVATION), activate_derivative(x, ACTIVATION)
+    return value, slope
+
+
+@triton.jit
 def _tanh_softplus(x):
     """Return ``tanh(softplus(x))`` and one minus its square.
 

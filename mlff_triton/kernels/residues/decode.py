@@ -23,7 +23,7 @@ from mlff_triton._common.availability import is_interpreting
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.hardware import multiprocessors
-from mlff_triton.kernels.residues.edge_blocks import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 
 PROGRAMS = 16

@@ -18,15 +18,8 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.residues.edge_blocks import (
-    bias_sum,
-    block_of,
-    edge_hidden,
-    end_sum,
-    layer_norm,
-    linear,
-    precision_of,
-)
+from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden, layer_norm
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.residue_network import EdgeNetwork
 

@@ -17,11 +17,8 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.residues.edge_blocks import (
-    block_of,
-    edge_hidden,
-    precision_of,
-)
+from mlff_triton.kernels.common.split_products import precision_of
+from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden
 from mlff_triton.kernels.types.residue_network import EdgeNetwork
 
 PART = 16

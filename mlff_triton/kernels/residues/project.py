@@ -16,13 +16,8 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.residues.edge_blocks import (
-    bias_sum,
-    end_sum,
-    has_room,
-    linear,
-    precision_of,
-)
+from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.residues.edge_blocks import has_room
 from mlff_triton.kernels.types.residue_network import Projections
 
 

@@ -20,17 +20,16 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.residues.edge_blocks import (
+from mlff_triton.kernels.common.split_products import (
     begin_sum,
     bias_sum,
     end_sum,
-    has_room,
-    layer_norm,
     linear,
     load_weight,
     multiply,
     precision_of,
 )
+from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
 from mlff_triton.kernels.types import backbone
 from mlff_triton.kernels.types.backbone import BackboneWeights
 

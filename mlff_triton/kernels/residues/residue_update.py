@@ -23,14 +23,8 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.residues.edge_blocks import (
-    bias_sum,
-    end_sum,
-    has_room,
-    layer_norm,
-    linear,
-    precision_of,
-)
+from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
 from mlff_triton.kernels.residues.message_sums import message_sums
 from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork
 

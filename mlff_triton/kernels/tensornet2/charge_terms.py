@@ -1,0 +1,171 @@
+"""Terms of the charges in the networks of edges, and the gradients of the charges.
+
+    R q_i and S q_j      dE/dq_i = R^T sum_j dE/dz1_ij + S^T sum_j dE/dz1_ji
+
+with z1 as in `mlff_triton.kernels.tensornet2.edge_messages`, which applies R^T to the gradients of
+each edge.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.interaction_network import InteractionNetwork
+
+_ATOMS = 8  # per program of the terms
+_LANES = 32  # neighbors of an atom in an iteration
+
+
+@triton.jit
+def _charge_terms_kernel(
+    charges_ptr,
+    weight_ptr,
+    terms_ptr,
+    n_atoms,
+    n_charges,
+    F: tl.constexpr,
+    ATOMS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Map charges for a role. Grid: one program per ATOMS atoms and role.
+
+    Reads ``charges[N, n_charges]`` and ``weight[n_charges, 2, F]``. Writes ``terms[2, N, F]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    atom = (tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)).to(tl.int64)[:, None]
+    role = tl.program_id(1)
+    channel = tl.arange(0, F)[None, :]
+    inside = atom < n_atoms
+    terms = tl.zeros([ATOMS, F], terms_ptr.dtype.element_ty)
+    for q in range(n_charges):
+        charge = tl.load(charges_ptr + atom * n_charges + q, inside, other=0.0)
+        terms += charge * tl.load(weight_ptr + (2 * q + role) * F + channel)
+    row = role.to(tl.int64) * n_atoms + atom
+    tl.store(terms_ptr + row * F + channel, terms, inside)
+
+
+@triton.jit
+def _charge_gradients_kernel(
+    grad_sent_ptr,
+    by_edge_ptr,
+    by_atom_ptr,
+    weight_ptr,
+    slot_begin_ptr,
+    slot_end_ptr,
+    origin_ptr,
+    reverse_ptr,
+    grad_charges_ptr,
+    n_charges,
+    F: tl.constexpr,
+    Q: tl.constexpr,
+    LANES: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Sum the gradients of an atom's charges. Grid: one program per atom.
+
+    Reads ``grad_sent[N, F]``, ``by_edge[slots, n_charges]``, ``by_atom[N, n_charges]``,
+    ``weight[n_charges, 2, F]``, and from `Edges` ``slot_begin[N]``, ``slot_end[N]``, and ``origin``
+    and ``reverse`` [slots]. Writes ``grad_charges[N, n_charges]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    atom = tl.program_id(0).to(tl.int64)
+    charge = tl.arange(0, Q)
+    used = charge < n_charges
+    begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
+    received = tl.zeros([LANES, Q], grad_charges_ptr.dtype.element_ty)
+    for start in range(begin, end, LANES):
+        slot = start + tl.arange(0, LANES)
+        live = slot < end
+        origin = tl.load(origin_ptr + slot, live, other=0)
+        opposite = tl.load(reverse_ptr + origin, live, other=0).to(tl.int64)
+        rows = by_edge_ptr + opposite[:, None] * n_charges + charge[None, :]
+        received += tl.load(rows, live[:, None] & used[None, :], other=0.0)
+
+    channel = tl.arange(0, F)[:, None]
+    sent = tl.load(grad_sent_ptr + atom * F + channel)  # [F, 1]
+    weight = tl.load(
+        weight_ptr + (2 * charge[None, :] + 1) * F + channel, used[None, :], other=0.0
+    )  # [F, Q]
+    out = atom * n_charges + charge
+    grad = tl.load(by_atom_ptr + out, used, other=0.0) + tl.sum(received, axis=0)
+    tl.store(grad_charges_ptr + out, grad + tl.sum(sent * weight, axis=0), used)
+
+
+def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
+    """Map the charges of receivers and of senders.
+
+    Parameters
+    ----------
+    charges : [N, Q]
+        Partial charges.
+    network : InteractionNetwork
+        Network of the edges.
+
+    Returns
+    -------
+    [2, N, F]
+    """
+    check_device(charges)
+    n_atoms, n_charges = charges.shape
+    channels = network.charges.shape[2]
+    terms = charges.new_empty(2, n_atoms, channels)
+    with torch.cuda.device_of(charges):
+        _charge_terms_kernel[(triton.cdiv(n_atoms, _ATOMS), 2)](
+            charges,
+            network.charges,
+            terms,
+            n_atoms,
+            n_charges,
+            F=channels,
+            ATOMS=_ATOMS,
+            **early_launch(charges),
+        )
+    return terms
+
+
+def charge_gradients(
+    grad_sent: Tensor, by_edge: Tensor, by_atom: Tensor, network: InteractionNetwork, edges: Edges
+) -> Tensor:
+    """Compute the gradients of the charges.
+
+    Parameters
+    ----------
+    grad_sent, by_edge, by_atom : [N, F], [slots, Q], [N, Q]
+        From `mlff_triton.kernels.tensornet2.edge_messages.edge_messages_backward`.
+    network : InteractionNetwork
+        Network of the edges.
+    edges : Edges
+        Edges within the cutoff.
+
+    Returns
+    -------
+    [N, Q]
+    """
+    check_device(grad_sent)
+    grad_charges = torch.empty_like(by_atom)
+    n_atoms, n_charges = by_atom.shape
+    with torch.cuda.device_of(grad_sent):
+        _charge_gradients_kernel[(n_atoms,)](
+            grad_sent,
+            by_edge,
+            by_atom,
+            network.charges,
+            edges.slot_begin,
+            edges.slot_end,
+            edges.origin,
+            edges.reverse,
+            grad_charges,
+            n_charges,
+            F=grad_sent.shape[1],
+            Q=triton.next_power_of_2(n_charges),
+            LANES=_LANES,
+            num_warps=2,
+            **early_launch(grad_sent),
+        )
+    return grad_charges

@@ -1,0 +1,1 @@
+"""Operators of TensorNet2 in plain PyTorch."""

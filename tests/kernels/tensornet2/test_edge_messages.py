@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torchmdnet.models.tensornet import (
+    _compose_tensor,
+    _decompose_tensor,
+    tensornet_interaction_message_passing,
+)
+from torchmdnet.models.tensornet2 import Interaction
+from torchmdnet.models.utils import rbf_class_mapping
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.reference.tensors import compose, decompose
+from mlff_triton.kernels.tensornet2 import charge_terms as charge_operator
+from mlff_triton.kernels.tensornet2 import edge_messages as operator
+from mlff_triton.kernels.tensornet2.launch_sizes import EdgeBlocks
+from mlff_triton.kernels.tensornet2.reference import charge_terms as charge_reference
+from mlff_triton.kernels.tensornet2.reference import edge_messages as reference
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.interaction_network import InteractionNetwork
+from mlff_triton.testing import assert_close
+from tests.support.random_inputs import (
+    KNOTS,
+    LARGE,
+    assert_matches,
+    assert_repeats,
+    at_origins,
+    moved,
+    numbers,
+    random_edges,
+)
+
+Q = 5  # not a power of two
+CUTOFFS = 0.0, 1.8  # Å; some of the edges are longer
+CASES = [
+    # atoms, channels, neighbors, layout, accumulate
+    (1, 32, 5, "csr", False),
+    (5, 64, 5, "rows", True),
+    (63, 32, 5, "csr", True),
+    (40, 16, 70, "rows", False),
+    (3, 128, 5, "csr", True),
+    (2, 256, 5, "rows", False),
+    (500, 16, 5, "rows", True),
+    pytest.param(3000, 128, 60, "rows", True, marks=pytest.mark.gpu),
+    pytest.param(700, 256, 60, "csr", False, marks=pytest.mark.gpu),
+    pytest.param(700, 64, 60, "rows", False, marks=pytest.mark.gpu),
+]
+BLOCKS = [
+    # atoms, lanes, inner, warps, stages
+    EdgeBlocks(1, 16, 32, 4, 1),
+    EdgeBlocks(4, 16, 64, 8, 1),
+    EdgeBlocks(2, 32, 16, 4, 2),
+]
+
+
+def weights(channels: int, n_charges: int = Q) -> list[object]:
+    """Return the parts of a network that preserves the scale of its input."""
+    f = channels
+    scaled = [numbers(2 * f, f) / f**0.5, numbers(3 * f, 2 * f) / (2 * f) ** 0.5]
+    second, third = [[w.float().double(), numbers(len(w))] for w in scaled]
+    return [numbers(KNOTS + 1, 3, f), numbers(f), numbers(n_charges, 2, f), second, third]
+
+
+def network(parts, activation="silu", cutoffs=CUTOFFS, **options) -> InteractionNetwork:
+    return InteractionNetwork.of(*parts, cutoffs, activation, **options)
+
+
+def forward_inputs(n_atoms, channels, neighbors, layout) -> tuple[object, ...]:
+    y, terms = numbers(9, n_atoms, channels), numbers(2, n_atoms, channels)
+    return y, terms, weights(channels), random_edges(n_atoms, layout, neighbors)
+
+
+def backward_inputs(n_atoms, channels, neighbors, layout, add) -> tuple[object, ...]:
+    y, terms, parts, edges = forward_inputs(n_atoms, channels, neighbors, layout)
+    grad, direct = numbers(2, *y.shape)
+    return grad, y, direct, terms, parts, edges, numbers(len(edges.senders)), add
+
+
+def messages(module, **options):
+    def edge_messages(y, terms, parts, edges):
+        return module.edge_messages(y, terms, network(parts, **options), edges)
+
+    return edge_messages
+
+
+def gradients(module, **options):
+    """Return the backward pass without side effects; results of edges in the edges' order."""
+
+    def edge_messages_backward(grad, y, direct, terms, parts, edges, slope, add):
+        slope = slope.clone()
+        inputs = grad, y, direct, terms, network(parts, **options), edges, slope, add
+        grad_y, grad_sent, by_edge, by_atom = module.edge_messages_backward(*inputs)
+        return grad_y, grad_sent, at_origins(by_edge.T, edges), by_atom, at_origins(slope, edges)
+
+    return edge_messages_backward
+
+
+def check(n_atoms, channels, neighbors, layout, add, device, dtype, **options):
+    plain = options | {"halves": False}
+    inputs = forward_inputs(n_atoms, channels, neighbors, layout)
+    functions = messages(operator, **options), messages(reference, **plain)
+    assert_matches(*functions, inputs, device, dtype, 0)
+    inputs = backward_inputs(n_atoms, channels, neighbors, layout, add)
+    functions = gradients(operator, **options), gradients(reference, **plain)
+    assert_matches(*functions, inputs, device, dtype, 1)
+
+
+@pytest.mark.parametrize(("n_atoms", "channels", "neighbors", "layout", "add"), CASES)
+def test_agrees_with_the_reference(n_atoms, channels, neighbors, layout, add, device, dtype):
+    check(n_atoms, channels, neighbors, layout, add, device, dtype)
+
+
+@pytest.mark.parametrize(
+    "options", [{"halves": False}, {"activation": "ssp"}, {"activation": "tanh"}]
+)
+def test_precisions_and_activations(options, device, dtype):
+    check(5, 32, 5, "rows", True, device, dtype, **options)
+
+
+@pytest.mark.parametrize("cutoffs", [(0.5, 1.7), (0.0, 5.0)])
+def test_cutoffs(cutoffs, device, dtype):
+    check(5, 32, 5, "csr", False, device, dtype, cutoffs=cutoffs)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_agrees_however_it_is_launched(blocks, device, monkeypatch):
+    monkeypatch.setattr(operator, "edge_blocks", lambda _: blocks)
+    check(11, 32, 5, "rows", True, device, torch.float32)
+
+
+def test_tf32_is_close(device):
+    y, terms, parts, edges = moved(forward_inputs(5, 32, 5, "rows"), device, torch.float32)
+    exact = messages(reference, halves=False)(y, terms, parts, edges)
+    found = messages(operator, tf32=True)(y, terms, parts, edges)
+    assert (found - exact).abs().max() < 1e-2 * exact.abs().max()
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e12])
+def test_gradients_of_any_size_are_exact(factor, device):
+    grad, y, direct, *others = backward_inputs(5, 32, 5, "csr", False)
+    inputs = grad * factor, y, 0 * direct, *others
+    functions = gradients(operator), gradients(reference, halves=False)
+    assert_matches(*functions, inputs, device, torch.float32, 1)
+
+
+def test_gives_the_same_bits_again(device):
+    n_atoms = LARGE[device == "cuda"]
+    inputs = forward_inputs(n_atoms, 32, 5, "rows")
+    assert_repeats(messages(operator), inputs, device, torch.float32)
+    inputs = backward_inputs(n_atoms, 32, 5, "rows", True)
+    assert_repeats(gradients(operator), inputs, device, torch.float32)
+
+
+def test_isolated_atoms_hear_of_themselves_alone(device):
+    y, terms, parts, edges = forward_inputs(5, 32, 5, "rows")
+    found = messages(operator)(*moved((y, terms, parts, edges), device, torch.float64))
+    nothing = torch.zeros(1).int()
+    alone = Edges(nothing, nothing, *(field[..., :0] for field in edges[2:]))
+    expected = messages(reference)(y[:, -1:], terms[:, -1:], parts, alone)
+    assert_close(found[:, -1:], expected, 0)
+
+
+@pytest.mark.parametrize("size", [1, 63])
+def test_charges(size, device, dtype):
+    edges = random_edges(size, "rows", 40)
+    inputs = numbers(size, Q), weights(32)
+
+    def terms(module):
+        return lambda charges, parts: module.charge_terms(charges, network(parts, halves=False))
+
+    assert_matches(terms(charge_operator), terms(charge_reference), inputs, device, dtype, 0)
+
+    def of_charges(module):
+        def charge_gradients(grad_sent, by_edge, by_atom, parts, edges):
+            plain = network(parts, halves=False)
+            return module.charge_gradients(grad_sent, by_edge, by_atom, plain, edges)
+
+        return charge_gradients
+
+    inputs = numbers(size, 32), numbers(len(edges.senders), Q), numbers(size, Q), weights(32), edges
+    functions = of_charges(charge_operator), of_charges(charge_reference)
+    assert_matches(*functions, inputs, device, dtype, 1)
+
+
+@pytest.mark.parametrize("layout", ["csr", "rows"])
+@pytest.mark.parametrize("activation", ["silu", "tanh"])
+def test_reference_has_the_right_gradients(layout, activation):
+    y, _, parts, edges = forward_inputs(7, 16, 5, layout)
+    plain = network(parts, activation, (0.0, 5.0), halves=False)
+    charges = numbers(7, Q).requires_grad_()
+    y.requires_grad_()
+    growth = torch.zeros_like(edges.distance, requires_grad=True)
+    longer = edges._replace(
+        fraction=edges.fraction + growth / edges.width, distance=edges.distance + growth
+    )
+    terms = charge_reference.charge_terms(charges, plain)
+    message = reference.edge_messages(y, terms, plain, longer)
+    grad, direct = numbers(2, *y.shape)
+    total = (message * grad + y * direct).sum()
+    grad_y, grad_charges, slope = torch.autograd.grad(total, (y, charges, growth))
+
+    earlier = numbers(len(slope))
+    inputs = grad, y.detach(), direct, terms.detach(), plain, edges
+    found_slope, added_slope = earlier.clone(), earlier.clone()
+    found = reference.edge_messages_backward(*inputs, found_slope, False)
+    reference.edge_messages_backward(*inputs, added_slope, True)
+    slots, _ = edges.live()
+    origin = edges.origin[slots].long()
+    slope = torch.zeros_like(slope).index_add(0, origin, slope[slots])
+    assert_close(found[0], grad_y, 1)
+    assert_close(charge_reference.charge_gradients(*found[1:], plain, edges), grad_charges, 1)
+    assert_close(found_slope[origin], slope[edges.reverse[origin].long()], 1)
+    assert_close(added_slope[origin], (earlier + found_slope)[origin], 1)
+
+
+@pytest.mark.parametrize("cutoff_lower", [0.0, 0.6])
+def test_reference_follows_torchmd_net(cutoff_lower):
+    n_atoms, f, n_rbf = 6, 16, 8
+    layer = Interaction(n_rbf, f, Q, "silu", cutoff_lower, 1.8, "O(3)", torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(numbers(*parameter.shape) / parameter.shape[-1] ** 0.5)
+    basis = rbf_class_mapping["expnorm"](cutoff_lower, 1.8, n_rbf, False).double()
+    edges, charges, y = random_edges(n_atoms), numbers(n_atoms, Q), numbers(9, n_atoms, f)
+    slots, receivers = edges.live()
+    everyone = torch.arange(n_atoms)
+    index = torch.stack(
+        [torch.cat([receivers, everyone]), torch.cat([edges.senders.long(), everyone])]
+    )
+    distance = torch.cat([edges.distance, torch.zeros(n_atoms).double()])
+    with torch.no_grad():
+        rbf = basis(distance)
+        x = torch.cat([rbf, charges[index[0]], charges[index[1]]], dim=1)
+        for linear in layer.linears_scalar:
+            x = layer.act(linear(x))
+        factors = (x * layer.cutoff(distance)[:, None]).unflatten(1, (3, f))
+        parts = _decompose_tensor(compose(y).permute(2, 0, 1, 3))
+        sums = tensornet_interaction_message_passing(*parts, factors, index, n_atoms)
+        expected = _compose_tensor(*sums)
+        first, second, third = layer.linears_scalar
+        values = rbf @ first.weight[:, :n_rbf].T + first.bias  # [E + N, F]
+        table = torch.stack([values, torch.zeros_like(values), torch.zeros_like(values)], dim=1)
+        of_charges = first.weight[:, n_rbf:].unflatten(1, (2, Q)).permute(2, 1, 0)
+        maps = (second.weight, second.bias), (third.weight, third.bias)
+        parts = table, values[-1], of_charges, *maps
+    at_knots = edges._replace(
+        interval=torch.arange(len(slots)).int(), fraction=torch.zeros_like(edges.fraction)
+    )
+    plain = network(parts, cutoffs=(cutoff_lower, 1.8), halves=False)
+    terms = charge_reference.charge_terms(charges, plain)
+    found = reference.edge_messages(y, terms, plain, at_knots)
+    assert_close(found, decompose(expected.permute(1, 2, 0, 3)), 0)
+
+
+def test_large_weights_are_refused():
+    table, own, charges, (second, bias), third = weights(16)
+    parts = table.float(), own.float(), charges.float(), (second.float() * 1e4, bias.float())
+    with pytest.raises(InputError, match="too large to be split"):
+        network((*parts, tuple(t.float() for t in third)))

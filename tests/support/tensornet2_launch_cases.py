@@ -1,0 +1,50 @@
+"""Calls of all operators of TensorNet2, for `launch_cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from mlff_triton.kernels.tensornet2.edge_messages import edge_messages, edge_messages_backward
+from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.interaction_network import InteractionNetwork
+
+N, Q, SLOTS = 4, 16, 64
+
+
+def network(channels: int, dtype: torch.dtype, halves: bool) -> InteractionNetwork:
+    """Return a network with all weights one."""
+    f = channels
+    second, third = torch.ones(2 * f, f), torch.ones(3 * f, 2 * f)
+    weights = torch.ones(2, 3, f), torch.ones(f), torch.ones(Q, 2, f)
+    maps = (second, torch.ones(2 * f)), (third, torch.ones(3 * f))
+    cast = [t.to(dtype) for t in weights], [tuple(t.to(dtype) for t in map_) for map_ in maps]
+    return InteractionNetwork.of(*cast[0], *cast[1], (0.0, 5.0), "silu", halves=halves)
+
+
+def some_edges(dtype: torch.dtype) -> Edges:
+    """Return edges of four atoms, which are not read."""
+    atoms, slots = torch.zeros(N, dtype=torch.int32), torch.zeros(SLOTS, dtype=torch.int32)
+    length = torch.ones(SLOTS, dtype=dtype)
+    geometry = length, length, torch.ones(3, SLOTS, dtype=dtype), length
+    return Edges(atoms, atoms, slots, slots, slots, slots, *geometry)
+
+
+def messages(channels: int, dtype: torch.dtype, halves: bool) -> object:
+    """Compute messages and their gradients."""
+    y, terms = torch.ones(9, N, channels, dtype=dtype), torch.ones(2, N, channels, dtype=dtype)
+    edges, weights = some_edges(dtype), network(channels, dtype, halves)
+    edge_messages(y, terms, weights, edges)
+    return edge_messages_backward(y, y, y, terms, weights, edges, edges.distance, True)
+
+
+def tensornet2_calls() -> dict[str, Callable[[], object]]:
+    """Operators of TensorNet2, by name."""
+    single, double = torch.float32, torch.float64
+    sizes = [(64, single, True), (128, single, True), (256, single, True), (128, single, False)]
+    return {
+        f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(messages, f, dtype, halves)
+        for f, dtype, halves in [*sizes, (64, double, False), (128, double, False)]
+    }
