@@ -1,0 +1,269 @@
+"""Equilibration of partial charges, and its adjoint.
+
+    q_i = c_i + f_i^2 / (sum_k f_k^2 + 1e-6) (Q - sum_k c_k)
+
+for each channel, with sums over the atoms k of a system of total charge Q: ``ChargePredict.qeq`` in
+``torchmdnet/models/tensornet2.py``. One program sums a
+channel block of a system in float64, in the user's order of atoms, so the sums depend neither on
+other systems nor on the sorting of atoms.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common.checks import check_device
+from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+
+_EPS = tl.constexpr(1e-6)
+_CHANNELS = 8  # per program of the sums: a sector of memory
+_ROWS = 256  # atoms in an iteration of the sums
+_ELEMENTS = 512  # per program of other kernels
+
+
+@triton.jit
+def _excess_kernel(
+    predicted_ptr,
+    totals_ptr,
+    rank_ptr,
+    system_ptr,
+    shared_ptr,
+    Q: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Sum predictions. Grid: one program per system and CHANNELS channels.
+
+    Reads ``predicted[N, 2 Q]``, ``totals[B]``, ``rank[N]`` and ``system[B + 1]``. Writes
+    ``shared[B, 2, Q]``: ``Q - sum c``, and the inverse of the other sum.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    system = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    used = channel < Q
+    begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
+    charge = tl.zeros([ROWS, CHANNELS], tl.float64)
+    weight = charge
+    for start in range(begin, end, ROWS):
+        atom = start + tl.arange(0, ROWS)
+        live = atom < end
+        row = tl.load(rank_ptr + atom, live, other=0).to(tl.int64)
+        pointers = predicted_ptr + row[:, None] * (2 * Q) + channel[None, :]
+        mask = live[:, None] & used[None, :]
+        charge += tl.load(pointers, mask, other=0.0).to(tl.float64)
+        f = tl.load(pointers + Q, mask, other=0.0).to(tl.float64)
+        weight += f * f
+    out = shared_ptr + system * (2 * Q) + channel
+    excess = tl.load(totals_ptr + system).to(tl.float64) - tl.sum(charge, axis=0)
+    tl.store(out, excess, used)
+    tl.store(out + Q, 1 / (tl.sum(weight, axis=0) + _EPS), used)
+
+
+@triton.jit
+def _excess_gradient_kernel(
+    grad_ptr,
+    predicted_ptr,
+    shared_ptr,
+    rank_ptr,
+    system_ptr,
+    grad_excess_ptr,
+    Q: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Sum gradients of the excess. Grid: one program per system and CHANNELS channels.
+
+    Reads ``grad[N, Q]``, ``predicted[N, 2 Q]``, ``shared[B, 2, Q]``, ``rank[N]`` and
+    ``system[B + 1]``. Writes ``grad_excess[B, Q]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    system = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    used = channel < Q
+    begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
+    total = tl.zeros([ROWS, CHANNELS], tl.float64)
+    for start in range(begin, end, ROWS):
+        atom = start + tl.arange(0, ROWS)
+        live = atom < end
+        row = tl.load(rank_ptr + atom, live, other=0).to(tl.int64)[:, None]
+        mask = live[:, None] & used[None, :]
+        f = tl.load(predicted_ptr + row * (2 * Q) + Q + channel[None, :], mask, other=0.0)
+        grad = tl.load(grad_ptr + row * Q + channel[None, :], mask, other=0.0).to(tl.float64)
+        total += grad * (f.to(tl.float64) * f.to(tl.float64))
+    inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, used, other=0.0)
+    tl.store(grad_excess_ptr + system * Q + channel, tl.sum(total, axis=0) * inverse, used)
+
+
+@triton.jit
+def _equilibrate_fwd_kernel(
+    predicted_ptr,
+    shared_ptr,
+    systems_ptr,
+    charges_ptr,
+    n_elements,
+    Q: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Share the excess among atoms. Grid: one program per BLOCK charges.
+
+    Reads ``predicted[N, 2 Q]``, ``shared[B, 2, Q]`` and ``systems[N]``. Writes ``charges[N, Q]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+    row, channel = index // Q, index % Q
+    system = tl.load(systems_ptr + row, mask, other=0).to(tl.int64)
+    pointers = predicted_ptr + row * (2 * Q) + channel
+    c = tl.load(pointers, mask, other=0.0)
+    f = tl.load(pointers + Q, mask, other=0.0).to(tl.float64)
+    excess = tl.load(shared_ptr + system * (2 * Q) + channel, mask, other=0.0)
+    inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, mask, other=0.0)
+    charge = c.to(tl.float64) + f * f * inverse * excess
+    tl.store(charges_ptr + index, charge.to(c.dtype), mask)
+
+
+@triton.jit
+def _equilibrate_bwd_kernel(
+    grad_ptr,
+    predicted_ptr,
+    shared_ptr,
+    grad_excess_ptr,
+    systems_ptr,
+    grad_predicted_ptr,
+    n_elements,
+    Q: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Compute the gradients of predictions. Grid: one program per BLOCK charges.
+
+    Reads ``grad[N, Q]``, ``predicted[N, 2 Q]``, ``shared[B, 2, Q]``, ``grad_excess[B, Q]`` and
+    ``systems[N]``. Writes ``grad_predicted[N, 2 Q]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+    row, channel = index // Q, index % Q
+    system = tl.load(systems_ptr + row, mask, other=0).to(tl.int64)
+    offset = row * (2 * Q) + channel
+    grad = tl.load(grad_ptr + index, mask, other=0.0)
+    f = tl.load(predicted_ptr + offset + Q, mask, other=0.0).to(tl.float64)
+    excess = tl.load(shared_ptr + system * (2 * Q) + channel, mask, other=0.0)
+    inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, mask, other=0.0)
+    grad_excess = tl.load(grad_excess_ptr + system * Q + channel, mask, other=0.0)
+    grad_c = grad.to(tl.float64) - grad_excess
+    tl.store(grad_predicted_ptr + offset, grad_c.to(grad.dtype), mask)
+    grad_f = 2 * f * inverse * excess * grad_c
+    tl.store(grad_predicted_ptr + offset + Q, grad_f.to(grad.dtype), mask)
+
+
+def equilibrate(
+    predicted: Tensor, totals: Tensor, systems: Tensor, rank: Tensor, system_ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Share the missing charge of each system among its atoms.
+
+    Parameters
+    ----------
+    predicted : [N, 2 Q]
+        Charges c and weights f of each atom, before equilibration.
+    totals : float64 [B]
+        Total charge of each system, elementary charges.
+    systems : int32 [N]
+        System of each row.
+    rank : int32 [N]
+        Row of each of the user's atoms.
+    system_ptr : int32 [B + 1]
+        First atom of each system, in the user's order.
+
+    Returns
+    -------
+    charges : [N, Q]
+        Charges, which add up to the totals unless all weights are tiny.
+    shared : float64 [B, 2, Q]
+        What the systems' atoms share, for `equilibrate_backward`.
+    """
+    check_device(predicted)
+    n_atoms, n_columns = predicted.shape
+    n_charges = n_columns // 2
+    charges = predicted.new_empty(n_atoms, n_charges)
+    shared = totals.new_empty(len(totals), 2, n_charges)
+    with torch.cuda.device_of(predicted):
+        _excess_kernel[(len(totals), triton.cdiv(n_charges, _CHANNELS))](
+            predicted,
+            totals,
+            rank,
+            system_ptr,
+            shared,
+            Q=n_charges,
+            CHANNELS=_CHANNELS,
+            ROWS=_ROWS,
+            **early_launch(predicted),
+        )
+        _equilibrate_fwd_kernel[(triton.cdiv(charges.numel(), _ELEMENTS),)](
+            predicted,
+            shared,
+            systems,
+            charges,
+            charges.numel(),
+            Q=n_charges,
+            BLOCK=_ELEMENTS,
+            **early_launch(predicted),
+        )
+    return charges, shared
+
+
+def equilibrate_backward(
+    grad: Tensor,
+    predicted: Tensor,
+    shared: Tensor,
+    systems: Tensor,
+    rank: Tensor,
+    system_ptr: Tensor,
+) -> Tensor:
+    """Compute the gradients [N, 2 Q] of the predictions.
+
+    Parameters
+    ----------
+    grad : [N, Q]
+        Gradients of the charges.
+    predicted, systems, rank, system_ptr
+        As for `equilibrate`.
+    shared : float64 [B, 2, Q]
+        From `equilibrate`.
+    """
+    check_device(grad)
+    n_charges = grad.shape[1]
+    grad_predicted = torch.empty_like(predicted)
+    grad_excess = torch.empty_like(shared[:, 0])
+    with torch.cuda.device_of(grad):
+        _excess_gradient_kernel[(len(shared), triton.cdiv(n_charges, _CHANNELS))](
+            grad,
+            predicted,
+            shared,
+            rank,
+            system_ptr,
+            grad_excess,
+            Q=n_charges,
+            CHANNELS=_CHANNELS,
+            ROWS=_ROWS,
+            **early_launch(grad),
+        )
+        _equilibrate_bwd_kernel[(triton.cdiv(grad.numel(), _ELEMENTS),)](
+            grad,
+            predicted,
+            shared,
+            grad_excess,
+            systems,
+            grad_predicted,
+            grad.numel(),
+            Q=n_charges,
+            BLOCK=_ELEMENTS,
+            **early_launch(grad),
+        )
+    return grad_predicted

@@ -1,0 +1,48 @@
+"""Equilibration of partial charges, in plain PyTorch.
+
+Arguments and results are those of `mlff_triton.kernels.tensornet2.equilibration`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
+
+EPS = 1e-6
+
+
+def equilibrate(
+    predicted: Tensor, totals: Tensor, systems: Tensor, rank: Tensor, system_ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Share the missing charge of each system among its atoms: [N, Q]."""
+    c, f = predicted.double().tensor_split(2, dim=1)
+    excess = totals[:, None] - _system_sums(c, rank, system_ptr)
+    inverse = 1 / (_system_sums(f * f, rank, system_ptr) + EPS)
+    charges = c + f * f * (inverse * excess)[systems.long()]
+    return charges.to(predicted.dtype), torch.stack([excess, inverse], dim=1)
+
+
+def equilibrate_backward(
+    grad: Tensor,
+    predicted: Tensor,
+    shared: Tensor,
+    systems: Tensor,
+    rank: Tensor,
+    system_ptr: Tensor,
+) -> Tensor:
+    """Compute the gradients [N, 2 Q] of the predictions."""
+    f = predicted.double().tensor_split(2, dim=1)[1]
+    excess, inverse = shared.unbind(1)
+    grad_excess = _system_sums(grad * f * f, rank, system_ptr) * inverse
+    grad_c = grad - grad_excess[systems.long()]
+    grad_f = 2 * f * (inverse * excess)[systems.long()] * grad_c
+    return torch.cat([grad_c, grad_f], dim=1).to(grad.dtype)
+
+
+def _system_sums(x: Tensor, rank: Tensor, system_ptr: Tensor) -> Tensor:
+    """Sum rows [N, Q] over the atoms of each system, in the user's order: [B, Q]."""
+    lengths = system_ptr.diff().long()
+    systems = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
+    return sum_at_receivers(x[rank.long()], systems, len(lengths))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torchmdnet.models.tensornet2 import ChargePredict
+
+from mlff_triton.kernels.tensornet2 import equilibration as operator
+from mlff_triton.kernels.tensornet2.reference import equilibration as reference
+from mlff_triton.testing import assert_close
+from tests.kernels.tensornet2.batches import random_batch
+from tests.support.random_inputs import assert_matches, assert_repeats, moved, numbers
+
+CASES = [
+    # sizes of systems, charges
+    ((1,), 16),
+    ((1, 0, 63, 2), 16),
+    ((500,), 5),
+    ((3,) * 40, 9),
+    pytest.param((65536, 1, 700), 16, marks=pytest.mark.gpu),
+    pytest.param((21,) * 4000, 16, marks=pytest.mark.gpu),
+]
+
+
+def inputs(sizes, n_charges):
+    """Return predictions, total charges and the batch."""
+    totals = torch.randint(-2, 3, (len(sizes),)).double()
+    return numbers(sum(sizes), 2 * n_charges), totals, *random_batch(*sizes)
+
+
+def charges(module):
+    """Return the charges in the working dtype; totals and sums are always float64."""
+
+    def equilibrate(predicted, totals, systems, rank, system_ptr):
+        batch = systems, rank, system_ptr
+        return module.equilibrate(predicted, totals.double(), *batch)[0]
+
+    return equilibrate
+
+
+def gradients(module):
+    def equilibrate_backward(grad, predicted, totals, systems, rank, system_ptr):
+        batch = systems, rank, system_ptr
+        shared = module.equilibrate(predicted, totals.double(), *batch)[1]
+        return module.equilibrate_backward(grad, predicted, shared, *batch)
+
+    return equilibrate_backward
+
+
+@pytest.mark.parametrize(("sizes", "n_charges"), CASES)
+def test_agrees_with_the_reference(sizes, n_charges, device, dtype):
+    forward = inputs(sizes, n_charges)
+    assert_matches(charges(operator), charges(reference), forward, device, dtype, 0)
+    backward = numbers(sum(sizes), n_charges), *forward
+    assert_matches(gradients(operator), gradients(reference), backward, device, dtype, 1)
+
+
+def test_gives_the_same_bits_again(device):
+    forward = inputs((300, 2, 40), 16)
+    assert_repeats(charges(operator), forward, device, torch.float32)
+    backward = numbers(342, 16), *forward
+    assert_repeats(gradients(operator), backward, device, torch.float32)
+
+
+def test_a_system_has_the_same_bits_alone_and_in_any_order(device):
+    predicted, totals, systems, rank, system_ptr = moved(
+        inputs((30, 280), 16), device, torch.float32
+    )
+    batch = systems, rank, system_ptr
+    together, _ = operator.equilibrate(predicted, totals.double(), *batch)
+    atoms = rank[30:].long()
+    where = torch.zeros_like(systems[30:]), torch.arange(280).int().to(device)
+    alone = (*where, torch.tensor([0, 280]).int().to(device))
+    found, _ = operator.equilibrate(predicted[atoms], totals[1:].double(), *alone)
+    assert torch.equal(found, together[atoms])
+
+
+def test_charges_add_up():
+    predicted, totals, *batch = inputs((5, 40), 16)
+    found, _ = reference.equilibrate(predicted, totals, *batch)
+    sums = torch.zeros(2, 16).double().index_add(0, batch[0], found)
+    assert (sums - totals[:, None]).abs().max() < 1e-5
+
+
+def test_reference_has_the_right_gradients():
+    predicted, totals, *batch = inputs((1, 6, 3), 4)
+    predicted.requires_grad_()
+    found, shared = reference.equilibrate(predicted, totals, *batch)
+    grad = numbers(*found.shape)
+    expected = torch.autograd.grad((found * grad).sum(), predicted)[0]
+    given = grad, predicted.detach(), shared.detach(), *batch
+    assert_close(reference.equilibrate_backward(*given), expected, 1)
+
+
+def test_reference_follows_torchmd_net():
+    predicted, totals, systems, rank, system_ptr = inputs((4, 1, 7), 16)
+    module = ChargePredict(8, "silu", 16)
+    batch = systems.long()
+    c, f = predicted.tensor_split(2, dim=1)
+    expected = module.qeq(c, f, batch, totals[batch])
+    found, _ = reference.equilibrate(predicted, totals, systems, rank, system_ptr)
+    assert_close(found, expected, 0)
