@@ -7,7 +7,11 @@ from functools import partial
 
 import torch
 
+from mlff_triton.kernels.tensornet2.charge_terms import charge_gradients, charge_terms
+from mlff_triton.kernels.tensornet2.coulomb import coulomb_edges, coulomb_pairs
 from mlff_triton.kernels.tensornet2.edge_messages import edge_messages, edge_messages_backward
+from mlff_triton.kernels.tensornet2.equilibration import equilibrate, equilibrate_backward
+from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -40,11 +44,31 @@ def messages(channels: int, dtype: torch.dtype, halves: bool) -> object:
     return edge_messages_backward(y, y, y, terms, weights, edges, edges.distance, True)
 
 
+def charges(dtype: torch.dtype) -> object:
+    """Compute terms of charges, equilibrated charges, Coulomb energies, and all gradients."""
+    rows, weights = torch.ones(N, Q, dtype=dtype), network(64, dtype, halves=False)
+    terms = charge_terms(rows, weights)
+    edges = some_edges(dtype)
+    charge_gradients(terms[0], torch.ones(SLOTS, Q, dtype=dtype), rows, weights, edges)
+
+    totals, atoms = torch.ones(1).double(), torch.arange(N).int()
+    batch = torch.zeros_like(atoms), atoms, torch.tensor([0, N]).int()
+    predicted = torch.ones(N, 2 * Q, dtype=dtype)
+    _, shared = equilibrate(predicted, totals, *batch)
+    equilibrate_backward(rows, predicted, shared, *batch)
+
+    of_layers, per_charge = rows.repeat(1, 3), torch.ones(3 * Q, dtype=dtype)
+    order = AtomOrder(*batch[1:], N)
+    coulomb_pairs(torch.ones(N, 3).double(), of_layers, per_charge, order)
+    return coulomb_edges(of_layers, per_charge, edges, ReactionField.of(10.0))
+
+
 def tensornet2_calls() -> dict[str, Callable[[], object]]:
     """Operators of TensorNet2, by name."""
     single, double = torch.float32, torch.float64
     sizes = [(64, single, True), (128, single, True), (256, single, True), (128, single, False)]
-    return {
+    of_charges = {f"charges, {dtype}": partial(charges, dtype) for dtype in (single, double)}
+    return of_charges | {
         f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(messages, f, dtype, halves)
         for f, dtype, halves in [*sizes, (64, double, False), (128, double, False)]
     }

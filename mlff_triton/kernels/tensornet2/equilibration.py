@@ -186,7 +186,7 @@ def equilibrate(
     charges : [N, Q]
         Charges, which add up to the totals unless all weights are tiny.
     shared : float64 [B, 2, Q]
-        What the systems' atoms share, for `equilibrate_backward`.
+        Missing charge of each system, and the inverse sum of its weights.
     """
     check_device(predicted)
     n_atoms, n_columns = predicted.shape

@@ -1,0 +1,55 @@
+"""Constants of the Coulomb energy of partial charges."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DAMPING = 4.6
+"""Distance in Å below which the Coulomb energy of a pair is damped."""
+
+
+class ReactionField(NamedTuple):
+    """Truncation of the Coulomb energy, with a continuous medium beyond the cutoff.
+
+    Attributes
+    ----------
+    constants : float64 [3]
+        Cutoff in Å; coefficient of the squared distance, 1/Å^3; and the shift that makes the energy
+        of a pair zero at the cutoff, 1/Å.
+    """
+
+    constants: Tensor
+
+    @classmethod
+    def of(
+        cls, cutoff: float, permittivity: float = 78.3, device: torch.device | str = "cpu"
+    ) -> ReactionField:
+        """Return the constants for a cutoff in Å and the relative permittivity of the medium."""
+        denominator = (2 * permittivity + 1) * cutoff
+        values = (
+            cutoff,
+            (permittivity - 1) / (denominator * cutoff**2),
+            3 * permittivity / denominator,
+        )
+        return cls(torch.tensor(values, dtype=torch.float64, device=device))
+
+
+class AtomOrder(NamedTuple):
+    """Rows of atoms in tensors of features, which may be sorted, and their systems.
+
+    Attributes
+    ----------
+    rank : int32 [N]
+        Row of each of the user's atoms.
+    system_ptr : int32 [B + 1]
+        First atom of each system, in the user's order.
+    largest : int
+        Number of atoms in the largest system, or more.
+    """
+
+    rank: Tensor
+    system_ptr: Tensor
+    largest: int
