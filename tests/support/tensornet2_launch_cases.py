@@ -7,10 +7,17 @@ from functools import partial
 
 import torch
 
+from mlff_triton.kernels.tensornet2.charge_prediction import (
+    predict_charges,
+    predict_charges_backward,
+    scale_gradients,
+    tensor_gradients,
+)
 from mlff_triton.kernels.tensornet2.charge_terms import charge_gradients, charge_terms
 from mlff_triton.kernels.tensornet2.coulomb import coulomb_edges, coulomb_pairs
 from mlff_triton.kernels.tensornet2.edge_messages import edge_messages, edge_messages_backward
 from mlff_triton.kernels.tensornet2.equilibration import equilibrate, equilibrate_backward
+from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
@@ -63,12 +70,39 @@ def charges(dtype: torch.dtype) -> object:
     return coulomb_edges(of_layers, per_charge, edges, ReactionField.of(10.0))
 
 
+def predictions(channels: int, dtype: torch.dtype) -> object:
+    """Predict charges, and compute all gradients, with and without normalization."""
+    f = channels
+    shapes = (3 * f,), (3 * f,), (f, 3 * f), (f,), (f, f), (f,), (2 * Q, f), (2 * Q,)
+    weights = [torch.ones(shape, dtype=dtype) for shape in shapes]
+    pairs = zip(weights[::2], weights[1::2], strict=True)
+    charge_network = ChargeNetwork.of(*pairs, "silu")
+    x, inverse = torch.ones(9, N, f, dtype=dtype), torch.ones(N, f, dtype=dtype)
+    for factor in (inverse, None):
+        predicted, *hidden = predict_charges(x, factor, charge_network)
+        factors = predict_charges_backward(predicted, x, factor, charge_network, *hidden)
+    tensor_gradients(x, x, x, inverse, factors, x)
+    tensor_gradients(x, x, x, inverse, factors, None)
+    tensor_gradients(x, None, x, None, factors, x)
+    return scale_gradients(x, x, factors, "silu")
+
+
 def tensornet2_calls() -> dict[str, Callable[[], object]]:
     """Operators of TensorNet2, by name."""
     single, double = torch.float32, torch.float64
     sizes = [(64, single, True), (128, single, True), (256, single, True), (128, single, False)]
     of_charges = {f"charges, {dtype}": partial(charges, dtype) for dtype in (single, double)}
-    return of_charges | {
-        f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(messages, f, dtype, halves)
-        for f, dtype, halves in [*sizes, (64, double, False), (128, double, False)]
+    of_predictions = {
+        f"predict_charges, F = {f}, {dtype}": partial(predictions, f, dtype)
+        for f, dtype in [(64, single), (128, single), (256, single), (64, double), (128, double)]
     }
+    return (
+        of_charges
+        | of_predictions
+        | {
+            f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(
+                messages, f, dtype, halves
+            )
+            for f, dtype, halves in [*sizes, (64, double, False), (128, double, False)]
+        }
+    )

@@ -136,4 +136,4 @@ def readout_backward_blocks(rows: Tensor) -> LinearBlocks:
     channels = rows.shape[1]
     if hardware.shared_memory(rows) < 220 * KIB:
         return LinearBlocks(16, channels, min(128 // rows.element_size(), channels), 4, 1)
-    return LinearBlocks(16, channels, min(64, channels), 4, 2)
+    return LinearBlocks(16, channels, min(64, channels, 8192 // channels), 4, 2)

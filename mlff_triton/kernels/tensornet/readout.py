@@ -24,6 +24,7 @@ from mlff_triton.kernels.common.irreps import (
     part_norms,
     scale_parts,
     store_tensor,
+    times,
 )
 from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
@@ -37,7 +38,14 @@ from mlff_triton.kernels.tensornet.reference.readout import gated_head
 from mlff_triton.kernels.tensornet.scalar_network import EPS
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
-__all__ = ["gated_head", "readout", "readout_backward", "scalar_head"]
+__all__ = [
+    "gated_head",
+    "map_invariants",
+    "map_invariants_backward",
+    "readout",
+    "readout_backward",
+    "scalar_head",
+]
 
 
 @triton.jit
@@ -55,8 +63,24 @@ def _row_moments(i, a, s, F: tl.constexpr):
 
 
 @triton.jit
+def _invariants(x_ptr, inverse_ptr, offset, stride, inside, TRACE: tl.constexpr):
+    """Return the invariants of tensors, three blocks [M, N]: norms, or the trace as I with TRACE.
+
+    If the inverse norms are given, the invariants are those of the tensors before normalization.
+    """
+    x = load_tensor(x_ptr + offset, stride, inside)
+    if inverse_ptr is not None:
+        x = times(1 / tl.load(inverse_ptr + offset, inside, other=1.0), x)
+    i, a, s = part_norms(x)
+    if TRACE:
+        i = x[0]
+    return i, a, s
+
+
+@triton.jit
 def _readout_fwd_kernel(
     x_ptr,
+    inverse_ptr,
     gain_ptr,
     shift_ptr,
     high_ptr,
@@ -65,6 +89,7 @@ def _readout_fwd_kernel(
     hidden_ptr,
     n_atoms,
     F: tl.constexpr,
+    TRACE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -73,21 +98,22 @@ def _readout_fwd_kernel(
 ):
     """Compute z. Grid: one program per M atoms and N of F outputs.
 
-    Reads ``x[9, N, F]``, ``gain[3 F]``, ``shift[3 F]``, the halves of ``weight[F, 3 F]`` and
-    ``bias[F]``. Writes ``hidden[N, F]``.
+    Reads ``x[9, N, F]``, ``inverse[N, F]`` unless it is None, ``gain[3 F]``, ``shift[3 F]``, the
+    halves of ``weight[F, 3 F]`` and ``bias[F]``. Writes ``hidden[N, F]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
     out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
     stride = tl.cast(n_atoms, tl.int64) * F
-    rows = x_ptr + atoms * F
-    i, a, s = part_norms(load_tensor(rows + tl.arange(0, F)[None, :], stride, inside))
+    rows = atoms * F
+    channel = tl.arange(0, F)[None, :]
+    i, a, s = _invariants(x_ptr, inverse_ptr, rows + channel, stride, inside, TRACE)
     mean, rstd = _row_moments(i, a, s, F)
     hidden = tl.zeros([M, N], mean.dtype) + tl.load(bias_ptr + out)[None, :]
     for start in range(0, F, K):
         k = start + tl.arange(0, K)
-        norms = part_norms(load_tensor(rows + k[None, :], stride, inside))
+        norms = _invariants(x_ptr, inverse_ptr, rows + k[None, :], stride, inside, TRACE)
         for part in tl.static_range(3):
             column = part * F + k
             x = (norms[part] - mean) * rstd * tl.load(gain_ptr + column)[None, :]
@@ -156,12 +182,14 @@ def _scalar_head_kernel(
 def _invariants_bwd_kernel(
     grad_ptr,
     x_ptr,
+    inverse_ptr,
     gain_ptr,
     high_ptr,
     low_ptr,
     factors_ptr,
     n_atoms,
     F: tl.constexpr,
+    TRACE: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -169,8 +197,8 @@ def _invariants_bwd_kernel(
 ):
     """Compute the gradients of the invariants. Grid: one program per M atoms.
 
-    Reads ``grad[N, F]``, ``x[9, N, F]``, ``gain[3 F]`` and the halves of the adjoint weight
-    [3 F, F]. Writes ``factors[N, 3, F]``.
+    Reads ``grad[N, F]``, ``x[9, N, F]``, ``inverse[N, F]`` unless it is None, ``gain[3 F]`` and the
+    halves of the adjoint weight [3 F, F]. Writes ``factors[N, 3, F]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
@@ -191,8 +219,8 @@ def _invariants_bwd_kernel(
     g2 *= tl.load(gain_ptr + 2 * F + channel)[None, :]
 
     stride = tl.cast(n_atoms, tl.int64) * F
-    x = load_tensor(x_ptr + atoms * F + channel[None, :], stride, inside)
-    i, a, s = part_norms(x)
+    offset = atoms * F + channel[None, :]
+    i, a, s = _invariants(x_ptr, inverse_ptr, offset, stride, inside, TRACE)
     mean, rstd = _row_moments(i, a, s, F)
     i, a, s = (i - mean) * rstd, (a - mean) * rstd, (s - mean) * rstd
     mean, along = _row_mean(g0, g1, g2, F), _row_mean(g0 * i, g1 * a, g2 * s, F)
@@ -255,6 +283,24 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: T
     [N, F]
         z.
     """
+    return map_invariants(x, None, gain, shift, weight, bias, trace=False)
+
+
+def map_invariants(
+    x: Tensor,
+    inverse: Tensor | None,
+    gain: Tensor,
+    shift: Tensor,
+    weight: SplitWeight,
+    bias: Tensor,
+    *,
+    trace: bool,
+) -> Tensor:
+    """Normalize and map the invariants of tensors [9, N, F], as `readout` does.
+
+    With ``trace``, the first invariant is I instead of its norm. If ``inverse`` [N, F] is given,
+    the invariants are those of the tensors before normalization.
+    """
     check_device(x)
     n_atoms, channels = x.shape[1:]
     hidden = x.new_empty(n_atoms, channels)
@@ -262,6 +308,7 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: T
     with torch.cuda.device_of(x):
         _readout_fwd_kernel[(triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)](
             x,
+            inverse,
             gain,
             shift,
             *operands(weight),
@@ -269,6 +316,7 @@ def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: T
             hidden,
             n_atoms,
             F=channels,
+            TRACE=trace,
             M=blocks.atoms,
             N=blocks.channels,
             K=blocks.inner,
@@ -367,27 +415,11 @@ def readout_backward(
     -------
     grad_x, grad_delta : [9, N, F]
     """
-    check_device(x)
+    factors = map_invariants_backward(grad, x, None, gain, weight, trace=False)
     n_atoms, channels = x.shape[1:]
-    factors = x.new_empty(n_atoms, 3, channels)
     grad_x, grad_delta = torch.empty_like(x), torch.empty_like(x)
-    rows, tensors = readout_backward_blocks(grad), tensor_blocks(x)
+    tensors = tensor_blocks(x)
     with torch.cuda.device_of(x):
-        _invariants_bwd_kernel[(triton.cdiv(n_atoms, rows.atoms),)](
-            grad,
-            x,
-            gain,
-            *operands(weight),
-            factors,
-            n_atoms,
-            F=channels,
-            M=rows.atoms,
-            K=rows.inner,
-            PRECISION=precision_of(weight),
-            num_warps=rows.warps,
-            num_stages=rows.stages,
-            **early_launch(x),
-        )
         _tensors_bwd_kernel[(triton.cdiv(n_atoms, tensors.atoms), channels // tensors.channels)](
             factors,
             x,
@@ -403,3 +435,41 @@ def readout_backward(
             **early_launch(x),
         )
     return grad_x, grad_delta
+
+
+def map_invariants_backward(
+    grad: Tensor,
+    x: Tensor,
+    inverse: Tensor | None,
+    gain: Tensor,
+    weight: SplitWeight,
+    *,
+    trace: bool,
+) -> Tensor:
+    """Compute the gradients [N, 3, F] of the invariants, for the adjoint weight [3 F, F].
+
+    Other arguments are those of `map_invariants`.
+    """
+    check_device(x)
+    n_atoms, channels = x.shape[1:]
+    factors = x.new_empty(n_atoms, 3, channels)
+    rows = readout_backward_blocks(grad)
+    with torch.cuda.device_of(x):
+        _invariants_bwd_kernel[(triton.cdiv(n_atoms, rows.atoms),)](
+            grad,
+            x,
+            inverse,
+            gain,
+            *operands(weight),
+            factors,
+            n_atoms,
+            F=channels,
+            TRACE=trace,
+            M=rows.atoms,
+            K=rows.inner,
+            PRECISION=precision_of(weight),
+            num_warps=rows.warps,
+            num_stages=rows.stages,
+            **early_launch(x),
+        )
+    return factors

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 
 
 class EdgeBlocks(NamedTuple):
@@ -46,3 +47,10 @@ def edge_blocks(y: Tensor) -> EdgeBlocks:
     rows = max(lanes, min(128, 4096 * 4 // (channels * size)))
     inner = 64 if hardware.has_large_memory(y) and size == 4 else 16
     return EdgeBlocks(rows // lanes, lanes, inner, 8 if channels > 128 else 4, 1)
+
+
+def network_blocks(rows: Tensor) -> LinearBlocks:
+    """Return the sizes for two products of rows[N, F] in one kernel."""
+    channels = rows.shape[1]
+    inner = max(16, min(256 // rows.element_size(), channels, 4096 // channels))
+    return LinearBlocks(16, channels, inner, 4, 1)

@@ -27,7 +27,21 @@ from mlff_triton.kernels.types.split_weight import SplitWeight
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
     """Normalize and map the invariants of the last tensors: [9, N, F] -> [N, F]."""
-    normalized, _ = normalize_rows(_invariants(x))
+    return map_invariants(x, None, gain, shift, weight, bias, trace=False)
+
+
+def map_invariants(
+    x: Tensor,
+    inverse: Tensor | None,
+    gain: Tensor,
+    shift: Tensor,
+    weight: SplitWeight,
+    bias: Tensor,
+    *,
+    trace: bool,
+) -> Tensor:
+    """Normalize and map the invariants of tensors, perhaps of those before normalization."""
+    normalized, _ = normalize_rows(_invariants(x, inverse, trace))
     return torch.addmm(bias, normalized * gain + shift, weight.weight.T)
 
 
@@ -40,15 +54,32 @@ def readout_backward(
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the last tensors, and of the D that the last layer added."""
-    by_part = normalize_rows_backward((grad @ weight.weight.T) * gain, _invariants(x))
-    factors = by_part.unflatten(1, (3, -1)).transpose(0, 1)
-    grad_x = scale_parts(factors, norm_gradients(x))
+    factors = map_invariants_backward(grad, x, None, gain, weight, trace=False)
+    grad_x = scale_parts(factors.transpose(0, 1), norm_gradients(x))
     return grad_x, grad_x + charge_factor[: x.shape[1], None] * square_backward(grad_x, delta)
 
 
-def _invariants(x: Tensor) -> Tensor:
-    """Return the norms of the parts: [9, N, F] -> [N, 3 F]."""
-    return part_norms(x).transpose(0, 1).flatten(1)
+def map_invariants_backward(
+    grad: Tensor,
+    x: Tensor,
+    inverse: Tensor | None,
+    gain: Tensor,
+    weight: SplitWeight,
+    *,
+    trace: bool,
+) -> Tensor:
+    """Compute the gradients [N, 3, F] of the invariants."""
+    invariants = _invariants(x, inverse, trace)
+    by_part = normalize_rows_backward((grad @ weight.weight.T) * gain, invariants)
+    factors: Tensor = by_part.unflatten(1, (3, -1))
+    return factors
+
+
+def _invariants(x: Tensor, inverse: Tensor | None, trace: bool) -> Tensor:
+    """Return the norms of the parts, or I and two norms with ``trace``: [9, N, F] -> [N, 3 F]."""
+    x = x if inverse is None else x / inverse
+    i, a, s = part_norms(x)
+    return torch.cat([x[0] if trace else i, a, s], dim=1)
 
 
 def scalar_head(
