@@ -13,7 +13,9 @@ from mlff_triton.kernels.common.reference.tensors import (
     scale_parts,
 )
 from mlff_triton.kernels.tensornet2 import charge_prediction as operator
+from mlff_triton.kernels.tensornet2 import normalized_product as product_operator
 from mlff_triton.kernels.tensornet2.reference import charge_prediction as reference
+from mlff_triton.kernels.tensornet2.reference import normalized_product as product_reference
 from mlff_triton.kernels.tensornet2.reference.equilibration import equilibrate
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.testing import assert_close
@@ -175,3 +177,9 @@ def test_reference_follows_torchmd_net(is_normalized, monkeypatch):
     predicted, *_ = reference.predict_charges(x, inverse, network(parts))
     found, _ = equilibrate(predicted, totals, *batch)
     assert_close(found, expected, 0)
+
+
+@pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
+def test_products_agree(group, device, dtype):
+    functions = product_operator.normalized_product, product_reference.normalized_product
+    assert_matches(*functions, (*numbers(2, 9, 63, 32), group), device, dtype, 0)
