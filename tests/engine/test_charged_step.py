@@ -25,7 +25,7 @@ from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.testing import assert_close
-from tests.support.torchmd_net import import_torchmdnet, use_plain_operations
+from tests.support.torchmd_net import import_tensornet2, import_torchmdnet, use_plain_operations
 
 F, Q, LAYERS, RBF, CUTOFF = 32, 16, 2, 8, 3.2
 TOTALS = torch.tensor([1.0, -2.0]).double()
@@ -35,14 +35,12 @@ SIZES = 9, 5
 @pytest.fixture
 def oracle(monkeypatch):
     """Return TorchMD-NET's modules, without Warp."""
-    torchmdnet = import_torchmdnet()
-    from torchmdnet.models import output_modules, tensornet2
-
+    torchmdnet, tensornet2 = import_torchmdnet(), import_tensornet2()
     use_plain_operations(torchmdnet, monkeypatch)
     monkeypatch.setattr(tensornet2, "OPT", False)
     for name in ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3"):
         monkeypatch.setattr(tensornet2, name, getattr(tensornet2, f"_{name}"))
-    return tensornet2, output_modules
+    return tensornet2, torchmdnet.models.output_modules
 
 
 def random_models(oracle, group: str, coulomb_cutoff: float | None):

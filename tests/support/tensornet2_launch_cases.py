@@ -17,6 +17,7 @@ from mlff_triton.kernels.tensornet2.charge_terms import charge_gradients, charge
 from mlff_triton.kernels.tensornet2.coulomb import coulomb_edges, coulomb_pairs
 from mlff_triton.kernels.tensornet2.edge_messages import edge_messages, edge_messages_backward
 from mlff_triton.kernels.tensornet2.equilibration import equilibrate, equilibrate_backward
+from mlff_triton.kernels.tensornet2.normalized_product import normalized_product
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
 from mlff_triton.kernels.types.edges import Edges
@@ -81,6 +82,8 @@ def predictions(channels: int, dtype: torch.dtype) -> object:
     for factor in (inverse, None):
         predicted, *hidden = predict_charges(x, factor, charge_network)
         factors = predict_charges_backward(predicted, x, factor, charge_network, *hidden)
+    for group in ("O(3)", "SO(3)"):
+        normalized_product(x, x, group)
     tensor_gradients(x, x, x, inverse, factors, x)
     tensor_gradients(x, x, x, inverse, factors, None)
     tensor_gradients(x, None, x, None, factors, x)

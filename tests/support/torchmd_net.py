@@ -70,6 +70,14 @@ def import_torchmdnet() -> ModuleType:
     return torchmdnet
 
 
+def import_tensornet2() -> ModuleType:
+    """Import TorchMD-NET's module of TensorNet2, or skip the test."""
+    import_torchmdnet()
+    from torchmdnet.models import tensornet2
+
+    return tensornet2
+
+
 def use_plain_operations(torchmdnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace TorchMD-NET's Warp kernels by its PyTorch operations."""
     plain = torchmdnet.models.tensornet

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchmdnet.models import tensornet2
 
 from mlff_triton.kernels.common.reference.activations import activate
 from mlff_triton.kernels.common.reference.tensors import (
@@ -21,6 +20,7 @@ from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.testing import assert_close
 from tests.kernels.tensornet2.batches import random_batch
 from tests.support.random_inputs import LARGE, assert_matches, assert_repeats, numbers
+from tests.support.torchmd_net import import_tensornet2
 
 SIZES = [
     # atoms, channels, charges
@@ -158,6 +158,7 @@ def test_reference_of_scaling_has_the_right_gradients():
 
 @pytest.mark.parametrize("is_normalized", [True, False])
 def test_reference_follows_torchmd_net(is_normalized, monkeypatch):
+    tensornet2 = import_tensornet2()
     monkeypatch.setattr(tensornet2, "decompose_tensor", tensornet2._decompose_tensor)
     sizes, f, n_charges = (4, 1, 7), 8, 16
     parts, raw = weights(f, n_charges), numbers(9, 12, f)

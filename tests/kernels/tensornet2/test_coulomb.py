@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchmdnet.models.output_modules import ScalarPlusWeightedCoulomb
 
 from mlff_triton.kernels.tensornet2 import coulomb as operator
 from mlff_triton.kernels.tensornet2.reference import coulomb as reference
@@ -18,6 +17,7 @@ from tests.support.random_inputs import (
     numbers,
     random_edges,
 )
+from tests.support.torchmd_net import import_torchmdnet
 
 CUTOFF = 1.8  # Å; some of the edges are longer
 PAIRS = [
@@ -144,7 +144,7 @@ def test_reference_of_edges_has_the_right_gradients():
 
 def head(cutoff, n_charges):
     """Return TorchMD-NET's head for one layer of charges, whose network gives zero."""
-    module = ScalarPlusWeightedCoulomb(
+    module = import_torchmdnet().models.output_modules.ScalarPlusWeightedCoulomb(
         8,
         dtype=torch.float64,
         q_dim=n_charges,

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchmdnet.models.tensornet2 import ChargePredict
 
 from mlff_triton.kernels.tensornet2 import equilibration as operator
 from mlff_triton.kernels.tensornet2.reference import equilibration as reference
 from mlff_triton.testing import assert_close
 from tests.kernels.tensornet2.batches import random_batch
 from tests.support.random_inputs import assert_matches, assert_repeats, moved, numbers
+from tests.support.torchmd_net import import_tensornet2
 
 CASES = [
     # sizes of systems, charges
@@ -93,7 +93,7 @@ def test_reference_has_the_right_gradients():
 
 def test_reference_follows_torchmd_net():
     predicted, totals, systems, rank, system_ptr = inputs((4, 1, 7), 16)
-    module = ChargePredict(8, "silu", 16)
+    module = import_tensornet2().ChargePredict(8, "silu", 16)
     batch = systems.long()
     c, f = predicted.tensor_split(2, dim=1)
     expected = module.qeq(c, f, batch, totals[batch])
