@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.kernels import radial_messages
+from benchmarks.kernels import edge_messages, radial_messages
 from benchmarks.systems.systems import random_box
 from mlff_triton.neighbors.graph import Graph
 
@@ -268,6 +268,14 @@ FURTHER: tuple[Operator, ...] = (
     ),
     Operator(
         "tensor_product", Source.two_packed, kernel("tensor_product"), reference("tensor_product")
+    ),
+    Operator(
+        "edge_messages",
+        edge_messages.inputs,
+        edge_messages.ours,
+        edge_messages.eager,
+        differentiable=False,
+        has_edges=True,
     ),
     Operator("irrep_norms", Source.packed, kernel("irrep_norms"), reference("irrep_norms")),
     Operator("layer_norm", Source.rows_to_normalize, kernel("layer_norm"), reference("layer_norm")),

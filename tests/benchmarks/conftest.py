@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.engine import peers, runner
-from benchmarks.kernels import radial_messages
+from benchmarks.kernels import edge_messages, radial_messages
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import Results
 from benchmarks.systems import models
@@ -22,7 +22,11 @@ from tests.support.benchmark_rows import CPU, WHERE, row
 def small_model(monkeypatch) -> Iterator[None]:
     """Replace the random model with a small one."""
     monkeypatch.setitem(models.MODELS, "random", partial(models.random_model, 8))
-    caches = (models.model, runner.truth, radial_messages._box, radial_messages._network)
+    caches = (
+        *(models.model, runner.truth),
+        *(radial_messages._box, radial_messages._network, radial_messages._tables),
+        *(edge_messages._edges, edge_messages._weights),
+    )
     for cached in caches:
         cached.cache_clear()
     yield

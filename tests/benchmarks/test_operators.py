@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.kernels import cases as operators
-from benchmarks.kernels import radial_messages
+from benchmarks.kernels import edge_messages, radial_messages
 from benchmarks.kernels import runner as ops
 from benchmarks.kernels.cases import Operator
 from benchmarks.lab.schema import (
@@ -18,6 +18,9 @@ from benchmarks.systems import models, systems
 from mlff_triton._common import timing
 from mlff_triton._common.timing import Timing
 from mlff_triton.kernels.ops.reference.attention import attention as reference_attention
+from mlff_triton.kernels.tensornet2.reference.edge_messages import (
+    edge_messages as reference_messages,
+)
 from mlff_triton.model.irreps import scale
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from tests.support.benchmark_rows import CPU
@@ -97,6 +100,16 @@ def test_fused_messages_in_pytorch_are_those_of_the_model():
     ).unflatten(1, (3, -1))
     expected = edges.pass_messages(y, factors) + scale(y, factors[-1:])
     torch.testing.assert_close(radial_messages.eager(*inputs), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("small_model")
+def test_messages_with_charges_in_pytorch_are_those_of_the_reference():
+    y, terms, positions = edge_messages.inputs(operators.Source(21, CPU))
+    exact = y.double(), terms.double()
+    edges, weights = edge_messages._edges(21, CPU), edge_messages._weights(CPU, torch.float64)
+    expected = reference_messages(*exact, weights, edges)
+    found = edge_messages.eager(*exact, positions)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_neighbor_rows_hold_the_graph():
