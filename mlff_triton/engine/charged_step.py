@@ -12,57 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.engine.parameters import (
-    ReadoutWeights,
-    ScalarHeadWeights,
-    ScalarNetworkWeights,
-    TensorMaps,
-)
+from mlff_triton.engine.charged_parameters import ChargedParameters
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
+from mlff_triton.kernels.types.charges import AtomOrder
 from mlff_triton.kernels.types.edges import Edges
-from mlff_triton.kernels.types.interaction_network import InteractionNetwork
-
-
-@dataclass(frozen=True)
-class ChargedParameters:
-    """Parameters of a TensorNet2 that a step needs.
-
-    Attributes
-    ----------
-    activation, group : str
-        Of `mlff_triton.model.config.TensorNetConfig`.
-    receiver, sender, scalar, embedding, layers, readout, head
-        As in `mlff_triton.engine.parameters.Parameters`.
-    table, own : [K + 1, 3, 3, F], [F]
-        Radial functions of the embedding, and their values at distance 0.
-    interactions : list of InteractionNetwork
-        Networks of the edges in each layer.
-    charges : list of ChargeNetwork
-        Networks of the charges after the embedding and after each layer.
-    charge_weights : [(layers + 1) Q]
-        Weights of the products of charges, with half the Coulomb constant, eV Å.
-    field : ReactionField, optional
-        Truncation of the Coulomb energy; None for all pairs.
-    """
-
-    activation: str
-    group: str
-    receiver: Tensor
-    sender: Tensor
-    table: Tensor
-    own: Tensor
-    scalar: ScalarNetworkWeights
-    embedding: TensorMaps
-    layers: list[tuple[TensorMaps, TensorMaps]]
-    interactions: list[InteractionNetwork]
-    charges: list[ChargeNetwork]
-    readout: ReadoutWeights
-    head: ScalarHeadWeights
-    charge_weights: Tensor
-    field: ReactionField | None
 
 
 @dataclass(frozen=True)

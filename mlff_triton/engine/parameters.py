@@ -148,6 +148,22 @@ class Parameters:
             raise UnsupportedModelError(
                 "the engine does not compute the charges of a TensorNet2: use backend='exact'"
             )
+        return cls.of_any(model, device, dtype, tf32)
+
+    @classmethod
+    def of_any(
+        cls, model: TensorNet, device: torch.device, dtype: torch.dtype, tf32: bool = False
+    ) -> Parameters:
+        """Convert the parameters that a TensorNet2 has in common with a TensorNet.
+
+        Its tables of layers hold the first maps of their networks: see
+        `mlff_triton.engine.radial_networks`.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the model has no interaction layer, or its radial networks cannot be tabulated.
+        """
         if not model.layers:
             raise UnsupportedModelError("the engine needs a layer: use backend='exact'")
         exact = copy.deepcopy(model).double().requires_grad_(False).eval().cpu()

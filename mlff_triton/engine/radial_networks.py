@@ -1,4 +1,8 @@
-"""A model's radial networks, and their derivatives in float64, without tables."""
+"""A model's radial networks, and their derivatives in float64, without tables.
+
+In a TensorNet2, the networks of the layers depend on charges. Only the part of their first map that
+acts on the radial basis is a function of the distance: the first of three factors, without cutoff.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mlff_triton.model.radial_basis import cosine_cutoff
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import ChargedInteraction
 
 CHUNK = 640  # distances per evaluation, whose hidden values fit in the caches of a CPU
 
@@ -27,8 +33,30 @@ def radial_functions(model: TensorNet) -> list[Function]:
 
         return values
 
-    layers = [function(layer.radial, layer.activation) for layer in model.interactions]
+    def first_part(layer: ChargedInteraction) -> Function:
+        linear = _of_basis(layer, model.config.num_rbf)
+        return lambda distance: functional.pad(
+            linear(model.basis(distance)), (0, 2 * model.config.hidden_channels)
+        )
+
+    layers = [
+        first_part(layer)
+        if isinstance(layer, ChargedInteraction)
+        else function(layer.radial, layer.activation)
+        for layer in model.interactions
+    ]
     return [function([model.embedding.radial], None), *layers]
+
+
+def _of_basis(layer: ChargedInteraction, num_rbf: int) -> nn.Linear:
+    """Return the part of a layer's first map that acts on the radial basis, with the bias."""
+    whole = layer.radial[0]
+    assert isinstance(whole, nn.Linear)
+    part: nn.Linear = nn.utils.skip_init(
+        nn.Linear, num_rbf, whole.out_features, dtype=whole.weight.dtype
+    )
+    part.weight.data, part.bias.data = whole.weight.data[:, :num_rbf], whole.bias.data
+    return part
 
 
 @torch.no_grad()
@@ -48,16 +76,20 @@ def evaluate(model: TensorNet, distance: Tensor) -> Tensor:
         Value and slope of each factor, cutoff included. The first of the T networks is that of the
         embedding, and the others are those of the layers.
     """
-    layers = [(layer.radial, layer.activation) for layer in model.interactions]
+    layers = model.interactions
     channels = model.config.hidden_channels
-    result = distance.new_empty(1 + len(layers), len(distance), 2, 3, channels)
+    result = distance.new_zeros(1 + len(layers), len(distance), 2, 3, channels)
     for begin in range(0, len(distance), CHUNK):
         part = slice(begin, begin + CHUNK)
         basis = _differentiate(model.basis, distance[part])
         weight = _differentiate(lambda d: _cutoff(model, d), distance[part])
         _store(result[0, part], _propagate(basis, [model.embedding.radial]), weight)
-        for rows, (linears, activation) in zip(result[1:, part], layers, strict=True):
-            _store(rows, _propagate(basis, linears, activation), weight)
+        for rows, layer in zip(result[1:, part], layers, strict=True):
+            if isinstance(layer, ChargedInteraction):
+                found = _propagate(basis, [_of_basis(layer, model.config.num_rbf)])
+                rows[:, :, 0] = torch.stack(found, dim=1)
+            else:
+                _store(rows, _propagate(basis, layer.radial, layer.activation), weight)
     return result
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlff_triton.engine.charged_parameters import ChargedParameters
 from mlff_triton.engine.charged_step import (
-    ChargedParameters,
     ChargedSystems,
     charged_energies_and_gradients,
 )
