@@ -98,7 +98,8 @@ def test_fused_messages_in_pytorch_are_those_of_the_model():
     factors = radial_messages.radial_functions(network)[1](
         torch.cat([edges.distances, torch.zeros(1)])
     ).unflatten(1, (3, -1))
-    expected = edges.pass_messages(y, factors) + scale(y, factors[-1:])
+    of_edges = list(factors[edges.pair].unbind(1))
+    expected = edges.pass_messages(y, of_edges) + scale(y, factors[-1:])
     torch.testing.assert_close(radial_messages.eager(*inputs), expected, rtol=1e-5, atol=1e-6)
 
 
