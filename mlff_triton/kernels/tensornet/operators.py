@@ -11,7 +11,13 @@ from mlff_triton.kernels.tensornet.interaction import (
     update_backward,
 )
 from mlff_triton.kernels.tensornet.message_product import message_backward, message_product
-from mlff_triton.kernels.tensornet.readout import gated_head, readout, readout_backward, scalar_head
+from mlff_triton.kernels.tensornet.readout import (
+    deep_head,
+    gated_head,
+    readout,
+    readout_backward,
+    scalar_head,
+)
 from mlff_triton.kernels.tensornet.repulsion import repulsion
 from mlff_triton.kernels.tensornet.scalar_network import scalar_network, scalar_network_backward
 from mlff_triton.kernels.tensornet.tensor_embedding import (
@@ -20,6 +26,7 @@ from mlff_triton.kernels.tensornet.tensor_embedding import (
 )
 
 __all__ = [
+    "deep_head",
     "embed",
     "embed_backward",
     "embed_input_backward",

@@ -197,6 +197,16 @@ class StepOperators(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Compute energies per atom and their gradients, for a gated head."""
 
+    def deep_head(
+        self,
+        hidden: Tensor,
+        maps: Sequence[tuple[Tensor, Tensor]],
+        first: str,
+        activation: str,
+        /,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute energies per atom and their gradients, for a head of more linear maps."""
+
     def repulsion(
         self, edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges, /
     ) -> Tensor:

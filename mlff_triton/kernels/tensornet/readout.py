@@ -34,11 +34,12 @@ from mlff_triton.kernels.tensornet.launch_sizes import (
     readout_blocks,
     tensor_blocks,
 )
-from mlff_triton.kernels.tensornet.reference.readout import gated_head
+from mlff_triton.kernels.tensornet.reference.readout import deep_head, gated_head
 from mlff_triton.kernels.tensornet.scalar_network import EPS
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
 __all__ = [
+    "deep_head",
     "gated_head",
     "map_invariants",
     "map_invariants_backward",

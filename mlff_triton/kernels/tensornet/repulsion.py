@@ -2,7 +2,9 @@
 
     E_ij = k z_i z_j / d  phi(d / l)  (1 + cos(pi d / c)) / 2      phi(x) = sum_m w_m exp(-r_m x)
 
-within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``.
+within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``. The
+repulsion of a TensorNet2 has another length and, with ``t = d / c_ij`` for an end c_ij of each pair
+of elements, the switch ``1 - 28 t^6 + 48 t^7 - 21 t^8``.
 
 J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985), eqs.
 9 and 10, p. 147. Computed in float64, from distances in the dtype of the network.
@@ -36,6 +38,8 @@ def _repulsion_kernel(
     inverse_length_ptr,
     half_coulomb_ptr,
     cutoff_ptr,
+    ends_ptr,
+    n_elements,
     slot_begin_ptr,
     slot_end_ptr,
     senders_ptr,
@@ -80,8 +84,16 @@ def _repulsion_kernel(
         screening = e0 + e1 + e2 + e3
         screening_slope = -inverse_length * (_R0 * e0 + _R1 * e1 + _R2 * e2 + _R3 * e3)
 
-        switch = 0.5 * (1.0 + tl.cos(wave_number * d))
-        switch_slope = -0.5 * wave_number * tl.sin(wave_number * d)
+        if ends_ptr is None:
+            switch = 0.5 * (1.0 + tl.cos(wave_number * d))
+            switch_slope = -0.5 * wave_number * tl.sin(wave_number * d)
+        else:
+            pair = own_element * n_elements + element
+            pair_end = tl.load(ends_ptr + pair, near, other=1.0)
+            t = tl.minimum(d / pair_end, 1.0)
+            t5 = t * t * (t * t) * t
+            switch = 1.0 - t5 * t * (28.0 - t * (48.0 - 21.0 * t))
+            switch_slope = -168.0 * t5 * (1.0 - t) * (1.0 - t) / pair_end
 
         energy = coulomb * screening * switch
         slope = coulomb * (screening_slope * switch + screening * switch_slope) - energy / d
@@ -133,6 +145,8 @@ def repulsion(edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges) 
             nuclei.inverse_length,
             nuclei.half_coulomb,
             nuclei.cutoff,
+            nuclei.ends,
+            len(nuclei.charge),
             edges.slot_begin,
             edges.slot_end,
             edges.senders,

@@ -24,9 +24,13 @@ class Nuclei(NamedTuple):
         Half the Coulomb constant, eV Å: each nucleus of a pair gets half of their repulsion.
     cutoff : float64 [1]
         Distance beyond which the repulsion is zero, Å.
+    ends : float64 [S, S], optional
+        Distance at which a polynomial switches the repulsion of each pair of elements off, Å. By
+        default, a cosine does so at the cutoff.
     """
 
     charge: Tensor
     inverse_length: Tensor
     half_coulomb: Tensor
     cutoff: Tensor
+    ends: Tensor | None = None

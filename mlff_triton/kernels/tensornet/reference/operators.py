@@ -15,6 +15,7 @@ from mlff_triton.kernels.tensornet.reference.message_product import (
     message_product,
 )
 from mlff_triton.kernels.tensornet.reference.readout import (
+    deep_head,
     gated_head,
     readout,
     readout_backward,
@@ -31,6 +32,7 @@ from mlff_triton.kernels.tensornet.reference.tensor_embedding import (
 )
 
 __all__ = [
+    "deep_head",
     "embed",
     "embed_backward",
     "embed_input_backward",

@@ -1,7 +1,7 @@
 """Energies of atoms from the last tensors, and their gradients, in plain PyTorch.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.readout`, which uses `gated_head`
-too.
+and `deep_head` too.
 """
 
 from __future__ import annotations
@@ -126,29 +126,56 @@ def gated_head(
         Derivatives of the energies with respect to ``hidden``.
     """
     x = activate(hidden, first)
-    value, value_trace = _forward(x, values)
-    gate, gate_trace = _forward(x, gates)
+    value, value_trace = _forward(x, values, "silu")
+    gate, gate_trace = _forward(x, gates, "silu")
     weight = scale * torch.sigmoid(gate)
     energies = value * weight
-    grad = _backward(weight, values, value_trace)
-    grad = grad + _backward(energies * (1 - torch.sigmoid(gate)), gates, gate_trace)
+    grad = _backward(weight, values, value_trace, "silu")
+    grad = grad + _backward(energies * (1 - torch.sigmoid(gate)), gates, gate_trace, "silu")
     return energies[:, 0], grad * activate_derivative(hidden, first)
 
 
-def _forward(x: Tensor, maps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+def deep_head(
+    hidden: Tensor, maps: Sequence[tuple[Tensor, Tensor]], first: str, activation: str
+) -> tuple[Tensor, Tensor]:
+    """Compute the energies of atoms by a network of any depth.
+
+    Parameters
+    ----------
+    hidden : [N, F]
+        Output of the readout.
+    maps : sequence of ([in, out], [out])
+        Linear maps, the last one to energies in eV.
+    first, activation : str
+        Activations of ``hidden``, or "none", and between the maps.
+
+    Returns
+    -------
+    energies : [N]
+    grad : [N, F]
+        Derivatives of the energies with respect to ``hidden``.
+    """
+    energies, trace = _forward(activate(hidden, first), maps, activation)
+    grad = _backward(torch.ones_like(energies), maps, trace, activation)
+    return energies[:, 0], grad * activate_derivative(hidden, first)
+
+
+def _forward(
+    x: Tensor, maps: Sequence[tuple[Tensor, Tensor]], activation: str
+) -> tuple[Tensor, list[Tensor]]:
     """Return the output of a network, and its hidden values before their activation."""
     trace = []
     for weight, bias in maps[:-1]:
         trace.append(torch.addmm(bias, x, weight))
-        x = activate(trace[-1], "silu")
+        x = activate(trace[-1], activation)
     weight, bias = maps[-1]
     return torch.addmm(bias, x, weight), trace
 
 
 def _backward(
-    grad: Tensor, maps: Sequence[tuple[Tensor, Tensor]], trace: Sequence[Tensor]
+    grad: Tensor, maps: Sequence[tuple[Tensor, Tensor]], trace: Sequence[Tensor], activation: str
 ) -> Tensor:
     """Return the gradient of a network's input, given that of its output."""
     for (weight, _), z in zip(maps[:0:-1], reversed(trace), strict=True):
-        grad = (grad @ weight.T) * activate_derivative(z, "silu")
+        grad = (grad @ weight.T) * activate_derivative(z, activation)
     return grad @ maps[0][0].T

@@ -2,7 +2,9 @@
 
     E_ij = k z_i z_j / d  phi(d / l)  (1 + cos(pi d / c)) / 2      phi(x) = sum_m w_m exp(-r_m x)
 
-within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``.
+within the cutoff c, with the screening length ``1 / l = (z_i^0.23 + z_j^0.23) / (0.8854 a_0)``. The
+repulsion of a TensorNet2 has another length and, with ``t = d / c_ij`` for an end c_ij of each pair
+of elements, the switch ``1 - 28 t^6 + 48 t^7 - 21 t^8``.
 
 J. F. Ziegler, J. P. Biersack, U. Littmark, "The Stopping and Range of Ions in Solids" (1985), eqs.
 9 and 10, p. 147. Arguments and results are those of `mlff_triton.kernels.tensornet.repulsion`.
@@ -40,9 +42,15 @@ def _half_pairs(nuclei: Nuclei, i: Tensor, j: Tensor, distance: Tensor) -> tuple
     screening = torch.stack([term for _, term in terms]).sum(0)
     screening_slope = -inverse_length * torch.stack([r * term for r, term in terms]).sum(0)
 
-    wave_number = math.pi / nuclei.cutoff
-    switch = (1 + torch.cos(wave_number * distance)) / 2
-    switch_slope = -wave_number * torch.sin(wave_number * distance) / 2
+    if nuclei.ends is None:
+        wave_number = math.pi / nuclei.cutoff
+        switch = (1 + torch.cos(wave_number * distance)) / 2
+        switch_slope = -wave_number * torch.sin(wave_number * distance) / 2
+    else:
+        end = nuclei.ends[i, j]
+        t = (distance / end).clamp(max=1.0)
+        switch = 1 - t**6 * (28 - t * (48 - 21 * t))
+        switch_slope = -168 * t**5 * (1 - t) ** 2 / end
 
     coulomb = nuclei.half_coulomb * nuclei.charge[i] * nuclei.charge[j] / distance
     energy = coulomb * screening * switch
