@@ -1,18 +1,30 @@
-"""The network of TensorNet2 in one step, forward and backward, without autograd.
+"""One step of TensorNet2, forward and backward, without autograd.
 
-It is the sequence of operators of `mlff_triton.engine.step`, with other messages, the prediction
-and equilibration of charges after the embedding and after each layer, and their Coulomb energy.
+It extends `mlff_triton.engine.step` by the operators in `ChargedOperators`. Charges are predicted
+from tensors before their normalization, and equilibrated over each system. They enter the messages
+of the next layer and, with those after the last layer, the Coulomb energy. In the backward pass,
+the gradients of the charges of a layer join those of its tensors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mlff_triton.engine.charged_parameters import ChargedParameters
+from mlff_triton.engine.charge_parameters import ChargeParameters, CoulombWeights
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.step import (
+    ChargedAtoms,
+    Outputs,
+    Systems,
+    embed,
+    embedding_gradients,
+    forces_and_sums,
+    read_out,
+)
+from mlff_triton.engine.totals import Totals
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
@@ -20,190 +32,268 @@ from mlff_triton.kernels.types.charges import AtomOrder
 from mlff_triton.kernels.types.edges import Edges
 
 
-@dataclass(frozen=True)
-class ChargedSystems:
-    """The atoms of a batch, in the order of the features, and the user's order.
+class Operators(NamedTuple):
+    """Operators of a step: fused kernels or plain PyTorch."""
+
+    network: StepOperators
+    charges: ChargedOperators
+
+
+class Geometry(NamedTuple):
+    """Positions and edges of a batch.
 
     Attributes
     ----------
-    species, systems : int32 [N]
-        Element and system of each row.
-    totals : float64 [B]
-        Total charge of each system, elementary charges.
-    order : AtomOrder
-        Rows of the user's atoms, and their systems.
+    positions : float64 [N, 3]
+        Å, in the user's order.
+    near : Edges
+        Edges within the cutoff of the network.
+    far : Edges, optional
+        Edges within that of the Coulomb energy, if it has one.
     """
 
-    species: Tensor
-    systems: Tensor
-    totals: Tensor
-    order: AtomOrder
-
-    @property
-    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments of the equilibration."""
-        return self.systems, self.order.rank, self.order.system_ptr
+    positions: Tensor
+    near: Edges
+    far: Edges | None
 
 
-class ChargedOutputs(NamedTuple):
-    """Results of the network, by row.
+def evaluate_charged_step(
+    ops: Operators, p: Parameters, systems: Systems, geometry: Geometry, status: Tensor
+) -> Outputs:
+    """Compute energies, forces, virials and charges; see `mlff_triton.engine.step.evaluate_step`.
 
-    Attributes
+    Parameters
     ----------
-    energies : float64 [N]
-        Energies of atoms with the Coulomb energy, eV.
-    edge_grad : [3, slots]
-        Gradients along the edges of the network, indexed by their origins, eV/Å.
-    coulomb_grad : float64 [N, 3] or [3, slots]
-        Gradients of the Coulomb energy: by positions, in the user's order, without a cutoff; along
-        the Coulomb edges with one. eV/Å.
-    charges : [N, (layers + 1) Q]
-        Charges of all layers.
+    ops : Operators
+        Fused kernels or plain PyTorch.
+    p : Parameters
+        A TensorNet2.
+    systems : Systems
+        The atoms.
+    geometry : Geometry
+        Their positions and edges.
+    status : int32 [N]
+        Status bits of each atom, in the user's order.
     """
+    assert p.charges is not None
+    assert systems.charged is not None
+    step = _Step(ops, p, p.charges, systems, systems.charged, geometry)
+    return step.evaluate(status)
 
-    energies: Tensor
-    edge_grad: Tensor
-    coulomb_grad: Tensor
-    charges: Tensor
 
+class _Charges(NamedTuple):
+    """Charges [N, Q], and tensors that are kept for their backward pass."""
 
-class _State(NamedTuple):
-    """Tensors after the embedding or a layer, and the prediction of their charges."""
-
-    x: Tensor
-    inverse: Tensor | None
+    values: Tensor
     predicted: Tensor
-    hidden: tuple[Tensor, Tensor]
+    z1: Tensor
+    z2: Tensor
     shared: Tensor
 
 
 class _Kept(NamedTuple):
     """Tensors that a layer keeps for its backward pass."""
 
-    terms: Tensor
+    x: Tensor
+    inverse: Tensor
     y: Tensor
+    terms: Tensor
     message: Tensor
     delta: Tensor
 
 
-def charged_energies_and_gradients(
-    ops: StepOperators,
-    charged: ChargedOperators,
-    p: ChargedParameters,
-    systems: ChargedSystems,
-    edges: Edges,
-    positions: Tensor,
-    coulomb_edges: Edges | None,
-) -> ChargedOutputs:
-    """Compute energies and their gradients.
+class _Coulomb(NamedTuple):
+    """Coulomb energy: gradients of charges [N, C], forces [N, 3], and sums over atoms [7, N]."""
 
-    Parameters
-    ----------
-    ops, charged : StepOperators, ChargedOperators
-        Fused kernels, or plain PyTorch.
-    p : ChargedParameters
-        The model.
-    systems : ChargedSystems
-        The atoms.
-    edges : Edges
-        Edges within the cutoff of the network.
-    positions : float64 [N, 3]
-        In the user's order, Å.
-    coulomb_edges : Edges, optional
-        Edges within the Coulomb cutoff, if there is one.
-    """
-    ones = torch.ones_like(p.receiver[:1, 0]).expand(len(systems.species)).contiguous()
-    pairs = systems.species, p.receiver, p.sender, p.table
-    x0, norm = ops.tensor_embedding(*pairs, p.own, edges)
-    w = p.scalar
-    hidden, scales = ops.scalar_network(
-        norm, w.gain, w.shift, w.weight1, w.bias1, w.weight2, w.bias2, p.activation
-    )
-    mapped, x, inverse = ops.embed(x0, p.embedding.forward, scales, p.activation)
-    state, charges = _predict(charged, x, inverse, p.charges[0], systems)
+    grad_charges: Tensor
+    forces: Tensor
+    atoms: Tensor
 
-    states, every, kept = [state], [charges], []
-    for k, (map_in, map_out) in enumerate(p.layers):
-        is_last = k + 1 == len(p.layers)
-        terms = charged.charge_terms(charges, p.interactions[k])
-        y = ops.linear(x, map_in.forward)
-        message = charged.edge_messages(y, terms, p.interactions[k], edges)
-        product = charged.normalized_product(y, message, p.group)
-        delta, x, inverse = ops.update(product, map_out.forward, x, ones, not is_last)
-        kept.append(_Kept(terms, y, message, delta))
-        scale = None if is_last else inverse
-        state, charges = _predict(charged, x, scale, p.charges[k + 1], systems)
-        states.append(state)
-        every.append(charges)
 
-    hidden_out = ops.readout(x, p.readout.gain, p.readout.shift, p.readout.weight, p.readout.bias)
-    head = p.head.weight1, p.head.bias1, p.head.adjoint1, p.head.weight2, p.head.bias2
-    energies, grad = ops.scalar_head(hidden_out, *head, p.activation, p.activation)
-    all_charges = torch.cat(every, dim=1)
-    if p.field is None:
-        found = charged.coulomb_pairs(positions, all_charges, p.charge_weights, systems.order)
-    else:
-        assert coulomb_edges is not None, "a Coulomb cutoff needs edges"
-        found = charged.coulomb_edges(all_charges, p.charge_weights, coulomb_edges, p.field)
-    coulomb, grad_charges, coulomb_grad = found
-    by_layer = [part.contiguous() for part in grad_charges.tensor_split(len(every), dim=1)]
+class _Step(NamedTuple):
+    """One step: its operators, parameters and atoms."""
 
-    grad, _ = ops.readout_backward(grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, ones)
-    residual: Tensor | None = None
-    slope = edges.distance.new_empty(len(edges.senders))
-    for k in reversed(range(len(p.layers))):
-        map_in, map_out = p.layers[k]
-        layer, network = kept.pop(), p.interactions[k]
-        factors = _predict_backward(
-            charged, by_layer[k + 1], states.pop(), p.charges[k + 1], systems
+    ops: Operators
+    p: Parameters
+    c: ChargeParameters
+    systems: Systems
+    charged: ChargedAtoms
+    geometry: Geometry
+
+    def evaluate(self, status: Tensor) -> Outputs:
+        """Compute all results."""
+        ops, p, edges = self.ops.network, self.p, self.geometry.near
+        embedded, x, inverse = embed(ops, p, self.systems, edges)
+        x, kept, charges = self._pass_layers(x, inverse)
+        coulomb, mean = self._interact(charges)
+
+        energies, grad = read_out(ops, p, x)
+        factor = self.systems.charge_factor
+        grad_x, grad_delta = ops.readout_backward(
+            grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, factor
         )
-        residual, grad_delta = charged.tensor_gradients(grad, residual, *factors, layer.delta)
+        slope = edges.distance.new_empty(len(edges.senders))
+        by_charge: list[Tensor] = []
+        if coulomb is not None:
+            by_charge = list(coulomb.grad_charges.split(self.c.n_charges, dim=1))
+            last = by_charge.pop().contiguous()
+            factors = self._charge_gradients(-1, last, x, None, charges[-1])
+            grad_x, grad_delta = self.ops.charges.tensor_gradients(
+                grad_x, None, x, None, factors, kept[-1].delta
+            )
+        del x
+        for k in reversed(range(len(p.layers))):
+            delta = kept[k - 1].delta if k else None
+            grads = grad_x, grad_delta
+            grad_x, grad_delta = self._return_through_layer(
+                k,
+                grads,
+                kept.pop(),
+                charges[k],
+                by_charge.pop() if by_charge else None,
+                delta,
+                slope,
+            )
+        grads = self.ops.charges.scale_gradients(
+            grad_x, embedded.mapped, embedded.scales, p.config.activation
+        )
+        edge_grad = embedding_gradients(ops, p, self.systems, edges, embedded, grads, slope)
+        forces, atoms = forces_and_sums(ops, p, self.systems, edges, energies, edge_grad)
+        if coulomb is not None:
+            forces, atoms = forces + coulomb.forces, atoms + coulomb.atoms
+        totals = ops.totals(atoms, status, self.systems.system_ptr)
+        return Outputs(Totals(totals), forces, atoms, mean)
+
+    def _pass_layers(
+        self, x: Tensor, inverse: Tensor
+    ) -> tuple[Tensor, list[_Kept], list[_Charges]]:
+        """Apply all layers; return the last tensors and what the backward pass needs."""
+        ops, charge_ops = self.ops
+        edges, factor = self.geometry.near, self.systems.charge_factor
+        kept, charges = [], []
+        for k, (map_in, map_out) in enumerate(self.p.layers):
+            network = self.c.interactions[k]
+            charges.append(self._predict(x, inverse, self.c.predictions[k]))
+            terms = charge_ops.charge_terms(charges[-1].values, network)
+            y = ops.linear(x, map_in.forward)
+            message = charge_ops.edge_messages(y, terms, network, edges)
+            product = charge_ops.normalized_product(y, message, self.p.config.group)
+            is_last = k + 1 == len(self.p.layers)
+            delta, updated, scale = ops.update(product, map_out.forward, x, factor, not is_last)
+            kept.append(_Kept(x, inverse, y, terms, message, delta))
+            x, inverse = updated, scale
+            del product, y, message, delta, updated, scale
+        if self.c.coulomb is not None:
+            charges.append(self._predict(x, None, self.c.predictions[-1]))
+        return x, kept, charges
+
+    def _predict(self, x: Tensor, inverse: Tensor | None, network: ChargeNetwork) -> _Charges:
+        """Predict charges of tensors, which were normalized if ``inverse`` is given."""
+        ops, atoms = self.ops.charges, self.charged
+        predicted, z1, z2 = ops.predict_charges(x, inverse, network)
+        values, shared = ops.equilibrate(
+            predicted, atoms.total, atoms.system, atoms.rank, self.systems.system_ptr
+        )
+        return _Charges(values, predicted, z1, z2, shared)
+
+    def _charge_gradients(
+        self, k: int, grad: Tensor, x: Tensor, inverse: Tensor | None, charges: _Charges
+    ) -> Tensor:
+        """Propagate gradients [N, Q] of charges back to the invariants of tensors."""
+        ops, atoms = self.ops.charges, self.charged
+        kept = charges.predicted, charges.shared
+        grad = ops.equilibrate_backward(
+            grad, *kept, atoms.system, atoms.rank, self.systems.system_ptr
+        )
+        network = self.c.predictions[k]
+        return ops.predict_charges_backward(grad, x, inverse, network, charges.z1, charges.z2)
+
+    def _return_through_layer(
+        self,
+        k: int,
+        grads: tuple[Tensor, Tensor],
+        layer: _Kept,
+        charges: _Charges,
+        by_charge: Tensor | None,
+        delta: Tensor | None,
+        slope: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of a layer's input, and of the update before it, if any.
+
+        Parameters
+        ----------
+        k : int
+            Index of the layer.
+        grads : [9, N, F], [9, N, F]
+            Gradients of the tensors after the layer, and of its update.
+        layer, charges
+            What the layer keeps.
+        by_charge : [N, Q], optional
+            Gradients of the Coulomb energy by its charges.
+        delta : [9, N, F], optional
+            Update of the layer before it.
+        slope : [slots]
+            Derivatives by the distances, to which those of the layer are added.
+        """
+        ops, charge_ops = self.ops
+        edges, network = self.geometry.near, self.c.interactions[k]
+        map_in, map_out = self.p.layers[k]
+        grad_x, grad_delta = grads
         grad_y, grad_message = ops.product_backward(
-            grad_delta, map_out.backward, layer.y, layer.message, ones, p.group
+            grad_delta,
+            map_out.backward,
+            layer.y,
+            layer.message,
+            self.systems.charge_factor,
+            self.p.config.group,
         )
-        grad_y, grad_sent, by_edge, by_atom = charged.edge_messages_backward(
-            grad_message, layer.y, grad_y, layer.terms, network, edges, slope, k + 1 < len(p.layers)
+        accumulate = k + 1 < len(self.p.layers)
+        grad_y, grad_sent, by_edge, by_atom = charge_ops.edge_messages_backward(
+            grad_message, layer.y, grad_y, layer.terms, network, edges, slope, accumulate
         )
-        by_layer[k] += charged.charge_gradients(grad_sent, by_edge, by_atom, network, edges)
-        del by_edge
+        grad_charges = charge_ops.charge_gradients(grad_sent, by_edge, by_atom, network, edges)
+        if by_charge is not None:
+            grad_charges = grad_charges + by_charge
+        factors = self._charge_gradients(k, grad_charges, layer.x, layer.inverse, charges)
         grad = ops.linear(grad_y, map_in.backward)
+        return charge_ops.tensor_gradients(grad, grad_x, layer.x, layer.inverse, factors, delta)
 
-    factors = _predict_backward(charged, by_layer[0], states.pop(), p.charges[0], systems)
-    grad, _ = charged.tensor_gradients(grad, residual, *factors, None)
-    grad_mapped, grad_scales = charged.scale_gradients(grad, mapped, scales, p.activation)
-    grad_norm = ops.scalar_network_backward(
-        grad_scales, norm, w.gain, w.adjoint1, w.adjoint2, hidden, p.activation
-    )
-    grad_x0 = ops.embed_input_backward(grad_mapped, p.embedding.backward, x0, grad_norm)
-    edge_grad = ops.tensor_embedding_backward(grad_x0, *pairs, edges, slope)
-    return ChargedOutputs(energies.double() + coulomb, edge_grad, coulomb_grad, all_charges)
+    def _interact(self, charges: list[_Charges]) -> tuple[_Coulomb | None, Tensor | None]:
+        """Compute the Coulomb energy and the mean charges [N], in the user's order."""
+        weights = self.c.coulomb
+        if weights is None:
+            return None, None
+        every = torch.cat([c.values for c in charges], dim=1)
+        mean = torch.mv(every, weights.mean)[self.charged.rank.long()]
+        if self.geometry.far is None:
+            return self._interact_in_pairs(every, weights), mean
+        return self._interact_along_edges(every, weights, self.geometry.far), mean
 
+    def _interact_in_pairs(self, charges: Tensor, weights: CoulombWeights) -> _Coulomb:
+        """Sum over all pairs of each system; virials refer to its first atom."""
+        positions, ptr = self.geometry.positions, self.systems.system_ptr
+        order = AtomOrder(self.charged.rank, ptr, self.charged.largest)
+        energies, grad_charges, grad = self.ops.charges.coulomb_pairs(
+            positions, charges, weights.energy, order
+        )
+        rank = self.charged.rank.long()
+        first = ptr.long()[self.charged.system[rank].long()]
+        x, y, z = (positions - positions[first]).unbind(1)
+        gx, gy, gz = grad.unbind(1)
+        shear = [(y * gz + z * gy) / 2, (x * gz + z * gx) / 2, (x * gy + y * gx) / 2]
+        atoms = torch.stack([energies[rank], x * gx, y * gy, z * gz, *shear])
+        return _Coulomb(grad_charges, -grad, atoms)
 
-def _predict(
-    charged: ChargedOperators,
-    x: Tensor,
-    inverse: Tensor | None,
-    network: ChargeNetwork,
-    systems: ChargedSystems,
-) -> tuple[_State, Tensor]:
-    """Predict the charges of tensors, and equilibrate them."""
-    predicted, z1, z2 = charged.predict_charges(x, inverse, network)
-    charges, shared = charged.equilibrate(predicted, systems.totals, *systems.batch)
-    return _State(x, inverse, predicted, (z1, z2), shared), charges
-
-
-def _predict_backward(
-    charged: ChargedOperators,
-    grad: Tensor,
-    state: _State,
-    network: ChargeNetwork,
-    systems: ChargedSystems,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return tensors, the factors of their normalization, and gradients of their invariants."""
-    by_prediction = charged.equilibrate_backward(
-        grad, state.predicted, state.shared, *systems.batch
-    )
-    factors = charged.predict_charges_backward(
-        by_prediction, state.x, state.inverse, network, *state.hidden
-    )
-    return state.x, state.inverse, factors
+    def _interact_along_edges(
+        self, charges: Tensor, weights: CoulombWeights, edges: Edges
+    ) -> _Coulomb:
+        """Sum over the edges within the Coulomb cutoff."""
+        assert weights.field is not None
+        energies, grad_charges, edge_grad = self.ops.charges.coulomb_edges(
+            charges, weights.energy, edges, weights.field
+        )
+        none = charges.new_zeros(len(charges))
+        forces, atoms = self.ops.network.forces(
+            edge_grad, edges, none, energies, self.systems.order
+        )
+        return _Coulomb(grad_charges, forces, atoms)

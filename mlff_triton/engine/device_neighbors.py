@@ -18,12 +18,18 @@ from mlff_triton.kernels.neighbors.bins import Boxes
 from mlff_triton.kernels.neighbors.edges import edges
 from mlff_triton.kernels.neighbors.neighbor_list import MAX_CAPACITY, fill_rows
 from mlff_triton.kernels.tensornet.protocol import StepOperators
+from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.verlet_list import automatic_skin
 
 LIQUID = 0.12  # atoms/Å^3: neighbors of an atom in water when they are most
+
+
+def neighbors_in_liquid(radius: float) -> int:
+    """Return the number of neighbors of an atom in water within a radius in Å."""
+    return int(LIQUID * 4 / 3 * math.pi * radius**3)
 
 
 class Capacity(NamedTuple):
@@ -44,8 +50,8 @@ class Capacity(NamedTuple):
         """Return the capacity before the number of neighbors is known."""
         if self.first is not None:
             return self.first
-        in_liquid = LIQUID * 4 / 3 * math.pi * radius**3
-        return min(self.for_neighbors(max(min(n_atoms - 1, int(in_liquid)), 1)), MAX_CAPACITY)
+        expected = max(min(n_atoms - 1, neighbors_in_liquid(radius)), 1)
+        return min(self.for_neighbors(expected), MAX_CAPACITY)
 
     def for_neighbors(self, needed: int) -> int:
         """Return the capacity for a maximum number of neighbors, with a reserve of an eighth."""
@@ -62,8 +68,10 @@ class DeviceModel:
         The model, on the GPU.
     operators : StepOperators
         Operators that compute the network.
+    charged_operators : ChargedOperators
+        Those that only a TensorNet2 needs.
     cutoff : float
-        Å.
+        Cutoff in Å of the neighbor matrix.
     skin : float or None
         Å; None for one that suits the number of atoms.
     device : torch.device
@@ -80,6 +88,7 @@ class DeviceModel:
 
     parameters: Parameters
     operators: StepOperators
+    charged_operators: ChargedOperators
     cutoff: float
     skin: float | None
     device: torch.device
@@ -215,8 +224,14 @@ class DeviceNeighbors:
         self._allocate(capacity)
         self.layout += 1
 
-    def edges(self) -> tuple[Edges, Tensor]:
-        """Launch the kernel that finds the current edges and the status of each atom."""
+    def edges(self, cutoff: float | None = None) -> tuple[Edges, Tensor]:
+        """Launch the kernel that finds the current edges and the status of each atom.
+
+        Parameters
+        ----------
+        cutoff : float, optional
+            Cutoff in Å of fewer edges than the matrix is for. The status does not matter then.
+        """
         model, atoms = self._model, self._atoms
         return edges(
             atoms.positions,
@@ -224,7 +239,7 @@ class DeviceNeighbors:
             atoms.system,
             self.matrix,
             model.parameters.tables.knots,
-            model.cutoff,
+            model.cutoff if cutoff is None else cutoff,
             self.radius,
             model.dtype,
             rows_ascend=self.matrix is self._found,

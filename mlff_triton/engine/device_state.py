@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, to_tensor
+from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.engine.step_graph import StepGraph
@@ -77,6 +78,7 @@ class DeviceState:
         changed = _changed_boxes(last, batch)
         for k in changed:
             check_box(int(batch.counts[k]), batch.boxes[k], self.neighbors.radius)
+            self.model.parameters.check_box(batch.boxes[k])
         if last is None or not last.same_atoms(batch):
             self._set_atoms(batch)
         if changed:
@@ -94,7 +96,9 @@ class DeviceState:
 
     def _set_systems(self, given: Systems) -> None:
         """Take over the atoms, in the user's order."""
-        if self._given is None:
+        if self._given is None or not self._given.fits(given):
+            if self._given is not None:
+                self.neighbors.layout += 1  # as launches and buffers change
             self._given, self._sorted = given, given.clone()
         else:
             self._given.copy_(given)
@@ -159,8 +163,15 @@ class DeviceState:
         """Launch the kernels of a step; a matrix must have been built."""
         assert self._sorted is not None
         model = self.model
-        near, self._status = self.neighbors.edges()
-        return evaluate_step(model.operators, model.parameters, self._sorted, near, self._status)
+        p, (found, self._status) = model.parameters, self.neighbors.edges()
+        if p.charges is None:
+            return evaluate_step(model.operators, p, self._sorted, found, self._status)
+        near, far = found, found if p.charges.is_truncated else None
+        if p.charges.network_cutoff < model.cutoff:
+            near, _ = self.neighbors.edges(p.charges.network_cutoff)
+        geometry = Geometry(self.atoms.positions, near, far)
+        operators = Operators(model.operators, model.charged_operators)
+        return evaluate_charged_step(operators, p, self._sorted, geometry, self._status)
 
     def settle(self, run: Callable[[], int]) -> None:
         """Run steps until the neighbor matrix was valid throughout the last one.

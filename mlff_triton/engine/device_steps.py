@@ -22,7 +22,7 @@ from mlff_triton._common.cuda_graphs import GraphPool
 from mlff_triton.engine.batch import Batch, IntArray, to_tensor
 from mlff_triton.engine.device_batches import DeviceBatches
 from mlff_triton.engine.device_dynamics import DeviceDynamics
-from mlff_triton.engine.device_neighbors import Capacity, DeviceModel
+from mlff_triton.engine.device_neighbors import Capacity, DeviceModel, neighbors_in_liquid
 from mlff_triton.engine.device_part import DevicePart
 from mlff_triton.engine.device_resident import DeviceResident
 from mlff_triton.engine.device_stream import DeviceStream
@@ -32,6 +32,8 @@ from mlff_triton.engine.steps import ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.errors import DeviceMemoryError
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.protocol import StepOperators
+from mlff_triton.kernels.tensornet2 import operators as charged
+from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.verlet_list import check_skin
@@ -56,6 +58,8 @@ class DeviceSteps(Steps):
         If True, steps are captured as CUDA graphs.
     operators : StepOperators
         Operators that compute the network.
+    charged_operators : ChargedOperators
+        Those that only a TensorNet2 needs.
     capacity : Capacity
         Slots per atom in the neighbor matrix.
     kept_sizes : int
@@ -72,6 +76,7 @@ class DeviceSteps(Steps):
         graphs: bool = True,
         *,
         operators: StepOperators = fused,
+        charged_operators: ChargedOperators = charged,
         capacity: Capacity = Capacity(),  # noqa: B008 (immutable)
         kept_sizes: int = 8,
     ) -> None:
@@ -81,6 +86,7 @@ class DeviceSteps(Steps):
         self._model = DeviceModel(
             parameters=parameters,
             operators=operators,
+            charged_operators=charged_operators,
             cutoff=cutoff,
             skin=skin,
             device=device,
@@ -170,7 +176,8 @@ class DeviceSteps(Steps):
             self._streams.clear()
             config, n_atoms = parameters.config, len(batch.numbers)
             size = config.hidden_channels, config.num_layers, self._model.dtype
-            need = step_memory(n_atoms, *size) / 2**30
+            far = 0 if parameters.charges is None else neighbors_in_liquid(self._model.cutoff)
+            need = step_memory(n_atoms, *size, far) / 2**30
             raise DeviceMemoryError(
                 f"CUDA out of memory: {n_atoms} atoms need about {need:.2g} GiB of GPU memory, "
                 "more than is free: use fewer atoms at a time, or dtype='float32'"
@@ -187,11 +194,14 @@ class DeviceSteps(Steps):
         return buffers
 
 
-def step_memory(n_atoms: int, channels: int, layers: int, dtype: torch.dtype) -> int:
+def step_memory(
+    n_atoms: int, channels: int, layers: int, dtype: torch.dtype, far_slots: int = 0
+) -> int:
     """Estimate the bytes of GPU memory that a step takes at its peak, in addition to a constant.
 
     Each layer keeps four tensors [9, N, F] for its backward pass, and eight more are alive besides.
-    An atom has about ninety slots (5 Å in water), each with eight floats and integers.
+    An atom has about ninety slots (5 Å in water), each with eight floats and integers. With a
+    Coulomb energy, there are two lists of edges in as many more slots of each atom as are given.
     """
     tensors = (8 + 4 * layers) * 9 * n_atoms * channels * dtype.itemsize
-    return tensors + 90 * n_atoms * (6 * dtype.itemsize + 24)
+    return tensors + (90 + 2 * far_slots) * n_atoms * (6 * dtype.itemsize + 24)

@@ -10,6 +10,7 @@ import torch
 from mlff_triton._common.availability import triton_obstacle
 from mlff_triton.engine.costs import Target, known, provenance, typical_edges
 from mlff_triton.errors import BackendError
+from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.tensornet import TensorNet
 
@@ -17,6 +18,7 @@ BACKENDS = ("triton-graph", "triton", "exact", "torch")
 """All backends, the fastest first. On a CPU, the exact module takes half the time of "torch", as it
 evaluates the radial networks once per pair of edges and needs no tables."""
 CHANNELS = (32, 64, 128, 256)
+MAX_CHARGES = 32  # per atom and layer
 DTYPES = (torch.float32, torch.float64)
 TYPICAL_ATOMS = 1000
 """Number of atoms for which costs are compared if the system is not known yet, as when an engine is
@@ -98,6 +100,8 @@ def choose(
         If the requested backend is unknown or cannot serve. The message names one that can.
     """
     if backend == "auto":
+        if not all(model.is_local for model in models):
+            return "exact"  # as kernels of TensorNet2 have yet to be measured on a GPU
         return eligible(rank(models, device, dtype), device)[0]
     ranked = candidates(models, device, dtype)
     asked = next((c for c in ranked if c.backend == backend), None)
@@ -136,8 +140,13 @@ def explain(
     ranked = rank(members, device, dtype, n_atoms)
     name = choose("auto", members, device, dtype)
     taken = next(c for c in ranked if c.backend == name)
-    lines = [f"{c.backend:<12}  {_verdict(c, taken)}" for c in ranked]
-    if all(member.is_local for member in members):
+    is_measured = all(member.is_local for member in members)
+    verdicts = {c.backend: _verdict(c, taken) for c in ranked}
+    for c in ranked if device.type == "cuda" and not is_measured else ():
+        if c.backend.startswith("triton") and c.obstacle is None:
+            verdicts[c.backend] = f"not measured yet: ask for backend={c.backend!r}"
+    lines = [f"{backend:<12}  {verdict}" for backend, verdict in verdicts.items()]
+    if is_measured:
         lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
     if taken.ms is not None:
         lines.append(f"times are those of {n_atoms} atoms at the density of water")
@@ -186,12 +195,10 @@ def _obstacle(
     config = model.config
     if backend == "exact":
         return None
-    if not model.is_local:
-        return (
-            "the networks of a TensorNet2 depend on charges, which only the exact module computes"
-        )
     if config.num_layers == 0:
         return "the engine needs a model with an interaction layer"
+    if not model.is_local and not config.self_loops:
+        return "the engine needs a TensorNet2 with self-loops"
     if backend == "torch":
         return None
     obstacle = triton_obstacle(device, interpreter=backend == "triton")
@@ -199,6 +206,8 @@ def _obstacle(
         return obstacle
     if config.hidden_channels not in CHANNELS:
         return f"Triton kernels serve {CHANNELS} channels, not {config.hidden_channels}"
+    if isinstance(config, TensorNet2Config) and config.charge_channels > MAX_CHARGES:
+        return f"Triton kernels serve {MAX_CHARGES} charges per atom, not {config.charge_channels}"
     if dtype not in DTYPES:
         return f"Triton kernels serve float32 and float64, not {dtype}"
     return None

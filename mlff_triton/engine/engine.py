@@ -134,8 +134,9 @@ class Engine:
         on_host = HOST_SKIN if skin is None else skin
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, on_host)
-        parameters = Parameters.of(model, self.device, self.dtype, tf32=precision == "tf32")
-        common = (parameters, model.cutoff, self.device, self.dtype)
+        tf32, halves = precision == "tf32", self.backend != "torch"
+        parameters = Parameters.of(model, self.device, self.dtype, tf32, halves)
+        common = (parameters, parameters.cutoff, self.device, self.dtype)
         if self.backend == "torch":
             return TorchSteps(*common, on_host)
         # This imports Triton, which need not be installed.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray, as_array, to_tensor
+from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.host_part import ExactPart, TorchPart
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import reach
@@ -16,6 +17,7 @@ from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.tensornet.reference import operators as reference
+from mlff_triton.kernels.tensornet2.reference import operators as charged_reference
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
@@ -174,11 +176,12 @@ class TorchSteps(HostSteps):
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
         p, device = self.parameters, self.device
+        for box in batch.boxes:
+            p.check_box(box)
         graph = self._graph(batch).to(device)
-        system = to_tensor(batch.system, device)
+        system, positions = (to_tensor(a, device) for a in (batch.system, batch.positions))
         cells = to_tensor(np.stack([box.cell for box in batch.boxes]), device)
-        vectors = graph.vectors(to_tensor(batch.positions, device), cells, system)
-        edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
+        vectors = graph.vectors(positions, cells, system)
         n_atoms = len(batch.numbers)
         systems = Systems.of(
             p,
@@ -187,5 +190,23 @@ class TorchSteps(HostSteps):
             to_tensor(batch.system_ptr, device),
         )
         status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
-        outputs = evaluate_step(reference, p, systems, edges.to(self.dtype), status)
+        if p.charges is None:
+            outputs = evaluate_step(reference, p, systems, self._edges(graph, vectors), status)
+        else:
+            near = self._edges(*_within(p.charges.network_cutoff, graph, vectors))
+            far = self._edges(graph, vectors) if p.charges.is_truncated else None
+            operators = Operators(reference, charged_reference)
+            geometry = Geometry(positions, near, far)
+            outputs = evaluate_charged_step(operators, p, systems, geometry, status)
         return outputs.prediction.map(Tensor.cpu)
+
+    def _edges(self, graph: Graph, vectors: Tensor) -> Edges:
+        """Return the edges of a graph as the operators read them."""
+        lists = graph.row_ptr, graph.senders, graph.reverse
+        return Edges.of_graph(*lists, vectors, self.parameters.tables.knots).to(self.dtype)
+
+
+def _within(cutoff: float, graph: Graph, vectors: Tensor) -> tuple[Graph, Tensor]:
+    """Drop the edges beyond a cutoff."""
+    near = torch.linalg.vector_norm(vectors, dim=1) < cutoff
+    return graph.select(near), vectors[near]

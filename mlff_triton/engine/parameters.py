@@ -7,19 +7,23 @@ map is stored twice, once transposed for the backward pass.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.engine.charge_parameters import ChargeParameters, bonded_nuclei
 from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.types.nuclei import Nuclei
 from mlff_triton.kernels.types.split_weight import SplitWeight
-from mlff_triton.model.config import TensorNetConfig, unknown_elements
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig, unknown_elements
 from mlff_triton.model.readout import GatedHead, ScalarHead
 from mlff_triton.model.tensornet import IrrepLinear, TensorNet
+from mlff_triton.model.tensornet2 import TensorNet2, check_coulomb_box
 from mlff_triton.model.zbl import nuclei_of
+from mlff_triton.neighbors.box import Box
 
 SMALLEST_HIDDEN = 16  # tensor cores multiply blocks of at least 16, so smaller heads are padded
 
@@ -71,6 +75,13 @@ class ScalarHeadWeights:
 
 
 @dataclass(frozen=True)
+class DeepHeadWeights:
+    """A chain of linear maps, the last one to eV."""
+
+    maps: list[Linear]
+
+
+@dataclass(frozen=True)
 class GatedHeadWeights:
     """Two chains of linear maps, and the scale of their product in eV."""
 
@@ -99,8 +110,10 @@ class Parameters:
         Energy of each element, eV.
     mean : float64 [1]
         Energy of each system, eV.
-    nuclei : Nuclei, optional
-        Nuclear repulsion; None for models without it.
+    nuclei : list of Nuclei
+        Nuclear repulsions, of which a TensorNet2 may have two.
+    charges : ChargeParameters, optional
+        Parameters that only a TensorNet2 has.
     """
 
     config: TensorNetConfig
@@ -112,10 +125,26 @@ class Parameters:
     embedding: TensorMaps
     layers: list[tuple[TensorMaps, TensorMaps]]
     readout: ReadoutWeights
-    head: ScalarHeadWeights | GatedHeadWeights
+    head: ScalarHeadWeights | DeepHeadWeights | GatedHeadWeights
     references: Tensor
     mean: Tensor
-    nuclei: Nuclei | None
+    nuclei: list[Nuclei]
+    charges: ChargeParameters | None
+
+    @property
+    def cutoff(self) -> float:
+        """Cutoff in Å of the neighbor list that a step needs."""
+        return self.config.cutoff if self.charges is None else self.charges.list_cutoff
+
+    @property
+    def has_charges(self) -> bool:
+        """True if the model predicts the partial charge of each atom."""
+        return self.charges is not None and self.charges.coulomb is not None
+
+    def check_box(self, box: Box) -> None:
+        """Raise `InputError` if the Coulomb energy of a TensorNet2 is not defined in a box."""
+        if isinstance(self.config, TensorNet2Config):
+            check_coulomb_box(self.config, box)
 
     def species(self, numbers: Tensor) -> Tensor:
         """Return the index of each atom's element: int64 [N] -> int32 [N].
@@ -134,38 +163,38 @@ class Parameters:
 
     @classmethod
     def of(
-        cls, model: TensorNet, device: torch.device, dtype: torch.dtype, tf32: bool = False
+        cls,
+        model: TensorNet,
+        device: torch.device,
+        dtype: torch.dtype,
+        tf32: bool = False,
+        halves: bool = False,
     ) -> Parameters:
         """Convert the parameters of a model, in float64 until the end.
 
-        Raises
-        ------
-        UnsupportedModelError
-            If the model is a TensorNet2 or has no interaction layer, or its radial networks cannot
-            be tabulated.
-        """
-        if not model.is_local:
-            raise UnsupportedModelError(
-                "the engine does not compute the charges of a TensorNet2: use backend='exact'"
-            )
-        return cls.of_any(model, device, dtype, tf32)
-
-    @classmethod
-    def of_any(
-        cls, model: TensorNet, device: torch.device, dtype: torch.dtype, tf32: bool = False
-    ) -> Parameters:
-        """Convert the parameters that a TensorNet2 has in common with a TensorNet.
-
-        Its tables of layers hold the first maps of their networks: see
-        `mlff_triton.engine.radial_networks`.
+        Parameters
+        ----------
+        model : TensorNet
+            The model, which is left alone.
+        device, dtype
+            Device and precision of the parameters.
+        tf32 : bool
+            If True, factors of matrix products in float32 are rounded to TF32.
+        halves : bool
+            If True, networks of the edges of a TensorNet2 are stored as kernels are fastest with.
 
         Raises
         ------
         UnsupportedModelError
-            If the model has no interaction layer, or its radial networks cannot be tabulated.
+            If the model has no interaction layer, or is a TensorNet2 without self-loops, or its
+            radial networks cannot be tabulated.
         """
         if not model.layers:
             raise UnsupportedModelError("the engine needs a layer: use backend='exact'")
+        if not model.is_local and not model.config.self_loops:
+            raise UnsupportedModelError(
+                "the engine needs the self-loops of a TensorNet2: use backend='exact'"
+            )
         exact = copy.deepcopy(model).double().requires_grad_(False).eval().cpu()
         tables = tabulate(exact, TOLERANCES[dtype]).to(device, dtype)
         exact = exact.to(device)
@@ -180,6 +209,10 @@ class Parameters:
         def maps(linear: IrrepLinear) -> TensorMaps:
             return TensorMaps(*both(linear.weight))
 
+        charges, nuclei = None, [nuclei_of(exact.config, device)]
+        if isinstance(exact, TensorNet2):
+            charges = ChargeParameters.of(exact, tables, tf32=tf32, halves=halves)
+            nuclei.append(bonded_nuclei(exact))
         embedding, readout = exact.embedding, exact.readout
         half = exact.config.hidden_channels
         elements, pair = embedding.element.weight, embedding.pair
@@ -217,16 +250,25 @@ class Parameters:
             head=_head(readout.head, exact.std, device, dtype, tf32),
             references=exact.references,
             mean=exact.mean.reshape(1),
-            nuclei=nuclei_of(exact.config, device),
+            nuclei=[n for n in nuclei if n is not None],
+            charges=charges,
         )
 
 
 def _head(
     head: nn.Module, scale: Tensor, device: torch.device, dtype: torch.dtype, tf32: bool
-) -> ScalarHeadWeights | GatedHeadWeights:
+) -> ScalarHeadWeights | DeepHeadWeights | GatedHeadWeights:
     def converted(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, dtype).contiguous()
 
+    def chain(modules: Iterable[nn.Module]) -> list[Linear]:
+        linears = [_linear(module) for module in modules]
+        return [(converted(linear.weight.T), converted(linear.bias)) for linear in linears]
+
+    if isinstance(head, ScalarHead) and len(head.hidden):
+        last = _linear(head.linear2)
+        to_ev = converted(last.weight.T * scale), converted(last.bias * scale)
+        return DeepHeadWeights([*chain([head.linear1, *head.hidden]), to_ev])
     if isinstance(head, ScalarHead):
         missing = max(0, SMALLEST_HIDDEN - head.linear1.out_features)
         padding = scale.new_zeros(missing, head.linear1.in_features)
@@ -240,11 +282,6 @@ def _head(
             bias2=converted(head.linear2.bias * scale),
         )
     assert isinstance(head, GatedHead)
-
-    def chain(modules: nn.ModuleList) -> list[Linear]:
-        linears = [_linear(module) for module in modules]
-        return [(converted(linear.weight.T), converted(linear.bias)) for linear in linears]
-
     return GatedHeadWeights(chain(head.values), chain(head.gates), float(scale))
 
 

@@ -1,8 +1,4 @@
-"""A model's radial networks, and their derivatives in float64, without tables.
-
-In a TensorNet2, the networks of the layers depend on charges. Only the part of their first map that
-acts on the radial basis is a function of the distance: the first of three factors, without cutoff.
-"""
+"""A model's radial networks, and their derivatives in float64, without tables."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton.model.radial_basis import cosine_cutoff
-from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet import Interaction, TensorNet
 from mlff_triton.model.tensornet2 import ChargedInteraction
 
 CHUNK = 640  # distances per evaluation, whose hidden values fit in the caches of a CPU
@@ -22,7 +18,11 @@ Function = Callable[[Tensor], Tensor]
 
 
 def radial_functions(model: TensorNet) -> list[Function]:
-    """Return functions of distances [n] to factors [n, 3 F], for the embedding and each layer."""
+    """Return functions of distances [n] to factors [n, 3 F], for the embedding and each layer.
+
+    In a layer of a TensorNet2, only the first map of the network is a function of the distance
+    alone. Its F values come first, without cutoff, and the others are zero.
+    """
 
     def function(linears: Iterable[nn.Module], activation: Function | None) -> Function:
         def values(distance: Tensor) -> Tensor:
@@ -33,14 +33,14 @@ def radial_functions(model: TensorNet) -> list[Function]:
 
         return values
 
-    def first_part(layer: ChargedInteraction) -> Function:
-        linear = _of_basis(layer, model.config.num_rbf)
+    def first_map(layer: ChargedInteraction) -> Function:
+        linear = map_of_distance(layer)
         return lambda distance: functional.pad(
-            linear(model.basis(distance)), (0, 2 * model.config.hidden_channels)
+            linear(model.basis(distance)), (0, 2 * linear.out_features)
         )
 
     layers = [
-        first_part(layer)
+        first_map(layer)
         if isinstance(layer, ChargedInteraction)
         else function(layer.radial, layer.activation)
         for layer in model.interactions
@@ -48,15 +48,15 @@ def radial_functions(model: TensorNet) -> list[Function]:
     return [function([model.embedding.radial], None), *layers]
 
 
-def _of_basis(layer: ChargedInteraction, num_rbf: int) -> nn.Linear:
-    """Return the part of a layer's first map that acts on the radial basis, with the bias."""
-    whole = layer.radial[0]
-    assert isinstance(whole, nn.Linear)
-    part: nn.Linear = nn.utils.skip_init(
-        nn.Linear, num_rbf, whole.out_features, dtype=whole.weight.dtype
-    )
-    part.weight.data, part.bias.data = whole.weight.data[:, :num_rbf], whole.bias.data
-    return part
+def map_of_distance(layer: ChargedInteraction) -> nn.Linear:
+    """Return the part of a network's first map that acts on the basis, with the bias."""
+    first = layer.radial[0]
+    assert isinstance(first, nn.Linear)
+    # "meta" draws no random weights
+    linear = nn.Linear(layer.config.num_rbf, first.out_features, device="meta")
+    linear.weight = nn.Parameter(first.weight[:, : layer.config.num_rbf], requires_grad=False)
+    linear.bias = nn.Parameter(first.bias, requires_grad=False)
+    return linear
 
 
 @torch.no_grad()
@@ -74,23 +74,29 @@ def evaluate(model: TensorNet, distance: Tensor) -> Tensor:
     -------
     float64 [T, n, 2, 3, F]
         Value and slope of each factor, cutoff included. The first of the T networks is that of the
-        embedding, and the others are those of the layers.
+        embedding, and the others are those of the layers. See `radial_functions` for a TensorNet2.
     """
-    layers = model.interactions
     channels = model.config.hidden_channels
-    result = distance.new_zeros(1 + len(layers), len(distance), 2, 3, channels)
+    result = distance.new_empty(1 + len(model.interactions), len(distance), 2, 3, channels)
     for begin in range(0, len(distance), CHUNK):
         part = slice(begin, begin + CHUNK)
         basis = _differentiate(model.basis, distance[part])
         weight = _differentiate(lambda d: _cutoff(model, d), distance[part])
         _store(result[0, part], _propagate(basis, [model.embedding.radial]), weight)
-        for rows, layer in zip(result[1:, part], layers, strict=True):
-            if isinstance(layer, ChargedInteraction):
-                found = _propagate(basis, [_of_basis(layer, model.config.num_rbf)])
-                rows[:, :, 0] = torch.stack(found, dim=1)
-            else:
-                _store(rows, _propagate(basis, layer.radial, layer.activation), weight)
+        for rows, layer in zip(result[1:, part], model.interactions, strict=True):
+            _store_layer(rows, layer, basis, weight)
     return result
+
+
+def _store_layer(
+    rows: Tensor, layer: Interaction, basis: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]
+) -> None:
+    """Write values and slopes of a layer's functions to rows [n, 2, 3, F]."""
+    if isinstance(layer, ChargedInteraction):
+        rows.zero_()
+        rows[:, :, 0] = torch.stack(_propagate(basis, [map_of_distance(layer)]), dim=1)
+    else:
+        _store(rows, _propagate(basis, layer.radial, layer.activation), weight)
 
 
 def _cutoff(model: TensorNet, distance: Tensor) -> Tensor:

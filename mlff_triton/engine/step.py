@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.engine.parameters import Parameters, ScalarHeadWeights
+from mlff_triton.engine.parameters import DeepHeadWeights, Parameters, ScalarHeadWeights
 from mlff_triton.engine.totals import Totals
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
@@ -37,11 +37,14 @@ class Outputs(NamedTuple):
     atoms : float64 [7, N]
         Energy of each atom, and its share in the virial: the components xx, yy, zz, yz, xz and xy,
         eV.
+    charges : [N], optional
+        Partial charges in elementary charges.
     """
 
     totals: Totals
     forces: Tensor
     atoms: Tensor
+    charges: Tensor | None = None
 
     @property
     def atom_energies(self) -> Tensor:
@@ -52,7 +55,57 @@ class Outputs(NamedTuple):
     def prediction(self) -> Prediction:
         """The same results for users, without copies."""
         totals = self.totals
-        return Prediction(totals.energy, self.forces, totals.virial, self.atom_energies)
+        energies, virial = totals.energy, totals.virial
+        return Prediction(energies, self.forces, virial, self.atom_energies, self.charges)
+
+
+@dataclass(frozen=True)
+class ChargedAtoms:
+    """Facts about the atoms of a batch that only a TensorNet2 needs, in any order.
+
+    Attributes
+    ----------
+    total : float64 [B]
+        Total charge of each system in elementary charges.
+    system : int32 [N]
+        System of each atom.
+    rank : int32 [N]
+        Index in this order of each of the user's atoms.
+    largest : int
+        Number of atoms in the largest system, or more.
+    """
+
+    total: Tensor
+    system: Tensor
+    rank: Tensor
+    largest: int
+
+    @classmethod
+    def of(cls, charge: Tensor, system_ptr: Tensor) -> ChargedAtoms:
+        """Describe atoms in the user's order; arguments as for `Systems.of`."""
+        counts = system_ptr.diff().long()
+        systems = torch.arange(len(counts), dtype=torch.int32, device=charge.device)
+        system = systems.repeat_interleave(counts)
+        rank = torch.arange(len(system), dtype=torch.int32, device=charge.device)
+        largest = int(counts.max())
+        if len(counts) > 1:  # batches of one size differ, and most should share a CUDA graph
+            largest = min(len(system), 1 << (largest - 1).bit_length())
+        return cls(charge.double(), system, rank, largest)
+
+    def clone(self) -> ChargedAtoms:
+        """Return a copy."""
+        return replace(self, **{n: getattr(self, n).clone() for n in ("total", "system", "rank")})
+
+    def copy_(self, other: ChargedAtoms) -> None:
+        """Take over the atoms of as many others, whose largest system is no larger."""
+        for name in ("total", "system", "rank"):
+            getattr(self, name).copy_(getattr(other, name))
+
+    def sort(self, order: Tensor, out: ChargedAtoms) -> None:
+        """Write the atoms, which are in the user's order, to ``out`` in another one, int32 [N]."""
+        out.total.copy_(self.total)
+        torch.index_select(self.system, 0, order, out=out.system)
+        out.rank.index_copy_(0, order.long(), self.rank)
 
 
 @dataclass(frozen=True)
@@ -71,6 +124,8 @@ class Systems:
         Energy of each atom that does not come from the network, in the same order, eV.
     system_ptr : int32 [B + 1]
         First atom of each system, in the user's order.
+    charged : ChargedAtoms, optional
+        Facts that only a TensorNet2 needs. Its charge factors are 1.
     """
 
     species: Tensor
@@ -78,6 +133,7 @@ class Systems:
     charge_factor: Tensor
     offsets: Tensor
     system_ptr: Tensor
+    charged: ChargedAtoms | None = None
 
     @classmethod
     def of(
@@ -109,9 +165,9 @@ class Systems:
             If the model was not made for an element.
         """
         n_atoms, counts = len(numbers), system_ptr.diff().long()
-        per_system = torch.stack(
-            [1 + 0.1 * charge, p.mean / (counts if totals is None else totals)]
-        )
+        charged = None if p.charges is None else ChargedAtoms.of(charge, system_ptr)
+        factor = 1 + 0.1 * charge if charged is None else torch.ones_like(charge)
+        per_system = torch.stack([factor, p.mean / (counts if totals is None else totals)])
         charge_factor, share = per_system.repeat_interleave(counts, 1, output_size=n_atoms)
         species = p.species(numbers)
         return cls(
@@ -120,23 +176,35 @@ class Systems:
             charge_factor=charge_factor.to(p.receiver.dtype),
             offsets=p.references[species.long()] + share,
             system_ptr=system_ptr,
+            charged=charged,
         )
 
     def clone(self) -> Systems:
         """Return a copy that shares ``system_ptr``."""
         names = ("species", "order", "charge_factor", "offsets")
-        return replace(self, **{name: getattr(self, name).clone() for name in names})
+        charged = None if self.charged is None else self.charged.clone()
+        return replace(self, charged=charged, **{n: getattr(self, n).clone() for n in names})
+
+    def fits(self, other: Systems) -> bool:
+        """Return True if `copy_` can take over the atoms of as many others."""
+        if self.charged is None or other.charged is None:
+            return True
+        return other.charged.largest <= self.charged.largest
 
     def copy_(self, other: Systems) -> None:
         """Take over the atoms of as many others."""
-        for name, tensor in vars(other).items():
-            getattr(self, name).copy_(tensor)
+        for name in ("species", "order", "charge_factor", "offsets", "system_ptr"):
+            getattr(self, name).copy_(getattr(other, name))
+        if self.charged is not None and other.charged is not None:
+            self.charged.copy_(other.charged)
 
     def sort(self, order: Tensor, out: Systems) -> None:
         """Write the atoms to ``out`` in another order, int32 [N], without waiting."""
         out.order.copy_(order)
         for name in ("species", "charge_factor", "offsets"):
             torch.index_select(getattr(self, name), 0, order, out=getattr(out, name))
+        if self.charged is not None and out.charged is not None:
+            self.charged.sort(order, out.charged)
 
 
 class Kept(NamedTuple):
@@ -167,14 +235,29 @@ def evaluate_step(
     status : int32 [N]
         Status bits of each atom, in the user's order.
     """
-    energies, edge_grad = energies_and_edge_gradients(ops, p, systems, edges)
-    offsets = systems.offsets
-    if p.nuclei is not None:
-        # also adds to edge_grad
-        offsets = offsets + ops.repulsion(edge_grad, systems.species, p.nuclei, edges)
-    forces, atoms = ops.forces(edge_grad, edges, energies, offsets, systems.order)
+    found = energies_and_edge_gradients(ops, p, systems, edges)
+    forces, atoms = forces_and_sums(ops, p, systems, edges, *found)
     totals = ops.totals(atoms, status, systems.system_ptr)
     return Outputs(Totals(totals), forces, atoms)
+
+
+def forces_and_sums(
+    ops: StepOperators,
+    p: Parameters,
+    systems: Systems,
+    edges: Edges,
+    energies: Tensor,
+    edge_grad: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return forces [N, 3], and energies and virials of atoms [7, N], in the user's order.
+
+    The network's energies [N] and gradients along the edges [3, slots] are given. Nuclear repulsion
+    is added to both, and the energies of isolated atoms to the former.
+    """
+    offsets = systems.offsets
+    for nuclei in p.nuclei:
+        offsets = offsets + ops.repulsion(edge_grad, systems.species, nuclei, edges)
+    return ops.forces(edge_grad, edges, energies, offsets, systems.order)
 
 
 def evaluate_part(
@@ -198,13 +281,71 @@ def evaluate_part(
     own, edge_grad = energies_and_edge_gradients(ops, p, systems, edges, rows)
     energies = systems.offsets.clone()
     energies[: rows[0]] += own
-    if p.nuclei is not None:
+    for nuclei in p.nuclei:
         near = edges.of_first(rows[0])
-        energies[: rows[0]] += ops.repulsion(edge_grad, systems.species, p.nuclei, near)
+        energies[: rows[0]] += ops.repulsion(edge_grad, systems.species, nuclei, near)
     nothing = own.new_zeros(len(energies))
     forces, atoms = ops.forces(edge_grad, edges, nothing, energies, systems.order, True)
     totals = ops.totals(atoms, status, systems.system_ptr)
     return Outputs(Totals(totals), forces, atoms)
+
+
+class Embedded(NamedTuple):
+    """Tensors that the embedding keeps for its backward pass."""
+
+    x0: Tensor
+    norm: Tensor
+    hidden: Tensor
+    scales: Tensor
+    mapped: Tensor
+
+
+def embed(
+    ops: StepOperators, p: Parameters, systems: Systems, edges: Edges
+) -> tuple[Embedded, Tensor, Tensor]:
+    """Embed the atoms; also return normalized tensors [9, N, F] and their inverse norms [N, F]."""
+    tables, w, activation = p.tables, p.scalar, p.config.activation
+    pairs = systems.species, p.receiver, p.sender, tables.embedding
+    x0, norm = ops.tensor_embedding(*pairs, tables.embedding_self, edges)
+    hidden, scales = ops.scalar_network(
+        norm, w.gain, w.shift, w.weight1, w.bias1, w.weight2, w.bias2, activation
+    )
+    mapped, x, inverse = ops.embed(x0, p.embedding.forward, scales, activation)
+    return Embedded(x0, norm, hidden, scales, mapped), x, inverse
+
+
+def embedding_gradients(
+    ops: StepOperators,
+    p: Parameters,
+    systems: Systems,
+    edges: Edges,
+    embedded: Embedded,
+    grads: tuple[Tensor, Tensor],
+    slope: Tensor,
+) -> Tensor:
+    """Compute the gradients along the edges.
+
+    Parameters
+    ----------
+    ops, p, systems, edges
+        Same as for `evaluate_step`.
+    embedded : Embedded
+        From `embed`.
+    grads : [9, N, F], [N, 3, F]
+        Gradients of the mapped tensors and of their scales.
+    slope : [slots]
+        Derivatives by the distances, through the messages.
+
+    Returns
+    -------
+    [3, slots]
+    """
+    w, (grad_mapped, grad_scales) = p.scalar, grads
+    kept = embedded.norm, w.gain, w.adjoint1, w.adjoint2, embedded.hidden
+    grad_norm = ops.scalar_network_backward(grad_scales, *kept, p.config.activation)
+    grad_x0 = ops.embed_input_backward(grad_mapped, p.embedding.backward, embedded.x0, grad_norm)
+    pairs = systems.species, p.receiver, p.sender, p.tables.embedding
+    return ops.tensor_embedding_backward(grad_x0, *pairs, edges, slope)
 
 
 def energies_and_edge_gradients(
@@ -223,19 +364,10 @@ def energies_and_edge_gradients(
     of the layer before of their neighbors too, and so on: see `evaluate_part` for ``rows``. So each
     operator computes fewer atoms than the one before, and its adjoint as many as itself.
     """
-    config, tables, charge_factor = p.config, p.tables, systems.charge_factor
-    activation, group = config.activation, config.group
-    pairs = systems.species, p.receiver, p.sender, tables.embedding
+    tables, charge_factor, group = p.tables, systems.charge_factor, p.config.group
     # Edges of the atoms that each layer, counted from the last one, takes as its input
     hops = [edges] * (len(p.layers) + 1) if rows is None else [edges.of_first(n) for n in rows]
-
-    x0, norm = ops.tensor_embedding(*pairs, tables.embedding_self, hops[-1])
-    w = p.scalar
-    hidden, scales = ops.scalar_network(
-        norm, w.gain, w.shift, w.weight1, w.bias1, w.weight2, w.bias2, activation
-    )
-    mapped, x, inverse = ops.embed(x0, p.embedding.forward, scales, activation)
-
+    embedded, x, inverse = embed(ops, p, systems, hops[-1])
     kept = []
     radial = list(zip(tables.layers, tables.layer_self, strict=True))
     for k, ((map_in, map_out), factors) in enumerate(zip(p.layers, radial, strict=True)):
@@ -248,7 +380,7 @@ def energies_and_edge_gradients(
         x, inverse = updated, scale
         del product, y, message, delta, updated, scale
 
-    energies, grad = _read_out(ops, p, x)
+    energies, grad = read_out(ops, p, x)
     grad_x, grad_delta = ops.readout_backward(
         grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, charge_factor
     )
@@ -271,18 +403,15 @@ def energies_and_edge_gradients(
         if kept:
             grad_x, grad_delta = ops.update_backward(*given, kept[-1].delta, charge_factor)  # noqa: RUF059 (used in the next iteration)
         else:
-            grad_mapped, grad_scales = ops.embed_backward(*given, mapped, scales, activation)
+            of_embedding = embedded.mapped, embedded.scales, p.config.activation
+            grads = ops.embed_backward(*given, *of_embedding)
         del layer, grad_y, given
 
-    del grad_x, mapped
-    grad_norm = ops.scalar_network_backward(
-        grad_scales, norm, w.gain, w.adjoint1, w.adjoint2, hidden, activation
-    )
-    grad_x0 = ops.embed_input_backward(grad_mapped, p.embedding.backward, x0, grad_norm)
-    return energies, ops.tensor_embedding_backward(grad_x0, *pairs, hops[-1], slope)
+    del grad_x
+    return energies, embedding_gradients(ops, p, systems, hops[-1], embedded, grads, slope)
 
 
-def _read_out(ops: StepOperators, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
+def read_out(ops: StepOperators, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute energies [N] from the last tensors, and their gradients [N, F] by hidden values."""
     r, head = p.readout, p.head
     hidden = ops.readout(x, r.gain, r.shift, r.weight, r.bias)
@@ -290,6 +419,8 @@ def _read_out(ops: StepOperators, p: Parameters, x: Tensor) -> tuple[Tensor, Ten
     if isinstance(head, ScalarHeadWeights):
         weights = head.weight1, head.bias1, head.adjoint1, head.weight2, head.bias2
         energies, grad = ops.scalar_head(hidden, *weights, first, p.config.activation)
+    elif isinstance(head, DeepHeadWeights):
+        energies, grad = ops.deep_head(hidden, head.maps, first, p.config.activation)
     else:
         energies, grad = ops.gated_head(hidden, head.values, head.gates, head.scale, first)
     return energies, grad

@@ -120,25 +120,8 @@ class TensorNet2(TensorNet):
         return hash_of_weights(facts)
 
     def check_box(self, box: Box) -> None:
-        """Raise `InputError` if the Coulomb energy is not defined in a box.
-
-        Periodic boxes need a Coulomb cutoff, and must be twice as high in periodic directions.
-        """
-        if not self.config.coulomb or not box.pbc.any():
-            return
-        cutoff = self.config.coulomb_cutoff
-        if cutoff is None:
-            raise InputError(
-                "the model sums the Coulomb energy over all pairs of atoms, so it cannot be "
-                "periodic: drop the cell, or give the model a cutoff, by load_model(..., "
-                "coulomb_cutoff=12.0) or mlff-triton convert --coulomb-cutoff 12"
-            )
-        height = box.heights[box.pbc].min()
-        if height < 2 * cutoff - ROUNDING:
-            raise InputError(
-                f"the cell is {height:.4g} Å high, less than twice the Coulomb cutoff of "
-                f"{cutoff:g} Å: use a larger cell, or load the model with a smaller coulomb_cutoff"
-            )
+        """Raise `InputError` if the Coulomb energy is not defined in a box."""
+        check_coulomb_box(self.config, box)
 
     def energies_and_charges(
         self,
@@ -197,6 +180,28 @@ class TensorNet2(TensorNet):
         first, distance = first[near], edges.distances[near].double()
         i, j = graph.receivers[first], graph.senders[first]
         return _shared(repulsion(distance, species[i], species[j]), i, j, graph)
+
+
+def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
+    """Raise `InputError` if the Coulomb energy of a model is not defined in a box.
+
+    Periodic boxes need a Coulomb cutoff, and must be twice as high in periodic directions.
+    """
+    if not config.coulomb or not box.pbc.any():
+        return
+    cutoff = config.coulomb_cutoff
+    if cutoff is None:
+        raise InputError(
+            "the model sums the Coulomb energy over all pairs of atoms, so it cannot be "
+            "periodic: drop the cell, or give the model a cutoff, by load_model(..., "
+            "coulomb_cutoff=12.0) or mlff-triton convert --coulomb-cutoff 12"
+        )
+    height = box.heights[box.pbc].min()
+    if height < 2 * cutoff - ROUNDING:
+        raise InputError(
+            f"the cell is {height:.4g} Å high, less than twice the Coulomb cutoff of "
+            f"{cutoff:g} Å: use a larger cell, or load the model with a smaller coulomb_cutoff"
+        )
 
 
 def model_of(config: TensorNetConfig) -> TensorNet:

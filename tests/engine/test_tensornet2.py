@@ -11,9 +11,8 @@ from ase import Atoms
 from torch import Tensor
 
 from mlff_triton import Engine, Ensemble, Prediction
-from mlff_triton.engine.dispatch import BACKENDS, candidates, explain, rank
-from mlff_triton.engine.parameters import Parameters
-from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
+from mlff_triton.engine.dispatch import choose, explain, rank
+from mlff_triton.errors import BackendError, InputError
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.model.test_tensornet import evaluate
 from tests.support.charged import charged_model
@@ -34,15 +33,9 @@ def assert_same(found: Prediction, expected: Prediction) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_only_the_exact_backend_serves(device):
+def test_auto_takes_the_exact_backend(device):
     model = charged_model(hidden_channels=32)
-    found = {c.backend: c.obstacle for c in candidates([model], device, torch.float32)}
-    assert list(found) == list(BACKENDS)
-    assert found.pop("exact") is None
-    for obstacle in found.values():
-        assert obstacle == (
-            "the networks of a TensorNet2 depend on charges, which only the exact module computes"
-        )
+    assert choose("auto", [model], device, torch.float32) == "exact"
     assert all(c.ms is None for c in rank([model], device, torch.float32))
     mixed = Ensemble([model, model_of(hidden_channels=32).double()])
     assert "exact         taken" in explain(mixed, device)
@@ -50,19 +43,19 @@ def test_only_the_exact_backend_serves(device):
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "triton-graph"])
-def test_other_backends_are_refused_with_the_reason(backend):
-    with pytest.raises(BackendError, match=r"depend on charges.*; use backend='exact'"):
-        Engine(charged_model(), "cpu", backend=backend)
-    with pytest.raises(UnsupportedModelError, match="use backend='exact'"):
-        Parameters.of(charged_model(), CPU, torch.float64)
+def test_models_without_self_loops_or_layers_are_refused(backend):
+    for changes, reason in (({"self_loops": False}, "self-loops"), ({"num_layers": 0}, "layer")):
+        with pytest.raises(BackendError, match=rf"needs a .*{reason}; use backend='exact'"):
+            Engine(charged_model(**changes), "cpu", backend=backend)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("backend", ["exact", "torch"])
 @pytest.mark.parametrize("changes", [{"repulsion": True}, {"coulomb_cutoff": 2.8}], ids=str)
-def test_engine_predicts_charges(device, changes):
+def test_engine_predicts_charges(device, backend, changes):
     model, atoms = charged_model(**changes), random_cluster(9)
-    engine = Engine(model, device, "float64")
-    assert (engine.backend, engine.has_charges, engine.is_local) == ("exact", True, False)
+    engine = Engine(model, device, "float64", backend)
+    assert (engine.backend, engine.has_charges, engine.is_local) == (backend, True, False)
     found = compute(engine, atoms, charge=-1).map(Tensor.cpu)
     assert_same(found, evaluate(model, atoms, charge=[-1.0]))
     assert_close(found.charges.sum(), torch.tensor(-1.0).double(), 0, torch.float32)

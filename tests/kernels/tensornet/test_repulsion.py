@@ -4,17 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlff_triton.engine.charge_parameters import bonded_nuclei
 from mlff_triton.kernels.tensornet import repulsion as operator
 from mlff_triton.kernels.tensornet.reference import repulsion as reference
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.zbl import nuclei_of, zbl_energy
 from mlff_triton.testing import assert_close
+from tests.support.charged import charged_model
 from tests.support.random_inputs import LARGE, moved, numbers, random_edges
 
 CHARGES = 0.0, 1.0, 7.5, 79.0
 ZBL = ZBLConfig(cutoff=1.6, prefactor=14.4, length_scale=1.1, charges=CHARGES)
 CONFIG = TensorNetConfig(elements=(0, 1, 6, 79), zbl=ZBL)
+ENDS = torch.tensor([0.1, 0.6, 0.8, 1.0]).double()[:, None] + torch.tensor([0.1, 0.6, 0.8, 1.0])
 SIZES = [1, 5, 37, pytest.param(3000, marks=pytest.mark.gpu)]
 
 Inputs = tuple[Tensor, Tensor, Edges]
@@ -29,17 +32,21 @@ def inputs(n_atoms: int, layout: str, neighbors: int = 5) -> Inputs:
     return grad, torch.randint(len(CHARGES), (n_atoms,)).int(), edges
 
 
-def outputs(module, given: Inputs, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def outputs(
+    module, given: Inputs, device: str, dtype: torch.dtype, ends: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the energies, and the gradients that the operator has updated."""
     grad, species, edges = moved(given, device, dtype)
     grad = grad.clone()
     nuclei = nuclei_of(CONFIG, torch.device(device))
+    if ends is not None:
+        nuclei = nuclei._replace(ends=ends.to(device))
     return module.repulsion(grad, species, nuclei, Edges(*edges)), grad
 
 
-def check(given: Inputs, device: str, dtype: torch.dtype) -> None:
-    energies, grad = outputs(operator, given, device, dtype)
-    expected_energies, expected_grad = outputs(reference, given, "cpu", torch.float64)
+def check(given: Inputs, device: str, dtype: torch.dtype, ends: Tensor | None = None) -> None:
+    energies, grad = outputs(operator, given, device, dtype, ends)
+    expected_energies, expected_grad = outputs(reference, given, "cpu", torch.float64, ends)
     assert energies.dtype == torch.float64
     assert grad.dtype == dtype
     assert_close(energies, expected_energies, 0)  # distances are the same in both dtypes
@@ -52,6 +59,12 @@ def check(given: Inputs, device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("n_atoms", SIZES)
 def test_agrees_with_the_reference(n_atoms, layout, device, dtype):
     check(inputs(n_atoms, layout), device, dtype)
+
+
+@pytest.mark.parametrize("layout", ["csr", "rows"])
+@pytest.mark.parametrize("n_atoms", SIZES)
+def test_repulsion_that_ends_at_distances_of_elements(n_atoms, layout, device, dtype):
+    check(inputs(n_atoms, layout), device, dtype, ENDS)
 
 
 def test_more_neighbors_than_lanes(device, dtype):
@@ -98,6 +111,25 @@ def test_reference_is_what_the_exact_module_has(cutoff):
     grad = torch.zeros_like(edges.direction)
     nuclei = nuclei_of(TensorNetConfig(CONFIG.elements, zbl=zbl), torch.device("cpu"))
     energies = reference.repulsion(grad, species, nuclei, edges)
+    assert_close(energies, torch.zeros(37).double().index_add(0, receivers, expected), 0)
+    assert_close(grad, torch.autograd.grad(expected.sum(), vectors)[0], 1)
+
+
+def test_ends_are_those_of_the_exact_tensornet2():
+    """Compare the energies, and their derivatives with respect to the edge vectors."""
+    _, species, edges = inputs(37, "csr")
+    model = charged_model(repulsion=True, cutoff_upper=1.9)
+    vectors = (edges.direction * edges.distance).requires_grad_()
+    distance = torch.linalg.vector_norm(vectors, dim=0)
+    _, receivers = edges.live()
+    ends = species[receivers].long(), species[edges.senders.long()].long()
+    near = distance < 1.9
+    expected = model.std / 2 * model.repulsion(distance, *ends) * near
+    assert expected.max() > 1
+    assert 0 < int((expected > 0).sum()) < int(near.sum())
+
+    grad = torch.zeros_like(edges.direction)
+    energies = reference.repulsion(grad, species, bonded_nuclei(model), edges)
     assert_close(energies, torch.zeros(37).double().index_add(0, receivers, expected), 0)
     assert_close(grad, torch.autograd.grad(expected.sum(), vectors)[0], 1)
 
