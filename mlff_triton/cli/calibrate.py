@@ -47,7 +47,7 @@ def calibrate(
 
     found, member = find_device(device), members_of(load_model(model))[0]
     if not member.is_local:
-        raise InputError(f"{model} is a TensorNet2, which only the backend 'exact' computes")
+        raise InputError(f"{model} is a TensorNet2, for which 'auto' always takes 'exact'")
     where = Target.of(member.config, found, find_dtype(dtype))
     console = plain_console()
     console.print(f"{model} in {dtype} on {where.device}:")

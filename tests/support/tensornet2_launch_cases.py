@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from unittest import mock
 
 import torch
 
+from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.radial_tables import TOLERANCES
+from mlff_triton.engine.step import Systems
+from mlff_triton.kernels.tensornet import operators as kernels
+from mlff_triton.kernels.tensornet2 import operators as charged_kernels
 from mlff_triton.kernels.tensornet2.charge_prediction import (
     predict_charges,
     predict_charges_backward,
@@ -22,6 +29,8 @@ from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
+from mlff_triton.model.config import TensorNet2Config
+from mlff_triton.model.tensornet2 import TensorNet2
 
 N, Q, SLOTS = 4, 16, 64
 
@@ -90,6 +99,30 @@ def predictions(channels: int, dtype: torch.dtype) -> object:
     return scale_gradients(x, x, factors, "silu")
 
 
+@cache
+def charged_parameters(kind: str, dtype: torch.dtype) -> Parameters:
+    """Return parameters of a TensorNet2 of usual size, with coarse radial tables to save time."""
+    cutoff = 9.0 if kind == "reaction field" else None
+    config = TensorNet2Config(elements=(1, 6), num_rbf=4, coulomb_cutoff=cutoff, repulsion=True)
+    with mock.patch.dict(TOLERANCES, {dtype: (1e-2, 1e-1)}):
+        return Parameters.of(TensorNet2(config), torch.device("cpu"), dtype, halves=True)
+
+
+def charged_engine_step(n_atoms: int, kind: str, dtype: torch.dtype) -> object:
+    """Run a step of a TensorNet2 on edges that are not read."""
+    p = charged_parameters(kind, dtype)
+    atoms, slots = torch.zeros(n_atoms).int(), torch.zeros(n_atoms * SLOTS).int()
+    length = torch.ones(n_atoms * SLOTS, dtype=dtype)
+    geometry = length, length, torch.ones(3, n_atoms * SLOTS, dtype=dtype), length
+    found = Edges(atoms, atoms, slots, slots, slots, slots, *geometry)
+    ptr = torch.tensor([0, n_atoms], dtype=torch.int32)
+    systems = Systems.of(p, torch.ones(n_atoms).long(), torch.zeros(1).double(), ptr)
+    far = found if p.charges is not None and p.charges.is_truncated else None
+    given = Geometry(torch.rand(n_atoms, 3).double(), found, far)
+    operators = Operators(kernels, charged_kernels)
+    return evaluate_charged_step(operators, p, systems, given, atoms)
+
+
 def tensornet2_calls() -> dict[str, Callable[[], object]]:
     """Operators of TensorNet2, by name."""
     single, double = torch.float32, torch.float64
@@ -99,9 +132,21 @@ def tensornet2_calls() -> dict[str, Callable[[], object]]:
         f"predict_charges, F = {f}, {dtype}": partial(predictions, f, dtype)
         for f, dtype in [(64, single), (128, single), (256, single), (64, double), (128, double)]
     }
+    of_steps = {
+        f"TensorNet2, {n_atoms} atoms, {kind}, {dtype}": partial(
+            charged_engine_step, n_atoms, kind, dtype
+        )
+        for n_atoms, kind, dtype in [
+            (21, "all pairs", single),
+            (4096, "all pairs", single),
+            (4096, "reaction field", single),
+            (21, "reaction field", double),
+        ]
+    }
     return (
         of_charges
         | of_predictions
+        | of_steps
         | {
             f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(
                 messages, f, dtype, halves

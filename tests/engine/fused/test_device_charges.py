@@ -1,0 +1,209 @@
+"""Steps of TensorNet2 on a GPU: buffers, graphs and lists must not show in any result.
+
+Without a GPU, the network is computed in plain PyTorch, except where a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms, units
+
+from mlff_triton import Engine, Prediction, TensorNet2
+from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.device_steps import DeviceSteps, step_memory
+from mlff_triton.engine.motion import Conditions, at_start
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.steps import TensorBatch, Units
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.tensornet import operators as fused
+from mlff_triton.kernels.tensornet.reference import operators as plain
+from mlff_triton.kernels.tensornet2 import operators as charged
+from mlff_triton.kernels.tensornet2.reference import operators as plain_charged
+from mlff_triton.kernels.types.motion import Integration
+from mlff_triton.testing import assert_close, random_cluster, random_crystal
+from tests.support.charged import charged_model
+from tests.support.device_steps import assert_equal, batch_of
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+]
+
+ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "forces": 1, "virial": 1}
+SKIN = 0.5
+PERIODIC = {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0}  # one list for both cutoffs
+LONG = {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0}
+
+
+@cache
+def model(*changes: tuple[str, object]) -> TensorNet2:
+    return charged_model(hidden_channels=32, **dict(changes))
+
+
+@cache
+def truth(*changes: tuple[str, object]) -> Engine:
+    return Engine(model(*changes), "cpu", "float64", "exact")
+
+
+@pytest.fixture
+def new_steps(device, graphs):
+    """Return a function that makes steps whose network runs in kernels on a GPU only."""
+
+    def make(changes, dtype=torch.float64, **options) -> DeviceSteps:
+        options = {"operators": plain, "charged_operators": plain_charged} | options
+        if device == "cuda":
+            options |= {"operators": fused, "charged_operators": charged}
+        p = Parameters.of(model(*changes.items()), torch.device(device), dtype)
+        return DeviceSteps(p, p.cutoff, torch.device(device), dtype, SKIN, graphs, **options)
+
+    return make
+
+
+@cache
+def crystal() -> Atoms:
+    """Return atoms at a distorted lattice's points, in a cell at least 8 Å high."""
+    grid = np.indices((4, 3, 2)).reshape(3, -1).T * [2.0, 2.75, 4.1]
+    shifts = np.random.default_rng(2).uniform(-0.3, 0.3, grid.shape)
+    return Atoms("CHONHH" * 4, grid + shifts, cell=[8.1, 8.3, 8.2], pbc=True)
+
+
+def check(steps: DeviceSteps, changes: dict[str, object], *systems: Atoms, charge=None) -> None:
+    batch = batch_of(*systems, charge=charge)
+    found, expected = steps.evaluate(batch), truth(*changes.items()).evaluate(batch)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        floor = 1e-2 * ORDERS[name]
+        assert_close(found.tensors[name], tensor, ORDERS[name], steps.dtype, floor=floor)
+
+
+@pytest.mark.parametrize("changes", [{}, PERIODIC, LONG, {"coulomb": False}], ids=str)
+def test_batches(new_steps, changes):
+    steps = new_steps(changes)
+    systems = [random_cluster(5), Atoms("O"), random_cluster(3, seed=5)]
+    if changes:
+        systems.append(crystal())
+    check(steps, changes, *systems, charge=[1, 0, -2, 1][: len(systems)])
+    check(steps, changes, *systems, charge=[0, 1, 2, -1][: len(systems)])
+    assert steps.n_builds == 2
+
+
+def test_fused_kernels(device):
+    backend = "triton-graph" if device == "cuda" else "triton"
+    engine = Engine(model(("coulomb_cutoff", 4.0)), device, "float64", backend)
+    atoms = crystal().copy()
+    found = engine.compute(atoms.numbers, atoms.positions, atoms.cell.array, True, charge=1)
+    expected = truth(("coulomb_cutoff", 4.0)).evaluate(batch_of(atoms, charge=[1]))
+    assert expected.virial.abs().max() > 1
+    for name, tensor in expected.tensors.items():
+        assert_close(found.tensors[name].cpu(), tensor, ORDERS[name])
+
+
+def test_larger_systems_in_buffers_of_the_same_size(new_steps):
+    """A launch for the largest system of one batch must not serve a batch with a larger one."""
+    operators = SimpleNamespace(**vars(plain_charged))
+    operators.coulomb_pairs = charged.coulomb_pairs  # which has a program per block of atoms
+    steps = new_steps({}, charged_operators=operators)
+    far = Atoms("O40", 2.5 * np.indices((5, 4, 2)).reshape(3, -1).T)  # more than one block
+    sizes = [(39, 1), (20, 20), (37, 3)]
+    for one, other in (sizes[1], sizes[0], sizes[2], sizes[1]):
+        check(steps, {}, far[:one], far[40 - other :], charge=[1, -1])
+
+
+def test_sorted_atoms_have_their_own_charges(new_steps):
+    """Atoms of a large system are sorted by their position."""
+    atoms = Atoms("CHON" * 10, 2.2 * np.indices((5, 4, 2)).reshape(3, -1).T)
+    order = np.random.default_rng(0).permutation(40)
+    check(new_steps({}), {}, atoms[order], charge=[2])
+
+
+@pytest.mark.parametrize("changes", [{}, LONG], ids=str)
+def test_moving_atoms(new_steps, rng, changes):
+    steps, atoms = new_steps(changes), crystal().copy() if changes else random_cluster(6)
+    for _ in range(4):
+        atoms.positions += rng.uniform(-0.1, 0.1, atoms.positions.shape)
+        check(steps, changes, atoms, charge=[-1])
+    assert steps.n_builds < 4
+    atoms.positions += SKIN * rng.uniform(-1, 1, atoms.positions.shape)
+    check(steps, changes, atoms, charge=[-1])
+
+
+def test_gives_the_same_bits_again(new_steps):
+    batch = batch_of(random_cluster(7), random_cluster(4), charge=[1, 0])
+    runs = [new_steps({}, torch.float32).evaluate(batch) for _ in range(2)]
+    assert runs[0].charges is not None
+    assert_equal(*runs)
+
+
+def test_resident_systems(new_steps, device):
+    steps, atoms = new_steps(LONG), crystal().copy()
+    batch = Batch.of(atoms.numbers, np.zeros((24, 3)), atoms.cell.array, True, charge=1)
+    step = steps.resident(batch, Units())
+    expected = truth(*LONG.items()).evaluate(batch_of(atoms, charge=[1]))
+    energy, forces = step(torch.tensor(atoms.positions, device=device), None)
+    assert_close(energy, expected.energy[0], 0)
+    assert_close(forces.cpu(), expected.forces, 1)
+    with pytest.raises(InputError, match="less than twice the Coulomb cutoff"):
+        step(torch.tensor(atoms.positions, device=device), torch.eye(3) * 7.0)
+
+
+def test_queued_batches(new_steps, device):
+    steps, atoms = new_steps({}), random_cluster(6)
+
+    numbers = torch.tensor(atoms.numbers, device=device)
+    cell, system = torch.zeros(1, 3, 3, device=device), torch.zeros_like(numbers)
+    charge_of = {charge: torch.tensor([charge], device=device) for charge in (2.0, -1.0)}
+
+    def queue(charge: float) -> Prediction:
+        positions = torch.tensor(atoms.positions, device=device)
+        given = numbers, positions, cell, False, system, charge_of[charge]
+        return steps.queue(TensorBatch(*given))
+
+    for charge in charge_of:
+        found = queue(charge)
+        expected = truth().evaluate(batch_of(atoms, charge=[charge]))
+        for name, tensor in expected.tensors.items():
+            assert_close(found.tensors[name].cpu(), tensor, ORDERS[name])
+    atoms.positions[2] = np.nan
+    assert queue(-1.0).charges.isnan().all()
+
+
+@pytest.mark.parametrize("changes", [{}, PERIODIC], ids=str)
+def test_dynamics(new_steps, changes):
+    """Energies and forces after some steps are those of where the atoms are then."""
+    atoms = crystal().copy() if changes else random_cluster(5)
+    state = at_start(atoms.positions, np.full((len(atoms), 3), 0.02), atoms.cell.array[None])
+    stage = Conditions(
+        Integration(0.5 * units.fs),
+        np.tile([0.025, 1e-5], (1, 1)),
+        np.zeros(1, dtype=np.int32),
+        np.full(1, 3, dtype=np.int32),
+        None,
+        None,
+    )
+    dynamics = new_steps(changes).dynamics(batch_of(atoms, charge=[1]), atoms.get_masses())
+    dynamics.begin(state, stage, is_continued=False)
+    dynamics.queue(4, is_observed=True)
+    seen = dynamics.collect()
+    assert np.abs(seen.state.positions - atoms.positions).max() > 1e-3
+    atoms.positions = seen.state.positions
+    expected = truth(*changes.items()).evaluate(batch_of(atoms, charge=[1]))
+    assert_close(torch.tensor(seen.energy), expected.energy, 0)
+    assert_close(torch.tensor(seen.forces), expected.forces, 1)
+
+
+def test_boxes_must_be_large_enough(new_steps):
+    small = random_crystal(4, "small")
+    for changes, message in (({}, "cannot be periodic"), (LONG, "less than twice the Coulomb")):
+        with pytest.raises(InputError, match=message):
+            new_steps(changes).evaluate(batch_of(small))
+
+
+def test_memory_of_long_lists():
+    short = step_memory(1000, 128, 2, torch.float32)
+    assert step_memory(1000, 128, 2, torch.float32, 800) - short == 2 * 800 * 1000 * 48
