@@ -264,7 +264,7 @@ class _Step(NamedTuple):
         if weights is None:
             return None, None
         every = torch.cat([c.values for c in charges], dim=1)
-        mean = torch.mv(every, weights.mean)[self.charged.rank.long()]
+        mean = (every * weights.mean).sum(1)[self.charged.rank.long()]
         if self.geometry.far is None:
             return self._interact_in_pairs(every, weights), mean
         return self._interact_along_edges(every, weights, self.geometry.far), mean

@@ -103,7 +103,8 @@ def predictions(channels: int, dtype: torch.dtype) -> object:
 def charged_parameters(kind: str, dtype: torch.dtype) -> Parameters:
     """Return parameters of a TensorNet2 of usual size, with coarse radial tables to save time."""
     cutoff = 9.0 if kind == "reaction field" else None
-    config = TensorNet2Config(elements=(1, 6), num_rbf=4, coulomb_cutoff=cutoff, repulsion=True)
+    channels = 64 if dtype == torch.float64 else 128
+    config = TensorNet2Config((1, 6), channels, num_rbf=4, coulomb_cutoff=cutoff, repulsion=True)
     with mock.patch.dict(TOLERANCES, {dtype: (1e-2, 1e-1)}):
         return Parameters.of(TensorNet2(config), torch.device("cpu"), dtype, halves=True)
 

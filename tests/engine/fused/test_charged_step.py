@@ -100,6 +100,20 @@ def test_gives_the_same_bits_again(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("cutoff", [None, 3.0])
+def test_systems_have_the_same_bits_alone_and_in_a_batch(cutoff, device):
+    """Bits of the interpreter's matrix products depend on the rows in which atoms are."""
+    model = charged_model(hidden_channels=32, coulomb_cutoff=cutoff)
+    p = Parameters.of(model, torch.device(device), torch.float32, halves=True)
+    one, other = random_cluster(4), random_cluster(5, seed=5)
+    batches = Batch([other], [1], model.cutoff), Batch([one, other], [-1, 1], model.cutoff)
+    found = (on_cpu(run(batch, p, torch.float32, device)).prediction for batch in batches)
+    single, both = found
+    for name, tensor in single.tensors.items():
+        assert torch.equal(both.tensors[name][-len(tensor) :], tensor), name
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("n_molecules", [7, 343, 1000])
 def test_many_atoms(n_molecules, device, dtype):
     model = charged_model(hidden_channels=128, num_layers=2, charge_channels=16)
