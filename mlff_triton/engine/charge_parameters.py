@@ -16,7 +16,7 @@ from mlff_triton.model import charges
 from mlff_triton.model.coulomb import COULOMB, DIELECTRIC
 from mlff_triton.model.repulsion import COULOMB as NUCLEAR_COULOMB
 from mlff_triton.model.repulsion import SCREENING_LENGTH
-from mlff_triton.model.tensornet2 import ChargedInteraction, TensorNet2
+from mlff_triton.model.tensornet2 import ROUNDING, ChargedInteraction, TensorNet2
 
 Linear = tuple[Tensor, Tensor]
 
@@ -78,6 +78,28 @@ class ChargeParameters:
         if self.coulomb is None or self.coulomb.cutoff is None:
             return self.network_cutoff
         return max(self.network_cutoff, self.coulomb.cutoff)
+
+    def is_too_low(self, cell: Tensor, pbc: Tensor) -> Tensor:
+        """Find boxes that `check_coulomb_box` refuses, without waiting for a GPU.
+
+        Parameters
+        ----------
+        cell : float64 [B, 3, 3]
+            Lattice vectors (rows) in Å.
+        pbc : uint8 [B, 3]
+            1 in periodic directions.
+
+        Returns
+        -------
+        bool [B]
+        """
+        assert self.coulomb is not None
+        assert self.coulomb.cutoff is not None
+        normals = torch.linalg.cross(cell.roll(-1, 1), cell.roll(-2, 1))
+        volume = (cell * normals).sum(2)
+        heights = volume.abs() / torch.linalg.vector_norm(normals, dim=2)
+        is_low: Tensor = (heights < 2 * self.coulomb.cutoff - ROUNDING) & (pbc != 0)
+        return is_low.any(1)
 
     @classmethod
     def of(

@@ -271,7 +271,13 @@ class DeviceDynamics:
         self._adapt(age, block.lifetime)
         self._blocks.popleft()
         self._free.append(block.downloads)
-        return block.downloads.observation() if block.is_observed else None
+        return self._checked(block.downloads.observation()) if block.is_observed else None
+
+    def _checked(self, observation: Observation) -> Observation:
+        """Raise `InputError` if a barostat has made a box too small for a Coulomb energy."""
+        for box in self._state.batch.with_cells(observation.state.cell).boxes:
+            self._state.model.parameters.check_box(box)
+        return observation
 
     def observe(self) -> Observation:
         """Return what can be observed at the end of the last block, when none is queued."""

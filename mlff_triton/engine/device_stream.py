@@ -89,14 +89,17 @@ class DeviceStream:
         self._needed.update(state.neighbors.matrix.needed)
         outputs = state.launch()
         invalid = (outputs.totals.status > AGE) | (self._lost != 0)
+        charges = self._model.parameters.charges
+        if charges is not None and charges.is_truncated:
+            invalid |= charges.is_too_low(state.atoms.cell, state.atoms.pbc)
         of_atom = torch.index_select(invalid, 0, state.atoms.system)
-        charges = outputs.charges
+        partial = outputs.charges
         return Prediction(
             energy=outputs.totals.energy.masked_fill(invalid, torch.nan),
             forces=outputs.forces.masked_fill(of_atom[:, None], torch.nan),
             virial=outputs.totals.virial.masked_fill(invalid[:, None, None], torch.nan),
             atom_energies=outputs.atom_energies.masked_fill(of_atom, torch.nan),
-            charges=None if charges is None else charges.masked_fill(of_atom, torch.nan),
+            charges=None if partial is None else partial.masked_fill(of_atom, torch.nan),
         )
 
     def _place(self) -> None:

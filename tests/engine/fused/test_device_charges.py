@@ -5,6 +5,8 @@ Without a GPU, the network is computed in plain PyTorch, except where a test say
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -25,6 +27,7 @@ from mlff_triton.kernels.tensornet.reference import operators as plain
 from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.kernels.tensornet2.reference import operators as plain_charged
 from mlff_triton.kernels.types.motion import Integration
+from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.charged import charged_model
 from tests.support.device_steps import assert_equal, batch_of
@@ -173,6 +176,19 @@ def test_queued_batches(new_steps, device):
     assert queue(-1.0).charges.isnan().all()
 
 
+def test_queued_boxes_that_shrink_too_far(new_steps, device):
+    """The host does not see the cell, so the results are NaN."""
+    steps, atoms = new_steps(LONG), crystal()
+    numbers = torch.tensor(atoms.numbers, device=device)
+    system, pbc = torch.zeros_like(numbers), torch.ones(1, 3, dtype=torch.bool, device=device)
+    for scale, is_valid in ((1.0, True), (0.96, False), (1.02, True)):
+        cell = torch.tensor(atoms.cell.array[None] * scale, device=device)
+        positions = torch.tensor(atoms.positions * scale, device=device)
+        found = steps.queue(TensorBatch(numbers, positions, cell, pbc, system, None))
+        for tensor in found.tensors.values():
+            assert tensor.isfinite().all() if is_valid else tensor.isnan().all()
+
+
 @pytest.mark.parametrize("changes", [{}, PERIODIC], ids=str)
 def test_dynamics(new_steps, changes):
     """Energies and forces after some steps are those of where the atoms are then."""
@@ -195,6 +211,10 @@ def test_dynamics(new_steps, changes):
     expected = truth(*changes.items()).evaluate(batch_of(atoms, charge=[1]))
     assert_close(torch.tensor(seen.energy), expected.energy, 0)
     assert_close(torch.tensor(seen.forces), expected.forces, 1)
+    if changes:
+        shrunk = replace(seen, state=replace(seen.state, cell=seen.state.cell * 0.6))
+        with pytest.raises(InputError, match="less than twice the Coulomb cutoff"):
+            dynamics._checked(shrunk)  # as after a block with a barostat
 
 
 def test_boxes_must_be_large_enough(new_steps):
@@ -202,6 +222,18 @@ def test_boxes_must_be_large_enough(new_steps):
     for changes, message in (({}, "cannot be periodic"), (LONG, "less than twice the Coulomb")):
         with pytest.raises(InputError, match=message):
             new_steps(changes).evaluate(batch_of(small))
+
+
+def test_heights_of_boxes_are_those_of_the_host(rng):
+    p = Parameters.of(model(*LONG.items()), torch.device("cpu"), torch.float64)
+    cells = 8.3 * np.eye(3) + rng.normal(0, 0.6, (40, 3, 3))
+    boxes = [Box.of(cell, rng.integers(0, 2, 3).astype(bool)) for cell in cells]
+    cell, pbc = (torch.tensor(np.stack([getattr(b, n) for b in boxes])) for n in ("cell", "pbc"))
+    found = p.charges.is_too_low(cell, pbc.to(torch.uint8))
+    assert 0 < int(found.sum()) < 40
+    for box, is_too_low in zip(boxes, found, strict=True):
+        with pytest.raises(InputError, match="twice") if is_too_low else nullcontext():
+            p.check_box(box)
 
 
 def test_memory_of_long_lists():
