@@ -51,7 +51,7 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
 
 
 def on_cpu(outputs: Outputs) -> Outputs:
-    totals, forces, atoms = outputs
+    totals, forces, atoms, _ = outputs
     return Outputs(Totals(totals.values.cpu()), forces.cpu(), atoms.cpu())
 
 
