@@ -37,6 +37,7 @@ SLOW = {  # refused at last
     "calibrate": ("--dtype", "float8"),
     "bench": ("--no-such-option",),
     "embed": ("queries.fa", "--model", "folder", "--out", "new.csv"),
+    "lammps": ("--var", "without a value"),
 }
 FILES = (
     *("water.xyz", MODEL, "queries.fa", "targets.fa", "empty", "folder", "folder/new", "noise"),
