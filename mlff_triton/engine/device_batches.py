@@ -34,7 +34,7 @@ class DeviceBatches:
         totals = Totals(pinned(model.device, n_systems, WIDTH))
         forces, energies = pinned(model.device, n_atoms, 3), pinned(model.device, 1, n_atoms)
         has_charges = model.parameters.has_charges
-        charges = pinned(model.device, n_atoms).to(model.dtype) if has_charges else None
+        charges = pinned(model.device, n_atoms, dtype=model.dtype) if has_charges else None
         self._downloaded = Outputs(totals, forces, energies, charges)
         self._prediction = self._downloaded.prediction
         self._status = totals.status.numpy()

@@ -244,7 +244,7 @@ def _same_box(old: Box, new: Box) -> bool:
     return old is new or bool((old.cell == new.cell).all() and (old.pbc == new.pbc).all())
 
 
-def pinned(device: torch.device, *shape: int) -> Tensor:
-    """Allocate float64 zeros on the CPU that are copied from and to a GPU without waiting."""
+def pinned(device: torch.device, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Allocate zeros on the CPU that are copied from and to a GPU without waiting."""
     on_gpu = device.type == "cuda"  # Triton's interpreter computes on the CPU, without pinning
-    return torch.zeros(shape, dtype=torch.float64, pin_memory=on_gpu)
+    return torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
