@@ -5,7 +5,8 @@ projections, not measurements.
 
 Each rank has a box of the system. For an operator of the model, atoms count up to a number of
 cutoffs around this box, fewer from layer to layer; their mean over the layers is the number of
-visits. Ghosts fill the box that LAMMPS sends, ``(layers + 1) cutoff + skin`` wider on every side.
+visits, except on a single rank, which needs no ghosts. Ghosts fill the box that LAMMPS sends,
+``(layers + 1) cutoff + skin`` wider on every side.
 With ``t = c0 + c1 visits`` for the model and ``t = c2 + c3 own + c4 ghosts`` for LAMMPS and the
 communication, non-negative least squares find the coefficients. Communication is assumed to take
 as long per ghost between machines as within one.
@@ -62,7 +63,12 @@ class Domain:
 
     @property
     def visits(self) -> float:
-        """Mean number of atoms that a layer computes, of own atoms and ghosts."""
+        """Mean number of atoms that a layer computes, of own atoms and ghosts.
+
+        A single rank computes its box without ghosts.
+        """
+        if self.ranks == 1:
+            return self.own
         return float(np.mean([self._within(k * CUTOFF) for k in range(LAYERS + 1)]))
 
     @property

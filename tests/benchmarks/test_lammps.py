@@ -118,6 +118,7 @@ def test_visits_lie_between_own_atoms_and_all():
     domain = Domain(1e6, 8)
     assert domain.own < domain.visits < domain.own + domain.ghosts
     assert Domain(1e8, 8).visits / Domain(1e8, 8).own < domain.visits / domain.own
+    assert Domain(1e6, 1).visits == 1e6
 
 
 def write_rows(folder, cost, model="random"):
