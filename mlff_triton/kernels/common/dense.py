@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -34,9 +36,15 @@ def check_dense(**tensors: Tensor | None) -> None:
     BackendError
         If their device is not a GPU.
     """
+    check_same(COMPUTE_DTYPES, tensors)
+
+
+def check_same(supported: Collection[torch.dtype], tensors: Mapping[str, Tensor | None]) -> None:
+    """Raise as `check_dense` does, for an operator that supports some dtypes only."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     dtypes = {tensor.dtype for tensor in given.values()}
-    if len(dtypes) > 1 or not dtypes.issubset(COMPUTE_DTYPES):
+    if len(dtypes) > 1 or not dtypes.issubset(supported):
         found = ", ".join(f"{name} is {t.dtype}" for name, t in given.items())
-        raise InputError(f"{found}: use float16, bfloat16, float32 or float64, the same for all")
+        *names, last = (str(dtype).removeprefix("torch.") for dtype in supported)
+        raise InputError(f"{found}: use {', '.join(names)} or {last}, the same for all")
     check_device(*given.values())

@@ -12,24 +12,6 @@ from mlff_triton.kernels.types.norm import Norm
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_same(**tensors: Tensor | None) -> None:
-    """Raise unless the named tensors share a device that Triton serves, and one floating dtype.
-
-    Raises
-    ------
-    InputError
-        If the tensors are on different devices, or their dtypes differ or are not supported.
-    BackendError
-        If their device is not a GPU.
-    """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    dtypes = {tensor.dtype for tensor in given.values()}
-    if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
-        found = ", ".join(f"{name} is {t.dtype}" for name, t in given.items())
-        raise InputError(f"{found}: use float16, bfloat16 or float32, the same for all")
-    check_device(*given.values())
-
-
 def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
     """Raise unless rows can be updated in place by layers with such a weight.
 

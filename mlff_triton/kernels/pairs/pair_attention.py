@@ -28,8 +28,9 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import exact_precision
-from mlff_triton.kernels.pairs.arguments import FLOATS, check_same
+from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.descriptors import aligned, describe, given, has_descriptors
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -157,48 +158,28 @@ def _pair_attention_fwd_kernel(
     peak = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
-    for start in range(0, whole, N):
-        peak, total, acc = _attend(
-            queries,
-            k,
-            v,
-            bias,
-            mask_ptr,
-            batch,
-            row,
-            head,
-            heads,
-            first,
-            start,
-            length,
-            peak,
-            total,
-            acc,
-            PRECISION,
-            False,
-            N,
-        )
-    for start in range(whole, end, N):
-        peak, total, acc = _attend(
-            queries,
-            k,
-            v,
-            bias,
-            mask_ptr,
-            batch,
-            row,
-            head,
-            heads,
-            first,
-            start,
-            length,
-            peak,
-            total,
-            acc,
-            PRECISION,
-            True,
-            N,
-        )
+    for MASKED in tl.static_range(2):
+        for start in range(whole if MASKED else 0, end if MASKED else whole, N):
+            peak, total, acc = _attend(
+                queries,
+                k,
+                v,
+                bias,
+                mask_ptr,
+                batch,
+                row,
+                head,
+                heads,
+                first,
+                start,
+                length,
+                peak,
+                total,
+                acc,
+                PRECISION,
+                MASKED == 1,
+                N,
+            )
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     acc /= tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
@@ -390,7 +371,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -
     check_shape("bias", bias, (batches, heads, length, length))
     if mask is not None:
         check_shape("mask", mask, (batches, rows, length))
-    check_same(q=q, k=k, v=v)
+    check_same(FLOATS, {"q": q, "k": k, "v": v})
     if bias.dtype not in FLOATS:
         raise InputError(f"bias is {bias.dtype}: use float16, bfloat16 or float32")
     if dim > _LARGEST_DIM:

@@ -18,8 +18,9 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_shape
+from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
-from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same, norm_arguments
+from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     gated,
@@ -163,7 +164,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     torch.Size([1, 7, 7, 16])
     """
     norm, gate, up, down = weights
-    check_same(gate=gate, up=up, down=down)
+    check_same(FLOATS, {"gate": gate, "up": up, "down": down})
     check_rows("x", x, up)
     channels = x.shape[-1]
     if channels > _MOST_CHANNELS:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import exact_precision
-from mlff_triton.kernels.pairs.arguments import check_norm, check_rows, check_same, norm_arguments
+from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     gated,
@@ -337,7 +338,7 @@ def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> None:
     norm_in, norm_out, project_in, gate_in, project_out, gate_out = weights
     wide = {"project_in": project_in, "gate_in": gate_in}
     square = {"project_out": project_out, "gate_out": gate_out}
-    check_same(**wide, **square)
+    check_same(FLOATS, wide | square)
     check_rows("z", z, project_in)
     for name, x in wide.items():
         check_shape(name, x, (2 * channels, channels))

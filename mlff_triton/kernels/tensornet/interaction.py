@@ -41,7 +41,8 @@ from mlff_triton.kernels.common.irreps import (
     transpose,
 )
 from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
-from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, other_rows, tensor_blocks
+from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, other_rows
+from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
 from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
@@ -347,25 +348,6 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     return y
 
 
-def _launch(kernel, x: Tensor, *tensors: Tensor, **constants: object) -> None:
-    """Launch one program per M atoms and N channels of x[9, N, F]."""
-    n_atoms, channels = x.shape[1:]
-    blocks = tensor_blocks(x)
-    grid = (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
-    with torch.cuda.device_of(x):
-        kernel[grid](
-            x,
-            *tensors,
-            n_atoms,
-            F=channels,
-            **constants,
-            M=blocks.atoms,
-            N=blocks.channels,
-            num_warps=blocks.warps,
-            **early_launch(x),
-        )
-
-
 def embed(
     x: Tensor, weight: SplitWeight, scales: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -391,7 +373,7 @@ def embed(
     """
     mapped = linear(x, weight)
     out, inverse = torch.empty_like(x), torch.empty_like(x[0])
-    _launch(_embedding_fwd_kernel, mapped, scales, out, inverse, ACTIVATION=activation)
+    launch_tiles(_embedding_fwd_kernel, mapped, scales, out, inverse, ACTIVATION=activation)
     return mapped, out, inverse
 
 
@@ -424,7 +406,7 @@ def update(
     n_rows = other_rows(x.shape[1], p.shape[1])
     out, inverse = torch.empty_like(p), torch.empty_like(p[0])
     given = delta, x, charge_factor, out, inverse
-    _launch(_update_kernel, *given, n_rows=n_rows, NORMALIZE=normalize)
+    launch_tiles(_update_kernel, *given, n_rows=n_rows, NORMALIZE=normalize)
     return delta, out, inverse
 
 
@@ -445,7 +427,7 @@ def product_backward(
     # In place: each element is read and written by the same thread.
     given = grad_y, y, message, charge_factor, grad_y, grad_message
     n_rows = other_rows(y.shape[1], message.shape[1])
-    _launch(_product_bwd_kernel, *given, n_rows=n_rows, GROUP=group)
+    launch_tiles(_product_bwd_kernel, *given, n_rows=n_rows, GROUP=group)
     return grad_y, grad_message
 
 
@@ -481,7 +463,7 @@ def update_backward(
     grad_delta = torch.empty_like(x)
     given = grad_x, residual, x, inverse, delta, charge_factor
     n_rows = other_rows(residual.shape[1], x.shape[1])
-    _launch(_update_bwd_kernel, *given, grad_x, grad_delta, n_rows=n_rows)  # in place
+    launch_tiles(_update_bwd_kernel, *given, grad_x, grad_delta, n_rows=n_rows)  # in place
     return grad_x, grad_delta
 
 
@@ -509,12 +491,12 @@ def embed_backward(
     given = grad_mapped, residual, x, inverse, mapped, scales
     outputs = grad_mapped, grad_scales  # the first one in place
     n_rows = other_rows(residual.shape[1], x.shape[1])
-    _launch(_embedding_bwd_kernel, *given, *outputs, n_rows=n_rows, ACTIVATION=activation)
+    launch_tiles(_embedding_bwd_kernel, *given, *outputs, n_rows=n_rows, ACTIVATION=activation)
     return grad_mapped, grad_scales
 
 
 def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:
     """Compute the gradients [9, N, F] of the sums over neighbors, through their map and norms."""
     grad_x = linear(grad, weight)
-    _launch(_embedding_input_bwd_kernel, grad_x, x, grad_norm, grad_x)  # in place
+    launch_tiles(_embedding_input_bwd_kernel, grad_x, x, grad_norm, grad_x)  # in place
     return grad_x

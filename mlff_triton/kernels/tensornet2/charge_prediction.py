@@ -32,8 +32,8 @@ from mlff_triton.kernels.common.irreps import (
 )
 from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
-from mlff_triton.kernels.tensornet.launch_sizes import tensor_blocks
 from mlff_triton.kernels.tensornet.readout import map_invariants, map_invariants_backward
+from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
 from mlff_triton.kernels.tensornet2.launch_sizes import network_blocks
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
 
@@ -338,7 +338,9 @@ def tensor_gradients(
     """
     check_device(grad)
     grad_delta = grad if delta is None else torch.empty_like(grad)
-    _launch(_tensor_gradients_kernel, grad, residual, x, inverse, factors, delta, grad, grad_delta)
+    launch_tiles(
+        _tensor_gradients_kernel, grad, residual, x, inverse, factors, delta, grad, grad_delta
+    )
     return grad, grad_delta
 
 
@@ -366,24 +368,5 @@ def scale_gradients(
     check_device(grad)
     grad_scales = torch.empty_like(scales)
     outputs = grad, grad_scales
-    _launch(_scale_gradients_kernel, grad, mapped, scales, *outputs, ACTIVATION=activation)
+    launch_tiles(_scale_gradients_kernel, grad, mapped, scales, *outputs, ACTIVATION=activation)
     return outputs
-
-
-def _launch(kernel, x: Tensor, *tensors: Tensor | None, **constants: object) -> None:
-    """Launch one program per M atoms and N channels of x[9, N, F]."""
-    n_atoms, channels = x.shape[1:]
-    blocks = tensor_blocks(x)
-    grid = (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
-    with torch.cuda.device_of(x):
-        kernel[grid](
-            x,
-            *tensors,
-            n_atoms,
-            F=channels,
-            **constants,
-            M=blocks.atoms,
-            N=blocks.channels,
-            num_warps=blocks.warps,
-            **early_launch(x),
-        )

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.early_launch import wait_for_previous
 from mlff_triton.kernels.common.irreps import (
     add,
     compose,
@@ -25,7 +25,7 @@ from mlff_triton.kernels.common.irreps import (
     store_tensor,
     times,
 )
-from mlff_triton.kernels.tensornet.launch_sizes import tensor_blocks
+from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
 
 
 @triton.jit
@@ -72,20 +72,5 @@ def normalized_product(y: Tensor, message: Tensor, group: str) -> Tensor:
     """
     check_device(y)
     product = torch.empty_like(y)
-    n_atoms, channels = y.shape[1:]
-    blocks = tensor_blocks(y)
-    grid = (triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
-    with torch.cuda.device_of(y):
-        _normalized_product_kernel[grid](
-            y,
-            message,
-            product,
-            n_atoms,
-            F=channels,
-            GROUP=group,
-            M=blocks.atoms,
-            N=blocks.channels,
-            num_warps=blocks.warps,
-            **early_launch(y),
-        )
+    launch_tiles(_normalized_product_kernel, y, message, product, GROUP=group)
     return product

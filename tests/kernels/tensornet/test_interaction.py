@@ -8,6 +8,7 @@ from torch.nn import functional
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.common.reference.tensors import inverse_norm, map_parts, scale_parts
 from mlff_triton.kernels.tensornet import interaction as operator
+from mlff_triton.kernels.tensornet import tile_launch
 from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 from mlff_triton.kernels.tensornet.reference import interaction as reference
 from mlff_triton.kernels.types.split_weight import SplitWeight
@@ -97,7 +98,7 @@ def test_so3_products(device, dtype):
 
 def test_agrees_however_it_is_launched(device, monkeypatch):
     monkeypatch.setattr(operator, "linear_blocks", lambda _: LinearBlocks(64, 16, 32, 4, 3))
-    monkeypatch.setattr(operator, "tensor_blocks", lambda _: LinearBlocks(8, 16, 16, 1, 1))
+    monkeypatch.setattr(tile_launch, "tensor_blocks", lambda _: LinearBlocks(8, 16, 16, 1, 1))
     for name, inputs in OPERATORS.items():
         check(name, inputs(11, 32), device, torch.float32)
 
