@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -187,8 +188,8 @@ class Coupling:
         self._skin = skin
         part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
         part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
-        is_alone = comm.size == 1
-        self._part = WholeSystem(lmp, engine, part, charge) if is_alone else part
+        self._is_alone = comm.size == 1
+        self._part = WholeSystem(lmp, engine, part, charge) if self._is_alone else part
         self._tags: NDArray[Any] = np.array([-1])  # differs from all atoms, even from none
         self._types: NDArray[Any] = np.zeros(0, dtype=np.int32)
         self._n_total = 0
@@ -211,6 +212,8 @@ class Coupling:
             ]
         )
         lmp.set_fix_external_callback(FIX, Coupling._call, self)
+        if lmp.extract_global("ntimestep") == 0:
+            _clear_last_virials(lmp)
         for name in RUNNING:
             if name not in vars(lmp):  # of the instance only, and once
                 setattr(lmp, name, _raising(lmp, getattr(lmp, name)))
@@ -224,9 +227,13 @@ class Coupling:
             return
         error: BaseException | None = None
         prediction, has_changed = None, False
+        per_atom = self._lmp.extract_global("vflag_atom") == step
+        uses_ghosts = per_atom or not self._is_alone
         try:
             has_changed = self._update(n_own)
-            prediction = self._compute(step)
+            if uses_ghosts:
+                self._check_motion()
+            prediction = self._compute(per_atom)
         except BaseException as caught:  # noqa: BLE001 (ctypes would ignore it)
             error = caught
         try:
@@ -237,7 +244,9 @@ class Coupling:
                 forces[:] = 0
                 return
             assert prediction is not None
-            if n_changed or self._reverse is None:
+            if n_changed:
+                self._reverse = None
+            if uses_ghosts and self._reverse is None:
                 self._renew_ghosts(n_own)
             self._pass_on(step, prediction, total, forces)
         except BaseException as caught:  # noqa: BLE001
@@ -266,27 +275,25 @@ class Coupling:
 
     def _renew_ghosts(self, n_own: int) -> None:
         """Find the owners of all ghosts again."""
-        lmp = self._lmp
         self._reverse = ReverseCommunication(self._comm, self._tags, n_own)
-        if lmp.extract_setting("neigh_ago") == 0:
-            positions = _positions(lmp, n_own)
-            check_coverage(lmp, positions, self._reverse.n_copies, self._part.reach)
+        if len(self._at_exchange) == n_own:
+            n_copies = self._reverse.n_copies
+            check_coverage(self._lmp, self._at_exchange, n_copies, self._part.reach)
 
-    def _compute(self, step: int) -> PartPrediction:
+    def _compute(self, per_atom: bool) -> PartPrediction:
         """Compute the part at its present positions."""
         positions = _positions(self._lmp, len(self._tags))
-        self._check_motion(positions[: len(self._at_exchange)])
         check_timestep(self._lmp)
         if len(positions) and not self._is_checked:
             check_distances(Batch.of(self._numbers[self._types], positions), self._tags)
         self._is_checked = True
-        is_needed = self._lmp.extract_global("vflag_atom") == step
-        return self._part.step(positions, per_atom=is_needed)
+        return self._part.step(positions, per_atom=per_atom)
 
-    def _check_motion(self, positions: FloatArray) -> None:
+    def _check_motion(self) -> None:
         """Raise `SimulationError` if an atom may have left the region that ghosts cover."""
-        if positions.size == 0:
+        if self._at_exchange.size == 0:
             return
+        positions = _positions(self._lmp, len(self._at_exchange))
         moved = np.subtract(positions, self._at_exchange, out=self._moved)
         covered = 0.5 * self._skin * (1 + 1e-9)
         if 3 * max(moved.max(), -moved.min()) ** 2 < covered**2:
@@ -310,10 +317,13 @@ class Coupling:
     ) -> None:
         """Give results to LAMMPS: the total energy, and all else of own atoms."""
         lmp, reverse = self._lmp, self._reverse
-        assert reverse is not None
-        if prediction.atom_virials is None:
+        if self._is_alone and prediction.atom_virials is None:
+            forces[:] = prediction.forces
+        elif prediction.atom_virials is None:
+            assert reverse is not None
             forces[:] = reverse.add(prediction.forces)
         else:
+            assert reverse is not None
             shares = _for_lammps(prediction.atom_virials)
             sums = reverse.add(np.hstack([prediction.forces, shares]))
             forces[:] = sums[:, :3]
@@ -361,6 +371,13 @@ def _message(error: BaseException | None) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted from the keyboard"
     return one_line(error) or type(error).__name__
+
+
+def _clear_last_virials(lmp: Any) -> None:
+    """Change the last step with virials of atoms to -1, as LAMMPS begins with step 0."""
+    extract = lmp.lib.lammps_extract_global
+    extract.restype = ctypes.POINTER(ctypes.c_int64)
+    extract(lmp.lmp, b"vflag_atom")[0] = -1
 
 
 def _view(lmp: Any, name: str, n_atoms: int) -> NDArray[Any]:

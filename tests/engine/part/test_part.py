@@ -22,7 +22,7 @@ from tests.support.tensornets import ZBL, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
-SMALL = {"hidden_channels": 16, "num_rbf": 6, "cutoff_upper": 3.0}
+SMALL = {"hidden_channels": 32, "num_rbf": 6, "cutoff_upper": 3.0}
 BACKENDS = [
     ("cpu", "torch"),
     ("cpu", "exact"),
