@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchmarks.systems.systems import System, random_box, water
+from mlff_triton.errors import InputError
 
 CHECKED = 4096  # atoms of the case that is compared with the truth
 PER_RANK = 31_250 * 8
@@ -46,6 +50,12 @@ class Case:
     def system(self) -> System:
         """Return the atoms that are copied: water, or random ones."""
         return water(self._per_side**3) if self.model == "shipped" else random_box(self.unit)
+
+    def sides(self, system: System) -> NDArray[np.float64]:
+        """Return the sides of the atoms that are copied; raise an `InputError` without a box."""
+        if system.cell is None:
+            raise InputError(f"{self.name} is too small for a periodic box")
+        return np.diagonal(system.cell)
 
     @property
     def _per_side(self) -> int:

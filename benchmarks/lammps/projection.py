@@ -8,13 +8,16 @@ cutoffs around this box, fewer from layer to layer; their mean over the layers i
 visits, except on a single rank, which needs no ghosts. Ghosts fill the box that LAMMPS sends,
 ``(layers + 1) cutoff + skin`` wider on every side.
 With ``t = c0 + c1 visits`` for the model and ``t = c2 + c3 own + c4 ghosts`` for LAMMPS and the
-communication, non-negative least squares find the coefficients. Communication is assumed to take
-as long per ghost between machines as within one.
+communication, non-negative least squares find the coefficients. Times of the model are those of
+ranks with a GPU of their own, and of single parts (`benchmarks.lammps.parts`); those of the rest
+may be of ranks that share a GPU. Communication is assumed to take as long per ghost between
+machines as within one.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import pi
@@ -32,6 +35,7 @@ from mlff_triton.errors import InputError
 LAYERS = 2
 CUTOFF = 5.0
 NEEDED = 3  # measurements of one model
+_RANKS = re.compile(r"((?P<is_part>part-of)|ranks)-(?P<ranks>\d+)(?P<shared>-gpus-\d+)?")
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,15 @@ class Domain:
     ranks: int
 
     @property
+    def grid(self) -> tuple[int, int, int]:
+        """Number of domains in each direction; ranks divide the cube as evenly as possible."""
+        return min(_grids(self.ranks), key=lambda g: g[0] * g[1] + g[1] * g[2] + g[0] * g[2])
+
+    @property
     def sides(self) -> NDArray[np.float64]:
-        """Sides in Å; ranks divide the cube as evenly as possible."""
-        grid = min(_grids(self.ranks), key=lambda g: g[0] * g[1] + g[1] * g[2] + g[0] * g[2])
+        """Sides in Å."""
         side: float = (self.atoms / DENSITY) ** (1 / 3)
-        return side / np.array(grid, dtype=float)
+        return side / np.array(self.grid, dtype=float)
 
     @property
     def own(self) -> float:
@@ -104,7 +112,7 @@ class CostModel:
     of_rest : float64 [3]
         Of a step, an own atom and a ghost.
     largest_error : float
-        Largest relative deviation of a measured step from the model.
+        Largest relative deviation of a measured step, or of the model in it, from this.
     """
 
     of_model: NDArray[np.float64]
@@ -113,8 +121,11 @@ class CostModel:
 
     def step(self, domain: Domain) -> float:
         """Return the time of a step in ms."""
-        model = self.of_model @ [1, domain.visits]
-        return float(model + self.of_rest @ [1, domain.own, domain.ghosts])
+        return self.model(domain) + float(self.of_rest @ [1, domain.own, domain.ghosts])
+
+    def model(self, domain: Domain) -> float:
+        """Return the time of the model in a step in ms."""
+        return float(self.of_model @ [1, domain.visits])
 
     @classmethod
     def fitted(cls, rows: Sequence[Row]) -> CostModel:
@@ -125,24 +136,34 @@ class CostModel:
         InputError
             If there are too few.
         """
-        inside = {(r.case, r.impl): r.ms_p50 for r in rows if r.gate == PASS}
-        domains, model, whole = [], [], []
+        times = {(r.case, r.impl): r.ms_p50 for r in rows if r.gate == PASS and r.ms_p50}
+        model, rest, whole = [], [], []
         for row in rows:
-            time = inside.get((row.case, f"{row.impl}-model"))
-            if row.gate == PASS and row.ms_p50 is not None and time is not None:
-                domains.append(Domain(row.atoms, int(row.impl.removeprefix("ranks-"))))
-                model.append(time)
-                whole.append(row.ms_p50)
-        if len(domains) < NEEDED:
+            found = _RANKS.fullmatch(row.impl)
+            time = times.get((row.case, row.impl))
+            if found is None or time is None:
+                continue
+            domain = Domain(row.atoms, int(found["ranks"]))
+            inside = times.get((row.case, f"{row.impl}-model"))
+            if found["is_part"]:
+                model.append((domain, time))
+            elif inside is not None:
+                rest.append((domain, time - inside))
+                if not found["shared"]:
+                    model.append((domain, inside))
+                    whole.append((domain, time))
+        if min(len(model), len(rest)) < NEEDED:
             raise InputError(
-                f"{len(domains)} measured cases are too few: run benchmarks.lammps.runner first"
+                f"{min(len(model), len(rest))} measured cases are too few: run "
+                "benchmarks.lammps.runner first"
             )
-        of_model = _fit([[1, d.visits] for d in domains], model)
-        rest = np.subtract(whole, model)
-        of_rest = _fit([[1, d.own, d.ghosts] for d in domains], rest)
-        found = cls(of_model, of_rest)
-        error = max(abs(found.step(d) / t - 1) for d, t in zip(domains, whole, strict=True))
-        return cls(of_model, of_rest, error)
+        cost = cls(
+            _fit([[1, d.visits] for d, _ in model], [time for _, time in model]),
+            _fit([[1, d.own, d.ghosts] for d, _ in rest], [time for _, time in rest]),
+        )
+        errors = [cost.model(d) / time - 1 for d, time in model]
+        errors += [cost.step(d) / time - 1 for d, time in whole]
+        return cls(cost.of_model, cost.of_rest, max(map(abs, errors)))
 
 
 def _fit(terms: Sequence[Sequence[float]], times: Sequence[float]) -> NDArray[np.float64]:

@@ -4,8 +4,9 @@ Usage: ``mpiexec -n 4 python -m benchmarks.lammps.runner``. Atoms move at 300 K,
 that they migrate and ghosts are exchanged as in a simulation, however long it takes. Times are
 those of the host, of several chunks of steps. Rows go to ``lammps.csv``:
 
-- ``ranks-4``: a whole step on four ranks;
-- ``ranks-4-model``: the part of it in `SystemPart.step`, on the slowest rank;
+- ``ranks-4``: a whole step on four ranks, each with a GPU of its own;
+- ``ranks-4-gpus-1``: the same on four ranks that share one GPU;
+- ``ranks-4-model``: the part of a step in `SystemPart.step`, on the slowest rank;
 - ``engine``: `Engine.evaluate` of the whole system without LAMMPS, on one GPU.
 
 ``edges`` counts ghosts of all ranks instead.
@@ -57,13 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = find_device(options.device)
     lab = Lab(device, environment(device), Results(options.out))
-    for case in select(options.cases):
+    for case in select(options.cases, cases(WORLD.size)):
         run_case(lab, case, options)
 
 
-def select(names: Sequence[str]) -> list[Case]:
+def select(names: Sequence[str], known: list[Case]) -> list[Case]:
     """Return the cases of some kinds or names; raise an `InputError` for an unknown one."""
-    known = cases(WORLD.size)
     for name in names:
         if not any(name in (case.kind, case.name) for case in known):
             raise InputError(
@@ -75,7 +75,7 @@ def select(names: Sequence[str]) -> list[Case]:
 def run_case(lab: Lab, case: Case, options: argparse.Namespace) -> None:
     """Measure a case in LAMMPS, and without it, if it is one of the overhead."""
     model, system = MODELS[case.model](), case.system()
-    impl = f"ranks-{WORLD.size}"
+    impl = name_of_ranks(lab.device)
     try:
         found = measure(case, system, model, options)
     except MlffTritonError as error:
@@ -96,6 +96,12 @@ def run_case(lab: Lab, case: Case, options: argparse.Namespace) -> None:
     if case.kind == "overhead":
         timing = time_engine(model, system, lab.device, options)
         lab.report(make_row(BENCH, case.name, "engine", size, lab.where, timing, None))
+
+
+def name_of_ranks(device: torch.device) -> str:
+    """Return the name of the ranks in results, with the number of GPUs if they share these."""
+    n_gpus = torch.cuda.device_count() if device.type == "cuda" else WORLD.size
+    return f"ranks-{WORLD.size}" + (f"-gpus-{n_gpus}" if n_gpus < WORLD.size else "")
 
 
 @dataclass(frozen=True)
@@ -152,10 +158,8 @@ def measure(
 
 def fill(lmp: Any, case: Case, system: System) -> list[str]:
     """Make the box and its atoms in LAMMPS, and return the element of each type."""
-    if system.cell is None:
-        raise InputError(f"{case.name} is too small for a periodic box")
     numbers, types = np.unique(system.numbers, return_inverse=True)
-    a, b, c = np.diagonal(system.cell).tolist()
+    a, b, c = case.sides(system).tolist()
     lmp.commands_list(
         [
             "units metal",
@@ -244,13 +248,13 @@ def time_engine(
     rng = np.random.default_rng(0)
     batch = Batch.of(system.numbers, system.positions, system.cell, True)
     direction = rng.normal(0, 1e-3, system.positions.shape)
+    places = [system.positions + k * direction for k in range(4)]
     engine.evaluate(batch)
     times = []
-    for k in range(options.chunks):
+    for _ in range(options.chunks):
         began = time.perf_counter()
-        for m in range(options.steps):
-            moved = system.positions + direction * (m + k % 2)
-            engine.evaluate(batch.with_positions(moved))
+        for k in range(options.steps):
+            engine.evaluate(batch.with_positions(places[k % len(places)]))
         times.append(1e3 * (time.perf_counter() - began) / options.steps)
     return timing_of(np.array(times), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,7 +106,44 @@ def test_implausible_forces_of_large_cases_fail(tiny, tmp_path, monkeypatch, bro
 
 def test_unknown_cases_are_named(tiny):
     with pytest.raises(InputError, match="'huge' is unknown: use check-random-125"):
-        tiny.select(["huge"])
+        tiny.select(["huge"], tiny.cases(1))
+
+
+def test_ranks_that_share_gpus_are_named_so(tiny, monkeypatch):
+    monkeypatch.setattr(tiny, "WORLD", SimpleNamespace(size=4))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert tiny.name_of_ranks(torch.device("cuda")) == "ranks-4-gpus-1"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert tiny.name_of_ranks(torch.device("cuda")) == "ranks-4"
+
+
+def run_parts(tiny, folder, monkeypatch, *arguments):
+    from benchmarks.lammps import parts
+
+    monkeypatch.setattr(parts, "cases", tiny.cases)
+    monkeypatch.setattr(parts, "MODELS", tiny.MODELS)
+    fixed = ["--device", "cpu", "--chunks", "2", "--steps", "2", "--ranks", "3"]
+    parts.main([*fixed, "--out", str(folder), *arguments])
+    return {(row.case, row.impl): row for row in read_rows(folder / "lammps.csv")}
+
+
+def test_parts_give_rows_with_the_error_of_their_sum(tiny, tmp_path, monkeypatch):
+    rows = run_parts(tiny, tmp_path, monkeypatch)
+    assert {impl for _, impl in rows} == {"part-of-3"}
+    check, weak = rows["check-random-125", "part-of-3"], rows["weak-random-250", "part-of-3"]
+    assert 0 < check.error < 1e-5
+    assert weak.error == check.error
+    assert weak.atoms == 250
+    assert weak.edges > 250  # ghosts
+
+
+def test_a_part_without_ghosts_fails_the_gate(tiny, tmp_path, monkeypatch):
+    from benchmarks.lammps import parts
+
+    divide = parts.divide
+    monkeypatch.setattr(parts, "divide", lambda *given: divide(*given[:-1], 1.0))
+    rows = run_parts(tiny, tmp_path, monkeypatch, "--cases", "check")
+    assert not any(row.gate == PASS for row in rows.values())
 
 
 def test_domains_are_as_cubic_as_possible():
@@ -142,6 +180,28 @@ def test_the_fit_finds_the_costs_behind_the_rows(tmp_path):
     assert found.largest_error < 0.01
     far = Domain(1e8, 64)
     assert found.step(far) == pytest.approx(cost.step(far), rel=0.02)
+
+
+def test_parts_and_ranks_that_share_a_gpu_are_fitted_together():
+    """Times of the model in ranks that share a GPU do not count, and neither do missing ones."""
+    cost = CostModel(np.array([0.5, 3e-4]), np.array([0.4, 3e-5, 2e-5]))
+
+    def row(domain, impl, time):
+        timing = Timing(time, time, time, None)
+        name = f"strong-random-{domain.atoms}"
+        return make_row("lammps", name, impl, (domain.atoms, 0), WHERE, timing, 1e-7)
+
+    rows = []
+    for domain in (Domain(atoms, 4) for atoms in (2**18, 2**20, 2**22)):
+        rows.append(row(domain, "part-of-4", cost.model(domain)))
+        waiting = 5 * cost.model(domain)
+        rest = cost.step(domain) - cost.model(domain)
+        rows.append(row(domain, "ranks-4-gpus-1", waiting + rest))
+        rows.append(row(domain, "ranks-4-gpus-1-model", waiting))
+        rows.append(row(domain, "engine", 1e3))
+    found = CostModel.fitted(rows)
+    assert found.largest_error < 0.01
+    assert found.step(Domain(1e8, 64)) == pytest.approx(cost.step(Domain(1e8, 64)), rel=0.05)
 
 
 def test_results_are_called_projections(tmp_path, capsys):
