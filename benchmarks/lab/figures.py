@@ -54,6 +54,13 @@ FIRST_STEP = {  # columns of parts of the first seconds
     "forces": "first forces",
     "total": "all",
 }
+ONE_RANK = "ranks-1"
+DIVISIONS = {  # columns and lines of boxes that are divided
+    ONE_RANK: "LAMMPS, one rank",
+    "part-of-2": "part of two",
+    "part-of-4": "part of four",
+}
+LAMMPS_MODELS = {"random": "F = 128", "shipped": "shipped"}
 LARGEST = "1000000"  # a random box, although it is named after its size
 BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
 NS_PER_DAY = 0.5e-6 * 86400e3  # for steps of 0.5 fs that take 1 ms
@@ -154,6 +161,25 @@ def _plot_alignment(axes: Axes, times: Times) -> None:
     axes.set(xlabel="cells, 1e9 per second")
 
 
+def _plot_divided(axes: Axes, times: Times) -> None:
+    """Plot times over the number of atoms of the whole box, a line per model and division."""
+    for model, label in LAMMPS_MODELS.items():
+        boxes = {case: rows for case, rows in times.items() if _is_scaling(case, model)}
+        for name, kind in DIVISIONS.items():
+            rows = sorted(_rows_of(boxes, name), key=lambda row: row.atoms)
+            if rows:
+                style = {"marker": "o" if name == ONE_RANK else "."}
+                style["linestyle"] = "-" if model == "random" else "--"
+                points = [row.atoms for row in rows], [_p50(row) for row in rows]
+                axes.loglog(*points, label=f"{label}: {kind}", **style)
+    axes.set(xlabel="atoms of the whole box", ylabel="ms per step")
+
+
+def _is_scaling(case: str, model: str) -> bool:
+    kind, name, _ = case.split("-")
+    return name == model and kind != "check"
+
+
 def _plot_points(
     axes: Axes, cases: list[str], kinds: dict[str, tuple[list[Row], str]], column: str
 ) -> None:
@@ -173,6 +199,7 @@ PLOTS = {
     "bio": _plot_bio,
     "models": _plot_models,
     "alignment": _plot_alignment,
+    "lammps": _plot_divided,
 }
 
 
@@ -182,6 +209,7 @@ def tables(folder: Path) -> str:
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
     parts += [
         openmm_table(folder),
+        lammps_table(folder),
         simulations(folder),
         step_table(folder, "matpes"),
         bio_table(folder),
@@ -308,6 +336,29 @@ def openmm_table(folder: Path) -> str:
     if len(lines) == 2:
         return ""
     note = "Times in ms per step; ns/day at 0.5 fs, for the two that are compared. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def lammps_table(folder: Path) -> str:
+    """Tabulate steps of LAMMPS on one rank, and of parts of the same boxes; empty without data."""
+    times = passed(read_rows(folder / "lammps.csv"))
+    head = ["model", "atoms", "engine alone", "LAMMPS, one rank", "memory, GB"]
+    parts = [name for name in DIVISIONS if name != ONE_RANK]
+    lines = [[*head, *(f"{DIVISIONS[name]} (ghosts)" for name in parts)]]
+    lines.append(["---"] * len(lines[0]))
+    for model, label in LAMMPS_MODELS.items():
+        boxes = [rows for case, rows in times.items() if _is_scaling(case, model)]
+        for rows in sorted(boxes, key=lambda rows: next(iter(rows.values())).atoms):
+            whole, found = rows.get(ONE_RANK), [rows.get(name) for name in parts]
+            if not any((whole, *found)):
+                continue
+            cells = [label, f"{next(iter(rows.values())).atoms:,}", _ms(rows.get(OURS))]
+            cells += [_ms(whole), _memory(whole) if whole else "–"]
+            cells += [f"{_ms(row)} ({row.edges:,})" if row else "–" for row in found]
+            lines.append(cells)
+    if len(lines) == 2:
+        return ""
+    note = "Times in ms per step. A part is what one of so many GPUs computes, without LAMMPS. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 

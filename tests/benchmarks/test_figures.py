@@ -58,6 +58,18 @@ def test_steps_through_openmm_are_compared_where_both_ran(tmp_path):
     assert "| 4 | 2 | 5.0x | 108 and 21.6 |" in figures.openmm_table(tmp_path)
 
 
+def test_divided_boxes_are_compared_with_whole_ones(tmp_path):
+    times = {"ranks-1": 300.0, "ranks-1-model": 290.0, "part-of-4": 95.0, "ranks-4-gpus-1": 400.0}
+    case = "strong-random-1000000"
+    made = [row(bench="lammps", case=case, impl=i, ms=t, atoms=10**6) for i, t in times.items()]
+    made.append(row(bench="lammps", case="check-random-4096", impl="ranks-1", ms=2.0, atoms=4096))
+    Results(tmp_path).add(made)
+    table = figures.lammps_table(tmp_path)
+    assert f"| F = 128 | 1,000,000 | – | 300 | 0.5 | – | 95 ({made[2].edges:,}) |" in table
+    assert "4,096" not in table
+    assert figures.draw(tmp_path) == [tmp_path / "lammps.svg"]
+
+
 def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
     (path,) = figures.draw(measured)
     drawn = path.read_text()
