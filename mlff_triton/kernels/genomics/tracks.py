@@ -21,6 +21,7 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import gelu_sigmoid, sigmoid, softplus_relative
 from mlff_triton.kernels.common.tiles import tile_in_group
 from mlff_triton.kernels.genomics.sequence_tiles import (
+    HALF,
     Launch,
     Tile,
     column_parts,
@@ -33,7 +34,7 @@ SQUASHED, PROBABILITIES = tl.constexpr(types.SQUASHED), tl.constexpr(types.PROBA
 _CLIP = tl.constexpr(10.0)
 _POWER = tl.constexpr(4 / 3)
 
-_LARGE, _SMALL = Tile(128, COLUMNS, 64, 2, 8, 4, 1), Tile(64, COLUMNS, 32, 4, 4, 2, 1)
+_SMALL = Tile(64, COLUMNS, 32, 4, 4, 2, 1)
 
 
 @triton.jit
@@ -155,7 +156,7 @@ def _binned_linear_kernel(
 
 
 def _tile(x: Tensor) -> Tile:
-    return _LARGE if hardware.has_large_memory(x) else _SMALL
+    return HALF if hardware.has_large_memory(x) else _SMALL
 
 
 def binned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
