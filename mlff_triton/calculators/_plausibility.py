@@ -112,13 +112,28 @@ class Plausibility:
 
 def _unknown(batch: Batch, domain: KnownDomain) -> Iterator[str]:
     """Yield what distinguishes one system from a training set, and what to do."""
-    electrons = int(batch.numbers.sum() - batch.charge[0])
+    yield from unknown_shells(int(batch.numbers.sum() - batch.charge[0]), domain)
+    yield from unknown_bonds(batch, domain)
+
+
+def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
+    """Yield what an odd number of electrons means, if the training set has only even ones."""
     if domain.closed_shells and electrons % 2:
         yield (
             f"the structure has {electrons} electrons, an odd number, and the model knows only "
             "closed shells: check for missing or additional hydrogen atoms and charged residues, "
             "or take a model that knows radicals or charges"
         )
+
+
+def unknown_bonds(
+    batch: Batch, domain: KnownDomain, labels: IntArray | None = None, n_own: int | None = None
+) -> Iterator[str]:
+    """Yield the bonds of one system that a training set lacks, and what to do.
+
+    Messages call atoms by their labels, or by their indices if there are none. Atoms from ``n_own``
+    on are ghosts, whose bonds to one another do not count, as they may lack neighbors.
+    """
     symbols = [chemical_symbols[z] for z in batch.numbers]
     graph, ratios, _ = _pairs(batch, domain.bond_factor)
     bonds = graph.select(ratios < domain.bond_factor)
@@ -127,20 +142,24 @@ def _unknown(batch: Batch, domain: KnownDomain) -> Iterator[str]:
     def neighbors(atom: int) -> list[str]:
         return sorted(symbols[k] for k in senders[receivers == atom])
 
-    for edge in _different(batch.numbers, receivers, senders):
+    owned = np.flatnonzero(receivers < (len(symbols) if n_own is None else n_own))
+    for edge in _different(batch.numbers, receivers, senders, owned):
         i, j = int(receivers[edge]), int(senders[edge])
         of_i, of_j = neighbors(i), neighbors(j)
         if bond_name(symbols[i], of_i, symbols[j], of_j) not in domain.bonds:
+            names = (i, j) if labels is None else (labels[i], labels[j])
             yield (
-                f"the training set of the model has no bond like that of atoms {i} and {j}, "
-                f"{symbols[i]} bonded to {', '.join(of_i)} and {symbols[j]} bonded to "
+                f"the training set of the model has no bond like that of atoms {names[0]} and "
+                f"{names[1]}, {symbols[i]} bonded to {', '.join(of_i)} and {symbols[j]} bonded to "
                 f"{', '.join(of_j)}, so that results may be wrong: check the structure "
                 "(PDBFixer adds the hydrogen atoms that PDB files lack), or take another model"
             )
 
 
-def _different(numbers: IntArray, receivers: IntArray, senders: IntArray) -> list[int]:
-    """Return the first bond of each kind, as `bond_name` tells them apart, in ascending order.
+def _different(
+    numbers: IntArray, receivers: IntArray, senders: IntArray, chosen: IntArray
+) -> list[int]:
+    """Return the first chosen bond of each kind, as `bond_name` tells them apart, in order.
 
     A large structure has many bonds, but few kinds of them.
     """
@@ -151,8 +170,9 @@ def _different(numbers: IntArray, receivers: IntArray, senders: IntArray) -> lis
     # Sums of random multiples tell atoms with different neighbors apart
     multiples = np.random.default_rng(0).integers(1 << 62, size=n_kinds + 1)
     _, places = np.unique(counts @ multiples[1:] + kinds * multiples[0], return_inverse=True)
-    _, first = np.unique(places[receivers] * len(numbers) + places[senders], return_index=True)
-    found: list[int] = np.sort(first).tolist()
+    bonds = places[receivers[chosen]] * len(numbers) + places[senders[chosen]]
+    _, first = np.unique(bonds, return_index=True)
+    found: list[int] = np.sort(chosen[first]).tolist()
     return found
 
 

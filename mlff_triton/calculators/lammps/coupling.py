@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlff_triton.calculators._plausibility import check_distances
+from mlff_triton.calculators._plausibility import (
+    check_distances,
+    unknown_bonds,
+    unknown_shells,
+)
 from mlff_triton.calculators.lammps.coverage import check_coverage
 from mlff_triton.calculators.lammps.ranks import (
     agree,
@@ -29,6 +35,7 @@ from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import PartPrediction
 from mlff_triton.errors import InputError, SimulationError
+from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import FloatArray
@@ -108,6 +115,9 @@ def couple(
     -----
     UserWarning
         On the first rank, if several ranks share a GPU.
+    UnknownChemistryWarning
+        On the first rank and in the first step, if atoms differ from all that the model was trained
+        for.
 
     Examples
     --------
@@ -185,6 +195,7 @@ class Coupling:
         self._lmp = lmp
         self._comm = comm
         self._numbers = numbers
+        self._charge = charge
         self._skin = skin
         part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
         part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
@@ -244,6 +255,9 @@ class Coupling:
                 forces[:] = 0
                 return
             assert prediction is not None
+            if not self._is_checked:
+                self._warn_of_chemistry(n_own)
+                self._is_checked = True
             if n_changed:
                 self._reverse = None
             if uses_ghosts and self._reverse is None:
@@ -286,8 +300,21 @@ class Coupling:
         check_timestep(self._lmp)
         if len(positions) and not self._is_checked:
             check_distances(Batch.of(self._numbers[self._types], positions), self._tags)
-        self._is_checked = True
         return self._part.step(positions, per_atom=per_atom)
+
+    def _warn_of_chemistry(self, n_own: int) -> None:
+        """Let the first rank warn if atoms differ from all that the model was trained for."""
+        domain, numbers = self.engine.known_domain, self._numbers[self._types]
+        if domain is None or self._charge:
+            return
+        (protons,) = self._sum(float(numbers[:n_own].sum()))
+        reasons = list(unknown_shells(int(protons), domain))
+        if n_own:
+            batch = Batch.of(numbers, _positions(self._lmp, len(numbers)))
+            reasons += islice(unknown_bonds(batch, domain, self._tags, n_own), 1)
+        reasons = [reason for found in self._comm.allgather(reasons) for reason in found]
+        if reasons and self._comm.rank == 0:
+            warnings.warn(reasons[0], UnknownChemistryWarning, stacklevel=2)
 
     def _check_motion(self) -> None:
         """Raise `SimulationError` if an atom may have left the region that ghosts cover."""

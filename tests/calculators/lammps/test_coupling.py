@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.build import molecule
 
 from mlff_triton import Engine, Ensemble
 from mlff_triton.errors import (
@@ -20,6 +22,7 @@ from mlff_triton.errors import (
     MlffTritonError,
     UnknownElementError,
 )
+from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.units import EV_TO_KCAL_PER_MOL
 from tests.calculators.lammps.systems import (
     OUTPUT,
@@ -252,6 +255,43 @@ def test_atoms_that_vanish_elsewhere_change_the_share_of_the_mean() -> None:
     ):
         lmp.command(cmd="run 0")
     assert [call.args[2] for call in renew.call_args_list] == [30]
+
+
+def test_unknown_chemistry_is_warned_of_once() -> None:
+    atoms = Atoms("O2", [[1, 1, 1], [1, 1, 2.21]], cell=[20] * 3, pbc=True)
+    lmp = start(atoms)
+    coupled(lmp, model="default")
+    with pytest.warns(UnknownChemistryWarning, match="atoms 1 and 2, O bonded to O") as caught:
+        lmp.command("run 0")
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lmp.command("run 0")
+
+
+def test_radicals_are_warned_of() -> None:
+    lmp = start(molecule_in_a_box("OH"))
+    coupled(lmp, model="default")
+    with pytest.warns(UnknownChemistryWarning, match="9 electrons, an odd number"):
+        lmp.command("run 0")
+
+
+def test_bonds_across_faces_are_whole() -> None:
+    """Water is known, wherever the box begins; ghosts of its atoms may lack neighbors."""
+    atoms = water()
+    atoms.positions += 1.0
+    atoms.wrap()
+    lmp = start(atoms)
+    coupled(lmp, model="default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lmp.command("run 0")
+
+
+def molecule_in_a_box(name: str) -> Atoms:
+    atoms = molecule(name, cell=[20] * 3, pbc=True)
+    atoms.center()
+    return atoms
 
 
 def test_masses_that_are_missing_are_those_of_elements() -> None:

@@ -93,6 +93,30 @@ def test_ranks_have_the_results_of_one_process(
 
 
 @needs_mpiexec
+def test_the_first_rank_warns_of_unknown_chemistry(tmp_path: Path) -> None:
+    """The unknown bond crosses the face between two domains."""
+    program = """
+from mpi4py import MPI
+from ase import Atoms
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import start, water
+
+atoms = water((4, 2, 2))
+middle = atoms.cell[0, 0] / 2
+atoms.cell[0, 0] += 60
+middle += 30
+atoms += Atoms("O2", [[middle - 0.6, 1, 1], [middle + 0.6, 1, 1]])
+lmp = start(atoms)
+couple(lmp, "default", ["H", "O"], device="cpu")
+lmp.command("run 0")
+"""
+    done = run_ranks(2, ["-W", "always", "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("UnknownChemistryWarning: the training set") == 1
+    assert "O bonded to O and O bonded to O" in done.stderr
+
+
+@needs_mpiexec
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "triton-graph"])
 def test_ranks_that_share_a_gpu_have_the_results_of_the_exact_module(
