@@ -115,14 +115,17 @@ def check_box(n_atoms: int, box: Box, cutoff: float, extent: float | FloatArray 
     with np.errstate(over="ignore"):
         images = np.prod(np.maximum(reach / box.heights[box.pbc], 1.0))
         neighbors = max(n_atoms * np.prod(reach / span), images)
-        fits = neighbors <= MAX_NEIGHBORS and n_atoms * neighbors <= MAX_EDGES
-    if fits:
-        return
-    cell = f"the cell is {box.heights[box.pbc].min():.2g} Å high, and " if box.pbc.any() else ""
-    raise InputError(
-        f"{cell}an atom has about {neighbors:.0e} neighbors within {cutoff:g} Å: check its units, "
-        "or take a smaller cutoff or skin"
-    )
+    if neighbors > MAX_NEIGHBORS:
+        cell = f"the cell is {box.heights[box.pbc].min():.2g} Å high, and " if box.pbc.any() else ""
+        raise InputError(
+            f"{cell}an atom has about {neighbors:.0e} neighbors within {cutoff:g} Å: check its "
+            "units, or take a smaller cutoff or skin"
+        )
+    if n_atoms * neighbors > MAX_EDGES:
+        raise InputError(
+            f"{n_atoms:,} atoms with about {neighbors:.0f} neighbors within {cutoff:g} Å are too "
+            "many at once: divide the system among GPUs by LAMMPS, or take a smaller cutoff or skin"
+        )
 
 
 def deformation(old: Box, new: Box) -> tuple[FloatArray, float]:

@@ -58,12 +58,16 @@ def test_periodicity_must_be_one_bool_or_three(pbc):
         (3000, np.eye(3) * 3.1, 7.0, np.inf),  # a box of water in nm
         (800, np.eye(3) * 20.0, 100.0, [20.0, 20.0, 20.0]),  # a huge skin
         (100_000, None, 5.0, [6.0, 6.0, 6.0]),  # a droplet in nm
-        (10_000_000, np.eye(3) * 464.0, 7.5, np.inf),  # too much water
     ],
 )
 def test_lists_that_would_not_fit_are_refused_before_they_are_built(n_atoms, cell, cutoff, extent):
     with pytest.raises(InputError, match="check its units, or take a smaller cutoff or skin"):
         check_box(n_atoms, Box.of(cell, cell is not None), cutoff, np.asarray(extent))
+
+
+def test_too_many_atoms_of_liquid_density_are_not_an_error_of_units():
+    with pytest.raises(InputError, match=r"10,000,000 atoms .* are too many at once: divide"):
+        check_box(10_000_000, Box.of(np.eye(3) * 464.0, True), 7.5)
 
 
 @pytest.mark.parametrize(

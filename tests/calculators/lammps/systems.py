@@ -45,7 +45,7 @@ def small_model(channels: int = 8) -> TensorNet:
         if "basis" not in name:
             weight.data *= 2.0 if weight.ndim == 2 else 1.0
             weight.data += 0.3 * torch.randn_like(weight)
-    model.std.fill_(0.02)  # for forces that are no more than strong
+    model.std.fill_(0.02 * (8 / channels) ** 3)  # for forces that are no more than strong
     model.mean.fill_(3.5)
     return model
 
