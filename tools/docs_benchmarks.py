@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "operators": figures.operators_table,
     "ase": figures.overhead_table,
     "openmm": figures.openmm_table,
+    "lammps": figures.lammps_table,
     "fidelity": partial(errors_table, bench="fidelity"),
     "bio": figures.bio_table,
     "models": figures.models_table,
