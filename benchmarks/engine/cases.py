@@ -63,6 +63,8 @@ def _scaled(
 BOXES = {n: n for n in (21, 128, 512, 1024, 4096, 16384, 65536, 1_000_000)}
 WATER = {3 * n: n for n in (7, 64, 343, 1331, 5832, 21952)}  # cubic numbers fill the box
 
+CHARGED = {n: n for n in (21, 1024, 4096, 65536)}
+
 CRYSTALS: dict[str, Callable[[], System]] = {
     "Si-64": partial(systems.crystal, "Si", "diamond", 5.43, 2),
     "MgO-512": partial(systems.crystal, "MgO", "rocksalt", 4.21, 4),
@@ -71,6 +73,7 @@ CRYSTALS: dict[str, Callable[[], System]] = {
 
 CASES: tuple[Case, ...] = (
     *_scaled("step", "random", systems.random_box, BOXES),
+    *_scaled("charged", "charged", systems.random_box, CHARGED),
     *_scaled("shipped", "shipped", systems.water, WATER),
     *(Case("matpes", name, build, "matpes", stress=True) for name, build in CRYSTALS.items()),
     Case("batch", "256x21", partial(systems.conformers, "aspirin", 256)),

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from benchmarks.engine.implementations import PEER_TOLERANCE, Implementation, Outcome, Prepared
 from benchmarks.systems.systems import System
-from mlff_triton.checkpoints.torchmd_net import LAYER_NAMES
+from mlff_triton.checkpoints.torchmd_net import COULOMB_HEAD, LAYER_NAMES, charge_names
+from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import TensorNet2
 
 NEIGHBORS = 64  # least capacity of its neighbor list per atom, the atom itself included
 NETWORK = "representation_model."
@@ -70,9 +72,24 @@ def rebuild(
         "static_shapes": static_shapes,
         "box_vecs": None,
     }
+    if isinstance(model, TensorNet2):
+        args |= _charge_arguments(model)
     theirs = create_model(args, mean=model.mean.float(), std=model.std.float()).eval()
     theirs.load_state_dict(_translate(model, theirs.state_dict()))
     return theirs.requires_grad_(False)
+
+
+def _charge_arguments(model: TensorNet2) -> dict[str, Any]:
+    """Return the arguments that only a TensorNet2 has."""
+    config: TensorNet2Config = model.config
+    return {
+        "model": "tensornet2",
+        "output_model": COULOMB_HEAD,
+        "output_mlp_num_layers": config.head_layers,
+        "q_dim": config.charge_channels,
+        "q_weights": model.charge_weights.tolist(),
+        "coulomb_cutoff": config.coulomb_cutoff,
+    }
 
 
 def select_operators(*, warp: bool) -> None:
@@ -82,22 +99,24 @@ def select_operators(*, warp: bool) -> None:
     and when it runs it. Its default is ``warp=True``.
     """
     from torchmdnet.extensions import warp_ops
-    from torchmdnet.models import tensornet
+    from torchmdnet.models import tensornet, tensornet2
 
-    tensornet.OPT = warp
-    for name in OPERATORS:
-        if warp:
-            theirs = f"fn_{name}" + ("_3x3" if "matmul" in name else "")
-            setattr(tensornet, name, getattr(warp_ops, theirs))
-        else:
-            setattr(tensornet, name, getattr(tensornet, f"_{name}"))
+    for module in (tensornet, tensornet2):
+        module.OPT = warp
+        for name in OPERATORS:
+            if warp:
+                theirs = f"fn_{name}" + ("_3x3" if "matmul" in name else "")
+                setattr(module, name, getattr(warp_ops, theirs))
+            else:
+                setattr(module, name, getattr(tensornet, f"_{name}"))
 
 
 def _translate(model: TensorNet, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename our weights to TorchMD-NET's names, the inverse of reading its checkpoints."""
     ours = {name: value.float() for name, value in model.state_dict().items()}
     layers = range(model.config.num_layers)
-    names = {our: NETWORK + their for our, their in LAYER_NAMES.items()}
+    networks = LAYER_NAMES | charge_names(model.config)
+    names = {our: NETWORK + their for our, their in networks.items()}
     names |= {
         f"layers.{k}.radial.{m}": f"{NETWORK}layers.{k}.linears_scalar.{m}"
         for k in layers
@@ -122,6 +141,8 @@ def _translate(model: TensorNet, theirs: dict[str, Tensor]) -> dict[str, Tensor]
     for name, stacked in stacks.items():
         for m, weight in enumerate(torch.cat(stacked)):
             weights[f"{name}.{m}.weight"] = weight
+    if isinstance(model, TensorNet2):
+        weights["output_model.qweights"] = ours["charge_weights"].flatten()
     table = torch.zeros_like(theirs[f"{embedding}emb.weight"])
     table[list(model.config.elements)] = ours["embedding.element.weight"]
     weights[f"{embedding}emb.weight"] = table
@@ -174,7 +195,7 @@ def rebuild_for(
 
     The list has room for so many times the pairs of the system.
     """
-    needed = 1 + system.count_edges(model.config.cutoff_upper) / system.n_atoms
+    needed = 1 + system.count_edges(model.cutoff) / system.n_atoms
     capacity = max(NEIGHBORS, 16 * math.ceil(room * needed / 16))
     return rebuild(
         model,

@@ -10,10 +10,12 @@ import torch
 
 from mlff_triton.checkpoints import load_model
 from mlff_triton.errors import InputError
-from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import TensorNet2
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+COULOMB_CUTOFF = 10.0  # Å
 MATPES = "matgl-tensornet-matpes-pbe"
 DATA_FOLDERS = (CHECKOUT / "shared" / "data", CHECKOUT.parent / "shared" / "data")
 
@@ -24,6 +26,23 @@ def random_model(channels: int = 128) -> TensorNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return TensorNet(config).eval()
+
+
+def charged_model(channels: int = 128) -> TensorNet2:
+    """Return random weights in AceFF-2's architecture, with a Coulomb cutoff for boxes.
+
+    Charges of fresh networks are nearly zero, so their last maps are made larger.
+    """
+    config = TensorNet2Config(
+        elements=tuple(range(100)), hidden_channels=channels, coulomb_cutoff=COULOMB_CUTOFF
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = TensorNet2(config).eval()
+        for network in model.charges:
+            network.linears[-1].bias.data.normal_()
+        model.charge_weights = torch.rand_like(model.charge_weights)
+    return model
 
 
 def shipped_model() -> TensorNet:
@@ -54,6 +73,7 @@ def _single(model: str | Path) -> TensorNet:
 
 MODELS: dict[str, Callable[[], TensorNet]] = {
     "random": random_model,
+    "charged": charged_model,
     "shipped": shipped_model,
     "matpes": matpes_model,
 }

@@ -213,7 +213,7 @@ def _translate(
 ) -> dict[str, Tensor]:
     """Rename the weights of TorchMD-NET, and reorder those of its old layout."""
     ours: dict[str, Tensor] = {}
-    names = LAYER_NAMES | _head_names(config) | _charge_names(config)
+    names = LAYER_NAMES | _head_names(config) | charge_names(config)
     for k in range(config.num_layers):
         names |= {f"layers.{k}.radial.{m}": f"layers.{k}.linears_scalar.{m}" for m in range(3)}
     for our_name, their_name in names.items():
@@ -255,8 +255,8 @@ def _head_names(config: TensorNetConfig) -> dict[str, str]:
     return {f"readout.head.{name}": f"head.{2 * m}" for m, name in enumerate(ours)}
 
 
-def _charge_names(config: TensorNetConfig) -> dict[str, str]:
-    """Map our names of the networks that predict charges to theirs."""
+def charge_names(config: TensorNetConfig) -> dict[str, str]:
+    """Map our names of the networks that predict charges to theirs, as `LAYER_NAMES` does."""
     if not isinstance(config, TensorNet2Config):
         return {}
     theirs = ["charge_predict_0", *(f"charge_predicts.{k}" for k in range(config.num_layers))]

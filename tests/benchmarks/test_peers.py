@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks.engine import peers, runner
 from benchmarks.engine.cases import CASES, Case
+from benchmarks.engine.implementations import OURS
 from benchmarks.lab.schema import read_rows
 from benchmarks.systems import models, systems
 
@@ -20,6 +21,16 @@ def test_torchmd_net_gets_the_weights_of_the_shipped_model(lab):
     runner.run_case(lab, case, peers.PEERS[:1])
     (found,) = read_rows(lab.results.path("shipped"))
     assert found.error < 1e-5
+
+
+def test_torchmd_net_gets_the_weights_of_a_tensornet2(lab, monkeypatch):
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    monkeypatch.setattr(runner, "model", cache(lambda _: models.charged_model(16)))
+    case = Case("charged", "21", partial(systems.random_box, 21), "charged")
+    runner.run_case(lab, case, [*OURS, peers.PEERS[0]])
+    rows = read_rows(lab.results.path("charged"))
+    assert [row.gate for row in rows] == ["pass"] * 3
+    assert max(row.error for row in rows) < 1e-5
 
 
 @pytest.mark.usefixtures("small_model")

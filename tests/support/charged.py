@@ -18,9 +18,10 @@ def charged_model(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: 
     options = {"hidden_channels": 6, "num_layers": 1, "num_rbf": 6, "cutoff_upper": CUTOFF}
     options |= {"charge_channels": 3, **changes}
     model = TensorNet2(TensorNet2Config((1, 6, 7, 8), **options))
+    noise = 0.2 * (6 / model.config.hidden_channels) ** 0.5
     for name, parameter in model.named_parameters():
         if not name.startswith("basis"):
-            parameter.data += 0.2 * torch.randn_like(parameter)
+            parameter.data += noise * torch.randn_like(parameter)
         if "tensor" in name or "radial" in name:
             parameter.data *= 2.0
     for network in model.charges:  # all atoms take some of the total charge
