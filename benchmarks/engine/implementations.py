@@ -19,7 +19,6 @@ from mlff_triton.testing import tolerance
 # Fast paths of ours may be this far from the truth. Peers are measured if they come close.
 OUR_TOLERANCE = tolerance(1, "float32")
 PEER_TOLERANCE = 10 * OUR_TOLERANCE
-CHARGED = {"cuda": "triton-graph", "cpu": "torch"}  # backends of a TensorNet2
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def engine(model: TensorNet, system: System, device: torch.device) -> Prepared:
     """Prepare a whole step of the engine, from positions to energies, forces and virials."""
     from mlff_triton.engine.engine import Engine
 
-    ours = Engine(model, device, backend="auto" if model.is_local else CHARGED[device.type])
+    ours = Engine(model, device=device)
     numbers, positions, cells, batch = tensors(system, device)
     options = {"cell": cells, "pbc": cells is not None, "batch": batch}
     if device.type == "cuda":

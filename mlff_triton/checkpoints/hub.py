@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
@@ -154,17 +153,24 @@ def fetch(model: HubModel, name: str) -> Path:
 
 
 def _cached(model: HubModel) -> Path | None:
-    """Return the path of a model if all of its files are in the cache."""
-    from huggingface_hub import errors, hf_hub_download
+    """Return the path of a model if all of its files are in the cache, without any request.
 
-    try:
-        return _get(model, partial(hf_hub_download, model.repo, local_files_only=True))
-    except errors.LocalEntryNotFoundError:
-        return None
+    A download with ``local_files_only`` may begin with one, for a list of agents.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    path, revision = None, model.revision
+    for file in model.files:
+        found = try_to_load_from_cache(model.repo, file, revision=revision)
+        if not isinstance(found, str):
+            return None
+        path = path or Path(found)
+        revision = model.commit_of(path)
+    return path
 
 
 def _download(model: HubModel) -> Path:
-    """Fetch the files of a model.
+    """Fetch the files of a model, all from the commit of the first one, and return its path.
 
     The size is asked for first. That fails at once, while a download without a network is retried.
     """
@@ -179,14 +185,9 @@ def _download(model: HubModel) -> Path:
             )
         return hf_hub_download(model.repo, file, revision=revision)
 
-    return _get(model, download)
-
-
-def _get(model: HubModel, get: Callable[..., str]) -> Path:
-    """Get all files of a model from the commit of the first one, and return the path of that."""
-    path = Path(get(model.file, revision=model.revision))
+    path = Path(download(model.file, model.revision))
     for file in model.files[1:]:
-        get(file, revision=model.commit_of(path))
+        download(file, model.commit_of(path))
     return path
 
 

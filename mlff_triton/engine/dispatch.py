@@ -100,8 +100,6 @@ def choose(
         If the requested backend is unknown or cannot serve. The message names one that can.
     """
     if backend == "auto":
-        if not all(model.is_local for model in models):
-            return "exact"  # as kernels of TensorNet2 have yet to be measured on a GPU
         return eligible(rank(models, device, dtype), device)[0]
     ranked = candidates(models, device, dtype)
     asked = next((c for c in ranked if c.backend == backend), None)
@@ -140,13 +138,9 @@ def explain(
     ranked = rank(members, device, dtype, n_atoms)
     name = choose("auto", members, device, dtype)
     taken = next(c for c in ranked if c.backend == name)
-    is_measured = all(member.is_local for member in members)
     verdicts = {c.backend: _verdict(c, taken) for c in ranked}
-    for c in ranked if device.type == "cuda" and not is_measured else ():
-        if c.backend.startswith("triton") and c.obstacle is None:
-            verdicts[c.backend] = f"not measured yet: ask for backend={c.backend!r}"
     lines = [f"{backend:<12}  {verdict}" for backend, verdict in verdicts.items()]
-    if is_measured:
+    if all(member.is_local for member in members):
         lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
     if taken.ms is not None:
         lines.append(f"times are those of {n_atoms} atoms at the density of water")

@@ -13,6 +13,7 @@ from torch import Tensor
 from mlff_triton import Engine, Ensemble, Prediction
 from mlff_triton.engine.dispatch import choose, explain, rank
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.model.prediction import members_of
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.model.test_tensornet import evaluate
 from tests.support.charged import charged_model
@@ -33,18 +34,17 @@ def assert_same(found: Prediction, expected: Prediction) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_auto_takes_the_exact_backend(device):
+def test_auto_takes_kernels_on_a_gpu_and_the_exact_module_elsewhere(device):
     model = charged_model(hidden_channels=32)
-    assert choose("auto", [model], device, torch.float32) == "exact"
-    assert all(c.ms is None for c in rank([model], device, torch.float32))
-    is_gpu = device.type == "cuda"
-    expected = (
-        "not measured yet: ask for backend='triton-graph'" if is_gpu else "no: Triton kernels"
-    )
-    assert f"triton-graph  {expected}" in explain(model, device)
+    best = "triton-graph" if device.type == "cuda" else "exact"
     mixed = Ensemble([model, model_of(hidden_channels=32).double()])
-    assert "exact         taken" in explain(mixed, device)
+    for one in (model, mixed):
+        assert choose("auto", members_of(one), device, torch.float32) == best
+        assert f"{best:<12}  taken" in explain(one, device)
+    assert all(c.ms is None for c in rank([model], device, torch.float32))
     assert "calibrate" not in explain(model, device)
+    other = charged_model(hidden_channels=48)  # not of the kernels
+    assert choose("auto", [other], device, torch.float32) == "exact"
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "triton-graph"])
