@@ -38,6 +38,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "md": figures.simulations,
     "first-step": figures.first_step_table,
     "step": partial(figures.step_table, bench="step"),
+    "charged": partial(figures.step_table, bench="charged"),
     "shipped": partial(figures.step_table, bench="shipped"),
     "batch": partial(figures.step_table, bench="batch"),
     "matpes": partial(figures.step_table, bench="matpes"),

@@ -194,6 +194,7 @@ def _plot_points(
 
 PLOTS = {
     "step": _plot_steps,
+    "charged": _plot_steps,
     "shipped": _plot_steps,
     "md": _plot_simulations,
     "bio": _plot_bio,
@@ -205,7 +206,7 @@ PLOTS = {
 
 def tables(folder: Path) -> str:
     """Return every table that has data, as Markdown."""
-    parts = [step_table(folder, bench) for bench in ("step", "shipped", "batch")]
+    parts = [step_table(folder, bench) for bench in ("step", "charged", "shipped", "batch")]
     parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
     parts += [
         openmm_table(folder),
