@@ -29,7 +29,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.descriptors import aligned, describe, given, has_descriptors
 
@@ -57,35 +57,14 @@ def _key_range_kernel(mask_ptr, range_ptr, length, N: tl.constexpr):
 
 
 @triton.jit
-def _attend(
-    q,
-    k,
-    v,
-    bias,
-    mask_ptr,
-    batch,
-    row,
-    head,
-    heads,
-    first,
-    start,
-    length,
-    peak,
-    total,
-    acc,
-    PRECISION: tl.constexpr,
-    MASKED: tl.constexpr,
-    N: tl.constexpr,
+def _weigh(
+    scores, mask_ptr, start, length, peak, total, acc, MASKED: tl.constexpr, N: tl.constexpr
 ):
-    """Update the running maximum, sum and output [M, D] with a block of keys and values.
+    """Return weights [M, N] of a block of keys, and the maximum, sum and output rescaled to them.
 
-    MASKED is True if a key of the block may be masked or beyond the end.
+    The sum includes the weights, and the output does not. MASKED is True if a key of the block may
+    be masked or beyond the end.
     """
-    M: tl.constexpr = q.shape[0]
-    D: tl.constexpr = q.shape[1]
-    keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-    biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
-    scores = tl.dot(q, keys.T, biases.to(tl.float32), input_precision=PRECISION)  # [M, N]
     if MASKED:
         key = start + tl.arange(0, N)
         kept = key < length
@@ -98,11 +77,7 @@ def _attend(
         level = tl.where(highest == float("-inf"), 0.0, level)  # all keys so far are masked
     weights = tl.exp2(scores * _LOG2_E - level[:, None])
     rescale = tl.exp2(peak * _LOG2_E - level)
-    values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-    total = total * rescale + tl.sum(weights, 1)
-    acc *= rescale[:, None]
-    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
-    return highest, total, acc
+    return weights, highest, total * rescale + tl.sum(weights, 1), acc * rescale[:, None]
 
 
 @triton.jit
@@ -127,65 +102,57 @@ def _pair_attention_fwd_kernel(
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Write out [B, R, H, S, DIM].
 
-    Reads q, k and v of this shape and bias [B H, S, S], for which see `describe`; mask [B, R, S]
-    and the range of keys [B, R, 2] of `_key_range_kernel`, or None. Grid: (blocks of M queries, H,
-    R and B, from the innermost to the outermost,).
+    Reads q of this shape, k and v [B, R, H, T, DIM] and bias [B H, S, T], for which see `describe`;
+    mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. Grid: (blocks of
+    M queries, H, R and B, from the innermost to the outermost,).
     """
-    batches, rows, heads, length = shape
-    blocks = tl.cdiv(length, M)
+    batches, rows, heads, queries, length = shape
+    blocks = tl.cdiv(queries, M)
     program = tl.program_id(0)
     first = program % blocks * M
     head = program // blocks % heads
     row = program // (blocks * heads) % rows
     batch = program // (blocks * heads * rows)
     vectors = (batches, rows, heads, length, DIM)
-    q = describe(q, vectors, q_strides, (1, 1, 1, M, D), DESCRIBED)
+    q = describe(q, (batches, rows, heads, queries, DIM), q_strides, (1, 1, 1, M, D), DESCRIBED)
     k = describe(k, vectors, k_strides, (1, 1, 1, N, D), DESCRIBED)
     v = describe(v, vectors, v_strides, (1, 1, 1, N, D), DESCRIBED)
-    bias = describe(bias, (batches * heads, length, length), bias_strides, (1, M, N), DESCRIBED)
-    queries = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-    queries = (queries.to(tl.float32) * SCALE).to(queries.dtype)
+    bias = describe(bias, (batches * heads, queries, length), bias_strides, (1, M, N), DESCRIBED)
+
+    block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
+    block = (block.to(tl.float32) * SCALE).to(block.dtype)
 
     unmasked, end = length, length
     if mask_ptr is not None:
         index = batch.to(tl.int64) * rows + row
         unmasked, end = tl.load(range_ptr + 2 * index), tl.load(range_ptr + 2 * index + 1)
         mask_ptr += index * length
-    whole = unmasked // N * N
     peak = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
+    whole = unmasked // N * N
     for MASKED in tl.static_range(2):
-        for start in range(whole if MASKED else 0, end if MASKED else whole, N):
-            peak, total, acc = _attend(
-                queries,
-                k,
-                v,
-                bias,
-                mask_ptr,
-                batch,
-                row,
-                head,
-                heads,
-                first,
-                start,
-                length,
-                peak,
-                total,
-                acc,
-                PRECISION,
-                MASKED == 1,
-                N,
+        begin, stop = (whole, end) if MASKED else (0, whole)
+        for start in tl.range(begin, stop, N, num_stages=STAGES):
+            biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
+            biases = biases.to(tl.float32)
+            keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
+            scores = tl.dot(block, keys.T, biases, input_precision=PRECISION)  # [M, N]
+            weights, peak, total, acc = _weigh(
+                scores, mask_ptr, start, length, peak, total, acc, MASKED == 1, N
             )
+            values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
+            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     acc /= tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
     out_ptr += head * out_strides[2]
     pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]
-    inside = (token < length)[:, None] & (dim < DIM)[None, :]
+    inside = (token < queries)[:, None] & (dim < DIM)[None, :]
     tl.store(pointers, acc.to(out_ptr.dtype.element_ty), inside)
 
 
@@ -197,8 +164,11 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
-
-_HALF, _SINGLE = Tile(128, 64, 4, 3), Tile(64, 32, 4, 2)
+    @classmethod
+    def of(cls, block: int, q: Tensor) -> Tile:
+        """Return block sizes for a block of channels, in the dtype and on the GPU of queries."""
+        stages = 3 if has_large_memory(q) else 2 if block <= 32 else 1
+        return cls(64, 64 if q.element_size() == 2 else 32, 4, stages)
 
 
 def pair_attention(
@@ -213,13 +183,15 @@ def pair_attention(
 
     Parameters
     ----------
-    q, k, v : [B, R, S, H, D]
-        Queries, keys and values of R rows of S tokens; float16, bfloat16 or float32. D is at most
-        128. Parts of one product need no copy, nor do transposed axes: the vectors of a head must
-        be contiguous and aligned to 16 bytes.
-    bias : [B, H, S, S]
+    q : [B, R, S, H, D]
+        Queries of R rows of S tokens; float16, bfloat16 or float32. D is at most 128. Parts of one
+        product need no copy, nor do transposed axes and overlapping windows: the vectors of a head
+        must be contiguous and aligned to 16 bytes.
+    k, v : [B, R, T, H, D]
+        Keys and values of T tokens.
+    bias : [B, H, S, T]
         Biases of queries and keys, finite, of a floating dtype.
-    mask : [B, R, S], optional
+    mask : [B, R, T], optional
         Nonzero for keys to keep; all by default. A row without kept keys gives zeros. Values of
         masked keys must be finite.
     scale : float, optional
@@ -244,7 +216,7 @@ def pair_attention(
     torch.Size([1, 5, 7, 4, 24])
     """
     _check(q, k, v, bias, mask)
-    tile = _HALF if q.element_size() == 2 else _SINGLE
+    tile = Tile.of(block_side(q.shape[-1]), q)
     out = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
     if out.numel():
         launch_pair_attention(q, k, v, bias, mask, scale, out, tile)
@@ -317,13 +289,13 @@ def launch_pair_attention(
     tile: Tile,
 ) -> None:
     """Write `pair_attention` to ``out`` with the given block sizes."""
-    batches, rows, length, heads, dim = q.shape
+    batches, rows, queries, heads, dim = q.shape
     block = block_side(dim)
     q, k, v = (aligned(x.transpose(2, 3)) for x in (q, k, v))
     out, bias = out.transpose(2, 3), aligned(bias.flatten(0, 1))
     described = has_descriptors(q)
     ranges = None if mask is None else _key_ranges(mask)
-    programs = triton.cdiv(length, tile.queries) * heads * rows * batches
+    programs = triton.cdiv(queries, tile.queries) * heads * rows * batches
     with torch.cuda.device_of(q):
         _pair_attention_fwd_kernel[(programs,)](
             given(q, (1, 1, 1, tile.queries, block), described),
@@ -333,7 +305,7 @@ def launch_pair_attention(
             None if mask is None else mask.contiguous(),
             ranges,
             out,
-            (batches, rows, heads, length),
+            (batches, rows, heads, queries, k.shape[3]),
             q.stride()[:-1],
             k.stride()[:-1],
             v.stride()[:-1],
@@ -346,8 +318,8 @@ def launch_pair_attention(
             D=block,
             M=tile.queries,
             N=tile.keys,
+            STAGES=tile.stages,  # named, these hold for loads of biases too
             num_warps=tile.warps,
-            num_stages=tile.stages,
         )
 
 
@@ -365,12 +337,12 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -
     """Raise unless the arguments of `pair_attention` fit together."""
     check_device(*(x for x in (q, k, v, bias, mask) if x is not None))
     check_shape("q", q, ("B", "R", "S", "H", "D"))
-    batches, rows, length, heads, dim = q.shape
-    check_shape("k", k, q.shape)
-    check_shape("v", v, q.shape)
-    check_shape("bias", bias, (batches, heads, length, length))
+    batches, rows, queries, heads, dim = q.shape
+    check_shape("k", k, (batches, rows, "T", heads, dim))
+    check_shape("v", v, k.shape)
+    check_shape("bias", bias, (batches, heads, queries, k.shape[2]))
     if mask is not None:
-        check_shape("mask", mask, (batches, rows, length))
+        check_shape("mask", mask, (batches, rows, k.shape[2]))
     check_same(FLOATS, {"q": q, "k": k, "v": v})
     if bias.dtype not in FLOATS:
         raise InputError(f"bias is {bias.dtype}: use float16, bfloat16 or float32")

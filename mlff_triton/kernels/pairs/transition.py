@@ -110,7 +110,7 @@ def _transition_fwd_kernel(
         if CHUNK < C:
             acc += tl.dot(hidden, weight.T, input_precision=PRECISION)
         else:
-            acc = tl.dot(hidden, weight.T, acc)
+            acc = tl.dot(hidden, weight.T, acc, input_precision=PRECISION)
     acc += load_rows(x_ptr, offsets, known, channel, CHANNELS, 1)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     tl.store(pointers, acc.to(x_ptr.dtype.element_ty), inside)
@@ -129,7 +129,7 @@ class _Tile(NamedTuple):
             return cls(32 if block <= 256 else 16, 16, 4 if block <= 128 else 8, 1)
         stages = 2 if has_large_memory(weight) else 1
         if block <= 128:
-            return cls(64, 32, 4, stages)
+            return cls(64, 64, 4, stages)
         return cls(64 if block <= 256 else 32, 32, 8, stages)
 
 

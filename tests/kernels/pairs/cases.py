@@ -25,6 +25,11 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape).to(dtype).double()
 
 
+def random_map(n_out: int, n_in: int, dtype: torch.dtype) -> Tensor:
+    """Return a random map of channels that keeps the size of vectors, exact in the dtype."""
+    return (random(n_out, n_in, dtype=dtype) * n_in**-0.5).to(dtype).double()
+
+
 def random_mask(*shape: int) -> Tensor:
     """Return a mask whose rows are whole, padded at the end, with holes, and empty, by turns."""
     length = shape[-1]

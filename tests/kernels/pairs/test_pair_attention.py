@@ -10,7 +10,15 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
 from mlff_triton.kernels.pairs.reference import pair_attention as reference
 from mlff_triton.testing import assert_within
-from tests.kernels.pairs.cases import BOUNDS, assert_no_worse, dtypes, halves, random, random_mask
+from tests.kernels.pairs.cases import (
+    BOUNDS,
+    assert_no_worse,
+    dtypes,
+    halves,
+    random,
+    random_mask,
+    to,
+)
 
 pytestmark = pytest.mark.usefixtures("described")
 
@@ -45,7 +53,7 @@ def test_pair_attention(size, masked, precision, device):
     found = pair_attention(q, k, v, bias, None if mask is None else mask.to(device))
     assert found.dtype is precision
     assert_within(found.cpu(), exact, BOUNDS[precision])
-    own = reference.pair_attention(*(x.to(precision) for x in given), mask)
+    own = reference.pair_attention(*to((*given, mask), device, precision))
     assert_no_worse(found, exact, own, precision)
 
 
@@ -64,6 +72,29 @@ def test_triangle_attention(n, ending, precision, device):
     assert_within(found.cpu(), exact, BOUNDS[precision])
     again = triangle_attention(q, k, v, other, mask.bool().to(device), ending=ending)
     assert torch.equal(found, again)
+
+
+@dtypes
+def test_windows(precision, device):
+    """Blocks of queries attend to overlapping windows of keys, which are not copied."""
+    samples, n, heads, dim, queries, keys = 3, 96, 2, 16, 32, 64
+    windows, margin = n // queries, (keys - queries) // 2
+    q, k, v = (random(samples, n, heads, dim, dtype=precision) for _ in "qkv")
+    bias = random(windows, heads, queries, keys, dtype=precision)
+
+    def windowed(x: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(x, (0, 0, 0, 0, margin, margin))
+        return padded.unfold(1, keys, queries).movedim(-1, 2).transpose(0, 1)
+
+    def blocks(x: Tensor) -> Tensor:
+        return x.unflatten(1, (windows, queries)).transpose(0, 1)
+
+    mask = windowed(torch.ones_like(q))[..., 0, 0]
+    exact = reference.pair_attention(blocks(q), windowed(k), windowed(v), bias, mask)
+    q, k, v = (x.to(device, precision) for x in (q, k, v))
+    others = windowed(k), windowed(v), bias.to(device, precision)
+    found = pair_attention(blocks(q), *others, mask.to(device))
+    assert_within(found.cpu(), exact, BOUNDS[precision])
 
 
 def test_triangle_attention_at_nodes():

@@ -34,7 +34,8 @@ def test_transition(size, precision, device):
     *shape, channels, hidden = size
     given, x = weights(channels, hidden, precision), random(*shape, channels, dtype=precision)
     update = reference.transition_update(x, given)
-    own = x.float() + reference.transition_update(x.to(precision), to(given, "cpu", precision))
+    rounded = (to(each, device, precision) for each in (x, given))
+    own = x.float() + reference.transition_update(*rounded).cpu()
     found = x.to(device, torch.float32)
     assert transition_(found, to(given, device, precision)) is found
     assert_within(found.cpu().double() - x, update, BOUNDS[precision])
