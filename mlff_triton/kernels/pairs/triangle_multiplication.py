@@ -5,10 +5,11 @@
     incoming   t_ij = sum_k a_ki b_kj
     z_ij <- z_ij + (W' norm(t_ij)) sigmoid(G' x_ij)
 
-The sums over triangles are one product of matrices per channel, which a library computes. The
-kernel before it normalizes pairs and writes the factors a and b channel by channel, with sides
-padded so that all rows are aligned. The kernel after it normalizes the products over channels, and
-adds the update in place. Neither normalized pairs nor gates are stored.
+The sums over triangles are one product of matrices per channel: in half precision, a library
+computes them, and in float32, `plane_products`. The kernel before it normalizes pairs and writes
+the factors a and b channel by channel, with sides padded so that all rows are aligned. The kernel
+after it normalizes the products over channels, and adds the update in place. Neither normalized
+pairs nor gates are stored.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 12 and 13 of the supplement.
@@ -28,6 +29,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
+from mlff_triton.kernels.pairs.plane_products import plane_products, split_halves
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     gated,
@@ -38,7 +40,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
 )
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
-_ALIGNMENT = 16  # bytes
+_ALIGNMENT = 8  # elements of two bytes, that is 16 bytes
 _CHANNELS = (16, 32, 64, 128, 256)
 
 
@@ -65,13 +67,15 @@ def _triangle_factors_fwd_kernel(
     PRECISION: tl.constexpr,
     C: tl.constexpr,
     CHUNK: tl.constexpr,
+    HALVES: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
     """Write planes [2, B, C, side, side], zero beyond the first ``n`` rows and columns.
 
-    Reads pairs z [B, n, n, C], mask [B, n, n] or None, and weights [2 C, C]. Grid: (blocks of M
-    places of a plane, B).
+    If HALVES, these are [2, 2, B, C, side, side], with the high and the low half of each factor
+    from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and weights [2 C, C].
+    Grid: (blocks of M places of a plane, B).
     """
     batch, batches = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     place, pair, inside = _locate(n, side, M)
@@ -126,8 +130,11 @@ def _triangle_factors_fwd_kernel(
         )
         y = gated(y, gate) * kept[None, :]
         factor, channel = first // C, first % C + tl.arange(0, K)
-        plane = (factor * batches + batch) * C + channel
+        plane = (factor * (2 * batches if HALVES else batches) + batch) * C + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
+        if HALVES:
+            y, low = split_halves(y)
+            tl.store(pointers + batches * C * area, low, (place < area)[None, :])
         tl.store(pointers, y.to(planes_ptr.dtype.element_ty), (place < area)[None, :])
 
 
@@ -218,14 +225,15 @@ class _Tile(NamedTuple):
     pairs: int
     columns: int
     warps: int
+    stages: int
 
     @classmethod
     def of(cls, channels: int, size: int) -> _Tile:
         """Return block sizes for numbers of channels, and of bytes per element of the weights."""
         warps = 4 if channels <= 128 else 8
         if size > 2:
-            return cls(32, min(channels, 32), warps)
-        return cls(64, min(channels, 64), warps)
+            return cls(32, min(channels, 64), warps, 1)
+        return cls(64, min(channels, 64), warps, 1)
 
 
 def triangle_multiplication_(
@@ -239,7 +247,7 @@ def triangle_multiplication_(
         Pairs, contiguous; float32, or of the dtype of the weights. C is a power of two, 16 to 256.
     weights : TriangleWeights
         Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
-        float16, sums over triangles must not exceed 65504.
+        float16, sums over triangles must not exceed 65504, and in float32, their factors.
     mask : [B, N, N], optional
         Factor of the pairs that are multiplied; 1 by default.
     incoming : bool
@@ -270,10 +278,13 @@ def triangle_multiplication_(
         return z
     batches, n, _, channels = z.shape
     planes = _factors(z, weights, mask)
-    a, b = planes.flatten(1, 2)
-    sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
+    a, b = planes.flatten(-4, -3)
+    if a.dim() == 4:
+        sums = plane_products(a, b, turned=incoming)
+    else:
+        sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
-    tile = _Tile.of(channels, planes.element_size())
+    tile = _Tile.of(channels, sums.element_size())
     part = chunk(channels, weights.project_in)  # pairs in parts are loaded before any is updated
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
@@ -293,18 +304,25 @@ def triangle_multiplication_(
             M=tile.pairs,
             K=tile.columns if part == channels else channels,
             num_warps=tile.warps,
-            num_stages=1,
+            num_stages=tile.stages,
         )
     return z
 
 
 def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
-    """Return the gated factors a and b of all pairs, [2, B, C, side, side] with aligned rows."""
+    """Return the gated factors a and b of all pairs, [2, B, C, side, side] with aligned rows.
+
+    Each factor in float32 is split into two halves, [2, 2, B, C, side, side].
+    """
     batches, n, _, channels = z.shape
     project = weights.project_in.contiguous()
-    elements = _ALIGNMENT // project.element_size()
-    side = triton.cdiv(n, elements) * elements
-    planes = project.new_empty(2, batches, channels, side, side)
+    halves = project.dtype == torch.float32
+    side = triton.cdiv(n, _ALIGNMENT) * _ALIGNMENT
+    shape = (2, batches, channels, side, side)
+    if halves:
+        planes = project.new_empty(2, *shape, dtype=torch.float16)
+    else:
+        planes = project.new_empty(shape)
     tile = _Tile.of(channels, project.element_size())
     with torch.cuda.device_of(z):
         _triangle_factors_fwd_kernel[(triton.cdiv(side * side, tile.pairs), batches)](
@@ -320,10 +338,11 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             PRECISION=exact_precision(project),
             C=channels,
             CHUNK=chunk(channels, weights.project_in),
+            HALVES=halves,
             M=tile.pairs,
             K=tile.columns,
             num_warps=tile.warps,
-            num_stages=1,
+            num_stages=tile.stages,
         )
     return planes
 

@@ -30,8 +30,8 @@ def test_triangle_multiplication(size, incoming, precision, device):
     given, z = weights(channels, precision), random(batch, n, n, channels, dtype=precision)
     mask = (torch.rand(batch, n, n) < 0.8).double() if n > 1 else None
     update = reference.triangle_update(z, given, mask, incoming=incoming)
-    rounded = (to(x, "cpu", precision) for x in (z, given, mask))
-    own = z.float() + reference.triangle_update(*rounded, incoming=incoming)
+    rounded = (to(x, device, precision) for x in (z, given, mask))
+    own = z.float() + reference.triangle_update(*rounded, incoming=incoming).cpu()
     found = z.to(device, torch.float32)
     result = triangle_multiplication_(
         found, to(given, device, precision), to(mask, device, torch.float32), incoming=incoming
