@@ -7,10 +7,27 @@ from functools import partial
 
 import torch
 
+from mlff_triton.kernels.pairs.attention_update import token_attention_, triangle_attention_
+from mlff_triton.kernels.pairs.conditioning import (
+    conditioned_attention_,
+    conditioned_transition_,
+)
+from mlff_triton.kernels.pairs.outer_product_mean import outer_product_mean_
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
+from mlff_triton.kernels.pairs.pair_average import pair_average_
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
-from mlff_triton.kernels.types.pair_stack import TransitionWeights, TriangleWeights
+from mlff_triton.kernels.types.pair_stack import (
+    AverageWeights,
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    Conditions,
+    OuterProductWeights,
+    TokenAttentionWeights,
+    TransitionWeights,
+    TriangleAttentionWeights,
+    TriangleWeights,
+)
 
 N = 24  # tokens
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -49,6 +66,53 @@ def transitions(channels: int, dtype: torch.dtype) -> object:
     return transition_(torch.zeros(1, N, N, channels, dtype=dtype), given)
 
 
+def attention_updates(channels: int, dtype: torch.dtype, n: int = N) -> object:
+    """Update pairs along rows and columns, with residual streams of both dtypes."""
+    weight, bias = torch.ones(2, channels, dtype=dtype)
+    square = torch.zeros(channels, channels, dtype=dtype)
+    biases = torch.zeros(channels // 32, channels, dtype=dtype)
+    norm = weight, bias, 1e-5
+    given = TriangleAttentionWeights(norm, square, square, square, square, biases, square)
+    z = torch.zeros(1, n, n, channels)
+    triangle_attention_(z, given, torch.ones(1, n, n), ending=True, bias_of_ending="query")
+    return triangle_attention_(z.to(dtype), given)
+
+
+def token_updates(channels: int, dtype: torch.dtype) -> object:
+    """Update tokens of samples with 16 heads."""
+    weight, bias = torch.ones(2, channels, dtype=dtype)
+    square = torch.zeros(channels, channels, dtype=dtype)
+    norm = weight, bias, 1e-5
+    given = TokenAttentionWeights(norm, square, square, square, square, square, bias)
+    biases = torch.zeros(1, 16, N, N, dtype=dtype)
+    return token_attention_(torch.zeros(1, 5, N, channels), biases, given)
+
+
+def conditioned(channels: int, dtype: torch.dtype) -> object:
+    """Update tokens of samples that share their conditioning, with 16 heads."""
+    x, shared = torch.zeros(1, 5, N, channels), torch.zeros(1, 1, N, channels, dtype=dtype)
+    terms = Conditions(*[shared.expand(-1, 5, -1, -1)] * 3)
+    wide, bias = torch.zeros(4 * channels, channels, dtype=dtype), torch.zeros(1, 16, N, N)
+    attention = ConditionedAttentionWeights(wide, wide[:, 0], wide[:channels])
+    conditioned_attention_(x, terms, bias, attention)
+    half = wide.view(channels, 4 * channels)[:, : 2 * channels]
+    return conditioned_transition_(x, terms, ConditionedTransitionWeights(wide, half))
+
+
+def alignments(channels: int, dtype: torch.dtype) -> object:
+    """Update an alignment by pairs of 128 channels, and those by the alignment."""
+    weight, bias = torch.ones(2, channels, dtype=dtype)
+    norm, pair_norm = (weight, bias, 1e-5), (torch.ones(128, dtype=dtype), None, 1e-5)
+    msa, z = torch.zeros(1, 40, N, channels), torch.zeros(1, N, N, 128)
+    wide = torch.zeros(256, channels, dtype=dtype)
+    biases = torch.zeros(8, 128, dtype=dtype)
+    pair_average_(msa, z, AverageWeights(norm, pair_norm, wide, wide, biases, wide.T))
+    out, out_bias = torch.zeros(128, 1024, dtype=dtype), torch.zeros(128, dtype=dtype)
+    given = OuterProductWeights(norm, wide[:32], wide[:32], out, out_bias)
+    outer_product_mean_(z, msa, given, torch.ones(1, 40, N))
+    return outer_product_mean_(z, msa, given._replace(out_bias=None), eps=1e-3)
+
+
 def pair_calls() -> dict[str, Callable[[], object]]:
     """Operators with the channels of Boltz, Protenix and OpenFold3."""
     calls: dict[str, Callable[[], object]] = {}
@@ -59,6 +123,10 @@ def pair_calls() -> dict[str, Callable[[], object]]:
         for channels in (128, 256):
             name = f"{channels} channels, {dtype}"
             calls[f"triangle_multiplication, {name}"] = partial(updates, channels, dtype)
+            calls[f"triangle_attention_, {name}"] = partial(attention_updates, channels, dtype)
+        calls[f"token_attention_, {dtype}"] = partial(token_updates, 384, dtype)
+        calls[f"conditioned updates, {dtype}"] = partial(conditioned, 768, dtype)
+        calls[f"pair_average_, outer_product_mean_, {dtype}"] = partial(alignments, 64, dtype)
         for channels in (128, 256, 384):
             calls[f"transition, {channels} channels, {dtype}"] = partial(
                 transitions, channels, dtype

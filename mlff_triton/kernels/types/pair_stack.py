@@ -48,3 +48,148 @@ class TransitionWeights(NamedTuple):
     gate: Tensor
     up: Tensor
     down: Tensor
+
+
+class TriangleAttentionWeights(NamedTuple):
+    """Weights of triangle attention with H heads of D channels, which have one dtype.
+
+    Attributes
+    ----------
+    norm : Norm
+        Normalization of the pairs.
+    query, key, value, gate : [H D, C]
+        Maps of normalized pairs to queries, keys, values and gates.
+    bias : [H, C]
+        Map of normalized pairs to the biases of queries and keys.
+    out : [C, H D]
+        Map of gated outputs to the update.
+    """
+
+    norm: Norm
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gate: Tensor
+    bias: Tensor
+    out: Tensor
+
+
+class TokenAttentionWeights(NamedTuple):
+    """Weights of the attention of tokens with biases of pairs, which have one dtype.
+
+    Attributes
+    ----------
+    norm : Norm
+        Normalization of the tokens.
+    query, key, value, gate : [H D, C]
+        Maps of normalized tokens to queries, keys, values and gates.
+    out : [C, H D]
+        Map of gated outputs to the update.
+    query_bias : [H D], optional
+        Added to the queries.
+    """
+
+    norm: Norm
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    gate: Tensor
+    out: Tensor
+    query_bias: Tensor | None = None
+
+
+class AverageWeights(NamedTuple):
+    """Weights of averages of alignments with H heads of D channels, which have one dtype.
+
+    Attributes
+    ----------
+    norm, pair_norm : Norm
+        Normalizations of the alignment and of the pairs.
+    value, gate : [H D, C]
+        Maps of the normalized alignment to values and gates.
+    bias : [H, P]
+        Map of normalized pairs to the logits of the weights.
+    out : [C, H D]
+        Map of gated averages to the update.
+    """
+
+    norm: Norm
+    pair_norm: Norm
+    value: Tensor
+    gate: Tensor
+    bias: Tensor
+    out: Tensor
+
+
+class OuterProductWeights(NamedTuple):
+    """Weights of an outer product mean of K channels, which have one dtype.
+
+    Attributes
+    ----------
+    norm : Norm
+        Normalization of the alignment.
+    left, right : [K, C]
+        Maps of the normalized alignment to the first and the second factor.
+    out : [P, K K]
+        Map of outer products to the update of pairs. Channels of the second factor vary fastest.
+    out_bias : [P], optional
+        Added to the update.
+    """
+
+    norm: Norm
+    left: Tensor
+    right: Tensor
+    out: Tensor
+    out_bias: Tensor | None = None
+
+
+class Conditions(NamedTuple):
+    """Terms of the conditioning of one update of rows [B, R, S, C].
+
+    Attributes
+    ----------
+    scale, shift : [B, R, S, C]
+        Logits of the scales of normalized rows, and their shifts.
+    gate : [B, R, S, C]
+        Logits of the gates of the update.
+    eps : float
+        Added to the variances of rows.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    gate: Tensor
+    eps: float = 1e-5
+
+
+class ConditionedAttentionWeights(NamedTuple):
+    """Weights of conditioned attention with H heads of D channels, which have one dtype.
+
+    Attributes
+    ----------
+    inputs : [4 H D, C]
+        Maps of normalized rows to queries, keys, values and gates, one above the other.
+    inputs_bias : [4 H D], optional
+        Added to their results.
+    out : [C, H D]
+        Map of gated outputs to the update.
+    """
+
+    inputs: Tensor
+    inputs_bias: Tensor | None
+    out: Tensor
+
+
+class ConditionedTransitionWeights(NamedTuple):
+    """Weights of a conditioned SwiGLU transition with K hidden channels, which have one dtype.
+
+    Attributes
+    ----------
+    inputs : [2 K, C]
+        Maps of normalized rows to the channels that are activated, and, below, to their factors.
+    down : [C, K]
+        Map of the products to the update.
+    """
+
+    inputs: Tensor
+    down: Tensor

@@ -1,0 +1,211 @@
+"""Updates of pairs and of tokens by gated attention with biases of pairs.
+
+Triangle attention of pairs z, along rows (starting node) or columns (ending node):
+
+    x = norm(z)      q, k, v, b = W x
+    starting   o_ij = sum_k softmax_k(q_ij . k_ik / sqrt(D) + b_jk) v_ik
+    ending     o_ij = sum_k softmax_k(q_ij . k_kj / sqrt(D) + b_ki) v_kj
+    z_ij <- z_ij + O (o_ij sigmoid(G x_ij))
+
+Attention of tokens s is the same with one row of tokens per sample, which share given biases.
+
+One kernel normalizes rows and writes queries, keys, values and biases such that the keys of a query
+lie side by side, for columns of pairs too. Another one attends, and a third one computes the gates
+and adds the update in place. Neither normalized rows nor gates are stored.
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
+supplement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.pairs.arguments import check_rows
+from mlff_triton.kernels.pairs.gated_update import gated_update_
+from mlff_triton.kernels.pairs.pair_attention import pair_attention
+from mlff_triton.kernels.pairs.projections import Projection, project_rows
+from mlff_triton.kernels.types.norm import Norm
+from mlff_triton.kernels.types.pair_stack import TokenAttentionWeights, TriangleAttentionWeights
+
+
+def triangle_attention_(
+    z: Tensor,
+    weights: TriangleAttentionWeights,
+    mask: Tensor | None = None,
+    *,
+    ending: bool = False,
+    bias_of_ending: Literal["key", "query"] = "key",
+) -> Tensor:
+    """Update pairs by triangle attention in place, without gradients.
+
+    Parameters
+    ----------
+    z : [B, N, N, C]
+        Pairs, contiguous; float32, or of the dtype of the weights. C is at most 512.
+    weights : TriangleAttentionWeights
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
+    mask : [B, N, N], optional
+        Nonzero for pairs that are kept as keys; all by default. The output of queries without any
+        is zero.
+    ending : bool
+        Attend along columns instead of rows.
+    bias_of_ending : {"key", "query"}
+        Pair whose bias is added at the ending node: with "key", as in AlphaFold 3, Boltz and
+        Protenix, that of the tokens (k, i) for the query (i, j) and the key (k, j); with "query",
+        as in OpenFold3, that of (i, k).
+
+    Returns
+    -------
+    [B, N, N, C]
+        ``z``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or ``z`` is not contiguous.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> z = torch.randn(1, 7, 7, 16, device="cuda")
+    >>> norm = torch.ones(16, device="cuda"), torch.zeros(16, device="cuda"), 1e-5
+    >>> maps = [torch.randn(n, 16, device="cuda") / 4 for n in (16, 16, 16, 16, 2, 16)]
+    >>> triangle_attention_(z, TriangleAttentionWeights(norm, *maps)).shape
+    torch.Size([1, 7, 7, 16])
+    """
+    check_shape("z", z, ("B", "N", "N", "C"))
+    batches, n, _, channels = z.shape
+    check_shape("z", z, (batches, n, n, channels))
+    check_rows("z", z, weights.query)
+    if bias_of_ending not in ("key", "query"):
+        raise InputError(f"bias_of_ending={bias_of_ending!r} is unknown: use 'key' or 'query'")
+    if mask is not None:
+        check_device(z, mask)
+        check_shape("mask", mask, (batches, n, n))
+    norm, query, key, value, gate, bias, out = weights
+    check_shape("bias", bias, ("H", channels))
+    biases = query.new_empty(batches, len(bias), n, n)
+    pairs = biases.mT if ending and bias_of_ending == "query" else biases
+    x = z.transpose(1, 2) if ending else z
+    y = _attend(
+        x,
+        TokenAttentionWeights(norm, query, key, value, gate, out),
+        biases,
+        mask.transpose(1, 2) if mask is not None and ending else mask,
+        [Projection(bias, pairs.movedim(1, 3)[..., None])],
+    )
+    gated_update_(x, y, norm, gate, out)
+    return z
+
+
+def token_attention_(
+    s: Tensor, bias: Tensor, weights: TokenAttentionWeights, mask: Tensor | None = None
+) -> Tensor:
+    """Update tokens by attention with biases of pairs in place, without gradients.
+
+    Parameters
+    ----------
+    s : [B, R, N, C]
+        Tokens of R samples that share their biases, contiguous; float32, or of the dtype of the
+        weights. C is at most 512.
+    bias : [B, H, N, N]
+        Biases of queries and keys, for example from `pair_biases`, finite, of a floating dtype.
+    weights : TokenAttentionWeights
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
+    mask : [B, R, N], optional
+        Nonzero for tokens that are kept as keys; all by default.
+
+    Returns
+    -------
+    [B, R, N, C]
+        ``s``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or ``s`` is not contiguous.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> s, bias = torch.randn(1, 5, 7, 16, device="cuda"), torch.randn(1, 2, 7, 7, device="cuda")
+    >>> norm = torch.ones(16, device="cuda"), torch.zeros(16, device="cuda"), 1e-5
+    >>> maps = torch.randn(5, 16, 16, device="cuda") / 4
+    >>> token_attention_(s, bias, TokenAttentionWeights(norm, *maps)).shape
+    torch.Size([1, 5, 7, 16])
+    """
+    check_shape("s", s, ("B", "R", "N", "C"))
+    check_rows("s", s, weights.query)
+    check_shape("bias", bias, (len(s), "H", s.shape[2], s.shape[2]))
+    y = _attend(s, weights, bias, mask)
+    return gated_update_(s, y, weights.norm, weights.gate, weights.out)
+
+
+def pair_biases(z: Tensor, norm: Norm, weight: Tensor) -> Tensor:
+    """Compute biases of queries and keys from pairs, without gradients.
+
+    Parameters
+    ----------
+    z : [B, N, N, C]
+        Pairs with contiguous channels; float32, or of the dtype of the weight. C is at most 512.
+    norm : Norm
+        Normalization of the pairs.
+    weight : [H, C]
+        Map of normalized pairs to biases, float16, bfloat16 or float32. Heads of several layers
+        can be computed together.
+
+    Returns
+    -------
+    [B, H, N, N]
+        Biases, of the dtype of the weight.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    check_shape("z", z, ("B", "N", "N", "C"))
+    batches, n, others, channels = z.shape
+    check_shape("weight", weight, ("H", channels))
+    biases = weight.new_empty(batches, len(weight), n, others)
+    project_rows(z, norm, [Projection(weight, biases.movedim(1, 3)[..., None])])
+    return biases
+
+
+def _attend(
+    x: Tensor,
+    weights: TokenAttentionWeights,
+    bias: Tensor,
+    mask: Tensor | None,
+    maps: Sequence[Projection] = (),
+) -> Tensor:
+    """Return the attention of rows x [B, R, S, C], [B, R, S, H, D], after further projections."""
+    norm, query, key, value, _, _, query_bias = weights
+    heads, width = bias.shape[1], len(query)
+    if not heads or width % heads:
+        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
+    dim = width // heads
+    vectors = query.new_empty(3, *x.shape[:2], heads, x.shape[2], dim)
+    q, k, v = vectors.transpose(3, 4)
+    project_rows(
+        x,
+        norm,
+        [
+            Projection(query, q, query_bias, dim**-0.5),
+            Projection(key, k),
+            Projection(value, v),
+            *maps,
+        ],
+    )
+    return pair_attention(q, k, v, bias, mask, scale=1.0)

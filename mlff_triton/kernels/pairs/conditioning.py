@@ -1,0 +1,311 @@
+"""Conditioned updates of tokens and atoms: the layers of diffusion transformers.
+
+    y = (x - mean) / sqrt(variance + eps) sigmoid(scale) + shift      adaptive normalization
+    x <- x + O (softmax(q k / sqrt(D) + b) v sigmoid(g)) sigmoid(gate)      q, k, v, g = W y
+    x <- x + D (silu(G y) (U y)) sigmoid(gate)                        transition
+
+Scales, shifts and gates are maps of the conditioning, which does not change from layer to layer:
+those of all layers can be computed by one product. Samples can share them as expanded tensors. A
+library computes the products of these wide layers, and the kernels here what lies between them.
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import linear
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.pair_attention import pair_attention
+from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
+from mlff_triton.kernels.types.pair_stack import (
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    Conditions,
+)
+
+_ELEMENTS = 2048  # per program
+_MOST_CHANNELS = 4096
+
+
+@triton.jit
+def _locate(n_rows, shape, M: tl.constexpr):
+    """Return the batch, row and token of M places, and which of them exist."""
+    rows, length = shape
+    place = tl.program_id(0) * M + tl.arange(0, M)
+    batch, row = place // length // rows, place // length % rows
+    return batch.to(tl.int64), row.to(tl.int64), (place % length).to(tl.int64), place < n_rows
+
+
+@triton.jit
+def _adaptive_norm_fwd_kernel(
+    x_ptr,
+    scale_ptr,
+    shift_ptr,
+    out_ptr,
+    n_rows,
+    shape,
+    x_strides,
+    scale_strides,
+    shift_strides,
+    EPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write out [B, R, S, CHANNELS] from x, scale and shift of this shape.
+
+    Grid: (blocks of M rows,).
+    """
+    batch, row, token, inside = _locate(n_rows, shape, M)
+    channel = tl.arange(0, C)
+    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    mean, rstd = moments(x, channel, CHANNELS, EPS)
+    offsets = batch * scale_strides[0] + row * scale_strides[1] + token * scale_strides[2]
+    scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
+    offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]
+    shift = load_rows(shift_ptr, offsets, inside, channel, CHANNELS, 1)
+    y = gated((x - mean[:, None]) * rstd[:, None], scale) + shift
+    place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    stored = inside[:, None] & (channel < CHANNELS)[None, :]
+    pointers = out_ptr + place[:, None] * CHANNELS + channel[None, :]
+    tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+
+
+@triton.jit
+def _gated_fwd_kernel(
+    x_ptr,
+    gate_ptr,
+    out_ptr,
+    n_rows,
+    shape,
+    x_strides,
+    gate_strides,
+    out_strides,
+    SWISH: tl.constexpr,
+    ADDED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write ``x sigmoid(gate)`` to out, all [B, R, S, CHANNELS].
+
+    The product is multiplied by the gate if SWISH, and added to ``out`` if ADDED. Grid: (blocks of
+    M rows,).
+    """
+    batch, row, token, inside = _locate(n_rows, shape, M)
+    channel = tl.arange(0, C)
+    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    offsets = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
+    gate = load_rows(gate_ptr, offsets, inside, channel, CHANNELS, 1)
+    y = gated(gate, gate) * x if SWISH else gated(x, gate)
+    offsets = batch * out_strides[0] + row * out_strides[1] + token * out_strides[2]
+    if ADDED:
+        y += load_rows(out_ptr, offsets, inside, channel, CHANNELS, 1)
+    stored = inside[:, None] & (channel < CHANNELS)[None, :]
+    pointers = out_ptr + offsets[:, None] + channel[None, :]
+    tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+
+
+def adaptive_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Normalize rows, then scale them by gates and shift them, without gradients.
+
+    Parameters
+    ----------
+    x, scale, shift : [B, R, S, C]
+        Rows, logits of their scales, and their shifts; float16, bfloat16 or float32, each with any
+        strides but contiguous channels. C is at most 4096.
+    eps : float
+        Added to the variances.
+    dtype : torch.dtype
+        Dtype of the result.
+
+    Returns
+    -------
+    [B, R, S, C]
+        Normalized rows, contiguous.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    _check(x=x, scale=scale, shift=shift)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    if not out.numel():
+        return out
+    n_rows, block, rows, warps = _blocks(x)
+    with torch.cuda.device_of(x):
+        _adaptive_norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
+            x,
+            scale,
+            shift,
+            out,
+            n_rows,
+            x.shape[1:3],
+            x.stride()[:-1],
+            scale.stride()[:-1],
+            shift.stride()[:-1],
+            EPS=eps,
+            CHANNELS=x.shape[-1],
+            C=block,
+            M=rows,
+            num_warps=warps,
+        )
+    return out
+
+
+def conditioned_attention_(
+    x: Tensor,
+    conditions: Conditions,
+    bias: Tensor,
+    weights: ConditionedAttentionWeights,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Update tokens of samples by conditioned attention in place, without gradients.
+
+    Parameters
+    ----------
+    x : [B, R, S, C]
+        Tokens of R samples; float32, or of the dtype of the weights. C is at most 4096.
+    conditions : Conditions
+        Terms of the conditioning, which samples may share as expanded tensors.
+    bias : [B, H, S, S]
+        Biases of queries and keys, which samples share, finite, of a floating dtype.
+    weights : ConditionedAttentionWeights
+        Weights, float16, bfloat16 or float32.
+    mask : [B, R, S], optional
+        Nonzero for tokens that are kept as keys; all by default.
+
+    Returns
+    -------
+    [B, R, S, C]
+        ``x``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    inputs, inputs_bias, out = weights
+    channels, width = x.shape[-1], len(inputs) // 4
+    heads = bias.shape[1]
+    check_same(FLOATS, {"inputs": inputs, "out": out})
+    check_shape("inputs", inputs, (4 * width, channels))
+    check_shape("out", out, (channels, width))
+    if not heads or width % heads:
+        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
+    y = adaptive_norm(x, conditions.scale, conditions.shift, conditions.eps, inputs.dtype)
+    products = linear(y, inputs, inputs_bias)
+    q, k, v = products[..., : 3 * width].unflatten(-1, (3, heads, width // heads)).unbind(-3)
+    y = pair_attention(q, k, v, bias, mask).flatten(3)
+    _gate(y, products[..., 3 * width :], y)
+    return _add(x, linear(y, out), conditions.gate)
+
+
+def conditioned_transition_(
+    x: Tensor, conditions: Conditions, weights: ConditionedTransitionWeights
+) -> Tensor:
+    """Update rows by a conditioned SwiGLU transition in place, without gradients.
+
+    Parameters
+    ----------
+    x : [B, R, S, C]
+        Tokens of R samples; float32, or of the dtype of the weights. C is at most 4096.
+    conditions : Conditions
+        Terms of the conditioning, which samples may share as expanded tensors.
+    weights : ConditionedTransitionWeights
+        Weights, float16, bfloat16 or float32, with at most 4096 hidden channels.
+
+    Returns
+    -------
+    [B, R, S, C]
+        ``x``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    inputs, down = weights
+    channels, hidden = x.shape[-1], len(inputs) // 2
+    check_same(FLOATS, {"inputs": inputs, "down": down})
+    check_shape("inputs", inputs, (2 * hidden, channels))
+    check_shape("down", down, (channels, hidden))
+    y = adaptive_norm(x, conditions.scale, conditions.shift, conditions.eps, inputs.dtype)
+    gate, up = linear(y, inputs).chunk(2, -1)
+    y = torch.empty_like(up, memory_format=torch.contiguous_format)
+    _gate(up, gate, y, swish=True)
+    return _add(x, linear(y, down), conditions.gate)
+
+
+def _add(x: Tensor, update: Tensor, gate: Tensor) -> Tensor:
+    """Add a gated update to rows in place, and return these."""
+    _gate(update, gate, x, added=True)
+    return x
+
+
+def _gate(
+    x: Tensor, gate: Tensor, out: Tensor, *, swish: bool = False, added: bool = False
+) -> None:
+    """Write rows times gates; the activation SiLU of gates if ``swish``, and a sum if ``added``."""
+    _check(x=x, gate=gate, out=out)
+    if not x.numel():
+        return
+    n_rows, block, rows, warps = _blocks(x)
+    with torch.cuda.device_of(x):
+        _gated_fwd_kernel[(triton.cdiv(n_rows, rows),)](
+            x,
+            gate,
+            out,
+            n_rows,
+            x.shape[1:3],
+            x.stride()[:-1],
+            gate.stride()[:-1],
+            out.stride()[:-1],
+            SWISH=swish,
+            ADDED=added,
+            CHANNELS=x.shape[-1],
+            C=block,
+            M=rows,
+            num_warps=warps,
+        )
+
+
+def _blocks(x: Tensor) -> tuple[int, int, int, int]:
+    """Return the number of rows, their block of channels, and rows and warps per program."""
+    block = triton.next_power_of_2(x.shape[-1])
+    return x[..., 0].numel(), block, max(1, _ELEMENTS // block), 8 if block > _ELEMENTS else 4
+
+
+def _check(**tensors: Tensor) -> None:
+    """Raise unless tensors of rows have one shape, supported dtypes and contiguous channels."""
+    shape = next(iter(tensors.values())).shape
+    for name, x in tensors.items():
+        check_shape(name, x, ("B", "R", "S", "C"))
+        check_shape(name, x, shape)
+        if x.dtype not in FLOATS:
+            raise InputError(f"{name} is {x.dtype}: use float16, bfloat16 or float32")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise InputError(f"the channels of {name} must be contiguous")
+    check_device(*tensors.values())
+    if shape[-1] > _MOST_CHANNELS:
+        raise InputError(f"the rows have {shape[-1]} channels: use at most {_MOST_CHANNELS}")

@@ -1,0 +1,214 @@
+"""Gated output projections of attention, added to the rows that attend.
+
+    x <- x + O (y sigmoid(G norm(x)))
+
+The gates are computed from the rows, which are read anyway, and are not stored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.blocks import block_side
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
+from mlff_triton.kernels.pairs.row_blocks import (
+    chunk,
+    gated,
+    load_rows,
+    load_weight,
+    moments,
+    normalize,
+    normalized_product,
+)
+from mlff_triton.kernels.types.norm import Norm
+
+_MOST_CHANNELS = 512
+
+
+@triton.jit
+def _gated_update_fwd_kernel(
+    x_ptr,
+    y_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    gate_ptr,
+    out_ptr,
+    n_rows,
+    shape,
+    x_strides,
+    y_strides,
+    EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    C: tl.constexpr,
+    CHUNK: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Add updates to rows x [B, R, S, CHANNELS] in place.
+
+    Reads y [B, R, S, WIDTH / DIM, DIM] and weights gate [WIDTH, CHANNELS] and out
+    [CHANNELS, WIDTH]. Grid: (blocks of M rows,).
+    """
+    rows, length = shape
+    place = tl.program_id(0) * M + tl.arange(0, M)
+    inside = place < n_rows
+    token, row = (place % length).to(tl.int64), (place // length % rows).to(tl.int64)
+    batch, channel = (place // length // rows).to(tl.int64), tl.arange(0, C)
+    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    y_ptrs = y_ptr + batch * y_strides[0] + row * y_strides[1] + token * y_strides[2]
+    half: tl.constexpr = gate_ptr.dtype.element_ty
+    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    mean, rstd = moments(x, channel, CHANNELS, EPS)
+    x = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS).to(half)
+    acc = tl.zeros((M, C), tl.float32)
+    for first in range(0, WIDTH, K):
+        gate = normalized_product(
+            x,
+            x_ptr,
+            offsets,
+            inside,
+            1,
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            gate_ptr,
+            first,
+            WIDTH,
+            CHANNELS,
+            PRECISION,
+            False,
+            CHUNK,
+            K,
+        )  # [M, K]
+        column = first + tl.arange(0, K)
+        columns = (column // DIM).to(tl.int64) * y_strides[3] + column % DIM
+        loaded = inside[:, None] & (column < WIDTH)[None, :]
+        y = tl.load(y_ptrs[:, None] + columns[None, :], loaded, other=0.0).to(tl.float32)
+        y = gated(y, gate).to(half)
+        weight = load_weight(out_ptr, 0, first, CHANNELS, WIDTH, C, K)
+        if CHUNK < C:
+            acc += tl.dot(y, weight.T, input_precision=PRECISION)
+        else:
+            acc = tl.dot(y, weight.T, acc, input_precision=PRECISION)
+    acc += load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)
+    pointers = x_ptr + offsets[:, None] + channel[None, :]
+    stored = inside[:, None] & (channel < CHANNELS)[None, :]
+    tl.store(pointers, acc.to(x_ptr.dtype.element_ty), stored)
+
+
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, block: int, size: int) -> Tile:
+        """Return block sizes for a block of channels, and bytes per element of the weights."""
+        if size > 2:
+            return cls(32 if block <= 256 else 16, 16, 4 if block <= 128 else 8, 1)
+        if block <= 128:
+            return cls(64, 128, 4, 1)
+        return cls(64 if block <= 256 else 32, 32, 8, 1)
+
+
+def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -> Tensor:
+    """Add gated projections of attention outputs to rows in place, without gradients.
+
+    Parameters
+    ----------
+    x : [B, R, S, C]
+        Rows with contiguous channels, and any other strides; float32, or of the dtype of the
+        weights. C is at most 512.
+    y : [B, R, S, H, D]
+        Attention outputs, of the dtype of the weights, with contiguous channels of a head.
+    norm : Norm
+        Normalization of the rows, before the map to gates.
+    gate, out : [H D, C] and [C, H D]
+        Map of normalized rows to gates, and of gated outputs to updates; float16, bfloat16 or
+        float32. Products have this precision, and sums float32.
+
+    Returns
+    -------
+    [B, R, S, C]
+        ``x``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> x, y = torch.randn(1, 7, 7, 16, device="cuda"), torch.randn(1, 7, 7, 2, 8, device="cuda")
+    >>> norm = torch.ones(16, device="cuda"), torch.zeros(16, device="cuda"), 1e-5
+    >>> gated_update_(x, y, norm, *torch.randn(2, 16, 16, device="cuda")).shape
+    torch.Size([1, 7, 7, 16])
+    """
+    _check(x, y, norm, gate, out)
+    if not x.numel():
+        return x
+    *_, rows, length, channels = x.shape
+    n_rows, block = x[..., 0].numel(), block_side(channels)
+    y = y if y.stride(-1) == 1 else y.contiguous()
+    tile = Tile.of(block, gate.element_size())
+    with torch.cuda.device_of(x):
+        _gated_update_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
+            x,
+            y,
+            *norm_arguments(norm),
+            gate.contiguous(),
+            out.contiguous(),
+            n_rows,
+            (rows, length),
+            x.stride()[:-1],
+            y.stride()[:-1],
+            EPS=norm[2],
+            PRECISION=exact_precision(gate),
+            CHANNELS=channels,
+            WIDTH=len(gate),
+            DIM=y.shape[-1],
+            C=block,
+            CHUNK=chunk(block, gate),
+            M=tile.rows,
+            K=min(tile.columns, block_side(len(gate))),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return x
+
+
+def _check(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -> None:
+    """Raise unless the arguments of `gated_update_` fit together."""
+    check_shape("x", x, ("B", "R", "S", "C"))
+    channels = x.shape[-1]
+    if channels > _MOST_CHANNELS:
+        raise InputError(f"the rows have {channels} channels: use at most {_MOST_CHANNELS}")
+    if channels > 1 and x.stride(-1) != 1:
+        raise InputError("the channels of x must be contiguous")
+    check_same(FLOATS, {"gate": gate, "out": out, "y": y})
+    check_device(x, gate)
+    if x.dtype not in (torch.float32, gate.dtype):
+        raise InputError(f"x is {x.dtype} and the weights are {gate.dtype}: use float32")
+    check_norm("norm", norm, x)
+    check_shape("y", y, (*x.shape[:3], "H", "D"))
+    width = y.shape[3] * y.shape[4]
+    check_shape("gate", gate, (width, channels))
+    check_shape("out", out, (channels, width))

@@ -1,0 +1,291 @@
+"""Projections of normalized rows, written in the layouts that later products read.
+
+    out_k = scale_k mask (W_k norm(x) + b_k)      for all maps k
+
+Rows are read once for all maps. They may be given in any order, such as columns of pairs, so that
+nothing is transposed in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.blocks import block_side
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
+from mlff_triton.kernels.pairs.row_blocks import (
+    chunk,
+    load_rows,
+    moments,
+    normalize,
+    normalized_product,
+)
+from mlff_triton.kernels.types.norm import Norm
+
+_MOST_CHANNELS = 512
+
+
+@triton.jit
+def _write_projection(
+    x,
+    x_ptr,
+    offsets,
+    inside,
+    factor,
+    mean,
+    rstd,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptrs,
+    head_stride,
+    dim_stride,
+    PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    CHUNK: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write one map of a block of rows, for which see `normalized_product`, times factors [M].
+
+    The results of the rows are at ``out_ptrs`` [M]. K of them are computed at a time.
+    """
+    for first in range(0, WIDTH, K):
+        y = normalized_product(
+            x,
+            x_ptr,
+            offsets,
+            inside,
+            1,
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            weight_ptr,
+            first,
+            WIDTH,
+            CHANNELS,
+            PRECISION,
+            False,
+            CHUNK,
+            K,
+        )  # [M, K]
+        column = first + tl.arange(0, K)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + column, column < WIDTH, other=0.0).to(tl.float32)[None, :]
+        head, dim = (column // DIM).to(tl.int64), (column % DIM).to(tl.int64)
+        pointers = out_ptrs[:, None] + (head * head_stride + dim * dim_stride)[None, :]
+        stored = inside[:, None] & (column < WIDTH)[None, :]
+        tl.store(pointers, (y * factor[:, None]).to(out_ptrs.dtype.element_ty), stored)
+
+
+@triton.jit
+def _projections_fwd_kernel(
+    x_ptr,
+    mask_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    weight_ptrs,
+    bias_ptrs,
+    out_ptrs,
+    n_rows,
+    shape,
+    x_strides,
+    out_strides,
+    EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    DIMS: tl.constexpr,
+    SCALES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    C: tl.constexpr,
+    CHUNK: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write out_k [B, R, S, WIDTHS[k] / DIMS[k], DIMS[k]] for all maps k.
+
+    Reads x [B, R, S, CHANNELS], mask [B, R, S] or None, weights [WIDTHS[k], CHANNELS] and biases
+    [WIDTHS[k]] or None. ``out_strides`` has those of all five axes of each map in turn. BLOCKS[k]
+    outputs of a map are computed at a time. Grid: (blocks of M rows,).
+    """
+    rows, length = shape
+    place = tl.program_id(0) * M + tl.arange(0, M)
+    inside = place < n_rows
+    token, row = (place % length).to(tl.int64), (place // length % rows).to(tl.int64)
+    batch, channel = (place // length // rows).to(tl.int64), tl.arange(0, C)
+    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    mean, rstd = moments(x, channel, CHANNELS, EPS)
+    x = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS)
+    x = x.to(weight_ptrs[0].dtype.element_ty)
+    if mask_ptr is not None:
+        kept = tl.load(mask_ptr + place, inside, other=0).to(tl.float32)
+    else:
+        kept = tl.full((M,), 1.0, tl.float32)
+    for k in tl.static_range(len(WIDTHS)):
+        out_offsets = batch * out_strides[5 * k] + row * out_strides[5 * k + 1]
+        out_offsets += token * out_strides[5 * k + 2]
+        _write_projection(
+            x,
+            x_ptr,
+            offsets,
+            inside,
+            kept * SCALES[k],
+            mean,
+            rstd,
+            norm_weight_ptr,
+            norm_bias_ptr,
+            weight_ptrs[k],
+            bias_ptrs[k],
+            out_ptrs[k] + out_offsets,
+            out_strides[5 * k + 3],
+            out_strides[5 * k + 4],
+            PRECISION,
+            CHANNELS,
+            WIDTHS[k],
+            DIMS[k],
+            CHUNK,
+            BLOCKS[k],
+        )
+
+
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, block: int, size: int) -> Tile:
+        """Return block sizes for a block of channels, and bytes per element of the weights."""
+        if size > 2:
+            return cls(32 if block <= 256 else 16, 32, 4 if block <= 128 else 8, 1)
+        if block <= 128:
+            return cls(64, 64, 4, 2)
+        return cls(64 if block <= 256 else 32, 64, 8, 1)
+
+
+class Projection(NamedTuple):
+    """One map of normalized rows, and the tensor for its results.
+
+    Attributes
+    ----------
+    weight : [G D, C]
+        Map of channels, of the dtype of all others.
+    out : [B, R, S, G, D]
+        Results, of a floating dtype, with any strides.
+    bias : [G D], optional
+        Added to the products.
+    scale : float
+        Factor of the results.
+    """
+
+    weight: Tensor
+    out: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+
+
+def project_rows(
+    x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | None = None
+) -> None:
+    """Write projections of normalized rows, without gradients.
+
+    Parameters
+    ----------
+    x : [B, R, S, C]
+        Rows with contiguous channels and any other strides; float32, or of the dtype of the
+        weights. C is at most 512.
+    norm : Norm
+        Normalization of the rows.
+    maps : sequence of Projection
+        Maps with weights in float16, bfloat16 or float32, and their results. Products have this
+        precision, and sums float32.
+    mask : [B, R, S], optional
+        Factor of the results; 1 by default.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+
+    Examples
+    --------
+    >>> x, weight = torch.randn(1, 7, 7, 16, device="cuda"), torch.ones(4, 16, device="cuda")
+    >>> norm = torch.ones(16, device="cuda"), torch.zeros(16, device="cuda"), 1e-5
+    >>> planes = torch.empty(1, 4, 7, 7, device="cuda")
+    >>> project_rows(x, norm, [Projection(weight, planes.movedim(1, 3)[..., None])])
+    """
+    _check(x, norm, maps, mask)
+    if not x.numel():
+        return
+    *_, rows, length, channels = x.shape
+    n_rows, block = x[..., 0].numel(), block_side(channels)
+    weight = maps[0].weight
+    tile = Tile.of(block, weight.element_size())
+    with torch.cuda.device_of(x):
+        _projections_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
+            x,
+            None if mask is None else mask.contiguous(),
+            *norm_arguments(norm),
+            tuple(m.weight.contiguous() for m in maps),
+            tuple(None if m.bias is None else m.bias.contiguous() for m in maps),
+            tuple(m.out for m in maps),
+            n_rows,
+            (rows, length),
+            x.stride()[:-1],
+            tuple(stride for m in maps for stride in m.out.stride()),
+            EPS=norm[2],
+            PRECISION=exact_precision(weight),
+            CHANNELS=channels,
+            WIDTHS=tuple(len(m.weight) for m in maps),
+            DIMS=tuple(m.out.shape[-1] for m in maps),
+            SCALES=tuple(float(m.scale) for m in maps),
+            BLOCKS=tuple(min(block_side(len(m.weight)), tile.columns) for m in maps),
+            C=block,
+            CHUNK=chunk(block, weight),
+            M=tile.rows,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+
+
+def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | None) -> None:
+    """Raise unless the arguments of `project_rows` fit together."""
+    check_shape("x", x, ("B", "R", "S", "C"))
+    channels = x.shape[-1]
+    if channels > _MOST_CHANNELS:
+        raise InputError(f"the rows have {channels} channels: use at most {_MOST_CHANNELS}")
+    if channels > 1 and x.stride(-1) != 1:
+        raise InputError("the channels of x must be contiguous")
+    check_same(FLOATS, {f"weight {k}": m.weight for k, m in enumerate(maps)})
+    check_device(x, *(m.out for m in maps))
+    if x.dtype not in (torch.float32, maps[0].weight.dtype):
+        raise InputError(f"x is {x.dtype} and the weights are {maps[0].weight.dtype}: use float32")
+    check_norm("norm", norm, x)
+    for k, (weight, out, bias, _) in enumerate(maps):
+        groups, dim = out.shape[3:]
+        check_shape(f"weight {k}", weight, (groups * dim, channels))
+        check_shape(f"out {k}", out, (*x.shape[:3], groups, dim))
+        if bias is not None:
+            check_device(x, bias)
+            check_shape(f"bias {k}", bias, (groups * dim,))
+    if mask is not None:
+        check_device(x, mask)
+        check_shape("mask", mask, x.shape[:3])

@@ -1,0 +1,72 @@
+"""Conditioned updates of tokens and atoms, in plain PyTorch.
+
+    y = (x - mean) / sqrt(variance + eps) sigmoid(scale) + shift      adaptive normalization
+    x <- x + O (softmax(q k / sqrt(D) + b) v sigmoid(g)) sigmoid(gate)      q, k, v, g = W y
+    x <- x + D (silu(G y) (U y)) sigmoid(gate)                        transition
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear, silu
+
+from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
+from mlff_triton.kernels.types.pair_stack import (
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    Conditions,
+)
+
+
+def adaptive_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Compute `mlff_triton.kernels.pairs.conditioning.adaptive_norm`."""
+    return (layer_norm(x, x.shape[-1:], eps=eps) * scale.sigmoid() + shift).to(dtype)
+
+
+def conditioned_attention_(
+    x: Tensor,
+    conditions: Conditions,
+    bias: Tensor,
+    weights: ConditionedAttentionWeights,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Compute `mlff_triton.kernels.pairs.conditioning.conditioned_attention_`."""
+    return x.add_(conditioned_attention_update(x, conditions, bias, weights, mask))
+
+
+def conditioned_attention_update(
+    x: Tensor,
+    conditions: Conditions,
+    bias: Tensor,
+    weights: ConditionedAttentionWeights,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return what `conditioned_attention_` adds."""
+    scale, shift, gate, eps = conditions
+    y = adaptive_norm(x, scale, shift, eps, x.dtype)
+    q, k, v, g = linear(y, weights.inputs, weights.inputs_bias).chunk(4, -1)
+    q, k, v = (part.unflatten(-1, (bias.shape[1], -1)) for part in (q, k, v))
+    y = pair_attention(q, k, v, bias, mask).flatten(3) * g.sigmoid()
+    return linear(y, weights.out) * gate.sigmoid()
+
+
+def conditioned_transition_(
+    x: Tensor, conditions: Conditions, weights: ConditionedTransitionWeights
+) -> Tensor:
+    """Compute `mlff_triton.kernels.pairs.conditioning.conditioned_transition_`."""
+    return x.add_(conditioned_transition_update(x, conditions, weights))
+
+
+def conditioned_transition_update(
+    x: Tensor, conditions: Conditions, weights: ConditionedTransitionWeights
+) -> Tensor:
+    """Return what `conditioned_transition_` adds."""
+    scale, shift, gate, eps = conditions
+    a, b = linear(adaptive_norm(x, scale, shift, eps, x.dtype), weights.inputs).chunk(2, -1)
+    return linear(silu(a) * b, weights.down) * gate.sigmoid()

@@ -1,0 +1,132 @@
+"""Conditioned updates, compared with their references in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs.conditioning import (
+    adaptive_norm,
+    conditioned_attention_,
+    conditioned_transition_,
+)
+from mlff_triton.kernels.pairs.reference import conditioning as reference
+from mlff_triton.kernels.types.pair_stack import (
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    Conditions,
+)
+from mlff_triton.testing import assert_within
+from tests.kernels.pairs.cases import (
+    BOUNDS,
+    dtypes,
+    random,
+    random_map,
+    to,
+)
+
+pytestmark = pytest.mark.usefixtures("described")
+
+SIZES = [(1, 1, 1, 16, 1), (2, 3, 17, 48, 2), (1, 5, 20, 96, 4)]  # batches, samples, tokens, ...
+
+
+def conditions(batch: int, n: int, channels: int, precision: torch.dtype) -> Conditions:
+    """Return random terms in float64 that all samples share."""
+    return Conditions(*(random(batch, 1, n, channels, dtype=precision) for _ in range(3)))
+
+
+def shared(terms: Conditions, samples: int) -> Conditions:
+    """Expand terms to samples."""
+    return Conditions(*(x.expand(-1, samples, -1, -1) for x in terms[:3]), terms.eps)
+
+
+@dtypes
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_adaptive_norm(size, precision, device):
+    batch, samples, n, channels, _ = size
+    x = random(batch, samples, n, channels, dtype=precision)
+    terms = conditions(batch, n, channels, precision)
+    exact = reference.adaptive_norm(x, terms.scale, terms.shift, 1e-5, torch.float64)
+    moved = shared(Conditions(*to(terms[:3], device, precision)), samples)
+    found = adaptive_norm(x.to(device, precision), moved[0], moved[1], 1e-5, precision)
+    assert found.dtype is precision
+    assert_within(found.cpu(), exact, BOUNDS[precision])
+
+
+@dtypes
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_conditioned_attention(size, precision, device):
+    batch, samples, n, channels, heads = size
+    x = random(batch, samples, n, channels, dtype=precision)
+    terms = conditions(batch, n, channels, precision)
+    bias = random(batch, heads, n, n, dtype=precision)
+    given = ConditionedAttentionWeights(
+        random_map(4 * channels, channels, precision),
+        random(4 * channels, dtype=precision),
+        random_map(channels, channels, precision),
+    )
+    mask = torch.ones(batch, samples, n)
+    mask[..., n - n // 4 :] = 0
+    update = reference.conditioned_attention_update(x, terms, bias, given, mask)
+    moved = Conditions(*to(terms[:3], device, precision))
+    rest = to((bias, given, mask), device, precision)
+    found = x.to(device, torch.float32)
+    result = conditioned_attention_(found, shared(moved, samples), *rest)
+    assert result is found
+    assert_within(found.cpu().double() - x, update, BOUNDS[precision])
+
+
+@dtypes
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_conditioned_transition(size, precision, device):
+    batch, samples, n, channels, _ = size
+    x = random(batch, samples, n, channels, dtype=precision)
+    terms = conditions(batch, n, channels, precision)
+    given = ConditionedTransitionWeights(
+        random_map(4 * channels, channels, precision),
+        random_map(channels, 2 * channels, precision),
+    )
+    update = reference.conditioned_transition_update(x, terms, given)
+    moved = Conditions(*to(terms[:3], device, precision))
+    weights = to(given, device, precision)
+    found = x.to(device, torch.float32)
+    assert conditioned_transition_(found, shared(moved, samples), weights) is found
+    assert_within(found.cpu().double() - x, update, BOUNDS[precision])
+
+
+def test_rows_that_are_not_numbers_are_seen(device):
+    x, scale, shift = torch.randn(3, 1, 2, 5, 16, device=device)
+    x[0, 1, 2, 3] = torch.nan
+    found = adaptive_norm(x, scale, shift, 1e-5, torch.float32).isnan()
+    assert found[0, 1, 2].all()
+    assert found.sum() == 16
+
+
+def test_empty(device):
+    x = torch.empty(1, 0, 5, 16, device=device)
+    given = ConditionedTransitionWeights(
+        *(torch.ones(s, device=device) for s in ((64, 16), (16, 32)))
+    )
+    assert not conditioned_transition_(x, Conditions(x, x, x), given).numel()
+
+
+def test_bad_arguments_are_refused(device):
+    x = torch.ones(1, 2, 5, 16, device=device)
+    given = ConditionedTransitionWeights(
+        *(torch.ones(s, device=device) for s in ((64, 16), (16, 32)))
+    )
+    with pytest.raises(InputError, match="scale has the shape"):
+        conditioned_transition_(x, Conditions(x[:, :1], x, x), given)
+    with pytest.raises(InputError, match="down has the shape"):
+        conditioned_transition_(x, Conditions(x, x, x), given._replace(down=given.inputs))
+    with pytest.raises(InputError, match="use float16, bfloat16 or float32"):
+        adaptive_norm(x.double(), x, x, 1e-5, torch.float32)
+    with pytest.raises(InputError, match="channels of shift must be contiguous"):
+        adaptive_norm(x, x, x.repeat_interleave(2, -1)[..., ::2], 1e-5, torch.float32)
+    weights = ConditionedAttentionWeights(
+        torch.ones(64, 16, device=device), None, torch.ones(16, 16, device=device)
+    )
+    bias = torch.ones(1, 3, 5, 5, device=device)
+    with pytest.raises(InputError, match="not divisible by 3 heads"):
+        conditioned_attention_(x, Conditions(x, x, x), bias, weights)
