@@ -18,7 +18,9 @@ from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT, harm
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
     """Compute `mlff_triton.kernels.ops.edge_tensors.edge_tensors`."""
-    tensors = harmonics(directions.T)[:, :, None] * factors.movedim(1, 0)[list(PART_OF_COMPONENT)]
+    # An index of Python numbers would be copied from the host, which no CUDA graph can capture.
+    of_components = torch.stack([factors[:, part] for part in PART_OF_COMPONENT])  # [9, E, F]
+    tensors = harmonics(directions.T)[:, :, None] * of_components
     edges = torch.arange(len(factors), device=row_ptr.device, dtype=row_ptr.dtype)
     receivers = torch.searchsorted(row_ptr, edges, right=True) - 1  # N: no atom
     sums = tensors.new_zeros(9, len(row_ptr), factors.shape[2])
