@@ -1,8 +1,9 @@
 """In-place, reversible acceleration of live TorchMD-NET models.
 
-`accelerate` turns a ``TensorNet`` inside a model of TorchMD-NET 3 into a `PatchedTensorNet` by
-assigning another class to that one instance. Parameters, buffers and submodules are not modified,
-and neither are the classes and modules that other models share.
+`accelerate` turns a ``TensorNet`` or ``TensorNet2`` inside a model of TorchMD-NET 3 into a
+`PatchedTensorNet` or `PatchedTensorNet2` by assigning another class to that one instance.
+Parameters, buffers and submodules are not modified, and neither are the classes and modules that
+other models share.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from mlff_triton.errors import InputError, UnsupportedModelError
 from mlff_triton.kernels.common.checks import FLOATS
 
 BACKENDS = ("auto", "triton", "torch")
+_KINDS = {
+    "torchmdnet.models.tensornet": "TensorNet",
+    "torchmdnet.models.tensornet2": "TensorNet2",
+}
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,8 +38,8 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
     Parameters
     ----------
     model : torch.nn.Module
-        A ``TensorNet`` or any module that contains one or several, such as a ``TorchMD_Net``, an
-        ensemble, or a model of your own. Modified in place.
+        A ``TensorNet``, a ``TensorNet2``, or any module that contains one or several, such as a
+        ``TorchMD_Net``, an ensemble, or a model of your own. Modified in place.
     backend : {"auto", "triton", "torch"}
         "triton" uses kernels. "auto" also uses kernels, but PyTorch if the model is later moved to
         a CPU. "torch" evaluates the same equations in PyTorch on any device.
@@ -47,7 +52,7 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
     Raises
     ------
     UnsupportedModelError
-        If the model contains no ``TensorNet``, or one that was modified or is neither float32 nor
+        If the model contains neither network, or one that was modified or is neither float32 nor
         float64. The model is left unchanged.
     BackendError
         If the backend is not "torch", and the model is not on a GPU or Triton is missing.
@@ -56,7 +61,7 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
 
     Notes
     -----
-    Forward hooks of the submodules of a ``TensorNet`` are not called. TorchScript cannot compile an
+    Forward hooks of the submodules of a network are not called. TorchScript cannot compile an
     accelerated model: `restore` it first. For SO(3), TorchMD-NET's Warp kernels and its PyTorch
     operations implement two different models. The results here are those of the PyTorch operations.
 
@@ -80,9 +85,11 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
             check_triton(next(network.parameters()).device)
     # This import needs TorchMD-NET, which the model has already loaded.
     from mlff_triton.torchmd_net.patched_tensornet import PatchedTensorNet
+    from mlff_triton.torchmd_net.patched_tensornet2 import PatchedTensorNet2
 
     for network in networks:
-        network.__class__ = PatchedTensorNet
+        charged = hasattr(network, "charge_predicts")
+        network.__class__ = PatchedTensorNet2 if charged else PatchedTensorNet
         network.mlff_triton_backend = backend
     return model
 
@@ -151,33 +158,39 @@ def _backend_of(network: nn.Module) -> str | None:
 
 
 def _networks(model: nn.Module) -> list[Any]:
-    """List the TensorNets in a model. If there are any, their package is already imported."""
-    home = sys.modules.get("torchmdnet.models.tensornet")
-    found = [m for m in model.modules() if home is not None and isinstance(m, home.TensorNet)]
+    """List the networks in a model. If there are any, their packages are already imported."""
+    kinds = tuple(
+        getattr(sys.modules[home], name) for home, name in _KINDS.items() if home in sys.modules
+    )
+    found = [module for module in model.modules() if isinstance(module, kinds)]
     if not found:
         inner = type(getattr(model, "representation_model", model)).__name__
         raise UnsupportedModelError(
-            f"{inner} is not TorchMD-NET's TensorNet, the only network that can be accelerated: "
-            "use the model as it is"
+            f"{inner} is not TorchMD-NET's TensorNet or TensorNet2, the only networks that can be "
+            "accelerated: use the model as it is"
         )
     return found
 
 
 def _check(network: Any) -> None:
     """Raise unless a network's forward pass is TorchMD-NET's own, in a supported dtype."""
-    from torchmdnet.models.tensornet import TensorNet
     from torchmdnet.models.utils import act_class_mapping
 
-    if type(network) is not TensorNet and _backend_of(network) is None:
+    kind = type(network)
+    if _KINDS.get(kind.__module__) != kind.__name__ and _backend_of(network) is None:
         raise UnsupportedModelError(
-            f"{type(network).__name__} overrides TensorNet, so its forward pass is unknown: "
+            f"{kind.__name__} overrides TensorNet, so its forward pass is unknown: "
             "use the model as it is"
         )
     known = act_class_mapping[network.activation]
-    for module in (network, network.tensor_embedding, *network.layers):
-        if type(module.act) is not known or getattr(module.act, "beta", 1.0) != 1.0:
+    acts = [m.act for m in (network, network.tensor_embedding, *network.layers)]
+    if hasattr(network, "charge_predicts"):
+        for predictor in (network.charge_predict_0, *network.charge_predicts):
+            acts += [m for m in predictor.q_mlp.layers if not isinstance(m, nn.Linear)]
+    for act in acts:
+        if type(act) is not known or getattr(act, "beta", 1.0) != 1.0:
             raise UnsupportedModelError(
-                f"an activation was replaced by {module.act}: use the model as it is"
+                f"an activation was replaced by {act}: use the model as it is"
             )
     dtypes = {parameter.dtype for parameter in network.parameters()}
     if len(dtypes) > 1 or not dtypes.issubset(FLOATS):

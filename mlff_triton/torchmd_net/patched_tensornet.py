@@ -16,14 +16,11 @@ import functools
 import importlib
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmdnet.models.tensornet import (
-    Interaction,
-    TensorEmbedding,
-    TensorNet,
-)
+from torchmdnet.models.tensornet import TensorEmbedding, TensorNet
 
 from mlff_triton.model.irreps import PART_OF_COMPONENT, scale
 
@@ -129,6 +126,25 @@ def sort_edges(
     )
 
 
+def op_set_of(network: Any, pos: Tensor) -> str:
+    """Return the operators that an accelerated network uses: "triton" or "torch"."""
+    op_set = str(network.mlff_triton_backend)
+    if op_set == "auto":
+        return "triton" if pos.is_cuda else "torch"
+    return op_set
+
+
+def edges_of(network: Any, pos: Tensor, batch: Tensor, box: Tensor | None) -> Edges:
+    """Search the neighbors of all atoms as the network does, and sort them."""
+    index, distances, vectors = network.distance(pos, batch, box)
+    filled = bool(network.static_shapes)
+    if filled and op_set_of(network, pos) == "torch":  # only kernels can skip filler
+        found = index[0] >= 0
+        index, distances, vectors = index[:, found], distances[found], vectors[found]
+        filled = False
+    return sort_edges(index.long(), distances, vectors, len(pos), filled)
+
+
 class PatchedTensorNet(TensorNet):
     """TorchMD-NET's network after `mlff_triton.accelerate`.
 
@@ -151,35 +167,21 @@ class PatchedTensorNet(TensorNet):
         s: Tensor | None = None,  # noqa: ARG002 - TensorNet has no spin
     ) -> tuple[Tensor, None, Tensor, Tensor, Tensor]:
         """Compute atom features as `torchmdnet.models.tensornet.TensorNet.forward` does."""
-        op_set = self.mlff_triton_backend
-        if op_set == "auto":
-            op_set = "triton" if pos.is_cuda else "torch"
-        ops = operators(op_set)
-        edges = self._edges(pos, batch, box, len(z), op_set)
+        ops = operators(op_set_of(self, pos))
+        edges = edges_of(self, pos, batch, box)
         total_charge = torch.zeros_like(z) if q is None else q[batch]
         charge_factor = (1 + 0.1 * total_charge).to(pos.dtype)
         basis = self.distance_expansion(edges.distances)
 
-        x = _embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
+        x = embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
         for layer in self.layers:
-            x = _interact(ops, layer, self.activation, x, edges, basis, charge_factor)
-        norms = _normalize(ops, self.out_norm, ops.irrep_norms(x))
+            x = interact(ops, layer, self.activation, x, edges, basis, charge_factor)
+        norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         features = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)
         return features, None, z, pos, batch
 
-    def _edges(
-        self, pos: Tensor, batch: Tensor, box: Tensor | None, n_atoms: int, op_set: str
-    ) -> Edges:
-        index, distances, vectors = self.distance(pos, batch, box)
-        filled = self.static_shapes
-        if filled and op_set == "torch":  # only kernels can skip filler
-            found = index[0] >= 0
-            index, distances, vectors = index[:, found], distances[found], vectors[found]
-            filled = False
-        return sort_edges(index.long(), distances, vectors, n_atoms, filled)
 
-
-def _embed(
+def embed(
     ops: SimpleNamespace,
     module: TensorEmbedding,
     activation: str,
@@ -203,23 +205,23 @@ def _embed(
     factors = edges.mask_filler(radial.unflatten(1, (3, -1)) * pairs[:, None])
     x = ops.edge_tensors(edges.directions, factors, edges.row_ptr)
 
-    scales = _normalize(ops, module.init_norm, _squared_norm(ops, x))
+    scales = normalize(ops, module.init_norm, _squared_norm(ops, x))
     for linear in module.linears_scalar:
         scales = ops.linear(scales, linear.weight, linear.bias, activation)
     return scale(_mix_channels(x, module.linears_tensor), scales.unflatten(1, (3, -1)))
 
 
-def _interact(
+def interact(
     ops: SimpleNamespace,
-    layer: Interaction,
+    layer: Any,
     activation: str,
     x: Tensor,
     edges: Edges,
-    basis: Tensor,
+    features: Tensor,
     charge_factor: Tensor,
 ) -> Tensor:
-    """Update the tensors [9, N, F] in an interaction layer."""
-    factors = basis
+    """Update the tensors [9, N, F] in an interaction layer, given features [E, K] of the edges."""
+    factors = features
     *inner, last = layer.linears_scalar
     for linear in inner:
         factors = ops.linear(factors, linear.weight, linear.bias, activation)
@@ -251,6 +253,7 @@ def _squared_norm(ops: SimpleNamespace, x: Tensor) -> Tensor:
     return norms
 
 
-def _normalize(ops: SimpleNamespace, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+def normalize(ops: SimpleNamespace, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Normalize rows with the weights of a layer."""
     normed: Tensor = ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
     return normed

@@ -17,10 +17,12 @@ from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
 from mlff_triton.testing import assert_close, assert_within
 from mlff_triton.torchmd_net.patch import accelerate, accelerated, restore
 from tests.support.torchmd_net import (
+    CUTOFF,
     OPTIONS,
     RELATIVE,
     STRUCTURES,
     arguments,
+    charged_arguments,
     crystal,
     loss,
     molecules,
@@ -31,11 +33,23 @@ from tests.support.torchmd_net import (
 SMALL = {"embedding_dimension": 8, "num_rbf": 4}
 
 
+CHARGED: dict[str, dict[str, Any]] = {
+    "O(3)": {},
+    "SO(3)": {"equivariance_invariance_group": "SO(3)"},
+    "no layers": {"num_layers": 0, "q_weights": [1.0]},
+    "static shapes": {"static_shapes": True},
+    "repulsion": {"repulsion": True},
+    "repulsion, static shapes": {"repulsion": True, "static_shapes": True},
+    "ssp": {"activation": "ssp"},
+    "without Coulomb": {"output_model": "Scalar"},
+}
+
+
 @pytest.fixture
 def make_model(torchmdnet):
     """Function that makes random TorchMD-NET models without any weight of 0 or 1."""
 
-    def make(**changes: Any) -> nn.Module:
+    def make(arguments: Any = arguments, **changes: Any) -> nn.Module:
         precision = torch.get_default_dtype()
         model = torchmdnet.models.model.create_model(arguments(precision, **changes)).eval()
         for parameter in model.parameters():
@@ -78,6 +92,31 @@ def assert_same_training(
 @pytest.mark.parametrize("option", OPTIONS)
 def test_training_is_that_of_torchmd_net(make_model, dtype, option):
     assert_same_training(make_model(**OPTIONS[option]), molecules(dtype), dtype)
+
+
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("option", CHARGED)
+def test_training_with_charges_is_that_of_torchmd_net(make_model, dtype, option):
+    model = make_model(charged_arguments, **CHARGED[option])
+    assert_same_training(model, molecules(dtype), dtype)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_periodic_box_with_charges(make_model, dtype):
+    model = make_model(charged_arguments, coulomb_cutoff=CUTOFF)
+    assert_same_training(model, crystal("triclinic", dtype), dtype)
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_network_with_charges_on_its_own_without_a_total_charge(torchmdnet):
+    kind = torchmdnet.models.tensornet2.TensorNet2
+    network = kind(hidden_channels=8, num_rbf=4, q_dim=2, output_charges=True).double()
+    inputs = tensors_of(molecules(None), torch.float64)
+    del inputs["q"]
+    expected = network(**inputs)[0]
+    with accelerated(network, "torch"):
+        assert_close(network(**inputs)[0], expected, 0)
+    assert type(network) is kind
 
 
 @pytest.mark.usefixtures("plain")
@@ -237,7 +276,7 @@ def test_unknown_backend(make_model):
         accelerate(make_model(**SMALL), "cuda")
 
 
-@pytest.mark.parametrize("kind", ["equivariant-transformer", "graph-network", "tensornet2"])
+@pytest.mark.parametrize("kind", ["equivariant-transformer", "graph-network"])
 def test_other_architectures_are_refused(make_model, kind):
     others = {
         "num_heads": 2,
@@ -245,7 +284,6 @@ def test_other_architectures_are_refused(make_model, kind):
         "aggr": "add",
         "neighbor_embedding": True,
         "distance_influence": "both",
-        "q_dim": 4,
     }
     model = make_model(**others, model=kind)
     with pytest.raises(UnsupportedModelError, match=r"is not TorchMD-NET's TensorNet.*as it is"):
@@ -272,6 +310,10 @@ def test_changed_networks_are_refused(make_model, torchmdnet):
         accelerate(Own(hidden_channels=8), "torch")
     model = make_model(**SMALL)
     model.representation_model.layers[1].act = nn.ELU()
+    with pytest.raises(UnsupportedModelError, match=r"replaced by ELU\(alpha=1.0\)"):
+        accelerate(model, "torch")
+    model = make_model(charged_arguments, **SMALL)
+    model.representation_model.charge_predict_0.q_mlp.layers[1] = nn.ELU()
     with pytest.raises(UnsupportedModelError, match=r"replaced by ELU\(alpha=1.0\)"):
         accelerate(model, "torch")
     with pytest.raises(UnsupportedModelError, match=r"torch\.float16: use model\.float"):

@@ -1,4 +1,4 @@
-"""An accelerated TensorNet on the kernels, up to second derivatives.
+"""An accelerated TensorNet or TensorNet2 on the kernels, up to second derivatives.
 
 `tests/torchmd_net/test_patch.py` tests the rest.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from mlff_triton.torchmd_net.patch import accelerate, accelerated
@@ -21,19 +22,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "static shapes": {"static_shapes": True, "max_num_neighbors": 8},
     "one layer": {"num_layers": 1, "trainable_rbf": True},
 }
+CHARGED = {"q_dim": 3, "num_layers": 1, "output_charges": True}
 
 
 @pytest.fixture
 def make_network(monkeypatch, device):
-    """Function that makes TensorNets on PyTorch operations instead of Warp kernels."""
+    """Function that makes networks on PyTorch operations instead of Warp kernels."""
     torchmdnet = import_torchmdnet()
     use_plain_operations(torchmdnet, monkeypatch)
 
-    def make(**options: Any) -> nn.Module:
+    def make(*, charged: bool = False, **options: Any) -> nn.Module:
+        models = torchmdnet.models
+        kind = models.tensornet2.TensorNet2 if charged else models.tensornet.TensorNet
         torch.set_default_dtype(torch.float64)  # the dtype of the constant in its softplus
         try:
             defaults = {"hidden_channels": 8, "num_rbf": 5, "static_shapes": False, "max_z": 20}
-            return torchmdnet.models.tensornet.TensorNet(**(defaults | options)).double().to(device)
+            return kind(**(defaults | options)).double().to(device)
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -72,7 +76,19 @@ def training_step(network: nn.Module, inputs: dict[str, Tensor]) -> tuple[tuple[
     ],
 )
 def test_training_is_that_of_torchmd_net(make_network, option, device, dtype):
-    network = make_network(**OPTIONS[option])
+    assert_same_training(make_network(**OPTIONS[option]), device, dtype)
+
+
+@pytest.mark.parametrize(
+    ("option", "dtype"),
+    [("O(3)", torch.float64), ("SO(3)", torch.float32), ("static shapes", torch.float32)],
+)
+def test_training_with_charges_is_that_of_torchmd_net(make_network, option, device, dtype):
+    network = make_network(charged=True, **(OPTIONS[option] | CHARGED))
+    assert_same_training(network, device, dtype)
+
+
+def assert_same_training(network: nn.Module, device: str, dtype: torch.dtype) -> None:
     truth = training_step(network, inputs(device, torch.float64))
     network.to(dtype)
     with accelerated(network, "triton"):
@@ -81,6 +97,28 @@ def test_training_is_that_of_torchmd_net(make_network, option, device, dtype):
         for actual, expected in zip(*pairs, strict=True):
             assert actual.dtype == dtype
             assert_close(actual, expected, order, dtype)
+
+
+class HostTensors(TorchDispatchMode):
+    """Counts tensors that are made of Python numbers, and thus copied from the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten.lift_fresh.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("charged", [False, True])
+def test_training_copies_nothing_from_the_host(make_network, device, charged):
+    options = {"static_shapes": True, "max_num_neighbors": 8, "num_layers": 1}
+    network = make_network(charged=charged, **options).float()
+    tensors = inputs(device, torch.float32)
+    with accelerated(network, "triton"), HostTensors() as made:
+        training_step(network, tensors)
+    assert made.count == 0
 
 
 def test_a_periodic_box(make_network, device):
