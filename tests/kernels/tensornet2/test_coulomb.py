@@ -160,13 +160,14 @@ def head(cutoff, n_charges):
 
 
 @pytest.mark.parametrize("cutoff", [None, 5.0])
-def test_reference_follows_torchmd_net(cutoff):
+def test_reference_follows_torchmd_net(cutoff, device):
     sizes = 9, 4
     positions, charges, _, _, system_ptr, _ = pair_inputs(sizes, 6)
     module, weights = head(cutoff, 6)
     batch = torch.arange(2).repeat_interleave(torch.tensor(sizes))
     x = torch.cat([torch.zeros(13, 8).double(), charges], dim=1)
-    expected = module.pre_reduce(x, None, torch.ones(13).long(), positions, batch)[:, 0]
+    inputs = x, None, torch.ones(13).long(), positions, batch
+    expected = module.to(device).pre_reduce(*moved(inputs, device, torch.float64))[:, 0].cpu()
     if cutoff is None:
         order = AtomOrder(torch.arange(13).int(), system_ptr, 9)
         found, *_ = reference.coulomb_pairs(positions, charges, weights, order)
