@@ -69,7 +69,27 @@ def _edges(n_atoms: int, device: torch.device) -> Edges:
     positions = torch.from_numpy(box.system.positions).to(device)
     vectors = box.graph.vectors(positions, box.cell, None)
     knots = radial_messages._tables(device, torch.float32).knots
-    return Edges.of_graph(box.graph.row_ptr, box.graph.senders, box.graph.reverse, vectors, knots)
+    lists = box.graph.row_ptr, box.graph.senders, box.graph.reverse
+    return _in_matrix(Edges.of_graph(*lists, vectors, knots))
+
+
+def _in_matrix(edges: Edges) -> Edges:
+    """Move the edges of a graph to a neighbor matrix, as the engine keeps them."""
+    count = edges.slot_end - edges.slot_begin
+    capacity = int(count.max())
+    begin = torch.arange(len(count), device=count.device, dtype=count.dtype) * capacity
+    slots, receivers = edges.live()
+    places = slots + (begin - edges.slot_begin)[receivers]
+
+    def moved(values: Tensor) -> Tensor:
+        out = values.new_zeros(*values.shape[:-1], len(count) * capacity)
+        out[..., places] = values
+        return out
+
+    _, _, senders, _, reverse, *geometry = edges
+    origin, reverse = moved(places.int()), moved(places[reverse.long()].int())
+    fields = [moved(values) for values in geometry]
+    return Edges(begin, begin + count, moved(senders), origin, reverse, *fields)
 
 
 @lru_cache(maxsize=2)

@@ -155,15 +155,15 @@ class AtomBuffers:
 
 
 class DeviceNeighbors:
-    """The neighbor matrix of a batch.
+    """The neighbor matrices of a batch: one, or two if a Coulomb energy reaches farther.
 
-    All tensors keep their addresses, so that captured graphs can read and write them, until the
+    All tensors keep their addresses, so that captured graphs can read and write them, until a
     matrix needs more slots. `layout` counts these occasions.
 
     Parameters
     ----------
     model : DeviceModel
-        Cutoff, skin and capacity.
+        Cutoffs, skin and capacity.
     atoms : AtomBuffers
         The atoms.
     """
@@ -172,23 +172,39 @@ class DeviceNeighbors:
         self.layout = 0
         self._model = model
         self._atoms = atoms
-        n_atoms = len(atoms.positions)
+        n_atoms, charges = len(atoms.positions), model.parameters.charges
         self.radius = model.radius(n_atoms)
-        self._allocate(model.capacity.before(n_atoms, self.radius))
+        self._cutoffs = [model.cutoff]
+        if charges is not None and charges.network_cutoff < model.cutoff:
+            self._cutoffs.append(charges.network_cutoff)
+        self._radii = [self.radius - model.cutoff + cutoff for cutoff in self._cutoffs]
+        self._allocate([model.capacity.before(n_atoms, radius) for radius in self._radii])
 
-    def _allocate(self, capacity: int) -> None:
-        """Replace the matrix that the search fills, and the one that the step reads: the same."""
+    def _allocate(self, capacities: list[int]) -> None:
+        """Replace the matrices that the search fills, and the one that the step reads: the same."""
         size = len(self._atoms.positions), len(self._atoms.cell)
-        self._found = NeighborMatrix.empty(*size, capacity, self._model.device)
+        self._found = NeighborMatrix.empty(*size, capacities[0], self._model.device)
+        self._short = [self._found.shorter(capacity) for capacity in capacities[1:]]
         self.matrix = self._found
 
+    @property
+    def capacities(self) -> list[int]:
+        """Slots per atom in each matrix, the longest first."""
+        return [rows.capacity for rows in (self._found, *self._short)]
+
+    @property
+    def needed(self) -> Tensor:
+        """Slots per atom that each matrix needs, int32 [1 or 2]."""
+        return torch.stack([rows.needed for rows in (self._found, *self._short)])
+
     def launch(self, wanted: Tensor | None = None) -> None:
-        """Launch the kernels that build the matrix, unless a flag on the GPU, int32 [], is 0."""
+        """Launch the kernels that build the matrices, unless a flag on the GPU, int32 [], is 0."""
         given = self._atoms.positions, self._atoms.system, self._atoms.boxes
-        fill_rows(self._found, *given, self.radius, wanted=wanted)
+        shorter = (self._short[0], self._radii[1]) if self._short else None
+        fill_rows(self._found, *given, self.radius, wanted=wanted, shorter=shorter)
 
     def fit(self) -> None:
-        """Build the matrix with as many slots as it needs; this waits for the GPU.
+        """Build the matrices with as many slots as they need; this waits for the GPU.
 
         Raises
         ------
@@ -197,50 +213,60 @@ class DeviceNeighbors:
         """
         while True:
             self.launch()
-            needed, reach = torch.stack([self._found.needed, self._found.reach]).tolist()
+            reach, *needed = torch.cat([self._found.reach[None], self.needed]).tolist()
             if reach > MAX_REACH:
                 raise InputError(
                     "atoms lie too far outside their cell, or are not finite: wrap them into it, "
                     "or the simulation may have blown up"
                 )
-            if needed <= self.matrix.capacity:
+            if all(n <= slots for n, slots in zip(needed, self.capacities, strict=True)):
                 return
             self.grow(needed)
 
-    def grow(self, needed: int) -> None:
-        """Replace the matrix by one for so many neighbors per atom, which has yet to be built.
+    def grow(self, needed: list[int]) -> None:
+        """Replace the matrices by some for so many neighbors per atom, which have yet to be built.
 
         Raises
         ------
         InputError
             If they are too many.
         """
-        capacity = self._model.capacity.for_neighbors(needed)
-        if capacity > MAX_CAPACITY:
-            raise InputError(
-                f"an atom has {needed} neighbors within {self.radius:g} Å, more than "
-                f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
-            )
-        self._allocate(capacity)
+        capacities = [
+            slots if n < slots else self._model.capacity.for_neighbors(n)
+            for n, slots in zip(needed, self.capacities, strict=True)
+        ]
+        for n, slots, radius in zip(needed, capacities, self._radii, strict=True):
+            if slots > MAX_CAPACITY:
+                raise InputError(
+                    f"an atom has {n} neighbors within {radius:g} Å, more than "
+                    f"{MAX_CAPACITY}: check the units of positions and cell, or use a smaller skin"
+                )
+        self._allocate(capacities)
         self.layout += 1
 
-    def edges(self, cutoff: float | None = None) -> tuple[Edges, Tensor]:
-        """Launch the kernel that finds the current edges and the status of each atom.
+    def edges(self) -> tuple[Edges, Tensor]:
+        """Launch the kernel that finds the edges of the network and the status of each atom."""
+        return self._edges(-1)
 
-        Parameters
-        ----------
-        cutoff : float, optional
-            Cutoff in Å of fewer edges than the matrix is for. The status does not matter then.
-        """
+    def far_edges(self) -> tuple[Edges, Tensor]:
+        """Do the same for the edges of the longest cutoff."""
+        return self._edges(0)
+
+    def _edges(self, index: int) -> tuple[Edges, Tensor]:
         model, atoms = self._model, self._atoms
         return edges(
             atoms.positions,
             atoms.cell,
             atoms.system,
-            self.matrix,
+            (self.matrix, *self._short)[index],
             model.parameters.tables.knots,
-            model.cutoff if cutoff is None else cutoff,
-            self.radius,
+            self._cutoffs[index],
+            self._radii[index],
             model.dtype,
             rows_ascend=self.matrix is self._found,
         )
+
+    @property
+    def has_far_edges(self) -> bool:
+        """True if there is a matrix for a longer cutoff than that of the network."""
+        return bool(self._short)

@@ -66,8 +66,8 @@ class PartNeighbors(DeviceNeighbors):
         self._are_hops_known = False
         self._sizes = torch.tensor(self.sizes, device=model.device)
 
-    def _allocate(self, capacity: int) -> None:
-        super()._allocate(capacity)
+    def _allocate(self, capacities: list[int]) -> None:
+        super()._allocate(capacities)
         self.matrix = renumbered(self._found)
 
     @property

@@ -163,12 +163,13 @@ class DeviceState:
         """Launch the kernels of a step; a matrix must have been built."""
         assert self._sorted is not None
         model = self.model
-        p, (found, self._status) = model.parameters, self.neighbors.edges()
+        p, (near, self._status) = model.parameters, self.neighbors.edges()
         if p.charges is None:
-            return evaluate_step(model.operators, p, self._sorted, found, self._status)
-        near, far = found, found if p.charges.is_truncated else None
-        if p.charges.network_cutoff < model.cutoff:
-            near, _ = self.neighbors.edges(p.charges.network_cutoff)
+            return evaluate_step(model.operators, p, self._sorted, near, self._status)
+        far = near if p.charges.is_truncated else None
+        if self.neighbors.has_far_edges:
+            far, of_far = self.neighbors.far_edges()
+            self._status = self._status | (of_far & ~AGE)  # ages are the same, up to rounding
         geometry = Geometry(self.atoms.positions, near, far)
         operators = Operators(model.operators, model.charged_operators)
         return evaluate_charged_step(operators, p, self._sorted, geometry, self._status)

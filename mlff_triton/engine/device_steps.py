@@ -200,8 +200,8 @@ def step_memory(
     """Estimate the bytes of GPU memory that a step takes at its peak, in addition to a constant.
 
     Each layer keeps four tensors [9, N, F] for its backward pass, and eight more are alive besides.
-    An atom has about ninety slots (5 Å in water), each with eight floats and integers. With a
-    Coulomb energy, there are two lists of edges in as many more slots of each atom as are given.
+    An atom has about ninety slots (5 Å in water), each with eight floats and integers, and as many
+    more as are given for a Coulomb energy.
     """
     tensors = (8 + 4 * layers) * 9 * n_atoms * channels * dtype.itemsize
-    return tensors + (90 + 2 * far_slots) * n_atoms * (6 * dtype.itemsize + 24)
+    return tensors + (90 + far_slots) * n_atoms * (6 * dtype.itemsize + 24)

@@ -53,7 +53,7 @@ class DeviceStream:
         self._wraps = torch.zeros_like(self._given)
         self._lost = torch.zeros(n_systems, dtype=torch.int32, device=model.device)
         self._wanted = torch.ones((), dtype=torch.int32, device=model.device)
-        self._needed = LateMaximum(model.device)
+        self._needed = LateMaximum(len(self._state.neighbors.capacities), model.device)
 
     @torch.no_grad()
     def run(self, given: TensorBatch) -> Prediction:
@@ -86,7 +86,7 @@ class DeviceStream:
         self._place()
         state.launch_build(self._wanted)
         self._wanted.zero_()
-        self._needed.update(state.neighbors.matrix.needed)
+        self._needed.update(state.neighbors.needed)
         outputs = state.launch()
         invalid = (outputs.totals.status > AGE) | (self._lost != 0)
         charges = self._model.parameters.charges
@@ -139,29 +139,31 @@ class DeviceStream:
                     "into their cell, or the simulation may have blown up"
                 )
             self._state.build()
-            needed = int(self._state.neighbors.matrix.needed)
-            self._reserve(needed + needed // 16)
+            needed = self._state.neighbors.needed.tolist()
+            self._reserve([n + n // 16 for n in needed])
         return batch, is_new
 
     def _receive_needed(self) -> None:
         """Add slots if a step that has ended needed most of them, or raise if it needed more."""
-        needed, capacity = self._needed.receive(), self._state.neighbors.matrix.capacity
-        if needed > capacity:
+        needed, capacities = self._needed.receive(), self._state.neighbors.capacities
+        lacks = [pair for pair in zip(needed, capacities, strict=True) if pair[0] > pair[1]]
+        if lacks:
             self._needed.forget()  # so that this is reported once
         self._reserve(needed)
-        if needed > capacity:
+        if lacks:
+            n, capacity = lacks[0]
             raise SimulationError(
-                f"an atom suddenly had {needed} neighbors, more than the {capacity} it had room "
+                f"an atom suddenly had {n} neighbors, more than the {capacity} it had room "
                 "for, so results of an earlier step are NaN: there is more room now, so repeat "
                 "that step or continue from a state before it"
             )
 
-    def _reserve(self, needed: int) -> None:
-        """Let the next step build a matrix with more slots if few are left."""
+    def _reserve(self, needed: list[int]) -> None:
+        """Let the next step build matrices with more slots if few are left."""
         neighbors = self._state.neighbors
-        last = neighbors.matrix
-        if needed + needed // 16 >= last.capacity:
-            neighbors.grow(needed + needed // 8)
+        last, capacities = neighbors.matrix, neighbors.capacities
+        if any(n + n // 16 >= slots for n, slots in zip(needed, capacities, strict=True)):
+            neighbors.grow([n + n // 8 for n in needed])
             neighbors.matrix.positions.copy_(last.positions)
             neighbors.matrix.inverse.copy_(last.inverse)
             self._wanted.fill_(1)
@@ -201,24 +203,26 @@ def _same_pbc(one: Batch, other: Batch) -> bool:
 
 
 class LateMaximum:
-    """The highest value of a number on the GPU, which the host learns of without waiting.
+    """The highest values of numbers on the GPU, which the host learns of without waiting.
 
     Parameters
     ----------
+    size : int
+        Number of numbers.
     device : torch.device
         The GPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"  # Triton's interpreter computes on the CPU
-        self._highest = torch.zeros((), dtype=torch.int32, device=device)
-        self._copy = torch.zeros((), dtype=torch.int32, pin_memory=on_gpu)
+        self._highest = torch.zeros(size, dtype=torch.int32, device=device)
+        self._copy = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
         self._event = torch.cuda.Event() if on_gpu else None
         self._is_on_its_way = False
-        self._received = 0
+        self._received = [0] * size
 
     def update(self, value: Tensor) -> None:
-        """Take another value into account, int32 []."""
+        """Take other values into account, int32 [size]."""
         torch.maximum(self._highest, value, out=self._highest)
 
     def send(self) -> None:
@@ -233,11 +237,11 @@ class LateMaximum:
     def forget(self) -> None:
         """Start anew, after a copy has been received."""
         self._highest.zero_()
-        self._received = 0
+        self._received = [0] * len(self._received)
 
-    def receive(self) -> int:
-        """Return what the last copy that has arrived says; 0 if there is none."""
+    def receive(self) -> list[int]:
+        """Return what the last copy that has arrived says; zeros if there is none."""
         if self._is_on_its_way and (self._event is None or self._event.query()):
-            self._received = int(self._copy)
+            self._received = self._copy.tolist()
             self._is_on_its_way = False
         return self._received

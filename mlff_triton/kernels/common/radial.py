@@ -42,7 +42,7 @@ def look_up_with_slope(table_ptr, interval, fraction, width, channel, mask, F: t
 
 @triton.jit
 def look_up_functions(table_ptr, interval, fraction, width, channel, mask, F: tl.constexpr):
-    """Return F functions from a table [K + 1, 3, F], for channels [F, 1] and edges [1, R]."""
+    """Return F functions from a table [K + 1, 3, F], for blocks of channels and edges."""
     row = _rows(table_ptr + interval.to(tl.int64) * (3 * F) + channel, F, mask)
     return row[0] + _blend(_weights(fraction, width), row)
 

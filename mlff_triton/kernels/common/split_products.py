@@ -64,29 +64,6 @@ def multiply(x, weight, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def map_columns(weight_ptr, x, acc, n_in, n_out, row, column, PRECISION: tl.constexpr):
-    """Return ``acc + w x`` for columns x [K, M] and a part w [N, K] of a weight [n_out, n_in].
-
-    The part begins at a row and a column. Sums are in the unit of `multiply`. With "halves", each
-    product is rounded to nearest when it is added, as tensor cores round sums toward zero.
-    """
-    N: tl.constexpr = acc.shape[0]
-    K: tl.constexpr = x.shape[0]
-    n, k = row + tl.arange(0, N), column + tl.arange(0, K)
-    pointers = weight_ptr + n[:, None] * n_in + k[None, :]
-    if PRECISION == "halves":
-        high = x.to(tl.float16)
-        low = (x - high.to(x.dtype)).to(tl.float16)
-        small = tl.dot(tl.load(pointers + n_in * n_out), high)
-        w = tl.load(pointers)
-        acc += tl.dot(w, high, tl.dot(w, low, small))
-    else:
-        w = tl.load(pointers)
-        acc = tl.dot(w, x.to(w.dtype), acc, input_precision=PRECISION, out_dtype=acc.dtype)
-    return acc
-
-
-@triton.jit
 def begin_sum(x, PRECISION: tl.constexpr):
     """Convert a block to the unit in which `multiply` adds."""
     if PRECISION == "halves":

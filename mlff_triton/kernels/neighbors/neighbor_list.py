@@ -130,6 +130,7 @@ def fill_rows(
     radius: float,
     *,
     wanted: Tensor | None = None,
+    shorter: tuple[NeighborMatrix, float] | None = None,
     atoms_per_program: int = 2,
 ) -> None:
     """Do what `build_rows` does in existing tensors, so that a CUDA graph can.
@@ -148,9 +149,12 @@ def fill_rows(
         Å.
     wanted : int32 [], optional
         Flag on the GPU. If it is 0, the matrix stays what it is, at little cost.
+    shorter : (NeighborMatrix, float), optional
+        Another matrix to fill, from `NeighborMatrix.shorter`, and its smaller radius in Å.
     atoms_per_program : int
         Same as for `build_rows`.
     """
     bins = bin_atoms(positions, batch, boxes, radius, rows, wanted)
-    keys = find_edges(bins, batch, boxes, radius, atoms_per_program, rows, wanted)
-    complete_rows(keys, rows, wanted)
+    for matrix, limit in [(rows, radius)] + ([] if shorter is None else [shorter]):
+        keys = find_edges(bins, batch, boxes, limit, atoms_per_program, matrix, wanted)
+        complete_rows(keys, matrix, wanted)

@@ -29,9 +29,9 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.descriptors import aligned, describe, given, has_descriptors
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask

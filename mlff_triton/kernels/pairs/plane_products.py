@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory
-from mlff_triton.kernels.pairs.descriptors import describe, given, has_descriptors
 
 _UNIT = tl.constexpr(2.0**11)
 _1_UNIT = tl.constexpr(2.0**-11)

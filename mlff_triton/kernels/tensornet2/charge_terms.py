@@ -137,7 +137,7 @@ def charge_gradients(
     Parameters
     ----------
     grad_sent, by_edge, by_atom : [N, F], [slots, Q], [N, Q]
-        From `mlff_triton.kernels.tensornet2.edge_messages.edge_messages_backward`.
+        From `mlff_triton.kernels.tensornet2.operators.edge_messages_backward`.
     network : InteractionNetwork
         Network of the edges.
     edges : Edges

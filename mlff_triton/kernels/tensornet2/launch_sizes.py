@@ -14,39 +14,75 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 
 
-class EdgeBlocks(NamedTuple):
-    """Block sizes of kernels that evaluate a network for each edge.
+class GatherBlocks(NamedTuple):
+    """Block sizes of kernels that own an atom, and loop over its edges.
 
     Attributes
     ----------
-    atoms : int
-        Atoms per program.
     lanes : int
-        Edges of each atom in an iteration of the loop.
-    inner : int
-        Hidden channels in an iteration of the inner loop.
-    warps, stages : int
-        Warps per program, and stages of its software pipeline.
+        Edges in an iteration.
+    channels : int
+        Channels per program.
+    warps : int
+        Warps per program.
     """
 
-    atoms: int
     lanes: int
+    channels: int
+    warps: int
+
+
+class ProductBlocks(NamedTuple):
+    """Block sizes of products of rows of edges.
+
+    Attributes
+    ----------
+    rows, columns, inner : int
+        Rows and columns of the result, and channels in an iteration of the loop.
+    warps, stages : int
+        Warps per program, and stages of the loop's software pipeline.
+    """
+
+    rows: int
+    columns: int
     inner: int
     warps: int
     stages: int
 
 
-def edge_blocks(y: Tensor) -> EdgeBlocks:
-    """Return the sizes for the messages of y[9, N, F] and their adjoint.
+def gather_blocks(y: Tensor) -> GatherBlocks:
+    """Return the sizes for the first hidden values of edges."""
+    channels = y.shape[2]
+    return GatherBlocks(8, channels, 4)
 
-    Three hidden values per channel and edge, for at most 4096 of them, fill the registers of four
-    warps. Several programs per multiprocessor hide each other's latencies.
+
+def sum_blocks(y: Tensor) -> GatherBlocks:
+    """Return the sizes for sums of messages over neighbors."""
+    return GatherBlocks(2, min(y.shape[2], 32), 1)
+
+
+def gradient_blocks(y: Tensor) -> GatherBlocks:
+    """Return the sizes for gathering and reducing each edge over all channels, in one warp."""
+    channels = y.shape[2]
+    return GatherBlocks(max(256 // channels, 1), channels, max(channels // 128, 1))
+
+
+def term_blocks(y: Tensor) -> GatherBlocks:
+    """Return the sizes for the gradients of the first hidden values, on tensor cores."""
+    return GatherBlocks(128 // y.element_size(), y.shape[2], 8)
+
+
+def product_blocks(x: Tensor, n_in: int, n_out: int) -> ProductBlocks:
+    """Return the sizes for products of rows x[..., I] with a weight [I, O].
+
+    Channels are three times a power of two at most. Blocks take what divides them.
     """
-    channels, size = y.shape[2], y.element_size()
-    lanes = 128 // size
-    rows = max(lanes, min(128, 4096 * 4 // (channels * size)))
-    inner = 64 if hardware.has_large_memory(y) and size == 4 else 16
-    return EdgeBlocks(rows // lanes, lanes, inner, 8 if channels > 128 else 4, 1)
+    inner, columns = n_in & -n_in, n_out & -n_out
+    if x.element_size() == 2 and hardware.has_large_memory(x):
+        return ProductBlocks(64, min(128, columns), min(32, inner), 4, 3)
+    if x.element_size() == 2:
+        return ProductBlocks(64, min(64, columns), min(32, inner), 4, 2)
+    return ProductBlocks(64, min(32, columns), min(128 // x.element_size(), inner), 4, 1)
 
 
 def network_blocks(rows: Tensor) -> LinearBlocks:

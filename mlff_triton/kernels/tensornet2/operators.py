@@ -8,7 +8,8 @@ from mlff_triton.kernels.tensornet2.charge_prediction import (
 )
 from mlff_triton.kernels.tensornet2.charge_terms import charge_gradients, charge_terms
 from mlff_triton.kernels.tensornet2.coulomb import coulomb_edges, coulomb_pairs
-from mlff_triton.kernels.tensornet2.edge_messages import edge_messages, edge_messages_backward
+from mlff_triton.kernels.tensornet2.edge_messages import edge_messages
+from mlff_triton.kernels.tensornet2.edge_messages_backward import edge_messages_backward
 from mlff_triton.kernels.tensornet2.equilibration import equilibrate, equilibrate_backward
 from mlff_triton.kernels.tensornet2.normalized_product import normalized_product
 

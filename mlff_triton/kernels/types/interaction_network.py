@@ -15,7 +15,7 @@ from torch.nn import functional
 from mlff_triton.kernels.types.halves import split_scaled_halves
 
 FEWEST = 16
-"""Fewest rows of a matrix product on tensor cores."""
+"""Fewest columns of a matrix product on tensor cores."""
 
 
 class InteractionNetwork(NamedTuple):
@@ -39,8 +39,8 @@ class InteractionNetwork(NamedTuple):
         Their adjoints.
     charges : [Q, 2, F]
         Part of the first map that acts on the charges of the receiver, and of the sender.
-    receiver_adjoint : [max(Q, 16), F]
-        Adjoint of the receiver's part, with rows of zeros up to a power of two.
+    receiver : [F, max(Q, 16)]
+        The receiver's part, with columns of zeros up to a power of two.
     cutoffs : float64 [2]
         Lower and upper cutoff in Å.
     activation : str
@@ -58,7 +58,7 @@ class InteractionNetwork(NamedTuple):
     second_adjoint: Tensor
     third_adjoint: Tensor
     charges: Tensor
-    receiver_adjoint: Tensor
+    receiver: Tensor
     cutoffs: Tensor
     activation: str
     tf32: bool
@@ -107,8 +107,8 @@ class InteractionNetwork(NamedTuple):
             return split_scaled_halves(weight) if is_split else weight.contiguous()
 
         n_charges = len(charges)
-        rows = max(FEWEST, 1 << (n_charges - 1).bit_length())
-        receiver = functional.pad(charges[:, 0], (0, 0, 0, rows - n_charges))
+        columns = max(FEWEST, 1 << (n_charges - 1).bit_length())
+        receiver = functional.pad(charges[:, 0].T, (0, columns - n_charges))
         return cls(
             table=table.contiguous(),
             own=own.contiguous(),
@@ -119,7 +119,7 @@ class InteractionNetwork(NamedTuple):
             second_adjoint=prepared(second[0].T),
             third_adjoint=prepared(third[0].T),
             charges=charges.contiguous(),
-            receiver_adjoint=prepared(receiver),
+            receiver=prepared(receiver),
             cutoffs=torch.tensor(cutoffs, dtype=torch.float64, device=table.device),
             activation=activation,
             tf32=tf32,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,6 +88,13 @@ class NeighborMatrix:
             positions=floats(n_atoms, 3),
             inverse=floats(n_systems, 3, 3),
         )
+
+    def shorter(self, capacity: int) -> NeighborMatrix:
+        """Allocate a matrix of the same atoms in the same order, for another radius."""
+        n_atoms, n_systems, device = len(self.order), len(self.inverse), self.order.device
+        new = NeighborMatrix.empty(n_atoms, n_systems, capacity, device)
+        shared = ("order", "rank", "positions", "inverse")
+        return replace(new, **{name: getattr(self, name) for name in shared})
 
     @property
     def capacity(self) -> int:

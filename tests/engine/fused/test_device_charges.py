@@ -17,11 +17,12 @@ from ase import Atoms, units
 
 from mlff_triton import Engine, Prediction, TensorNet2
 from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.device_neighbors import Capacity
 from mlff_triton.engine.device_steps import DeviceSteps, step_memory
 from mlff_triton.engine.motion import Conditions, at_start
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import TensorBatch, Units
-from mlff_triton.errors import InputError
+from mlff_triton.errors import InputError, SimulationError
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.reference import operators as plain
 from mlff_triton.kernels.tensornet2 import operators as charged
@@ -41,6 +42,7 @@ pytestmark = [
 ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "forces": 1, "virial": 1}
 SKIN = 0.5
 PERIODIC = {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0}  # one list for both cutoffs
+TETRAHEDRON = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
 LONG = {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0}
 
 
@@ -136,6 +138,13 @@ def test_moving_atoms(new_steps, rng, changes):
     check(steps, changes, atoms, charge=[-1])
 
 
+def test_rows_too_short_lose_nothing(new_steps):
+    """Atoms collapse until all are neighbors, first in the longer list and then in the other."""
+    steps, atoms = new_steps(LONG, capacity=Capacity(first=4, multiple=4)), random_cluster(14)
+    for scale in (3.0, 1.3, 0.6, 3.0):
+        check(steps, LONG, Atoms(atoms.numbers, scale * atoms.positions))
+
+
 def test_gives_the_same_bits_again(new_steps):
     batch = batch_of(random_cluster(7), random_cluster(4), charge=[1, 0])
     runs = [new_steps({}, torch.float32).evaluate(batch) for _ in range(2)]
@@ -189,6 +198,23 @@ def test_queued_boxes_that_shrink_too_far(new_steps, device):
             assert tensor.isfinite().all() if is_valid else tensor.isnan().all()
 
 
+def test_too_few_slots_of_the_shorter_list(new_steps, device):
+    """Four atoms are neighbors in the longer list, and then come so close that they are in both."""
+    steps, corners = new_steps(LONG, capacity=Capacity(2, 2)), torch.tensor(TETRAHEDRON).double()
+    numbers, system = torch.full((4,), 8, device=device), torch.zeros(4, dtype=int, device=device)
+    cell = torch.zeros(1, 3, 3, device=device)
+
+    def queue(length: float) -> Prediction:
+        positions = (length / 8**0.5 * corners).to(device)
+        return steps.queue(TensorBatch(numbers, positions, cell, False, system, None))
+
+    assert queue(3.9).energy.isfinite().all()
+    assert queue(2.7).energy.isnan().all()
+    with pytest.raises(SimulationError, match="3 neighbors, more than the 2"):
+        queue(2.7)
+    assert queue(2.7).energy.isfinite().all()
+
+
 @pytest.mark.parametrize("changes", [{}, PERIODIC], ids=str)
 def test_dynamics(new_steps, changes):
     """Energies and forces after some steps are those of where the atoms are then."""
@@ -238,4 +264,4 @@ def test_heights_of_boxes_are_those_of_the_host(rng):
 
 def test_memory_of_long_lists():
     short = step_memory(1000, 128, 2, torch.float32)
-    assert step_memory(1000, 128, 2, torch.float32, 800) - short == 2 * 800 * 1000 * 48
+    assert step_memory(1000, 128, 2, torch.float32, 800) - short == 800 * 1000 * 48

@@ -10,6 +10,7 @@ import torch
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.neighbors import neighbor_list as operator
+from mlff_triton.kernels.neighbors.bins import Boxes
 from mlff_triton.kernels.neighbors.reference import neighbor_list as reference
 from mlff_triton.kernels.types.neighbor_matrix import (
     MAX_REACH,
@@ -169,6 +170,19 @@ def test_atoms_that_are_nowhere_are_reported(coordinate, kind, device):
 def test_a_second_list_is_the_same_to_the_bit(device):
     inputs = tensors([structure("triclinic", 40), structure("cluster", 9)], device)
     assert_same(build_rows(*inputs, RADIUS, 40), build_rows(*inputs, RADIUS, 40))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shorter_list_of_the_same_atoms(kind, device):
+    """It has the edges of a list of its own, for atoms that are sorted as in the longer one."""
+    inputs = positions, cell, pbc, batch = tensors([structure(kind, 63, seed=3)], device)
+    rows = build_rows(*inputs, RADIUS, 40)
+    short = rows.shorter(8)
+    boxes = Boxes(cell, pbc.view(torch.uint8), torch.tensor([0, 63], device=device))
+    operator.fill_rows(rows, positions, batch, boxes, RADIUS, shorter=(short, 1.7))
+    assert_same(rows, build_rows(*inputs, RADIUS, 40))
+    assert 1 < int(short.needed) <= 8
+    assert_same(short, reference.build_rows(*inputs, 1.7, 8, rows.order))
 
 
 def test_rows_keep_their_order_when_atoms_are_sorted_otherwise(device):

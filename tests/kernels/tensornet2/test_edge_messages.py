@@ -6,8 +6,14 @@ import torch
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.reference.tensors import compose, decompose
 from mlff_triton.kernels.tensornet2 import charge_terms as charge_operator
-from mlff_triton.kernels.tensornet2 import edge_messages as operator
-from mlff_triton.kernels.tensornet2.launch_sizes import EdgeBlocks
+from mlff_triton.kernels.tensornet2 import (
+    edge_messages,
+    edge_messages_backward,
+    edge_rows,
+    row_products,
+)
+from mlff_triton.kernels.tensornet2 import operators as operator
+from mlff_triton.kernels.tensornet2.launch_sizes import GatherBlocks, ProductBlocks
 from mlff_triton.kernels.tensornet2.reference import charge_terms as charge_reference
 from mlff_triton.kernels.tensornet2.reference import edge_messages as reference
 from mlff_triton.kernels.types.edges import Edges
@@ -28,24 +34,24 @@ from tests.support.torchmd_net import import_tensornet2
 Q = 5  # not a power of two
 CUTOFFS = 0.0, 1.8  # Å; some of the edges are longer
 CASES = [
-    # atoms, channels, neighbors, layout, accumulate
-    (1, 32, 5, "csr", False),
-    (5, 64, 5, "rows", True),
-    (63, 32, 5, "csr", True),
-    (40, 16, 70, "rows", False),
-    (3, 128, 5, "csr", True),
-    (2, 256, 5, "rows", False),
-    (500, 16, 5, "rows", True),
-    pytest.param(3000, 128, 60, "rows", True, marks=pytest.mark.gpu),
-    pytest.param(700, 256, 60, "csr", False, marks=pytest.mark.gpu),
-    pytest.param(700, 64, 60, "rows", False, marks=pytest.mark.gpu),
+    # atoms, channels, neighbors, accumulate
+    (1, 32, 5, False),
+    (5, 64, 5, True),
+    (63, 32, 5, True),
+    (40, 16, 70, False),
+    (3, 128, 5, True),
+    (2, 256, 5, False),
+    (150, 16, 5, True),
+    pytest.param(3000, 128, 60, True, marks=pytest.mark.gpu),
+    pytest.param(700, 256, 60, False, marks=pytest.mark.gpu),
+    pytest.param(700, 64, 60, False, marks=pytest.mark.gpu),
 ]
-BLOCKS = [
-    # atoms, lanes, inner, warps, stages
-    EdgeBlocks(1, 16, 32, 4, 1),
-    EdgeBlocks(4, 16, 64, 8, 1),
-    EdgeBlocks(2, 32, 16, 4, 2),
+PRODUCTS = [
+    # rows, columns, inner, warps, stages
+    ProductBlocks(16, 16, 32, 4, 1),
+    ProductBlocks(128, 32, 32, 8, 2),
 ]
+LANES = [1, 4]
 
 
 def weights(channels: int, n_charges: int = Q) -> list[object]:
@@ -60,71 +66,101 @@ def network(parts, activation="silu", cutoffs=CUTOFFS, **options) -> Interaction
     return InteractionNetwork.of(*parts, cutoffs, activation, **options)
 
 
-def forward_inputs(n_atoms, channels, neighbors, layout) -> tuple[object, ...]:
+def forward_inputs(n_atoms, channels, neighbors, layout="rows") -> tuple[object, ...]:
     y, terms = numbers(9, n_atoms, channels), numbers(2, n_atoms, channels)
     return y, terms, weights(channels), random_edges(n_atoms, layout, neighbors)
 
 
-def backward_inputs(n_atoms, channels, neighbors, layout, add) -> tuple[object, ...]:
+def backward_inputs(n_atoms, channels, neighbors, add, layout="rows") -> tuple[object, ...]:
     y, terms, parts, edges = forward_inputs(n_atoms, channels, neighbors, layout)
     grad, direct = numbers(2, *y.shape)
     return grad, y, direct, terms, parts, edges, numbers(len(edges.senders)), add
 
 
 def messages(module, **options):
-    def edge_messages(y, terms, parts, edges):
+    def of_edges(y, terms, parts, edges):
         return module.edge_messages(y, terms, network(parts, **options), edges)
 
-    return edge_messages
+    return of_edges
 
 
 def gradients(module, **options):
     """Return the backward pass without side effects; results of edges in the edges' order."""
 
-    def edge_messages_backward(grad, y, direct, terms, parts, edges, slope, add):
+    def of_edges(grad, y, direct, terms, parts, edges, slope, add):
         slope = slope.clone()
         inputs = grad, y, direct, terms, network(parts, **options), edges, slope, add
         grad_y, grad_sent, by_edge, by_atom = module.edge_messages_backward(*inputs)
         return grad_y, grad_sent, at_origins(by_edge.T, edges), by_atom, at_origins(slope, edges)
 
-    return edge_messages_backward
+    return of_edges
 
 
-def check(n_atoms, channels, neighbors, layout, add, device, dtype, **options):
+def check(n_atoms, channels, neighbors, add, device, dtype, **options):
     plain = options | {"halves": False}
-    inputs = forward_inputs(n_atoms, channels, neighbors, layout)
+    inputs = forward_inputs(n_atoms, channels, neighbors)
     functions = messages(operator, **options), messages(reference, **plain)
     assert_matches(*functions, inputs, device, dtype, 0)
-    inputs = backward_inputs(n_atoms, channels, neighbors, layout, add)
+    inputs = backward_inputs(n_atoms, channels, neighbors, add)
     functions = gradients(operator, **options), gradients(reference, **plain)
     assert_matches(*functions, inputs, device, dtype, 1)
 
 
-@pytest.mark.parametrize(("n_atoms", "channels", "neighbors", "layout", "add"), CASES)
-def test_agrees_with_the_reference(n_atoms, channels, neighbors, layout, add, device, dtype):
-    check(n_atoms, channels, neighbors, layout, add, device, dtype)
+@pytest.mark.parametrize(("n_atoms", "channels", "neighbors", "add"), CASES)
+def test_agrees_with_the_reference(n_atoms, channels, neighbors, add, device, dtype):
+    check(n_atoms, channels, neighbors, add, device, dtype)
 
 
 @pytest.mark.parametrize(
     "options", [{"halves": False}, {"activation": "ssp"}, {"activation": "tanh"}]
 )
 def test_precisions_and_activations(options, device, dtype):
-    check(5, 32, 5, "rows", True, device, dtype, **options)
+    check(5, 32, 5, True, device, dtype, **options)
 
 
 @pytest.mark.parametrize("cutoffs", [(0.5, 1.7), (0.0, 5.0)])
 def test_cutoffs(cutoffs, device, dtype):
-    check(5, 32, 5, "csr", False, device, dtype, cutoffs=cutoffs)
+    check(5, 32, 5, False, device, dtype, cutoffs=cutoffs)
 
 
-@pytest.mark.parametrize("blocks", BLOCKS)
-def test_agrees_however_it_is_launched(blocks, device, monkeypatch):
-    monkeypatch.setattr(operator, "edge_blocks", lambda _: blocks)
-    check(11, 32, 5, "rows", True, device, torch.float32)
+@pytest.mark.parametrize("blocks", PRODUCTS)
+def test_agrees_however_products_are_launched(blocks, device, dtype, monkeypatch):
+    monkeypatch.setattr(row_products, "product_blocks", lambda *_: blocks)
+    check(11, 32, 5, True, device, dtype)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_agrees_however_sums_are_launched(lanes, device, monkeypatch):
+    blocks = GatherBlocks(lanes, 32, 2)
+    for module, name in [
+        (edge_rows, "gather_blocks"),
+        (edge_messages, "sum_blocks"),
+        (edge_messages_backward, "gradient_blocks"),
+    ]:
+        monkeypatch.setattr(module, name, lambda _: blocks)
+    check(11, 32, 5, True, device, torch.float32)
+
+
+def test_chunks_of_atoms(device, dtype, monkeypatch):
+    monkeypatch.setattr(edge_rows, "ROWS", 1)  # 16 atoms, the fewest
+    check(37, 16, 5, True, device, dtype)
+
+
+@pytest.mark.parametrize("capacity", [0, 60, 10**4])
+def test_chunks_have_few_rows_and_cover_all_atoms(capacity):
+    n_atoms = 9_001
+    nothing = torch.zeros(n_atoms).int()
+    slots = torch.zeros(n_atoms * capacity)
+    chunks = list(edge_rows.chunks(Edges(nothing, nothing, *[slots] * 8)))
+    assert (chunks[0].first, chunks[-1].last) == (0, n_atoms)
+    assert [c.last for c in chunks[:-1]] == [c.first for c in chunks[1:]]
+    for chunk in chunks:
+        assert chunk.n_rows >= chunk.n_atoms * (capacity + 1)
+        assert chunk.n_rows <= edge_rows.ROWS or chunk.n_atoms <= 16
 
 
 def test_tf32_is_close(device):
-    y, terms, parts, edges = moved(forward_inputs(5, 32, 5, "rows"), device, torch.float32)
+    y, terms, parts, edges = moved(forward_inputs(5, 32, 5), device, torch.float32)
     exact = messages(reference, halves=False)(y, terms, parts, edges)
     found = messages(operator, tf32=True)(y, terms, parts, edges)
     assert (found - exact).abs().max() < 1e-2 * exact.abs().max()
@@ -132,7 +168,7 @@ def test_tf32_is_close(device):
 
 @pytest.mark.parametrize("factor", [1e-12, 1e12])
 def test_gradients_of_any_size_are_exact(factor, device):
-    grad, y, direct, *others = backward_inputs(5, 32, 5, "csr", False)
+    grad, y, direct, *others = backward_inputs(5, 32, 5, False)
     inputs = grad * factor, y, 0 * direct, *others
     functions = gradients(operator), gradients(reference, halves=False)
     assert_matches(*functions, inputs, device, torch.float32, 1)
@@ -140,14 +176,14 @@ def test_gradients_of_any_size_are_exact(factor, device):
 
 def test_gives_the_same_bits_again(device):
     n_atoms = LARGE[device == "cuda"]
-    inputs = forward_inputs(n_atoms, 32, 5, "rows")
+    inputs = forward_inputs(n_atoms, 32, 5)
     assert_repeats(messages(operator), inputs, device, torch.float32)
-    inputs = backward_inputs(n_atoms, 32, 5, "rows", True)
+    inputs = backward_inputs(n_atoms, 32, 5, True)
     assert_repeats(gradients(operator), inputs, device, torch.float32)
 
 
 def test_isolated_atoms_hear_of_themselves_alone(device):
-    y, terms, parts, edges = forward_inputs(5, 32, 5, "rows")
+    y, terms, parts, edges = forward_inputs(5, 32, 5)
     found = messages(operator)(*moved((y, terms, parts, edges), device, torch.float64))
     nothing = torch.zeros(1).int()
     alone = Edges(nothing, nothing, *(field[..., :0] for field in edges[2:]))

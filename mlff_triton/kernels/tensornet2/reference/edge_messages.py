@@ -82,7 +82,7 @@ def edge_messages_backward(
 
     n_charges, is_edge = len(network.charges), pairs.slots >= 0
     found = (grad_factors * values * pairs.cutoff_slope).sum(1) + (grad_z1 * pairs.slope).sum(1)
-    by_charge = (grad_z1 @ network.receiver_adjoint.T)[:, :n_charges]
+    by_charge = (grad_z1 @ network.receiver)[:, :n_charges]
     origin = edges.origin[pairs.slots[is_edge]].long()
     slope[origin] = found[is_edge] + slope[origin] if accumulate else found[is_edge]
     by_edge = grad.new_zeros(len(edges.senders), n_charges)
