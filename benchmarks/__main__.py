@@ -29,6 +29,8 @@ from benchmarks.kernels.runner import run_operators
 from benchmarks.lab import figures
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import RESULTS, Results, read_folder
+from benchmarks.training import cases as trained
+from benchmarks.training import runner as training
 from mlff_triton._common.availability import triton_obstacle
 from mlff_triton._common.devices import find_device
 from mlff_triton._common.timing import environment
@@ -37,7 +39,7 @@ from mlff_triton.errors import InputError, MlffTritonError
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
 CALCULATORS = {"ase": ASE, "openmm": OPENMM}  # with their own peers and the engine alone
 MD_CASES = {case.name: case for case in md.CASES}
-BENCHES = (*STEP_BENCHES, "ops", "bio", "models", "fidelity", "alignment", "md")
+BENCHES = (*STEP_BENCHES, "ops", "bio", "models", "fidelity", "alignment", "md", "training")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -126,6 +128,8 @@ def _run(options: argparse.Namespace) -> int:
     seed = int(time.time()) if options.seed is None else options.seed
     aligned = _named(options, "alignment", alignment.CASES, alignment.METHODS)
     alignment.run_alignment(lab, *aligned, seed)
+    steps = _named(options, training.BENCH, trained.CASES, training.IMPLEMENTATIONS)
+    training.run_training(lab, *steps)
     simulated, names = _named(options, "md", MD_CASES, _md_implementations(options))
     run_md(lab, [MD_CASES[name] for name in simulated], names, options.melted)
     return lab.failures
@@ -159,6 +163,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += models.CASES if "models" in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
+    names += trained.CASES if training.BENCH in benches else ()
     wanted = _known(options.cases, [*names, *map(str, sizes)], "case")
     cases = [case for case in cases if case.name in wanted]
     some_operators = [op for op in operators if op.name in wanted]
@@ -201,6 +206,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
     names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *alignment.METHODS]
+    names += training.IMPLEMENTATIONS
     return _known(given, names, "implementation")
 
 

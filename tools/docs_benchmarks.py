@@ -47,6 +47,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ase": figures.overhead_table,
     "openmm": figures.openmm_table,
     "lammps": figures.lammps_table,
+    "training": figures.training_table,
     "fidelity": partial(errors_table, bench="fidelity"),
     "bio": figures.bio_table,
     "models": figures.models_table,

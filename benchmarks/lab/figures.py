@@ -54,6 +54,14 @@ FIRST_STEP = {  # columns of parts of the first seconds
     "forces": "first forces",
     "total": "all",
 }
+CAPTURED = "-captured"  # suffix of steps in a CUDA graph
+TRAINING = {  # columns of training steps
+    "torch": "PyTorch operators",
+    "warp": "Warp operators",
+    f"warp{CAPTURED}": "Warp operators in a graph",
+    "ours-eager": "accelerated",
+    f"ours{CAPTURED}": "accelerated, in a graph",
+}
 ONE_RANK = "ranks-1"
 DIVISIONS = {  # columns and lines of boxes that are divided
     ONE_RANK: "LAMMPS, one rank",
@@ -211,6 +219,7 @@ def tables(folder: Path) -> str:
     parts += [
         openmm_table(folder),
         lammps_table(folder),
+        training_table(folder),
         simulations(folder),
         step_table(folder, "matpes"),
         bio_table(folder),
@@ -338,6 +347,25 @@ def openmm_table(folder: Path) -> str:
         return ""
     note = "Times in ms per step; ns/day at 0.5 fs, for the two that are compared. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def training_table(folder: Path) -> str:
+    """Tabulate steps of an optimizer, in a graph and without one; empty without data."""
+    times = passed(read_rows(folder / "training.csv"))
+    head = ["case", *TRAINING.values(), "best without a graph over the best with one"]
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        found = [rows.get(name) for name in TRAINING]
+        if all(found):
+            best = [
+                min(
+                    (row for name, row in rows.items() if name.endswith(CAPTURED) is captured),
+                    key=_p50,
+                )
+                for captured in (False, True)
+            ]
+            lines.append([case, *map(_ms, found), _ratio(*best)])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 
 def lammps_table(folder: Path) -> str:

@@ -137,7 +137,7 @@ def row_products(
     network : InteractionNetwork
         Network that the map belongs to.
     kind : {"hidden", "gradient", "output"}
-        Whether to return activations, gradients of the values before them, or the product itself.
+        Activations, gradients of the values before them, or the product itself.
     slope : [rows, O], optional
         Slopes of the activation: output for "hidden", and input for "gradient".
     """

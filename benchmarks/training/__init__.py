@@ -1,0 +1,1 @@
+"""Steps of an optimizer on energies and forces, compared with TorchMD-NET."""

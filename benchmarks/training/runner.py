@@ -1,0 +1,136 @@
+"""Measure steps of an optimizer: ours, and TorchMD-NET in every mode that can train on forces."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from benchmarks.engine.gate import GateError
+from benchmarks.lab.guards import at_most, clean_up, quiet
+from benchmarks.lab.lab import Lab
+from benchmarks.lab.schema import make_row
+from benchmarks.training.cases import CASES, LEARNING_RATE, Batch, Case, batches, build, loss_of
+from mlff_triton._common.timing import Timing, measure
+from mlff_triton.torchmd_net.patch import accelerate
+from mlff_triton.training.step import TrainingStep
+
+BENCH = "training"
+TOLERANCE = 1e-3  # largest error of a gradient over the largest true one
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to train.
+
+    Attributes
+    ----------
+    ours, warp : bool
+        True with our operators, and with TorchMD-NET's Warp operators.
+    captured : bool
+        True if steps are captured in a CUDA graph.
+    compiled : bool
+        True if the model is compiled by ``torch.compile``.
+    """
+
+    ours: bool = False
+    warp: bool = False
+    captured: bool = False
+    compiled: bool = False
+
+
+IMPLEMENTATIONS = {
+    "ours-captured": Mode(ours=True, captured=True),
+    "ours-eager": Mode(ours=True),
+    "warp": Mode(warp=True),
+    "warp-captured": Mode(warp=True, captured=True),
+    "torch": Mode(),
+    "warp-compile": Mode(warp=True, compiled=True),
+    "torch-compile": Mode(compiled=True),
+}
+
+
+def run_training(lab: Lab, cases: Sequence[str], implementations: Sequence[str]) -> None:
+    """Measure each implementation on each case, ours first, as far as the time allows."""
+    truths: dict[str, list[torch.Tensor]] = {}
+    for implementation, name in itertools.product(implementations, cases):
+        if lab.budget.left <= 0:
+            lab.skip(f"{BENCH} {name} {implementation}", "the time is up")
+            continue
+        if name not in truths:
+            truths[name] = true_gradients(CASES[name], lab.device)
+        _run_one(lab, CASES[name], implementation, truths[name])
+
+
+def _run_one(lab: Lab, case: Case, implementation: str, truth: list[torch.Tensor]) -> None:
+    mode = IMPLEMENTATIONS[implementation]
+    timing: Timing | None = None
+    error: float | None = None
+    system = case.systems()
+    size = (system.n_atoms, system.count_edges(case.model().config.cutoff_upper))
+    clean_up(lab.device)
+    try:
+        with at_most(lab.budget.left_for_one), quiet():
+            model = prepare(case, mode, lab.device)
+            data = batches(case, lab.device)
+            error = _error(gradients(model, data[0]), truth)
+            step = stepper(model, data, mode)
+            timing = measure(step, lab.device, seconds=lab.budget.sampling)
+            if not error <= TOLERANCE:  # catches NaN too
+                timing = None
+                raise GateError(f"gradients are off by {error:.1e}", error)
+    except Exception as problem:  # noqa: BLE001 - a failure must not stop the run
+        lab.complain(f"{BENCH} {case.name} {implementation}", problem)
+    lab.report(make_row(BENCH, case.name, implementation, size, lab.where, timing, error))
+
+
+def prepare(case: Case, mode: Mode, device: torch.device) -> nn.Module:
+    """Build the model of a case for a mode of training."""
+    fixed = mode.captured or mode.compiled
+    model = build(case, warp=mode.warp, static_shapes=fixed).to(device)
+    if mode.ours:
+        accelerate(model, "auto" if device.type == "cuda" else "torch")
+    if mode.compiled:
+        loss_of(model, batches(case, device)[0])  # sets the number of systems
+        return torch.compile(model, dynamic=False)  # type: ignore[return-value]
+    return model
+
+
+def stepper(model: nn.Module, data: Sequence[Batch], mode: Mode) -> Callable[[], torch.Tensor]:
+    """Return a function that takes a step of AdamW on the next batch."""
+    fused = next(model.parameters()).is_cuda
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
+    step = TrainingStep(model, loss_of, optimizer, capture=mode.captured)
+    following = itertools.cycle(data)
+    return lambda: step(next(following))
+
+
+def gradients(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+    """Return the gradient of the loss by each parameter, float64; zeros where there is none."""
+    model.zero_grad()
+    loss_of(model, {name: tensor.detach() for name, tensor in batch.items()}).backward()
+    return [
+        (torch.zeros_like(p) if p.grad is None else p.grad).double() for p in model.parameters()
+    ]
+
+
+def true_gradients(case: Case, device: torch.device) -> list[torch.Tensor]:
+    """Return the gradients of TorchMD-NET's PyTorch operations in float64."""
+    model = build(case, warp=False, static_shapes=False).to(device).double()
+    batch = {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in batches(case, device)[0].items()
+    }
+    return gradients(model, batch)
+
+
+def _error(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
+    """Return the largest error over the largest true value, of all parameters."""
+    scale = max(float(expected.abs().max()) for expected in truth)
+    errors = [
+        (actual - expected).abs().max() for actual, expected in zip(found, truth, strict=True)
+    ]
+    return float(torch.stack(errors).max()) / scale

@@ -1,0 +1,1 @@
+"""Training of models on energies and forces, at the speed of the kernels."""
