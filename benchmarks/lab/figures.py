@@ -355,16 +355,11 @@ def training_table(folder: Path) -> str:
     head = ["case", *TRAINING.values(), "best without a graph over the best with one"]
     lines = [head, ["---"] * len(head)]
     for case, rows in times.items():
-        found = [rows.get(name) for name in TRAINING]
-        if all(found):
-            best = [
-                min(
-                    (row for name, row in rows.items() if name.endswith(CAPTURED) is captured),
-                    key=_p50,
-                )
-                for captured in (False, True)
-            ]
-            lines.append([case, *map(_ms, found), _ratio(*best)])
+        captured = [row for name, row in rows.items() if name.endswith(CAPTURED)]
+        plain = [row for row in rows.values() if row not in captured]
+        if captured and plain:
+            ratio = _ratio(min(plain, key=_p50), min(captured, key=_p50))
+            lines.append([case, *(_ms(rows.get(name)) for name in TRAINING), ratio])
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 
