@@ -1,7 +1,8 @@
 """Block sizes and warps of the kernels of TensorNet2.
 
-As in `mlff_triton.kernels.tensornet.launch_sizes`, the order of a sum depends on channels alone, so
-a system has the same bits alone and in a batch.
+Those of edges are the fastest of those that were measured on an NVIDIA H200 with F = 128 and 4,096
+atoms. As in `mlff_triton.kernels.tensornet.launch_sizes`, the order of a sum depends on channels
+alone, so a system has the same bits alone and in a batch.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def forward_inputs(n_atoms, channels, neighbors, layout="rows") -> tuple[object,
     return y, terms, weights(channels), random_edges(n_atoms, layout, neighbors)
 
 
-def backward_inputs(n_atoms, channels, neighbors, add, layout="rows") -> tuple[object, ...]:
-    y, terms, parts, edges = forward_inputs(n_atoms, channels, neighbors, layout)
+def backward_inputs(n_atoms, channels, neighbors, add) -> tuple[object, ...]:
+    y, terms, parts, edges = forward_inputs(n_atoms, channels, neighbors)
     grad, direct = numbers(2, *y.shape)
     return grad, y, direct, terms, parts, edges, numbers(len(edges.senders)), add
 
