@@ -58,9 +58,10 @@ class TrainingStep:
 
     Notes
     -----
-    At most eight shapes are captured; batches of further ones take ordinary steps. Weights,
-    gradients and the state of the optimizer must keep their memory: load states before the first
-    step. Models of TorchMD-NET without a ``coulomb_cutoff`` list all pairs of the first batch of a
+    At most eight shapes are captured; batches of further ones take ordinary steps. For molecules of
+    different sizes, see `mlff_triton.training.padding.pad_batch`. Weights, gradients and the state
+    of the optimizer must keep their memory: load states before the first step. Models of
+    TorchMD-NET with charges but without a ``coulomb_cutoff`` list all pairs of the first batch of a
     shape, so later ones must consist of molecules of the same sizes in the same order.
 
     Examples

@@ -1,0 +1,117 @@
+"""Padding of batches of molecules to fixed shapes, so that one captured step serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+
+REQUIRED = ("z", "pos", "batch")
+MASKS = ("atom_mask", "molecule_mask")
+SPACING = 100.0  # Å between filler atoms, beyond any cutoff
+
+
+def pad_batch(
+    batch: Mapping[str, Tensor],
+    n_atoms: int,
+    n_molecules: int,
+    *,
+    per_molecule: Collection[str] = ("energy", "q"),
+) -> dict[str, Tensor]:
+    """Pad a batch of molecules in vacuum to fixed numbers of atoms and molecules.
+
+    The filler consists of molecules of their own after the others, whose atoms have no neighbors.
+    So it does not change the energies and forces of the others. The masks exclude it from a loss.
+
+    Parameters
+    ----------
+    batch : dict of str to Tensor
+        Arguments of TorchMD-NET's models, and labels: atomic numbers ``z`` of N atoms, positions
+        ``pos`` in Å, the molecule of each atom ``batch`` in ascending order, and any others. It is
+        not modified. Pad batches before they are moved to a GPU, as this reads the number of
+        molecules.
+    n_atoms, n_molecules : int
+        Numbers of atoms and molecules of the result. Unless both are those of the batch, there
+        must be room for at least one more molecule, and for one atom in each of them.
+    per_molecule : collection of str
+        Names of tensors with a row per molecule, if they are in the batch. All others have a row
+        per atom.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The padded batch, with zeros as labels of the filler, and two bool tensors that are True
+        for what was in the batch: ``atom_mask`` [n_atoms] and ``molecule_mask`` [n_molecules].
+
+    Raises
+    ------
+    InputError
+        If the batch does not fit, lacks a required tensor, has a periodic box or is padded already,
+        or if a tensor has another number of rows.
+
+    Examples
+    --------
+    >>> water = {
+    ...     "z": torch.tensor([8, 1, 1]),
+    ...     "pos": torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.96], [0.0, 0.93, -0.24]]),
+    ...     "batch": torch.zeros(3, dtype=torch.int64),
+    ...     "energy": torch.tensor([-2.0]),
+    ... }
+    >>> padded = pad_batch(water, n_atoms=5, n_molecules=2)
+    >>> padded["batch"]
+    tensor([0, 0, 0, 1, 1])
+    >>> energy = torch.zeros(2)  # of a model
+    >>> error = (energy - padded["energy"]) * padded["molecule_mask"]
+    >>> error.square().sum() / padded["molecule_mask"].sum()  # the mean over molecules
+    tensor(4.)
+    """
+    atoms, molecules = _check(batch, per_molecule)
+    spare_atoms, spare_molecules = n_atoms - atoms, n_molecules - molecules
+    if spare_atoms < 0 or spare_molecules < 0:
+        raise InputError(
+            f"{atoms} atoms in {molecules} molecules do not fit in {n_atoms} atoms and "
+            f"{n_molecules} molecules"
+        )
+    if spare_atoms < spare_molecules or (spare_atoms and not spare_molecules):
+        raise InputError(
+            f"{spare_atoms} filler atoms cannot make up {spare_molecules} filler molecules: each "
+            "needs at least one atom, and all atoms need a molecule"
+        )
+    padded = {}
+    for name, tensor in batch.items():
+        spare = spare_molecules if name in per_molecule else spare_atoms
+        padded[name] = torch.cat([tensor, tensor.new_zeros(spare, *tensor.shape[1:])])
+    filler = torch.arange(spare_atoms, device=batch["z"].device)
+    padded["z"][atoms:] = batch["z"][0]  # an element that the model knows
+    padded["pos"][atoms:, 0] = SPACING * filler.to(batch["pos"].dtype)
+    padded["batch"][atoms:] = molecules + filler.clamp(max=max(0, spare_molecules - 1))
+    device = filler.device
+    padded["atom_mask"] = torch.arange(n_atoms, device=device) < atoms
+    padded["molecule_mask"] = torch.arange(n_molecules, device=device) < molecules
+    return padded
+
+
+def _check(batch: Mapping[str, Tensor], per_molecule: Collection[str]) -> tuple[int, int]:
+    """Return the numbers of atoms and molecules of a batch, or raise if it cannot be padded."""
+    for name in REQUIRED:
+        if name not in batch:
+            raise InputError(f"the batch has no tensor {name!r}: it needs {', '.join(REQUIRED)}")
+    if "box" in batch:
+        raise InputError("batches in a periodic box cannot be padded: use batches of equal sizes")
+    for name in MASKS:
+        if name in batch:
+            raise InputError(f"the batch has a tensor {name!r} already: pad it only once")
+    atoms = len(batch["z"])
+    if not atoms:
+        raise InputError("a batch without atoms cannot be padded")
+    molecules = int(batch["batch"].max()) + 1
+    for name, tensor in batch.items():
+        kind, rows = ("molecules", molecules) if name in per_molecule else ("atoms", atoms)
+        if tensor.ndim == 0 or len(tensor) != rows:
+            raise InputError(
+                f"batch[{name!r}] has shape {list(tensor.shape)}, but there are {rows} {kind}"
+            )
+    return atoms, molecules
