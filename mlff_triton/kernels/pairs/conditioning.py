@@ -74,7 +74,8 @@ def _adaptive_norm_fwd_kernel(
     scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
     offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]
     shift = load_rows(shift_ptr, offsets, inside, channel, CHANNELS, 1)
-    y = gated((x - mean[:, None]) * rstd[:, None], scale) + shift
+    exact: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
+    y = gated((x - mean[:, None]) * rstd[:, None], scale, exact) + shift
     place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     stored = inside[:, None] & (channel < CHANNELS)[None, :]
     pointers = out_ptr + place[:, None] * CHANNELS + channel[None, :]
@@ -108,7 +109,8 @@ def _gated_fwd_kernel(
     x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
     offsets = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
     gate = load_rows(gate_ptr, offsets, inside, channel, CHANNELS, 1)
-    y = gated(gate, gate) * x if SWISH else gated(x, gate)
+    exact: tl.constexpr = gate_ptr.dtype.element_ty == tl.float32
+    y = gated(gate, gate, exact) * x if SWISH else gated(x, gate, exact)
     offsets = batch * out_strides[0] + row * out_strides[1] + token * out_strides[2]
     if ADDED:
         y += load_rows(out_ptr, offsets, inside, channel, CHANNELS, 1)

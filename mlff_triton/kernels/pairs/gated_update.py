@@ -18,7 +18,6 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
@@ -28,6 +27,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
     moments,
     normalize,
     normalized_product,
+    product_precision,
 )
 from mlff_triton.kernels.types.norm import Norm
 
@@ -97,7 +97,7 @@ def _gated_update_fwd_kernel(
         columns = (column // DIM).to(tl.int64) * y_strides[3] + column % DIM
         loaded = inside[:, None] & (column < WIDTH)[None, :]
         y = tl.load(y_ptrs[:, None] + columns[None, :], loaded, other=0.0).to(tl.float32)
-        y = gated(y, gate).to(half)
+        y = gated(y, gate, half == tl.float32).to(half)
         weight = load_weight(out_ptr, 0, first, CHANNELS, WIDTH, C, K)
         if CHUNK < C:
             acc += tl.dot(y, weight.T, input_precision=PRECISION)
@@ -181,7 +181,7 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
             x.stride()[:-1],
             y.stride()[:-1],
             EPS=norm[2],
-            PRECISION=exact_precision(gate),
+            PRECISION=product_precision(gate),
             CHANNELS=channels,
             WIDTH=len(gate),
             DIM=y.shape[-1],

@@ -28,10 +28,10 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
-from mlff_triton.kernels.pairs.row_blocks import load_rows, load_weight
+from mlff_triton.kernels.pairs.row_blocks import load_rows, load_weight, product_precision
 from mlff_triton.kernels.types.pair_stack import OuterProductWeights
 
 _ALIGNMENT = 16  # bytes
@@ -77,7 +77,7 @@ def _outer_product_update_fwd_kernel(
         products = tl.load(pointers, inside, other=0.0)  # [M, K]
         # Beyond FACTORS, the products are zero.
         weight = load_weight(weight_ptr, 0, left * FACTORS, CHANNELS, FACTORS * FACTORS, C, K)
-        if PRECISION == "tf32x3":
+        if PRECISION == "bf16x6":
             acc += tl.dot(products, weight.T, input_precision=PRECISION)
         else:
             acc = tl.dot(products, weight.T, acc, input_precision=PRECISION)
@@ -87,9 +87,9 @@ def _outer_product_update_fwd_kernel(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channel, channel < CHANNELS, other=0.0).to(tl.float32)
     if EPS is None:
-        acc = acc / tl.maximum(count, 1.0)[:, None] + bias[None, :]
+        acc = tl.div_rn(acc, tl.maximum(count, 1.0)[:, None]) + bias[None, :]
     else:
-        acc = (acc + bias[None, :]) / (count + EPS)[:, None]
+        acc = tl.div_rn(acc + bias[None, :], (count + EPS)[:, None])
     acc += load_rows(z_ptr, pair * CHANNELS, known, channel, CHANNELS, 1)
     pointers = z_ptr + (pair * CHANNELS)[:, None] + channel[None, :]
     stored = known[:, None] & (channel < CHANNELS)[None, :]
@@ -190,7 +190,7 @@ def outer_product_mean_(
                 rows,
                 n,
                 EPS=eps,
-                PRECISION=exact_precision(left),
+                PRECISION=product_precision(left),
                 CHANNELS=channels,
                 FACTORS=k,
                 C=block,

@@ -30,8 +30,9 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
-from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.row_blocks import exact_exp, product_precision
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
@@ -58,12 +59,21 @@ def _key_range_kernel(mask_ptr, range_ptr, length, N: tl.constexpr):
 
 @triton.jit
 def _weigh(
-    scores, mask_ptr, start, length, peak, total, acc, MASKED: tl.constexpr, N: tl.constexpr
+    scores,
+    mask_ptr,
+    start,
+    length,
+    peak,
+    total,
+    acc,
+    EXACT: tl.constexpr,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
 ):
     """Return weights [M, N] of a block of keys, and the maximum, sum and output rescaled to them.
 
-    The sum includes the weights, and the output does not. MASKED is True if a key of the block may
-    be masked or beyond the end.
+    The sum includes the weights, and the output does not. EXACT is True for weights in float32, and
+    MASKED if a key of the block may be masked or beyond the end.
     """
     if MASKED:
         key = start + tl.arange(0, N)
@@ -72,11 +82,14 @@ def _weigh(
             kept = tl.load(mask_ptr + key, kept, other=0) != 0
         scores = tl.where(kept[None, :], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
-    level = highest * _LOG2_E
+    level = highest
     if MASKED:
-        level = tl.where(highest == float("-inf"), 0.0, level)  # all keys so far are masked
-    weights = tl.exp2(scores * _LOG2_E - level[:, None])
-    rescale = tl.exp2(peak * _LOG2_E - level)
+        level = tl.where(highest == float("-inf"), 0.0, highest)  # all keys so far are masked
+    if EXACT:
+        weights, rescale = exact_exp(scores - level[:, None]), exact_exp(peak - level)
+    else:
+        weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
+        rescale = tl.exp2((peak - level) * _LOG2_E)
     return weights, highest, total * rescale + tl.sum(weights, 1), acc * rescale[:, None]
 
 
@@ -124,6 +137,7 @@ def _pair_attention_fwd_kernel(
     bias = describe(bias, (batches * heads, queries, length), bias_strides, (1, M, N), DESCRIBED)
 
     block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
+    EXACT: tl.constexpr = block.dtype == tl.float32
     block = (block.to(tl.float32) * SCALE).to(block.dtype)
 
     unmasked, end = length, length
@@ -143,12 +157,13 @@ def _pair_attention_fwd_kernel(
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
             scores = tl.dot(block, keys.T, biases, input_precision=PRECISION)  # [M, N]
             weights, peak, total, acc = _weigh(
-                scores, mask_ptr, start, length, peak, total, acc, MASKED == 1, N
+                scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
             values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
             acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
-    acc /= tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
+    total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
+    acc = tl.div_rn(acc, total) if EXACT else acc / total
     out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
     out_ptr += head * out_strides[2]
     pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]
@@ -312,7 +327,7 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            PRECISION=exact_precision(q),
+            PRECISION=product_precision(q),
             DESCRIBED=described,
             DIM=dim,
             D=block,

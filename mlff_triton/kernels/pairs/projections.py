@@ -20,7 +20,6 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
@@ -28,6 +27,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
     moments,
     normalize,
     normalized_product,
+    product_precision,
 )
 from mlff_triton.kernels.types.norm import Norm
 
@@ -252,7 +252,7 @@ def project_rows(
             x.stride()[:-1],
             tuple(stride for m in maps for stride in m.out.stride()),
             EPS=norm[2],
-            PRECISION=exact_precision(weight),
+            PRECISION=product_precision(weight),
             CHANNELS=channels,
             WIDTHS=tuple(len(m.weight) for m in maps),
             DIMS=tuple(m.out.shape[-1] for m in maps),

@@ -1,8 +1,11 @@
 """Normalized rows, their products with weights, and gates, inside kernels.
 
 Products of rows in float32 are sums over chunks of channels. Splitting float32 operands for tensor
-cores takes registers for twice the rows, so that few channels fit at a time. Sums of chunks are
-added in float32, because tensor cores truncate theirs (https://doi.org/10.7717/peerj-cs.330).
+cores takes registers for three times the rows, so that few channels fit at a time. Sums of chunks
+are added in float32, because tensor cores truncate theirs (https://doi.org/10.7717/peerj-cs.330).
+
+Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
+adds to that. This shows in float32 alone, where exact ones replace them.
 """
 
 from __future__ import annotations
@@ -13,12 +16,26 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
+_LN_2 = tl.constexpr(0.6931471805599453)
+_LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
 _CHUNK = 32
 
 
 def chunk(block: int, weight: Tensor) -> int:
     """Return the channels at a time of products with a weight, for a block of all channels."""
     return min(block, _CHUNK) if weight.dtype == torch.float32 else block
+
+
+def product_precision(x: Tensor) -> str:
+    """Return the precision of `tl.dot` for operators on pairs.
+
+    Three parts in bfloat16 hold all bits of float32, and two in TF32 do not. Six products in
+    bfloat16 take tensor cores as long as three in TF32.
+    """
+    if x.dtype != torch.float32 or torch.version.hip is not None or triton.knobs.runtime.interpret:
+        return "ieee"
+    return "bf16x6"
 
 
 @triton.jit
@@ -32,9 +49,10 @@ def load_rows(x_ptr, offsets, inside, channel, channels, stride):
 @triton.jit
 def moments(x, channel, channels, EPS: tl.constexpr):
     """Return mean and inverse standard deviation of rows [M, C], zero from ``channels`` on."""
-    mean = tl.sum(x, 1) / channels
+    mean = tl.div_rn(tl.sum(x, 1), channels * 1.0)
     centered = tl.where((channel < channels)[None, :], x - mean[:, None], 0.0)
-    return mean, 1 / tl.sqrt(tl.sum(centered * centered, 1) / channels + EPS)
+    variance = tl.div_rn(tl.sum(centered * centered, 1), channels * 1.0)
+    return mean, tl.div_rn(1.0, tl.sqrt_rn(variance + EPS))
 
 
 @triton.jit
@@ -107,7 +125,22 @@ def normalized_product(
 
 
 @triton.jit
-def gated(x, gate):
-    """Return ``x sigmoid(gate)``."""
-    exponent = tl.minimum(-_LOG2_E * gate, 126.0, propagate_nan=tl.PropagateNan.ALL)
-    return x / (1 + tl.exp2(exponent))
+def exact_exp(x):
+    """Return exponentials of float32 values up to 87, to the last bits; zero below -87."""
+    raised = tl.maximum(x, _LOWEST, propagate_nan=tl.PropagateNan.ALL)
+    exponent = _LOG2_E * raised
+    rest = tl.fma(raised, _LOG2_E_REST, tl.fma(raised, _LOG2_E, -exponent))
+    power = tl.exp2(exponent)
+    return tl.where(x < _LOWEST, 0.0, tl.fma(power, _LN_2 * rest, power))
+
+
+@triton.jit
+def gated(x, gate, EXACT: tl.constexpr):
+    """Return ``x sigmoid(gate)``, in float32 to the last bits if EXACT."""
+    if EXACT:
+        exponent = tl.minimum(-gate, -_LOWEST, propagate_nan=tl.PropagateNan.ALL)
+        y = tl.div_rn(x, 1 + exact_exp(exponent))
+    else:
+        exponent = tl.minimum(-_LOG2_E * gate, 126.0, propagate_nan=tl.PropagateNan.ALL)
+        y = x / (1 + tl.exp2(exponent))
+    return y

@@ -19,7 +19,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import exact_precision, has_large_memory
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
@@ -29,6 +29,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
     moments,
     normalize,
     normalized_product,
+    product_precision,
 )
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
@@ -105,7 +106,7 @@ def _transition_fwd_kernel(
             CHUNK,
             K,
         )
-        hidden = (gated(gate, gate) * up).to(half)
+        hidden = (gated(gate, gate, half == tl.float32) * up).to(half)
         weight = load_weight(down_ptr, 0, first, CHANNELS, HIDDEN, C, K)
         if CHUNK < C:
             acc += tl.dot(hidden, weight.T, input_precision=PRECISION)
@@ -184,7 +185,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
             *(w.contiguous() for w in (gate, up, down)),
             n_rows,
             EPS=norm[2],
-            PRECISION=exact_precision(up),
+            PRECISION=product_precision(up),
             CHANNELS=channels,
             HIDDEN=len(up),
             C=block,

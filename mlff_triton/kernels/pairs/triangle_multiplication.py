@@ -27,7 +27,6 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.plane_products import plane_products, split_halves
 from mlff_triton.kernels.pairs.row_blocks import (
@@ -37,6 +36,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
     moments,
     normalize,
     normalized_product,
+    product_precision,
 )
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
@@ -128,7 +128,7 @@ def _triangle_factors_fwd_kernel(
             CHUNK,
             K,
         )
-        y = gated(y, gate) * kept[None, :]
+        y = gated(y, gate, HALVES) * kept[None, :]
         factor, channel = first // C, first % C + tl.arange(0, K)
         plane = (factor * (2 * batches if HALVES else batches) + batch) * C + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
@@ -215,7 +215,7 @@ def _triangle_update_fwd_kernel(
             CHUNK,
             K,
         )
-        y = gated(y, gate)
+        y = gated(y, gate, half == tl.float32)
         pointers = z_ptr + offsets[:, None] + first + tl.arange(0, K)[None, :]
         y += tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
         tl.store(pointers, y.to(z_ptr.dtype.element_ty), inside[:, None])
@@ -298,7 +298,7 @@ def triangle_multiplication_(
             side,
             EPS_IN=weights.norm_in[2],
             EPS_OUT=weights.norm_out[2],
-            PRECISION=exact_precision(sums),
+            PRECISION=product_precision(sums),
             C=channels,
             CHUNK=part,
             M=tile.pairs,
@@ -335,7 +335,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             n,
             side,
             EPS=weights.norm_in[2],
-            PRECISION=exact_precision(project),
+            PRECISION=product_precision(project),
             C=channels,
             CHUNK=chunk(channels, weights.project_in),
             HALVES=halves,
