@@ -48,11 +48,12 @@ _CHANNELS = (16, 32, 64, 128, 256)
 def _locate(n, side, M: tl.constexpr):
     """Return the places [M] of pairs in planes and in rows of pairs, and which of them exist.
 
-    All places fit in 32 bits, in which divisions are much faster.
+    They are found in 32 bits, in which divisions are much faster, and fit. Offsets of channels do
+    not, so the places are returned in 64 bits.
     """
     place = tl.program_id(0) * M + tl.arange(0, M)
     i, j = place // side, place % side
-    return place, i * n + j, (i < n) & (j < n)
+    return place.to(tl.int64), (i * n + j).to(tl.int64), (i < n) & (j < n)
 
 
 @triton.jit

@@ -52,6 +52,22 @@ def test_residual_streams_in_half_precision(n, device):
     assert_within(found.cpu(), exact, BOUNDS[precision])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
+def test_more_elements_than_fit_in_32_bits(incoming, device):
+    """The last tokens, if all others are masked, get the update that they get alone."""
+    n, last, channels, precision = 2901, 64, 256, torch.bfloat16
+    given = to(weights(channels, precision), device, precision)
+    z = torch.randn(1, n, n, channels, device=device, dtype=precision)
+    mask = torch.zeros(1, n, n, device=device)
+    mask[:, -last:, -last:] = 1
+    alone = triangle_multiplication_(
+        z[:, -last:, -last:].float(), given, mask[:, -last:, -last:], incoming=incoming
+    )
+    found = triangle_multiplication_(z, given, mask, incoming=incoming)[:, -last:, -last:]
+    assert_within(found.float().cpu(), alone.cpu(), BOUNDS[precision])
+
+
 def test_padding_changes_nothing(device):
     """Tokens that are masked as both edges leave the pairs of others as they are."""
     n, precision = 19, torch.float32
