@@ -1,7 +1,8 @@
 """Tables and figures of the documentation, from the committed measurements.
 
 MkDocs loads this file as a hook. On a page, ``<!-- table: step -->`` becomes the table of that
-name, and ``figures/step.svg`` is the file in ``benchmarks/results``.
+name, and ``figures/step.svg`` is the file in ``benchmarks/results``. With ``, if measured`` after
+its name, a table may be empty.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "first-step": figures.first_step_table,
     "step": partial(figures.step_table, bench="step"),
     "charged": partial(figures.step_table, bench="charged"),
+    "charged-md": figures.charged_simulations,
     "shipped": partial(figures.step_table, bench="shipped"),
     "batch": partial(figures.step_table, bench="batch"),
     "matpes": partial(figures.step_table, bench="matpes"),
@@ -55,11 +57,18 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "alignment": figures.alignment_table,
     "alignment-batches": figures.cells_table,
 }
-MARKER = re.compile(r"^<!-- table: (\S+) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- table: ([\w-]+)(, if measured)? -->$", re.MULTILINE)
 
 
-def table(name: str) -> str:
+def table(name: str, *, may_be_empty: bool = False) -> str:
     """Return one table as Markdown.
+
+    Parameters
+    ----------
+    name : str
+        Key of `TABLES`.
+    may_be_empty : bool
+        If True, the table is an empty string if nothing was measured for it.
 
     Raises
     ------
@@ -69,14 +78,14 @@ def table(name: str) -> str:
     if name not in TABLES:
         raise ValueError(f"there is no table {name!r}: use one of {', '.join(TABLES)}")
     text = TABLES[name](RESULTS)
-    if not text:
+    if not text and not may_be_empty:
         raise ValueError(f"the table {name!r} is empty: {RESULTS} lacks its measurements")
     return text
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Put tables in place of their markers."""
-    return MARKER.sub(lambda found: table(found[1]), markdown)
+    return MARKER.sub(lambda found: table(found[1], may_be_empty=bool(found[2])), markdown)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -159,7 +159,7 @@ class OpenMMSimulation(Simulation):
         platform = PLATFORMS[torch.device(device).type]
         properties = {"Precision": "mixed"} if platform == "CUDA" else None
         integrator = openmm.VerletIntegrator(TIME_STEP / 1000)
-        context = make_context(system, force, integrator, platform, properties)
+        context = make_context(system, [force], integrator, platform, properties)
         context.setPositions(atoms.positions / NM)
         context.setVelocities(atoms.get_velocities() * (1000 * units.fs / NM))
         for _ in range(length.frames):

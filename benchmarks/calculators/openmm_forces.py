@@ -10,7 +10,7 @@ platform, so that the GPU does not switch between the CUDA contexts of OpenMM an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,12 +43,12 @@ Compute = Callable[[Any], tuple[float, NDArray[np.float64]]]
 
 def make_context(
     system: System,
-    force: Any,
+    forces: Sequence[Any],
     integrator: Any,
     platform: str,
     properties: dict[str, str] | None = None,
 ) -> Any:
-    """Return a Context with an integrator and at most one force."""
+    """Return a Context with an integrator and forces."""
     import openmm
 
     particles = openmm.System()
@@ -56,7 +56,7 @@ def make_context(
         particles.setDefaultPeriodicBoxVectors(*(system.cell / NM))
     for number in system.numbers:
         particles.addParticle(atomic_masses[number])
-    if force is not None:
+    for force in forces:
         particles.addForce(force)
     chosen = openmm.Platform.getPlatformByName(platform)
     return openmm.Context(particles, integrator, chosen, properties or {})
@@ -69,7 +69,8 @@ def _step(
     import openmm
 
     integrator = openmm.VerletIntegrator(TIME_STEP)
-    context = make_context(system, force, integrator, platform or PLATFORMS[device.type])
+    forces = [] if force is None else [force]
+    context = make_context(system, forces, integrator, platform or PLATFORMS[device.type])
     positions = system.positions
     if system.cell is not None:  # OpenMM would wrap atoms into the box itself, with rounding
         positions = np.mod(positions, np.diag(system.cell))

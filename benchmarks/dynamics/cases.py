@@ -25,6 +25,7 @@ OURS = ("command", "engine", "ase", "ase-verlet", "openmm", "openmm-host", "torc
 PEERS = ("torchmd-net-ase", "torchmd-net-openmm", "torchmd-net-openmm-host")
 IMPLEMENTATIONS = (*OURS, *PEERS)
 COMMAND = ("command", "engine")
+CHARGED = tuple(name for name in IMPLEMENTATIONS if name == "engine" or "openmm" in name)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Case:
         Steps between log rows of the command.
     implementations : tuple of str
         Implementations that take part.
+    wall : float, optional
+        Radius in Å of a sphere in which OpenMM keeps the atoms.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Case:
     steps: int | None = None
     log_every: int = 100
     implementations: tuple[str, ...] = IMPLEMENTATIONS
+    wall: float | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,13 @@ def _random(name: str, n_atoms: int, ms: float, steps: int, log_every: int = 100
     )
 
 
+def _charged(n_atoms: int, ms: float, wall: float | None = None) -> Case:
+    """Return a case of a TensorNet2, whose atoms only repel each other strongly."""
+    build = partial(systems.random_box, n_atoms)
+    name = f"charged-{n_atoms}"
+    return Case(name, build, ms, model="repulsive", implementations=CHARGED, wall=wall)
+
+
 _REPLICAS = 256
 
 CASES: tuple[Case, ...] = (  # cubic numbers of molecules fill the box
@@ -200,4 +211,8 @@ CASES: tuple[Case, ...] = (  # cubic numbers of molecules fill the box
     _random("random-4096", 4096, 1.7, 400),
     _random("random-65536", 65536, 23.0, 200),
     _random("1000000", 1_000_000, 340.0, 40, log_every=20),
+    _charged(21, 0.6, wall=6.0),
+    _charged(1024, 2.6),
+    _charged(4096, 7.8),
+    _charged(65536, 120.0),
 )

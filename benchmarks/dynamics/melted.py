@@ -37,10 +37,13 @@ class Start:
         Positions are within the cell, and multiples of `benchmarks.systems.systems.GRID`.
     velocities : float64 [N, 3]
         Velocities in the units of ASE.
+    wall : float, optional
+        Radius in Å of a sphere around the center of the atoms, in which OpenMM keeps them.
     """
 
     system: System
     velocities: FloatArray
+    wall: float | None = None
 
     @property
     def masses(self) -> FloatArray:
@@ -85,7 +88,7 @@ def start_of(case: Case, folder: Path, device: torch.device, plan: Plan) -> Star
     written to it otherwise.
     """
     if not case.hold:
-        return drawn(case.build())
+        return dataclasses.replace(drawn(case.build()), wall=case.wall)
     hold, settle = (min(steps, plan.longest) for steps in (case.hold, case.settle))
     path = folder / f"{case.name}.npz"
     found = _read(path, hold + settle)

@@ -20,6 +20,7 @@ from benchmarks.systems.systems import System
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 VELOCITY = 1000 * units.fs / NM  # nm/ps per unit of ASE
+WALL = 1000.0  # kJ/mol/nm^2
 LANGEVIN = {"temperature_K": TEMPERATURE, "friction": FRICTION / (1000 * units.fs)}
 
 
@@ -77,7 +78,7 @@ def _dynamics(atoms: Atoms, seed: int | None) -> MolecularDynamics:
 
 
 class OpenMMSimulator:
-    """A simulation of OpenMM with its Langevin integrator and one force."""
+    """A simulation of OpenMM with its Langevin integrator and one force, perhaps within a wall."""
 
     def __init__(self, start: Start, force: Any, platform: str) -> None:
         import openmm
@@ -85,7 +86,8 @@ class OpenMMSimulator:
         self._start = start
         self._integrator = openmm.LangevinMiddleIntegrator(TEMPERATURE, FRICTION, TIME_STEP / 1000)
         self._integrator.setRandomNumberSeed(1)
-        self._context = make_context(start.system, force, self._integrator, platform)
+        forces = [force] if start.wall is None else [force, _wall(start.system, start.wall)]
+        self._context = make_context(start.system, forces, self._integrator, platform)
 
     def reset(self) -> None:
         """Return to the start."""
@@ -104,9 +106,26 @@ class OpenMMSimulator:
         return positions, state.getVelocities(asNumpy=True)._value / VELOCITY
 
     def evaluate(self, system: System) -> Outcome:
-        """Return energy and forces at other positions."""
+        """Return energy and forces at other positions, without those of a wall."""
         self._context.setPositions(system.positions / NM)
-        state = self._context.getState(energy=True, forces=True)
+        state = self._context.getState(energy=True, forces=True, groups={0})
         energy = state.getPotentialEnergy()._value / EV_TO_KJ_PER_MOL
         forces = state.getForces(asNumpy=True)._value / (EV_TO_KJ_PER_MOL * NM)
         return Outcome(torch.tensor([energy]).double(), torch.from_numpy(forces))
+
+
+def _wall(system: System, radius: float) -> Any:
+    """Return a soft wall of a radius in Å around the center of a system, in force group 1."""
+    import openmm
+
+    force = openmm.CustomExternalForce(
+        "stiffness * max(0, sqrt((x - x0)^2 + (y - y0)^2 + (z - z0)^2) - radius)^2"
+    )
+    force.addGlobalParameter("stiffness", WALL)
+    force.addGlobalParameter("radius", radius / NM)
+    for name, value in zip(("x0", "y0", "z0"), system.positions.mean(0) / NM, strict=True):
+        force.addGlobalParameter(name, value)
+    for atom in range(system.n_atoms):
+        force.addParticle(atom)
+    force.setForceGroup(1)
+    return force

@@ -19,7 +19,7 @@ from mlff_triton.model.tensornet2 import TensorNet2
 
 NEIGHBORS = 64  # least capacity of its neighbor list per atom, the atom itself included
 NETWORK = "representation_model."
-NOT_TRANSLATED = r"^(mean|std)$|distance\.box$"
+NOT_TRANSLATED = r"^(mean|std)$|distance\.box$|\.repulsion\."
 OPERATORS = ("compose_tensor", "decompose_tensor", "tensor_matmul_o3", "tensor_matmul_so3")
 
 
@@ -30,6 +30,7 @@ def rebuild(
     static_shapes: bool = False,
     derivative: bool = True,
     neighbors: int = NEIGHBORS,
+    coulomb_neighbors: int | None = None,
 ) -> nn.Module:
     """Rebuild a network in TorchMD-NET's code, float32, without element references.
 
@@ -45,6 +46,9 @@ def rebuild(
         If True, return forces with the energy.
     neighbors : int
         Capacity of the neighbor list per atom, on average, the atom itself included.
+    coulomb_neighbors : int, optional
+        The same for the list of the Coulomb energy, which has each pair once. By default, that of
+        TorchMD-NET, which is twice that of liquids.
     """
     from torchmdnet.models.model import create_model
 
@@ -73,7 +77,7 @@ def rebuild(
         "box_vecs": None,
     }
     if isinstance(model, TensorNet2):
-        args |= _charge_arguments(model)
+        args |= _charge_arguments(model) | {"coulomb_max_num_neighbors": coulomb_neighbors}
     theirs = create_model(args, mean=model.mean.float(), std=model.std.float()).eval()
     theirs.load_state_dict(_translate(model, theirs.state_dict()))
     return theirs.requires_grad_(False)
@@ -89,6 +93,7 @@ def _charge_arguments(model: TensorNet2) -> dict[str, Any]:
         "q_dim": config.charge_channels,
         "q_weights": model.charge_weights.tolist(),
         "coulomb_cutoff": config.coulomb_cutoff,
+        "repulsion": config.repulsion,
     }
 
 
@@ -191,18 +196,28 @@ def rebuild_for(
     derivative: bool = True,
     room: float = 1.0,
 ) -> nn.Module:
-    """Rebuild a network with a neighbor list large enough for a system; see `rebuild`.
+    """Rebuild a network with neighbor lists large enough for a system; see `rebuild`.
 
-    The list has room for so many times the pairs of the system.
+    The lists have room for so many times the pairs of the system. In tensors of fixed shapes,
+    filler takes as long as pairs.
     """
-    needed = 1 + system.count_edges(model.cutoff) / system.n_atoms
-    capacity = max(NEIGHBORS, 16 * math.ceil(room * needed / 16))
+
+    def capacity(pairs: float) -> int:
+        return 16 * math.ceil(room * pairs / system.n_atoms / 16)
+
+    config = model.config
+    within, coulomb_neighbors = model.cutoff, None
+    if isinstance(config, TensorNet2Config):
+        within = config.network_cutoff
+        if config.coulomb_cutoff is not None:
+            coulomb_neighbors = capacity(system.count_edges(config.coulomb_cutoff) / 2)
     return rebuild(
         model,
         warp=warp,
         static_shapes=static_shapes,
         derivative=derivative,
-        neighbors=capacity,
+        neighbors=max(NEIGHBORS, capacity(system.n_atoms + system.count_edges(within))),
+        coulomb_neighbors=coulomb_neighbors,
     )
 
 

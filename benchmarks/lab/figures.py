@@ -70,6 +70,11 @@ DIVISIONS = {  # columns and lines of boxes that are divided
 }
 LAMMPS_MODELS = {"random": "F = 128", "shipped": "shipped"}
 LARGEST = "1000000"  # a random box, although it is named after its size
+CHARGED = "charged-"  # prefix of the simulations of a TensorNet2
+CHARGED_PAIRS = (  # as `OPENMM_PAIRS`; TorchMD-NET's names may end in -graph
+    ("openmm", f"{TORCHMD_NET}openmm"),
+    ("openmm-host", f"{TORCHMD_NET}openmm-host"),
+)
 BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
 NS_PER_DAY = 0.5e-6 * 86400e3  # for steps of 0.5 fs that take 1 ms
 Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
@@ -221,6 +226,7 @@ def tables(folder: Path) -> str:
         lammps_table(folder),
         training_table(folder),
         simulations(folder),
+        charged_simulations(folder),
         step_table(folder, "matpes"),
         bio_table(folder),
         models_table(folder),
@@ -330,11 +336,30 @@ def openmm_table(folder: Path) -> str:
     The speed-up compares the fastest times of ours and of TorchMD-NET among the platforms that both
     ran on.
     """
-    times = passed(read_rows(folder / "openmm.csv"))
+    note = "Times in ms per step; ns/day at 0.5 fs, for the two that are compared. "
+    return _platforms_table(passed(read_rows(folder / "openmm.csv")), OPENMM_PAIRS, note)
+
+
+def charged_simulations(folder: Path) -> str:
+    """Tabulate simulations of a TensorNet2 through OpenMM; empty without data."""
+    times: Times = {}
+    for case, rows in passed(read_rows(folder / "md.csv")).items():
+        if case.startswith(CHARGED):
+            best = {peer: best_peer(rows, (peer, f"{peer}-graph")) for _, peer in CHARGED_PAIRS}
+            times[case] = rows | {peer: row for peer, row in best.items() if row}
+    note = (
+        "Simulations of such a TensorNet2 with nuclear repulsion, through OpenMM at 300 K; ms per "
+    )
+    note += "step, and ns/day at 0.5 fs. "
+    return _platforms_table(times, CHARGED_PAIRS, note)
+
+
+def _platforms_table(times: Times, pairs: Sequence[tuple[str, str]], note: str) -> str:
+    """Tabulate steps of ours and of TorchMD-NET, on the GPU and on the host."""
     head = ["atoms", "engine alone", "OpenMM on the GPU", "on the host", "TorchMD-NET, GPU", "host"]
     lines = [[*head, "speed-up", "ns/day"], ["---"] * 8]
     for rows in times.values():
-        platforms = [tuple(map(rows.get, names)) for names in OPENMM_PAIRS]
+        platforms = [tuple(map(rows.get, names)) for names in pairs]
         compared = [(ours, theirs) for ours, theirs in platforms if ours and theirs]
         if OURS not in rows or not compared:
             continue
@@ -345,7 +370,6 @@ def openmm_table(folder: Path) -> str:
         lines.append([name, _ms(rows[OURS]), *steps, _ratio(theirs, ours), days])
     if len(lines) == 2:
         return ""
-    note = "Times in ms per step; ns/day at 0.5 fs, for the two that are compared. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 
@@ -392,6 +416,7 @@ def simulations(folder: Path) -> str:
     The speed-up compares the command with the fastest route to TorchMD-NET.
     """
     times = passed(read_rows(folder / "md.csv"))
+    times = {case: rows for case, rows in times.items() if not case.startswith(CHARGED)}
     head = ["case", "engine at rest", *SIMULATIONS.values(), "through ASE, NVE"]
     head += ["TorchMD-NET, best route", "speed-up"]
     lines = [head, ["---"] * len(head)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -28,13 +28,24 @@ def random_model(channels: int = 128) -> TensorNet:
         return TensorNet(config).eval()
 
 
-def charged_model(channels: int = 128) -> TensorNet2:
+def charged_model(channels: int = 128, *, repulsion: bool = False) -> TensorNet2:
     """Return random weights in AceFF-2's architecture, with a Coulomb cutoff for boxes.
 
     Charges of fresh networks are nearly zero, so their last maps are made larger.
+
+    Parameters
+    ----------
+    channels : int
+        Number of channels F.
+    repulsion : bool
+        If True, nuclear repulsion keeps atoms apart, so that they can move: it is stronger than all
+        other forces.
     """
     config = TensorNet2Config(
-        elements=tuple(range(100)), hidden_channels=channels, coulomb_cutoff=COULOMB_CUTOFF
+        elements=tuple(range(100)),
+        hidden_channels=channels,
+        coulomb_cutoff=COULOMB_CUTOFF,
+        repulsion=repulsion,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -74,6 +85,7 @@ def _single(model: str | Path) -> TensorNet:
 MODELS: dict[str, Callable[[], TensorNet]] = {
     "random": random_model,
     "charged": charged_model,
+    "repulsive": partial(charged_model, repulsion=True),
     "shipped": shipped_model,
     "matpes": matpes_model,
 }

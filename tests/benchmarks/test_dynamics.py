@@ -5,6 +5,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from benchmarks.dynamics import cases as md
 from benchmarks.dynamics import command, implementations, melted, runner, torchmd_net
 from benchmarks.dynamics.cases import CASES, QUICK, Case, Plan
 from benchmarks.dynamics.melted import Start
-from benchmarks.engine.gate import GateError
+from benchmarks.engine.gate import GateError, Truth
 from benchmarks.engine.implementations import Outcome
 from benchmarks.lab import figures
 from benchmarks.lab.schema import Results, read_rows
@@ -226,6 +227,40 @@ def test_temperatures_of_few_atoms_scatter():
     runner.check_temperature([360.0] * 1000, 0.5, 21, mixes=False)
 
 
+def test_walls_keep_clusters_together_and_are_not_part_of_the_results():
+    pytest.importorskip("openmm", reason="OpenMM is not installed")
+    case = next(case for case in CASES if case.name == "charged-21")
+    network = models.charged_model(8, repulsion=True)
+    start = melted.start_of(case, Path(), CPU, QUICK)
+    fast = replace(start, velocities=30 * start.velocities)
+    center = start.system.positions.mean(0)
+    ends = []
+    for begin in (fast, replace(fast, wall=None)):
+        simulator = implementations.OUR_SIMULATORS["openmm-host"](network, begin, CPU)
+        simulator.reset()
+        simulator.advance(60)
+        positions = simulator.state()[0]
+        ends.append(np.linalg.norm(positions - center, axis=1).max())
+        end = melted.moved(start.system, positions)
+        assert Truth.of(network, end, CPU).check(simulator.evaluate(end), 1e-5) < 1e-5
+    assert case.wall < ends[0] < ends[1]
+
+
+def test_a_tensornet2_is_simulated_through_openmm(lab, tmp_path, monkeypatch):
+    for name in md.CHARGED:
+        if implementations.missing(name):
+            pytest.skip(f"{implementations.missing(name)} is not installed")
+    small = partial(models.charged_model, 8, repulsion=True)
+    monkeypatch.setitem(models.MODELS, "repulsive", small)
+    models.model.cache_clear()
+    (case,) = (case for case in CASES if case.name == "charged-21")
+    runner.run_md(lab, [case], md.CHARGED, tmp_path)
+    models.model.cache_clear()
+    rows = rows_of(lab)
+    assert list(rows) == [f"{name}-eager" if name in md.PEERS else name for name in md.CHARGED]
+    assert {row.gate for row in rows.values()} == {"pass"}
+
+
 def test_wrong_forces_have_no_time(lab, droplet, tmp_path, monkeypatch, capfd):
     class Wrong(Slow):
         def evaluate(self, system):
@@ -333,8 +368,11 @@ def simulated(tmp_path):
     """Results of simulations in a folder."""
     times = {"engine": 0.1, "command": 0.2, "ase": 0.4, "ase-verlet": 0.3, "openmm-host": 0.25}
     times |= {"torchmd-net-ase": 4.0, "torchmd-net-openmm-host-graph": 2.0}
+    charged = {"engine": 0.3, "openmm": 0.5, "torchmd-net-openmm": 3.0}
+    charged |= {"openmm-host": 0.4, "torchmd-net-openmm-host-graph": 2.0}
     made = [row(bench="md", case="192", impl=i, ms=ms, atoms=192) for i, ms in times.items()]
     made.append(row(bench="md", case="npt-1029", impl="command", ms=0.5, atoms=1029))
+    made += [row(bench="md", case="charged-21", impl=i, ms=ms) for i, ms in charged.items()]
     Results(tmp_path).add(made)
     return tmp_path
 
@@ -344,6 +382,14 @@ def test_simulations_are_tabulated_as_nanoseconds_per_day(simulated):
     cells = "0.1 | 216 (0.2) | 108 (0.4) | – | 173 (0.25) | – | 144 (0.3)"
     assert f"| 192 | {cells} | 21.6 (2) (openmm-host-graph) | 10.0x |" in table
     assert "| npt-1029 | – | 86.4 (0.5) | – | – | – | – | – | – | – |" in table
+    assert table in figures.tables(simulated)
+
+
+def test_simulations_of_a_tensornet2_are_tabulated_by_platform(simulated):
+    table = figures.charged_simulations(simulated)
+    assert "| 21 | 0.3 | 0.5 | 0.4 | 3 | 2 | 5.0x | 108 and 21.6 |" in table
+    assert len(table.splitlines()) == 5
+    assert "charged" not in figures.simulations(simulated)
     assert table in figures.tables(simulated)
 
 

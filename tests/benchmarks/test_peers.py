@@ -23,14 +23,26 @@ def test_torchmd_net_gets_the_weights_of_the_shipped_model(lab):
     assert found.error < 1e-5
 
 
-def test_torchmd_net_gets_the_weights_of_a_tensornet2(lab, monkeypatch):
+@pytest.mark.parametrize("repulsion", [False, True])
+def test_torchmd_net_gets_the_weights_of_a_tensornet2(lab, monkeypatch, repulsion):
     pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
-    monkeypatch.setattr(runner, "model", cache(lambda _: models.charged_model(16)))
-    case = Case("charged", "21", partial(systems.random_box, 21), "charged")
+    made = models.charged_model(16, repulsion=repulsion)
+    monkeypatch.setattr(runner, "model", cache(lambda _: made))
+    case = Case("charged", "21", partial(systems.molecule, "aspirin"), "charged")
     runner.run_case(lab, case, [*OURS, peers.PEERS[0]])
     rows = read_rows(lab.results.path("charged"))
     assert [row.gate for row in rows] == ["pass"] * 3
     assert max(row.error for row in rows) < 1e-5
+
+
+def test_neighbor_lists_of_a_tensornet2_have_the_size_of_each_cutoff():
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    model, system = models.charged_model(8, repulsion=True), systems.random_box(1024)
+    theirs = peers.rebuild_for(system, model, warp=False, static_shapes=True, room=1.1)
+    found = theirs.representation_model.distance, theirs.output_model.distance
+    pairs = system.count_edges(5.0) + system.n_atoms, system.count_edges(10.0) / 2
+    for listed, needed in zip(found, pairs, strict=True):
+        assert 1.1 * needed <= -listed.max_num_pairs * system.n_atoms <= 1.1 * needed + 16 * 1024
 
 
 @pytest.mark.usefixtures("small_model")
