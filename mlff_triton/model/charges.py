@@ -47,7 +47,7 @@ class ChargeNetwork(nn.Module):
         batch : int64 [N]
             System of each atom.
         n_systems : int
-            Number of systems.
+            Number of systems, or more.
 
         Returns
         -------
@@ -77,7 +77,7 @@ def equilibrate(
     batch : int64 [N]
         System of each atom.
     n_systems : int
-        Number of systems.
+        Number of systems, or more.
 
     Returns
     -------

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, domain_of
 from mlff_triton.model.tensornet import TensorNet
@@ -161,6 +162,7 @@ def predict(
     batch: Tensor | None = None,
     charge: Tensor | None = None,
     create_graph: bool = False,
+    n_systems: int | None = None,
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
 
@@ -184,6 +186,10 @@ def predict(
         Total charge of each system in elementary charges. Default: 0.
     create_graph : bool
         If True, forces and virials can be differentiated again, as training on forces requires.
+    n_systems : int, optional
+        Number of systems B. By default it is read from ``batch``, for which the host waits for a
+        GPU. With it, a call can be captured in a CUDA graph, which checks neither elements nor
+        charges.
 
     Returns
     -------
@@ -207,10 +213,12 @@ def predict(
     """
     if batch is None:
         batch = torch.zeros_like(numbers)
-    n_systems = int(batch[-1]) + 1
+    if n_systems is None:
+        n_systems = int(batch[-1]) + 1
     if charge is None:
         charge = torch.zeros(n_systems, device=positions.device)
-    check_neutral(model.uses_charge, charge)
+    elif not is_capturing(charge):
+        check_neutral(model.uses_charge, charge)
     vectors = graph.vectors(positions.detach(), cell, batch)
     vectors = vectors.to(model.dtype).requires_grad_()
     with torch.enable_grad():
@@ -226,7 +234,7 @@ def predict(
     forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
     strain = vectors.detach().double()[:, :, None] * gradient.double()[:, None, :]
     virial = strain.new_zeros(n_systems, 3, 3).index_add(0, batch[graph.receivers], strain)
-    counts = torch.bincount(batch, minlength=n_systems)
+    counts = strain.new_zeros(n_systems).index_add(0, batch, strain.new_ones(len(batch)))
     atom_energies = atom_energies + (model.mean / counts)[batch]
     energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
     return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies, charges)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.errors import UnknownElementError
 from mlff_triton.model.activations import ACTIVATIONS
 from mlff_triton.model.config import (
@@ -42,6 +43,9 @@ from mlff_triton.model.readout import Readout
 from mlff_triton.model.zbl import zbl_energy
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
+
+EXACT = ("std", "mean", "references", "nuclear_charges")
+"""Buffers of a model that stay in float64 when it is cast."""
 
 
 class IrrepLinear(nn.Module):
@@ -265,6 +269,7 @@ class TensorNet(nn.Module):
     mean: Tensor
     references: Tensor
     species_of_number: Tensor
+    nuclear_charges: Tensor
     layer: type[Interaction] = Interaction
 
     def __init__(self, config: TensorNetConfig) -> None:
@@ -280,6 +285,9 @@ class TensorNet(nn.Module):
         species = torch.full((MAX_ATOMIC_NUMBER + 1,), -1)
         species[list(config.elements)] = torch.arange(len(config.elements))
         self.register_buffer("species_of_number", species, persistent=False)
+        charges = (config.zbl.charges if config.zbl else None) or config.elements
+        nuclei = torch.tensor(charges, dtype=torch.float64)
+        self.register_buffer("nuclear_charges", nuclei, persistent=False)
         self.basis.to(torch.get_default_dtype())
 
     @property
@@ -323,10 +331,10 @@ class TensorNet(nn.Module):
         return hash_of_weights(self.state_dict())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorNet:
-        """Move or cast the weights, but keep the energy scale in float64."""
-        scale = {name: getattr(self, name) for name in ("std", "mean", "references")}
+        """Move or cast the weights, but keep the energy scale and nuclei in float64."""
+        kept = {name: getattr(self, name) for name in EXACT}
         super()._apply(fn, recurse)
-        for name, exact in scale.items():
+        for name, exact in kept.items():
             setattr(self, name, exact.to(getattr(self, name).device))
         return self
 
@@ -345,8 +353,11 @@ class TensorNet(nn.Module):
         Raises
         ------
         UnknownElementError
-            If the model does not support an element.
+            If the model does not support an element. This is not checked in the capture of a CUDA
+            graph.
         """
+        if is_capturing(numbers):
+            return self.species_of_number[numbers]
         if int(numbers.min()) < 0 or int(numbers.max()) > MAX_ATOMIC_NUMBER:
             raise UnknownElementError(f"atomic numbers must lie in 0..{MAX_ATOMIC_NUMBER}")
         species = self.species_of_number[numbers]
@@ -438,8 +449,7 @@ class TensorNet(nn.Module):
 
     def _repulsion(self, zbl: ZBLConfig, species: Tensor, edges: Edges) -> Tensor:
         """Compute the nuclear repulsion of each atom, float64 [N], eV."""
-        nuclei = torch.tensor(zbl.charges or self.config.elements, dtype=torch.float64)
-        charges = nuclei.to(species.device)[species]
+        charges = self.nuclear_charges[species]
         graph, distances = edges.graph, edges.distances[edges.pair].double()
         pair = zbl_energy(zbl, distances, charges[graph.receivers], charges[graph.senders])
         return pair.new_zeros(graph.n_atoms).index_add(0, graph.receivers, pair)

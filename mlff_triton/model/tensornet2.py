@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.errors import InputError
 from mlff_triton.model.charges import ChargeNetwork
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
@@ -134,7 +135,7 @@ class TensorNet2(TensorNet):
         """Compute energies and charges as `TensorNet.energies_and_charges` does."""
         if batch is None:
             batch = torch.zeros_like(numbers)
-        n_systems = int(batch[-1]) + 1
+        n_systems = len(batch)  # or fewer; to count them would wait for the GPU
         total = charge.to(vectors.dtype)[:, None]
         species = self.species(numbers)
         edges = self._edges(*_within(self.config.network_cutoff, vectors, graph))
@@ -164,22 +165,23 @@ class TensorNet2(TensorNet):
         """
         first, _ = graph.pairs
         distance = torch.linalg.vector_norm(vectors[first], dim=1).double()
-        if self.config.coulomb_cutoff is not None:
-            near = distance < self.config.coulomb_cutoff
-            first, distance = first[near], distance[near]
         i, j = graph.receivers[first], graph.senders[first]
         left, right = (charges * weights).flatten(1), charges.flatten(1)
         products = (left[i] * right[j]).sum(1).double()
-        return _shared(products * coulomb_energy(distance, self.config.coulomb_cutoff), i, j, graph)
+        cutoff = self.config.coulomb_cutoff
+        energies = products * coulomb_energy(distance, cutoff)
+        if cutoff is not None:
+            energies = energies * (distance < cutoff)
+        return _shared(energies, i, j, graph)
 
     def _nuclear_energies(self, repulsion: Repulsion, species: Tensor, edges: Edges) -> Tensor:
         """Compute the nuclear repulsion of each atom, float64 [N], eV: half that of its pairs."""
         graph = edges.graph
         first, _ = graph.pairs
-        near = edges.distances < self.config.cutoff_upper
-        first, distance = first[near], edges.distances[near].double()
+        distance = edges.distances.double()
         i, j = graph.receivers[first], graph.senders[first]
-        return _shared(repulsion(distance, species[i], species[j]), i, j, graph)
+        energies = repulsion(distance, species[i], species[j])
+        return _shared(energies * (distance < self.config.cutoff_upper), i, j, graph)
 
 
 def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
@@ -244,7 +246,12 @@ def _shared(energies: Tensor, i: Tensor, j: Tensor, graph: Graph) -> Tensor:
 
 
 def _within(cutoff: float, vectors: Tensor, graph: Graph) -> tuple[Tensor, Graph]:
-    """Drop the edges beyond a cutoff."""
+    """Drop the edges beyond a cutoff; in the capture of a CUDA graph, keep all of them.
+
+    They do not contribute to the results.
+    """
+    if is_capturing(vectors):
+        return vectors, graph
     first, pair = graph.pairs
     near = torch.linalg.vector_norm(vectors.detach()[first], dim=1) < cutoff
     if bool(near.all()):

@@ -106,7 +106,10 @@ class Graph:
         edges = torch.arange(self.n_edges, device=self.senders.device)
         is_first = edges < self.reverse
         rank = is_first.cumsum(0) - 1
-        return edges[is_first], rank[torch.minimum(edges, self.reverse)]
+        n_pairs = self.n_edges // 2
+        slots = torch.where(is_first, rank, n_pairs)  # a mask would wait for a GPU
+        first = edges.new_empty(n_pairs + 1).scatter_(0, slots, edges)[:n_pairs]
+        return first, rank[torch.minimum(edges, self.reverse)]
 
     def vectors(self, positions: Tensor, cell: Tensor | None, batch: Tensor | None) -> Tensor:
         """Compute the edge vectors ``r_e`` in Å.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.neighbors.graph import Graph
 
 REQUIRED = ("z", "pos", "batch")
 MASKS = ("atom_mask", "molecule_mask")
@@ -92,6 +93,64 @@ def pad_batch(
     padded["atom_mask"] = torch.arange(n_atoms, device=device) < atoms
     padded["molecule_mask"] = torch.arange(n_molecules, device=device) < molecules
     return padded
+
+
+def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
+    """Pad the neighbor list of molecules in vacuum to fixed numbers of atoms and edges.
+
+    Our own models take such a list, with atoms that `pad_batch` has padded to the same number. All
+    filler edges join the last two filler atoms, which that puts beyond any cutoff.
+
+    Parameters
+    ----------
+    graph : Graph
+        List of a batch. It is not modified.
+    n_atoms, n_edges : int
+        Numbers of atoms and edges of the result. There must be room for two more atoms, unless the
+        number of edges is that of the list.
+
+    Returns
+    -------
+    Graph
+
+    Raises
+    ------
+    InputError
+        If the list does not fit, is periodic, or would have half a pair of edges.
+
+    Examples
+    --------
+    >>> from mlff_triton import neighbor_list
+    >>> water = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.96], [0.0, 0.93, -0.24]])
+    >>> padded = pad_graph(neighbor_list(water, 5.0), n_atoms=5, n_edges=8)
+    >>> padded.senders
+    tensor([1, 2, 0, 2, 0, 1, 4, 3])
+    """
+    spare_atoms, spare = n_atoms - graph.n_atoms, n_edges - graph.n_edges
+    if spare_atoms < 0 or spare < 0:
+        raise InputError(
+            f"{graph.n_atoms} atoms with {graph.n_edges} edges do not fit in {n_atoms} atoms and "
+            f"{n_edges} edges"
+        )
+    if spare % 2:
+        raise InputError(f"n_edges={n_edges} is odd, but edges come in pairs")
+    if spare and spare_atoms < 2:
+        raise InputError(f"{spare} filler edges need two filler atoms, not {spare_atoms}")
+    if bool(graph.shifts.any()):
+        raise InputError("lists of a periodic box cannot be padded: use batches of equal sizes")
+    half = torch.arange(spare // 2, device=graph.senders.device)
+    forth, back = graph.n_edges + half, graph.n_edges + spare // 2 + half
+    ends = graph.row_ptr.new_full((spare_atoms,), graph.n_edges)
+    if spare:
+        ends[-2], ends[-1] = graph.n_edges + spare // 2, n_edges
+    return Graph(
+        row_ptr=torch.cat([graph.row_ptr, ends]),
+        senders=torch.cat(
+            [graph.senders, torch.full_like(forth, n_atoms - 1), torch.full_like(back, n_atoms - 2)]
+        ),
+        shifts=torch.cat([graph.shifts, graph.shifts.new_zeros(spare, 3)]),
+        reverse=torch.cat([graph.reverse, back, forth]),
+    )
 
 
 def _check(batch: Mapping[str, Tensor], per_molecule: Collection[str]) -> tuple[int, int]:

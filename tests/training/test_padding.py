@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.errors import InputError
+from mlff_triton.neighbors.graph import Graph, concatenate
+from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_within, random_cluster
 from mlff_triton.torchmd_net.patch import accelerate
-from mlff_triton.training.padding import pad_batch
+from mlff_triton.training.padding import pad_batch, pad_graph
 from mlff_triton.training.step import TrainingStep
 from tests.support.torchmd_net import (
     arguments,
@@ -137,6 +139,46 @@ def test_bad_input():
         pad_batch(batch | {"q": torch.tensor(0)}, 9, 3)
     with pytest.raises(InputError, match="without atoms"):
         pad_batch({name: t[:0] for name, t in batch.items()}, 9, 3)
+
+
+def listed(sizes: tuple[int, ...]) -> Graph:
+    """List the neighbors of the molecules of `labeled`."""
+    return concatenate([neighbor_list(random_cluster(n, seed=n).positions, 4.0) for n in sizes])
+
+
+@pytest.mark.parametrize("spare", [(0, 0), (5, 0), (2, 2), (7, 62)])
+def test_padded_lists_are_lists_of_filler_after_the_others(spare):
+    graph = listed((7, 1, 5))
+    padded = pad_graph(graph, 13 + spare[0], graph.n_edges + spare[1])
+    assert (padded.n_atoms, padded.n_edges) == (13 + spare[0], graph.n_edges + spare[1])
+    for name in ("senders", "shifts", "reverse", "receivers"):
+        assert torch.equal(getattr(padded, name)[: graph.n_edges], getattr(graph, name))
+    edges = torch.arange(padded.n_edges)
+    assert torch.equal(padded.reverse[padded.reverse], edges)
+    assert (padded.reverse != edges).all()
+    assert torch.equal(padded.receivers[padded.reverse], padded.senders)
+    filler = padded.receivers[graph.n_edges :], padded.senders[graph.n_edges :]
+    assert all(
+        torch.isin(end, torch.tensor([padded.n_atoms - 2, padded.n_atoms - 1])).all()
+        for end in filler
+    )
+    assert (filler[0] != filler[1]).all()
+
+
+def test_bad_lists():
+    graph = listed((4, 2))
+    edges = graph.n_edges
+    with pytest.raises(InputError, match=f"6 atoms with {edges} edges do not fit in 5 atoms and"):
+        pad_graph(graph, 5, edges)
+    with pytest.raises(InputError, match=f"do not fit in 8 atoms and {edges - 2} edges"):
+        pad_graph(graph, 8, edges - 2)
+    with pytest.raises(InputError, match="is odd, but edges come in pairs"):
+        pad_graph(graph, 8, edges + 1)
+    with pytest.raises(InputError, match="2 filler edges need two filler atoms, not 1"):
+        pad_graph(graph, 7, edges + 2)
+    periodic = neighbor_list(torch.zeros(1, 3), 3.0, 2.0 * torch.eye(3), True)
+    with pytest.raises(InputError, match="a periodic box cannot be padded"):
+        pad_graph(periodic, 8, 100)
 
 
 @pytest.mark.gpu
