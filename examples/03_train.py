@@ -3,7 +3,8 @@
 Usage: ``python 03_train.py``
 
 The data are randomly displaced clusters of 13 copper atoms with the energies and forces of a Morse
-potential. ``training/`` holds a realistic example, with batches and held-out data.
+potential. On a GPU, all steps replay one CUDA graph. ``training/`` holds a realistic example, with
+batches of molecules of different sizes and held-out data.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import torch
 from ase import Atoms
 from ase.calculators.morse import MorsePotential
 from ase.cluster import Icosahedron
+from torch import Tensor
 
 import mlff_triton
+from mlff_triton.training.step import TrainingStep
+
+FAR = 100.0  # Å; the model ignores pairs beyond its cutoff, but the list of all has one length
 
 
 def labeled_cluster(seed: int) -> Atoms:
@@ -25,6 +30,37 @@ def labeled_cluster(seed: int) -> Atoms:
     atoms.rattle(0.15, seed=seed)
     atoms.calc = MorsePotential(epsilon=0.343, r0=2.87, rho0=3.9)
     return atoms
+
+
+def tensors_of(atoms: Atoms) -> dict[str, Tensor]:
+    """Return positions, neighbors and labels of a cluster."""
+    graph = mlff_triton.neighbor_list(atoms.positions, FAR)
+    return {
+        "numbers": torch.tensor(atoms.numbers),
+        "positions": torch.tensor(atoms.positions),
+        "row_ptr": graph.row_ptr,
+        "senders": graph.senders,
+        "shifts": graph.shifts,
+        "reverse": graph.reverse,
+        "energy": torch.tensor([atoms.get_potential_energy()]),
+        "forces": torch.tensor(atoms.get_forces()),
+    }
+
+
+def loss_of(model: mlff_triton.TensorNet, cluster: dict[str, Tensor]) -> Tensor:
+    """Return the squared errors of the energy per atom and of the forces."""
+    neighbors = {name: cluster[name] for name in ("row_ptr", "senders", "shifts", "reverse")}
+    prediction = mlff_triton.predict(
+        model,
+        cluster["numbers"],
+        cluster["positions"],
+        mlff_triton.Graph(**neighbors),
+        create_graph=True,
+        n_systems=1,  # otherwise it is read from the GPU, which a graph cannot do
+    )
+    energy_error = prediction.energy - cluster["energy"]
+    force_error = prediction.forces - cluster["forces"]
+    return energy_error.square().sum() / len(cluster["numbers"]) + force_error.square().mean()
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -37,30 +73,18 @@ clusters = [labeled_cluster(seed) for seed in range(args.clusters)]
 config = mlff_triton.TensorNetConfig(
     elements=(29,), hidden_channels=32, num_layers=1, num_rbf=16, uses_charge=False
 )
-model = mlff_triton.TensorNet(config)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = mlff_triton.TensorNet(config).to(device)
 model.mean.fill_(np.mean([atoms.get_potential_energy() for atoms in clusters]))
+data = [{name: t.to(device) for name, t in tensors_of(atoms).items()} for atoms in clusters]
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=args.epochs)
+step = TrainingStep(model, loss_of, optimizer)
 
 for epoch in range(args.epochs):
-    losses = []
-    for atoms in clusters:
-        prediction = mlff_triton.predict(
-            model,
-            torch.tensor(atoms.numbers),
-            torch.tensor(atoms.positions),
-            mlff_triton.neighbor_list(atoms.positions, model.cutoff),
-            create_graph=True,
-        )
-        energy_error = prediction.energy - atoms.get_potential_energy()
-        force_error = prediction.forces - torch.tensor(atoms.get_forces())
-        loss = energy_error.square().sum() / len(atoms) + force_error.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = [step(cluster) for cluster in data]
     schedule.step()
-    print(f"epoch {epoch + 1:3d}  loss {np.mean(losses):.5f}")
+    print(f"epoch {epoch + 1:3d}  loss {torch.stack(losses).mean():.5f}")
 
 mlff_triton.save_model(model, "copper.safetensors", card="Copper clusters of a Morse potential.")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib
+import itertools
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from ase.build import molecule
 
 import mlff_triton
 from mlff_triton import TensorNetCalculator, load_model, save_model
+from mlff_triton.testing import random_cluster
 from tests.support.charged import charged_model
 
 ROOT = Path(mlff_triton.__file__).parents[1]
@@ -504,6 +507,69 @@ def test_interrupted_training_ends_as_unbroken_training(data, tmp_path):
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err.count("\n")) == (1, 1)
     assert "is of another model: repeat its options" in err
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory):
+    """Write labeled clusters of different sizes as training and validation data."""
+    folder = tmp_path_factory.mktemp("clusters")
+    rng = np.random.default_rng(0)
+    images = [random_cluster(int(n), seed=k) for k, n in enumerate(rng.integers(2, 9, 60))]
+    n_atoms = [len(atoms) for atoms in images]
+    np.savez(
+        folder / "data_0.npz",
+        n_atoms=np.array(n_atoms),
+        numbers=np.concatenate([atoms.numbers for atoms in images]),
+        positions=np.concatenate([atoms.positions for atoms in images]).astype(np.float32),
+        energy=rng.normal(size=len(images)),
+        forces=rng.normal(size=(sum(n_atoms), 3)).astype(np.float32),
+        split=(np.arange(len(images)) >= 40).astype(np.int64),
+        task=np.zeros(len(images), np.int64),
+        task_names=np.array(["md_cluster.0"]),
+        split_names=np.array(["train", "validation"]),
+    )
+    return folder
+
+
+def test_training_on_padded_batches_is_the_same(clusters, tmp_path, training_modules):
+    """Captured steps on a GPU need batches of one size."""
+    data = training_modules("dataset").load(clusters, 4.0)
+    train = training_modules("train")
+    options = argparse.Namespace(seed=0, channels=8, layers=1, rbf=4, cutoff=4.0)
+    chosen = data.select(0)
+    room = data.room(chosen, 8)
+    batches = list(itertools.islice(train.batches(chosen, 8, 0, 0), 7))
+    padded = [data.batch(configs, room) for configs in batches]
+    assert {len(batch["z"]) for batch in padded} == {room.atoms}
+    assert {len(batch["senders"]) for batch in padded} == {room.edges}
+    ends = []
+    for made in (padded, [data.batch(configs) for configs in batches]):
+        model = train.build(data, options).cpu().double()
+        trainer = train.Trainer(model, tmp_path / "none.pt", len(made), 1e-2)
+        losses = torch.stack([trainer.train_step(batch) for batch in made])
+        ends.append([losses, *trainer.model.parameters(), *trainer.averaged_model.parameters()])
+    for found, expected in zip(*ends, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_batches_that_do_not_fit_are_not_padded(clusters, training_modules):
+    dataset = training_modules("dataset")
+    data = dataset.load(clusters, 4.0)
+    whole = data.batch(data.select(0), dataset.Size(10, 41, 1000))
+    assert len(whole["z"]) == int(whole["atom_mask"].sum()) > 10
+    assert whole["molecule_mask"].all()
+
+
+def test_training_resumes_and_ends_with_a_model(clusters, tmp_path):
+    arguments = ("training/train.py", "--data", clusters, *TINY)
+    assert run(*arguments, "--out", "whole", cwd=tmp_path).count("validation") == 22
+    process = start(*arguments, "--out", "parts", cwd=tmp_path)
+    code, _, err = interrupt_once((tmp_path / "parts" / "checkpoint.pt").exists, process)
+    assert (code, err) == (130, "")
+    assert 0 < run(*arguments, "--out", "parts", cwd=tmp_path).count("loss") < 20
+    whole, parts = (load_model(tmp_path / n / "model.safetensors") for n in ("whole", "parts"))
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], weight)
 
 
 def test_training_asks_for_data(tmp_path):

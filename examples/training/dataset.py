@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,32 @@ from torch import Tensor
 
 from mlff_triton import Graph, neighbor_list
 from mlff_triton.neighbors.graph import concatenate
+from mlff_triton.training.padding import pad_batch, pad_graph
 
 TRAIN, VALIDATION = 0, 1  # indices of splits
+LISTED = ("row_ptr", "senders", "shifts", "reverse")  # tensors of a neighbor list
+SIGMAS = 4  # standard deviations of the size of batches for which there is room
+
+Batch = dict[str, Tensor]
+"""Configurations that the model evaluates together, and the neighbor list of their atoms.
+
+The keys are those of `mlff_triton.training.padding.pad_batch` with the masks, ``energy`` in eV,
+``forces`` in eV/Å, and those of `LISTED`.
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers of atoms, configurations and edges of a batch."""
+
+    atoms: int
+    configs: int
+    edges: int
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """All configurations as one large graph on one device.
+    """All configurations as one large graph, on the CPU.
 
     Attributes
     ----------
@@ -55,8 +75,19 @@ class Dataset:
         """Return the indices of the configurations of a split, int64."""
         return (self.split == split).nonzero()[:, 0]
 
-    def batch(self, configs: Tensor) -> Batch:
-        """Take some configurations, with their atoms and edges renumbered."""
+    def room(self, configs: Tensor, count: int) -> Size:
+        """Return a size that nearly all batches of so many of the configurations fit in."""
+        atoms, edges = (
+            _room(start.diff()[configs].double(), count)
+            for start in (self.atom_start, self.edge_start)
+        )
+        return Size(atoms + 2, count + 1, 2 * math.ceil(edges / 2))
+
+    def batch(self, configs: Tensor, room: Size | None = None) -> Batch:
+        """Take some configurations, with their atoms and edges renumbered.
+
+        The batch is padded to the size of the room, if it is given and large enough.
+        """
         atoms, system = ragged_range(self.atom_start, configs)
         edges, edge_system = ragged_range(self.edge_start, configs)
         first_atom, first_edge = starts(self.atom_start, configs), starts(self.edge_start, configs)
@@ -69,37 +100,34 @@ class Dataset:
             shifts=self.graph.shifts[edges],
             reverse=self.graph.reverse[edges] + edge_shift,
         )
-        return Batch(
-            numbers=self.numbers[atoms],
-            positions=self.positions[atoms],
-            forces=self.forces[atoms],
-            energy=self.energy[configs],
-            system=system,
-            graph=graph,
-        )
+        batch = {
+            "z": self.numbers[atoms],
+            "pos": self.positions[atoms],
+            "batch": system,
+            "energy": self.energy[configs],
+            "forces": self.forces[atoms],
+        }
+        size = Size(len(atoms), len(configs), len(edges))
+        if room is not None and _fits(size, room):
+            size = room
+        padded = pad_batch(batch, size.atoms, size.configs)
+        graph = pad_graph(graph, size.atoms, size.edges)
+        return padded | {name: getattr(graph, name) for name in LISTED}
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Configurations that the model evaluates together.
-
-    Attributes
-    ----------
-    numbers, positions, forces, energy, graph
-        As in `Dataset`.
-    system : int64 [N]
-        Configuration of each atom, as an index within the batch.
-    """
-
-    numbers: Tensor
-    positions: Tensor
-    forces: Tensor
-    energy: Tensor
-    system: Tensor
-    graph: Graph
+def _room(sizes: Tensor, count: int) -> int:
+    """Return room for the sum of some of the sizes, which are drawn at random."""
+    mean, spread = float(sizes.mean()), float(sizes.std(correction=0))
+    return math.ceil(count * mean + SIGMAS * math.sqrt(count) * spread)
 
 
-def load(folder: Path, cutoff: float, device: torch.device) -> Dataset:
+def _fits(size: Size, room: Size) -> bool:
+    """Return True if a batch leaves room for the filler that it needs."""
+    atoms, configs = room.atoms - size.atoms, room.configs - size.configs
+    return configs > 0 and atoms >= max(configs, 2) and size.edges <= room.edges
+
+
+def load(folder: Path, cutoff: float) -> Dataset:
     """Read all shards and build all neighbor lists.
 
     Parameters
@@ -108,8 +136,6 @@ def load(folder: Path, cutoff: float, device: torch.device) -> Dataset:
         Folder of ``data_0.npz``, ``data_1.npz``, ...
     cutoff : float
         Cutoff of the neighbor list in Å.
-    device : torch.device
-        Device of the data.
     """
     shards = [np.load(path) for path in sorted(folder.glob("data_*.npz"))]
     if not shards:
@@ -120,15 +146,15 @@ def load(folder: Path, cutoff: float, device: torch.device) -> Dataset:
     graphs = [neighbor_list(data["positions"][a:b], cutoff) for a, b in itertools.pairwise(bounds)]
     edges = np.concatenate([[0], np.cumsum([g.n_edges for g in graphs])])
     return Dataset(
-        numbers=torch.tensor(data["numbers"].astype(np.int64), device=device),
-        positions=torch.tensor(data["positions"], device=device),
-        forces=torch.tensor(data["forces"], device=device),
-        energy=torch.tensor(data["energy"], device=device),
-        split=torch.tensor(data["split"].astype(np.int64), device=device),
-        task=torch.tensor(data["task"].astype(np.int64), device=device),
-        atom_start=torch.tensor(bounds, device=device),
-        edge_start=torch.tensor(edges, device=device),
-        graph=concatenate(graphs).to(device),
+        numbers=torch.tensor(data["numbers"].astype(np.int64)),
+        positions=torch.tensor(data["positions"]),
+        forces=torch.tensor(data["forces"]),
+        energy=torch.tensor(data["energy"]),
+        split=torch.tensor(data["split"].astype(np.int64)),
+        task=torch.tensor(data["task"].astype(np.int64)),
+        atom_start=torch.tensor(bounds),
+        edge_start=torch.tensor(edges),
+        graph=concatenate(graphs),
         task_names=[str(name) for name in shards[0]["task_names"]],
         split_names=[str(name) for name in shards[0]["split_names"]],
     )

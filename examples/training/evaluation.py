@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dataset import TRAIN, Batch, Dataset
+from dataset import LISTED, TRAIN, Batch, Dataset
 from torch import Tensor
 
-from mlff_triton import TensorNet, predict
+from mlff_triton import Graph, TensorNet, predict
 from mlff_triton.units import EV_TO_KCAL_PER_MOL
 
 COLUMNS = ("split", "group", "configurations", "energy_mae_kcal_mol_atom", "force_mae_kcal_mol_A")
@@ -27,7 +27,7 @@ def errors(model: TensorNet, batch: Batch, create_graph: bool) -> tuple[Tensor, 
     model : TensorNet
         Model to evaluate.
     batch : Batch
-        B configurations with N atoms in total.
+        B configurations with N atoms in total, on the device of the model.
     create_graph : bool
         If True, the errors can be differentiated.
 
@@ -40,14 +40,22 @@ def errors(model: TensorNet, batch: Batch, create_graph: bool) -> tuple[Tensor, 
     """
     result = predict(
         model,
-        batch.numbers,
-        batch.positions,
-        batch.graph,
-        batch=batch.system,
+        batch["z"],
+        batch["pos"],
+        Graph(**{name: batch[name] for name in LISTED}),
+        batch=batch["batch"],
         create_graph=create_graph,
+        n_systems=len(batch["energy"]),  # which a captured step cannot read from the GPU
     )
-    counts = torch.bincount(batch.system)
-    return ((result.energy - batch.energy) / counts).float(), result.forces - batch.forces
+    ones = torch.ones_like(result.atom_energies)
+    counts = torch.zeros_like(result.energy).index_add(0, batch["batch"], ones)
+    energy_error = (result.energy - batch["energy"]) / counts
+    return energy_error.float(), result.forces - batch["forces"]
+
+
+def on_device_of(model: TensorNet, batch: Batch) -> Batch:
+    """Copy a batch to the device of a model."""
+    return {name: tensor.to(model.std.device) for name, tensor in batch.items()}
 
 
 @torch.no_grad()
@@ -66,7 +74,8 @@ def mean_absolute_errors(
     energy_sum = force_sum = 0.0
     n_components = 0
     for chunk in configs.split(size):
-        energy_error, force_error = errors(model, data.batch(chunk), create_graph=False)
+        batch = on_device_of(model, data.batch(chunk))
+        energy_error, force_error = errors(model, batch, create_graph=False)
         energy_sum += float(energy_error.abs().double().sum())
         force_sum += float(force_error.abs().double().sum())
         n_components += force_error.numel()
@@ -104,7 +113,4 @@ def write_table(rows: list[Row], path: Path) -> None:
 def _grouped(configs: Tensor, labels: list[str]) -> dict[str, Tensor]:
     """Group the configurations by label, in alphabetical order."""
     names = np.array(labels)
-    return {
-        name: configs[torch.from_numpy(names == name).to(configs.device)]
-        for name in sorted(set(labels))
-    }
+    return {name: configs[torch.from_numpy(names == name)] for name in sorted(set(labels))}

@@ -5,12 +5,14 @@ Usage: ``python train.py --data data --out run --steps 60000 --minutes 9``
 The data are the shards written by `make_data.py`. Training stops after ``--minutes`` or at Ctrl-C,
 and the same command resumes it until ``--steps`` are done. Then the averaged weights are evaluated
 on all data and written to ``model.safetensors``, and the errors are written to ``errors.csv``. The
-script uses a GPU if there is one.
+script uses a GPU if there is one. It then pads batches to one size, so that all steps replay one
+CUDA graph.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import math
 import sys
@@ -20,11 +22,12 @@ from pathlib import Path
 
 import torch
 from dataset import TRAIN, VALIDATION, Batch, Dataset, load, ragged_range
-from evaluation import error_table, errors, mean_absolute_errors, write_table
+from evaluation import error_table, errors, mean_absolute_errors, on_device_of, write_table
 from torch import Tensor
 
 from mlff_triton import TensorNet, TensorNetConfig, save_model
 from mlff_triton._common.interrupt import StopRequest
+from mlff_triton.training.step import TrainingStep
 
 WARM_UP = 1000  # steps
 EMA_DECAY = 0.999
@@ -35,7 +38,7 @@ EXIT_INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 
 
 def build(data: Dataset, args: argparse.Namespace) -> TensorNet:
-    """Build a new model with the energy scale of the data, on their device."""
+    """Build a new model with the energy scale of the data, on a GPU if there is one."""
     torch.manual_seed(args.seed)
     elements = tuple(sorted(set(data.numbers.tolist())))
     model = TensorNet(
@@ -47,9 +50,9 @@ def build(data: Dataset, args: argparse.Namespace) -> TensorNet:
             cutoff_upper=args.cutoff,
             uses_charge=False,
         )
-    ).to(data.numbers.device)
+    )
     model.references, model.std = fit_scale(data, elements)
-    return model
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def fit_scale(data: Dataset, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -69,7 +72,7 @@ def fit_scale(data: Dataset, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]
         dim=1,
     ).double()
     # The tiny ridge keeps the energies of absent elements at zero.
-    normal = counts.T @ counts + 1e-6 * torch.eye(len(elements), device=counts.device)
+    normal = counts.T @ counts + 1e-6 * torch.eye(len(elements))
     references = torch.linalg.solve(normal, counts.T @ data.energy[chosen])
     return references, data.forces[atoms].square().mean().sqrt().double()
 
@@ -77,11 +80,17 @@ def fit_scale(data: Dataset, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]
 def loss_of(model: TensorNet, batch: Batch) -> Tensor:
     """Return the weighted sum of the energy loss per atom and the mean length of force errors."""
     energy_error, force_error = errors(model, batch, create_graph=True)
-    energy_loss = torch.nn.functional.smooth_l1_loss(
-        energy_error, torch.zeros_like(energy_error), beta=HUBER
+    energy_losses = torch.nn.functional.smooth_l1_loss(
+        energy_error, torch.zeros_like(energy_error), beta=HUBER, reduction="none"
     )
-    force_loss = (force_error.square().sum(1) + 1e-8).sqrt().mean()
-    return ENERGY_WEIGHT * energy_loss + FORCE_WEIGHT * force_loss
+    force_losses = (force_error.square().sum(1) + 1e-8).sqrt()
+    energy_loss = mean_of(energy_losses, batch["molecule_mask"])
+    return ENERGY_WEIGHT * energy_loss + FORCE_WEIGHT * mean_of(force_losses, batch["atom_mask"])
+
+
+def mean_of(values: Tensor, mask: Tensor) -> Tensor:
+    """Average the values where a mask is True: those that are not filler."""
+    return (values * mask).sum() / mask.sum()
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -97,7 +106,7 @@ def batches(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tensor
     per_epoch = max(1, len(chosen) // size)
     for epoch in itertools.count(start // per_epoch):
         generator = torch.Generator().manual_seed(seed + epoch)
-        order = chosen[torch.randperm(len(chosen), generator=generator).to(chosen.device)]
+        order = chosen[torch.randperm(len(chosen), generator=generator)]
         first = start % per_epoch if epoch == start // per_epoch else 0
         for k in range(first, per_epoch):
             yield order[k * size : (k + 1) * size]
@@ -116,6 +125,11 @@ class Trainer:
         Number of steps of the whole training.
     peak : float
         Highest learning rate.
+
+    Attributes
+    ----------
+    averaged_model : TensorNet
+        The model with averaged weights, which has smaller errors.
     """
 
     def __init__(self, model: TensorNet, path: Path, steps: int, peak: float) -> None:
@@ -124,19 +138,23 @@ class Trainer:
         self.steps = steps
         self.peak = peak
         self.step = 0
-        self.average = torch.optim.swa_utils.AveragedModel(
-            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(EMA_DECAY)
-        )
+        self.averaged_model = copy.deepcopy(model)
         fused = model.std.is_cuda
         self.optimizer = torch.optim.Adam(model.parameters(), lr=peak, fused=fused)
         if path.exists():
             self._resume()
+        self._take_step = TrainingStep(
+            model,
+            loss_of,
+            self.optimizer,
+            max_gradient_norm=MAX_GRADIENT,
+            after_step=self._average_weights,
+        )
 
     @property
-    def averaged_model(self) -> TensorNet:
-        """The model with averaged weights, which has smaller errors."""
-        model: TensorNet = self.average.module
-        return model
+    def pads(self) -> bool:
+        """True if steps are captured, and batches should be padded to one size."""
+        return self._take_step.captures
 
     @property
     def is_done(self) -> bool:
@@ -147,21 +165,24 @@ class Trainer:
         """Take one step of the optimizer and return the loss before the step."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.steps, self.peak)
-        self.optimizer.zero_grad()
-        loss = loss_of(self.model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT)
-        self.optimizer.step()
-        self.average.update_parameters(self.model)
+        loss = self._take_step(on_device_of(self.model, batch))
+        if self.step == 0:  # the average begins with the first weights that were trained
+            self.averaged_model.load_state_dict(self.model.state_dict())
         self.step += 1
-        return loss.detach()
+        return loss
+
+    def _average_weights(self) -> None:
+        """Move the averaged weights toward those of the model."""
+        averaged = [parameter.detach() for parameter in self.averaged_model.parameters()]
+        weights = [parameter.detach() for parameter in self.model.parameters()]
+        torch._foreach_lerp_(averaged, weights, 1 - EMA_DECAY)
 
     def save(self) -> None:
         """Write everything that is needed to resume training."""
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
-            "average": self.average.state_dict(),
+            "average": self.averaged_model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
         partial = self.path.with_suffix(".part")
@@ -172,11 +193,13 @@ class Trainer:
         state = torch.load(self.path, map_location=self.model.std.device, weights_only=True)
         try:
             self.model.load_state_dict(state["model"])
+            self.averaged_model.load_state_dict(state["average"])
         except RuntimeError:
             sys.exit(f"{self.path} is of another model: repeat its options or use another --out")
         self.step = state["step"]
-        self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # of a GPU, if it was saved there
+            group["capturable"], group["fused"] = False, self.model.std.is_cuda
 
 
 def train(trainer: Trainer, data: Dataset, args: argparse.Namespace, begin: float) -> bool:
@@ -199,11 +222,13 @@ def train(trainer: Trainer, data: Dataset, args: argparse.Namespace, begin: floa
         True if training ended by Ctrl-C.
     """
     recent: list[Tensor] = []
+    chosen = data.select(TRAIN)
+    room = data.room(chosen, args.batch) if trainer.pads else None
     with StopRequest() as stop:
-        for configs in batches(data.select(TRAIN), args.batch, args.seed, trainer.step):
+        for configs in batches(chosen, args.batch, args.seed, trainer.step):
             if trainer.is_done or stop() or time.monotonic() - begin > 60 * args.minutes:
                 break
-            recent.append(trainer.train_step(data.batch(configs)))
+            recent.append(trainer.train_step(data.batch(configs, room)))
             if trainer.step % args.report == 0:
                 subset = data.select(VALIDATION)[:512]
                 maes = mean_absolute_errors(trainer.averaged_model, data, subset, args.batch)
@@ -242,8 +267,7 @@ def main() -> None:
     args = parse_arguments()
     begin = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = load(args.data, args.cutoff, device)
+    data = load(args.data, args.cutoff)
     n_train = len(data.select(TRAIN))
     print(f"{n_train} of {len(data.energy)} configurations to train on", flush=True)
     if not n_train:
