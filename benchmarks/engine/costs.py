@@ -12,9 +12,9 @@ from pathlib import Path
 from benchmarks.lab.schema import PASS, RESULTS, Row, read_rows
 from benchmarks.systems import models
 from mlff_triton.engine.calibration import Point, fit
-from mlff_triton.engine.costs import SHIPPED, Costs, Target, software, write
+from mlff_triton.engine.costs import SHIPPED, Costs, Target, architecture_of, software, write
 
-MODELS = {"step": "random", "shipped": "shipped"}  # bench -> model
+MODELS = {"step": "random", "charged": "charged", "shipped": "shipped"}  # bench -> model
 BACKENDS = {"engine": "triton-graph", "exact": "exact"}  # implementation -> backend
 MIN_SIZES = 3
 
@@ -42,6 +42,7 @@ def _costs(model: str, rows: list[Row]) -> Costs:
     config = models.model(model).config
     target = Target(
         newest.gpu,
+        architecture_of(config),
         config.hidden_channels,
         config.num_layers,
         "float32",

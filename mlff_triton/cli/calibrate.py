@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from mlff_triton.cli._shared import DeviceOption, DtypeOption, plain_console
-from mlff_triton.errors import BackendError, InputError
+from mlff_triton.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +36,8 @@ def calibrate(
 ) -> None:
     """Measure the backends that can run a model on this machine, to choose the fastest from now on.
 
-    The costs apply to all models with the same number of channels and layers, in the same dtype
-    and with the same software versions.
+    The costs apply to all models of the same architecture, number of channels and layers, in the
+    same dtype and with the same software versions.
     """
     from mlff_triton._common.devices import find_device, find_dtype
     from mlff_triton.checkpoints import load_model
@@ -46,8 +46,6 @@ def calibrate(
     from mlff_triton.model.prediction import members_of
 
     found, member = find_device(device), members_of(load_model(model))[0]
-    if not member.is_local:
-        raise InputError(f"{model} is a TensorNet2, for which 'auto' always takes 'exact'")
     where = Target.of(member.config, found, find_dtype(dtype))
     console = plain_console()
     console.print(f"{model} in {dtype} on {where.device}:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,6 +19,7 @@ from mlff_triton.errors import BackendError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 
+EXACT_EDGES = 20_000_000  # for which the host takes seconds to list them
 SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (16, 64, 256, 1024, 4096, 16384)}
 
 
@@ -88,7 +90,9 @@ def measure_backend(
     engine = Engine(model, device, dtype, backend)
     for n_atoms in SIZES[device.type] if sizes is None else sizes:
         batch = droplet(model, n_atoms)
-        n_edges = len(neighbor_list(batch.positions, model.cutoff).senders)
+        n_edges = _count_edges(batch, model.cutoff)
+        if backend == "exact" and n_edges > EXACT_EDGES:
+            return
         try:
             ms = time(engine, batch)
         except (BackendError, torch.OutOfMemoryError):
@@ -96,6 +100,14 @@ def measure_backend(
         yield Point(backend, n_atoms, n_edges, ms)
         if ms > slow:
             return
+
+
+def _count_edges(batch: Batch, cutoff: float) -> int:
+    """Count the directed edges of a droplet; without a cutoff, all pairs of atoms are some."""
+    n_atoms = len(batch.numbers)
+    if cutoff == math.inf:
+        return n_atoms * (n_atoms - 1)
+    return len(neighbor_list(batch.positions, cutoff).senders)
 
 
 def droplet(model: TensorNet, n_atoms: int) -> Batch:

@@ -24,7 +24,7 @@ from mlff_triton._common.devices import dtype_name
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.errors import InputError
-from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 
 CACHE = "MLFF_TRITON_CACHE"  # folder for the costs measured by `calibrate`
 SHIPPED = Path(__file__).with_suffix(".csv")
@@ -39,6 +39,8 @@ class Target:
     ----------
     device : str
         Name of the device, see `mlff_triton._common.timing.device_name`.
+    architecture : str
+        That of the model, see `architecture_of`.
     channels, layers : int
         Size of the model.
     dtype : str
@@ -48,6 +50,7 @@ class Target:
     """
 
     device: str
+    architecture: str
     channels: int
     layers: int
     dtype: str
@@ -58,11 +61,25 @@ class Target:
         """Return the target of a model on a device of this machine, with the installed software."""
         return cls(
             device_name(device),
+            architecture_of(config),
             config.hidden_channels,
             config.num_layers,
             dtype_name(dtype),
             software(torch.__version__, version_of("triton"), version_of("mlff-triton")),
         )
+
+
+def architecture_of(config: TensorNetConfig) -> str:
+    """Name the kind of a model, by which the cost of an edge differs.
+
+    Edges of a TensorNet2 are those of its Coulomb energy: all pairs of atoms, or those within its
+    cutoff.
+    """
+    if not isinstance(config, TensorNet2Config):
+        return "TensorNet"
+    if not config.coulomb:
+        return "TensorNet2 without Coulomb energy"
+    return "TensorNet2" if config.coulomb_cutoff is None else "TensorNet2 with Coulomb cutoff"
 
 
 def software(torch_version: str, triton: str, package: str) -> str:
@@ -145,8 +162,8 @@ def provenance(target: Target) -> str:
     ]
     where = f"has been measured on {', '.join(others)}, not" if others else "has not been measured"
     return (
-        f"no times: F = {target.channels}, layers = {target.layers}, {target.dtype} {where} on "
-        f"this {target.device}: run mlff-triton calibrate"
+        f"no times: {target.architecture}, F = {target.channels}, layers = {target.layers}, "
+        f"{target.dtype} {where} on this {target.device}: run mlff-triton calibrate"
     )
 
 
@@ -214,8 +231,8 @@ def read(path: Path) -> list[Costs]:
 
 
 def _target(record: dict[str, str]) -> Target:
-    device, channels, layers, dtype, versions = (record[name] for name in TARGET)
-    return Target(device, int(channels), int(layers), dtype, versions)
+    device, kind, channels, layers, dtype, versions = (record[name] for name in TARGET)
+    return Target(device, kind, int(channels), int(layers), dtype, versions)
 
 
 def _cost(record: dict[str, str]) -> Cost:

@@ -140,8 +140,7 @@ def explain(
     taken = next(c for c in ranked if c.backend == name)
     verdicts = {c.backend: _verdict(c, taken) for c in ranked}
     lines = [f"{backend:<12}  {verdict}" for backend, verdict in verdicts.items()]
-    if all(member.is_local for member in members):
-        lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
+    lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
     if taken.ms is not None:
         lines.append(f"times are those of {n_atoms} atoms at the density of water")
     return "\n".join(lines)
@@ -168,8 +167,6 @@ def _times(
     n_edges: float | None,
 ) -> dict[str, float]:
     """Return the time of a step in ms of each backend whose costs are known for every model."""
-    if not all(model.is_local for model in models):  # costs are those of TensorNets
-        return {}
     totals = dict.fromkeys(BACKENDS, 0.0)
     for model, target in zip(models, _targets(models, device, dtype), strict=True):
         edges = typical_edges(n_atoms, model.cutoff) if n_edges is None else n_edges

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import ase.io
 import numpy as np
 import pytest
+import torch
 from ase.build import molecule
 
 from mlff_triton import load_model, save_model
+from mlff_triton.engine import calibration, costs
 from mlff_triton.testing import water_box
 from tests.model.test_tensornet import evaluate
 from tests.support.charged import charged_model
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -97,6 +104,19 @@ def test_explain_names_the_backends(run, charged):
     assert "exact         taken" in out
     assert "torch         slower" in out
     assert "triton-graph  no: Triton kernels need a GPU" in out
-    code, _, err = run("calibrate", "--model", charged, "--device", "cpu")
-    assert code == 2
-    assert "for which 'auto' always takes 'exact'" in err
+    assert "no times: TensorNet2, F = 8, layers = 1" in out
+
+
+def test_calibrate_measures_pairs(run, charged, monkeypatch):
+    quick = partial(calibration.measure_backend, sizes=(4, 16), time=lambda *_: 2.0)
+    monkeypatch.setattr(calibration, "measure_backend", quick)
+    monkeypatch.setenv(costs.CACHE, "cache")
+    code, out, err = run("calibrate", "--model", charged, "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert re.search(r"16 +│ +240 +│ +2 +│ +2", out), out
+    (kept,) = costs.read(costs.cache_file())
+    assert kept.target.architecture == "TensorNet2"
+    out = run("explain", charged, "--device", "cpu")[1]
+    assert "exact         taken, 2 ms" in out
+    cut = load_model(charged, coulomb_cutoff=6.0)
+    assert costs.known(costs.Target.of(cut.config, CPU, torch.float32)) is None

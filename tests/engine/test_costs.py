@@ -26,6 +26,7 @@ from mlff_triton.engine.costs import (
     Cost,
     Costs,
     Target,
+    architecture_of,
     cache_file,
     keep,
     known,
@@ -35,9 +36,11 @@ from mlff_triton.engine.costs import (
 from mlff_triton.engine.dispatch import TYPICAL_ATOMS, choose, explain, rank
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError, InputError, OutputError
-from mlff_triton.model.config import TensorNetConfig
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import TensorNet2
 from mlff_triton.neighbors.neighbor_list import neighbor_list
+from tests.support.charged import charged_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # no test runs on it
 CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=8, num_layers=1, num_rbf=4)
@@ -162,6 +165,7 @@ def test_what_is_kept_is_found_again():
     "change",
     [
         {"device": "CPU of 1989"},
+        {"architecture": "TensorNet2"},
         {"channels": 16},
         {"layers": 2},
         {"dtype": "float64"},
@@ -234,7 +238,7 @@ def test_explain_without_times():
     assert [line.split()[1] for line in lines[:4]] == ["no:", "no:", "taken", "slower"]
     (last,) = lines[4:]
     assert last == (
-        "no times: F = 8, layers = 1, float32 has not been measured on this "
+        "no times: TensorNet, F = 8, layers = 1, float32 has not been measured on this "
         f"{HERE.device}: run mlff-triton calibrate"
     )
 
@@ -271,6 +275,11 @@ def test_shipped_costs_hold_on_their_gpu_alone(device_named):
     assert "measured on NVIDIA H200, 2026-" in text
     assert ", shipped: torch 2." in text
     assert "no times: " in explain(model, GPU, torch.float64)
+    config = TensorNet2Config((1, 8), hidden_channels=128, coulomb_cutoff=10.0)
+    device_named("NVIDIA H200")
+    text = explain(TensorNet2(config), GPU)
+    assert "triton-graph  taken, 2." in text
+    assert "exact         slower, 3" in text
     device_named("NVIDIA A100")
     text = explain(model, GPU)
     assert "triton-graph  taken\n" in text
@@ -303,11 +312,11 @@ DAMAGE = {
     "empty": b"",
     "noise": bytes(range(256)),
     "other columns": b"step,gpu\n21,none\n",
-    "half a row": f"{HEADER}\nCPU,8,1\n".encode(),
-    "too long a row": f"{HEADER}\nCPU,8,1,float32,x,today,exact,1,1,1,1,1\n".encode(),
-    "no number": f"{HEADER}\nCPU,8,1,float32,x,today,exact,1,fast,1,1\n".encode(),
-    "negative": f"{HEADER}\nCPU,8,1,float32,x,today,exact,1,-1,1,1\n".encode(),
-    "NaN": f"{HEADER}\nCPU,8,1,float32,x,today,exact,1,nan,1,1\n".encode(),
+    "half a row": f"{HEADER}\nCPU,TensorNet,8,1\n".encode(),
+    "too long a row": f"{HEADER}\nCPU,TensorNet,8,1,float32,x,today,exact,1,1,1,1,1\n".encode(),
+    "no number": f"{HEADER}\nCPU,TensorNet,8,1,float32,x,today,exact,1,fast,1,1\n".encode(),
+    "negative": f"{HEADER}\nCPU,TensorNet,8,1,float32,x,today,exact,1,-1,1,1\n".encode(),
+    "NaN": f"{HEADER}\nCPU,TensorNet,8,1,float32,x,today,exact,1,nan,1,1\n".encode(),
 }
 
 
@@ -376,6 +385,27 @@ def test_larger_systems_follow_while_steps_are_quick():
     assert all(point.backend == "exact" and point.ms > 0 for point in points)
     (only,) = measure_backend(*arguments, sizes=SIZES, slow=0.0, time=quick_time)
     assert only.atoms == 4
+
+
+def test_pairs_are_counted_and_the_exact_module_does_not_list_too_many():
+    model = charged_model(hidden_channels=8)
+    measured = partial(measure_backend, model, CPU, "float32", time=lambda *_: 1.0)
+    sizes = (4, 5000)
+    assert [p.edges for p in measured("torch", sizes=sizes)] == [12, 5000 * 4999]
+    assert [p.edges for p in measured("exact", sizes=sizes)] == [12]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "TensorNet2"),
+        ({"coulomb_cutoff": 5.0}, "TensorNet2 with Coulomb cutoff"),
+        ({"coulomb": False}, "TensorNet2 without Coulomb energy"),
+    ],
+)
+def test_costs_tell_architectures_apart(changes, name):
+    assert architecture_of(charged_model(**changes).config) == name
+    assert architecture_of(CONFIG) == "TensorNet"
 
 
 @pytest.mark.parametrize("error", [BackendError, torch.OutOfMemoryError])
