@@ -70,11 +70,17 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
         ("parameters", f"{sum(p.numel() for p in first.parameters()):,} ({first.dtype})"),
         ("std", f"{first.std.item():.6g} eV"),
         ("mean", f"{first.mean.item():.6g} eV"),
-        ("references", ", ".join(f"{symbol} {value:.4f}" for symbol, value in references) + " eV"),
+        ("references", _in_ev(dict(references))),
     ]
     if isinstance(model, Ensemble):
         rows.insert(2, ("ensemble", f"{len(members)} members; the rows below describe the first"))
     return rows
+
+
+def _in_ev(references: dict[str, float]) -> str:
+    """List the reference of each element, of those that have one."""
+    found = [f"{symbol} {value:.4f}" for symbol, value in references.items() if value]
+    return f"{', '.join(found)} eV" if found else "none"
 
 
 def _variant(config: TensorNetConfig) -> str:

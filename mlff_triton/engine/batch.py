@@ -289,9 +289,10 @@ def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
     except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
     if not ((np.abs(values) <= MAX_CHARGE) & (values == np.floor(values))).all():
+        found = charge.item() if isinstance(charge, np.generic) else charge
         raise InputError(
             f"the total charge must be an integer, or a list of {n_systems}, not "
-            f"{short_repr(charge)}"
+            f"{short_repr(found)}"
         )
     return values.copy()
 

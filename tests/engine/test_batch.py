@@ -127,6 +127,7 @@ def test_counts():
         ({"cell": CELL, "pbc": [True, False]}, "one bool or three"),
         ({"cell": CELL, "pbc": [[True] * 3] * 2}, r"1 systems need pbc \[1, 3\]"),
         ({"charge": 0.5}, "must be an integer, or a list of 1, not 0.5"),
+        ({"charge": np.float64(0.5)}, r"or a list of 1, not 0\.5$"),
         ({"charge": np.nan}, "must be an integer"),
         ({"charge": [0, 0]}, r"a list of 1, not \[0, 0\]"),
         ({"charge": "positive"}, "not 'positive'"),
