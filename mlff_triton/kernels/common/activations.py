@@ -199,3 +199,38 @@ def activate_derivative(x, ACTIVATION: tl.constexpr):
         value, rest = _tanh_softplus(x)
         slope = value + x * rest * sigmoid(x)
     return slope
+
+
+@triton.jit
+def activate_curvature(x, ACTIVATION: tl.constexpr):
+    """Return the second derivative of `activate` with respect to ``x``."""
+    if ACTIVATION == "none" or ACTIVATION == "relu":
+        curvature = tl.zeros(x.shape, x.dtype)
+    elif ACTIVATION == "silu" or ACTIVATION == "swish":
+        s, rest = _sigmoid_and_rest(x)
+        curvature = s * rest * (2 + x * (rest - s))
+    elif ACTIVATION == "gelu":
+        curvature = _1_SQRT_2PI * tl.exp(-0.5 * x * x) * (2 - x * x)
+    elif ACTIVATION == "gelu_tanh":
+        s, rest = _sigmoid_and_rest(_2_SQRT_2_PI * x * (1 + _GELU_CUBIC * x * x))
+        first = _2_SQRT_2_PI * (1 + 3 * _GELU_CUBIC * x * x)  # derivatives of the argument
+        second = 6 * _2_SQRT_2_PI * _GELU_CUBIC * x
+        curvature = s * rest * (2 * first + x * ((rest - s) * first * first + second))
+    elif ACTIVATION == "gelu_sigmoid":
+        s, rest = _sigmoid_and_rest(_GELU_SIGMOID * x)
+        curvature = _GELU_SIGMOID * s * rest * (2 + _GELU_SIGMOID * x * (rest - s))
+    elif ACTIVATION == "tanh":
+        s, rest = _sigmoid_and_rest(2 * x)
+        curvature = 8 * s * rest * (rest - s)
+    elif ACTIVATION == "sigmoid":
+        s, rest = _sigmoid_and_rest(x)
+        curvature = s * rest * (rest - s)
+    elif ACTIVATION == "ssp":
+        s, rest = _sigmoid_and_rest(x)
+        curvature = s * rest
+    else:
+        tl.static_assert(ACTIVATION == "mish", "unknown activation")
+        value, slope = _tanh_softplus(x)
+        s, rest = _sigmoid_and_rest(x)
+        curvature = slope * s * (2 + x * (rest - 2 * value * s))
+    return curvature

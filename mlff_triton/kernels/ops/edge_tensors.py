@@ -8,6 +8,13 @@ Backward, with (g_I, g_a, g_S) the gradients of X_i and w the gradient of <g_S, 
 
     gf = (g_I, g_a . u, w . u / 2)      gu = sum_F f_2 g_a + f_3 w
 
+w is a linear function of u. Second derivatives are gradients of ``<g, dX>``, where dX is the change
+of X for changes du and df of directions and factors:
+
+    dX_i = sum_e df_1 1 + df_2 A(u) + f_2 A(du)
+                 + df_3 (u u^T - |u|^2 / 3) + f_3 (u du^T + du u^T - 2 u . du / 3)
+    gf = (0, g_a . du, w . du)          gu = sum_F df_2 g_a + df_3 w(u) + f_3 w(du)
+
 Each program owns one atom and loops over its edges, so results are reproducible to the bit.
 """
 
@@ -26,7 +33,6 @@ from mlff_triton.kernels.common.checks import (
     check_floats,
     check_shape,
 )
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.irreps import (
     add,
     load_parts,
@@ -34,7 +40,6 @@ from mlff_triton.kernels.common.irreps import (
     scale_harmonics,
     store_tensor,
 )
-from mlff_triton.kernels.ops.reference import edge_tensors as reference
 
 
 @triton.jit
@@ -44,6 +49,48 @@ def _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask):
     direction = tl.load(directions_ptr), tl.load(directions_ptr + 1), tl.load(directions_ptr + 2)
     factors_ptr += 3 * edge * channels + channel
     return direction, load_parts(factors_ptr, channels, mask)
+
+
+@triton.jit
+def _traceless_gradient(grad, x, y, z):
+    """Return the gradient w of ``<g_S, u u^T - |u|^2 / 3>`` at u = (x, y, z)."""
+    s22 = 2 * (grad[4] + grad[7]) / 3  # twice the trace term |u|^2 / 3
+    return (
+        (2 * grad[4] - s22) * x + grad[5] * y + grad[6] * z,
+        grad[5] * x + (2 * grad[7] - s22) * y + grad[8] * z,
+        grad[6] * x + grad[8] * y - s22 * z,
+    )
+
+
+@triton.jit
+def _dot(a, b):
+    """Return the product of two vectors."""
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+
+
+@triton.jit
+def _store_vector(pointer, x, y, z):
+    """Store a vector, each component summed over the channels."""
+    tl.store(pointer, tl.sum(x))
+    tl.store(pointer + 1, tl.sum(y))
+    tl.store(pointer + 2, tl.sum(z))
+
+
+@triton.jit
+def _harmonics_change(factors, u, d):
+    """Return the change of ``A(u) + (u u^T - |u|^2 / 3)`` for a change d of u, times factors."""
+    third = 2 * (u[0] * d[0] + u[1] * d[1] + u[2] * d[2]) / 3
+    return (
+        0 * factors[0],
+        factors[1] * d[0],
+        factors[1] * d[1],
+        factors[1] * d[2],
+        factors[2] * (2 * u[0] * d[0] - third),
+        factors[2] * (u[0] * d[1] + u[1] * d[0]),
+        factors[2] * (u[0] * d[2] + u[2] * d[0]),
+        factors[2] * (2 * u[1] * d[1] - third),
+        factors[2] * (u[1] * d[2] + u[2] * d[1]),
+    )
 
 
 @triton.jit
@@ -99,24 +146,77 @@ def _edge_tensors_bwd_kernel(
     last = tl.load(row_ptr_ptr + atom + 1).to(tl.int64)
     stride = tl.cast(n_atoms, tl.int64) * channels
     grad = load_tensor(grad_ptr + atom * channels + channel, stride, mask)
-    i, a0, a1, a2, s00, s01, s02, s11, s12 = grad
-    s22 = 2 * (s00 + s11) / 3  # twice the trace term |u|^2 / 3
+    skew = grad[1], grad[2], grad[3]
 
     for edge in range(first, last):
         u, f = _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask)
-        x, y, z = u
-        wx = (2 * s00 - s22) * x + s01 * y + s02 * z
-        wy = s01 * x + (2 * s11 - s22) * y + s12 * z
-        wz = s02 * x + s12 * y - s22 * z
-
+        w = _traceless_gradient(grad, u[0], u[1], u[2])
         pointer = grad_factors_ptr + 3 * edge * channels + channel
-        tl.store(pointer, i, mask)
-        tl.store(pointer + channels, a0 * x + a1 * y + a2 * z, mask)
-        tl.store(pointer + 2 * channels, 0.5 * (wx * x + wy * y + wz * z), mask)
-        pointer = grad_directions_ptr + 3 * edge
-        tl.store(pointer, tl.sum(f[1] * a0 + f[2] * wx))
-        tl.store(pointer + 1, tl.sum(f[1] * a1 + f[2] * wy))
-        tl.store(pointer + 2, tl.sum(f[1] * a2 + f[2] * wz))
+        tl.store(pointer, grad[0], mask)
+        tl.store(pointer + channels, _dot(skew, u), mask)
+        tl.store(pointer + 2 * channels, 0.5 * _dot(w, u), mask)
+        _store_vector(
+            grad_directions_ptr + 3 * edge,
+            f[1] * skew[0] + f[2] * w[0],
+            f[1] * skew[1] + f[2] * w[1],
+            f[1] * skew[2] + f[2] * w[2],
+        )
+
+
+@triton.jit
+def _edge_tensors_bwd_bwd_kernel(
+    change_directions_ptr,
+    change_factors_ptr,
+    grad_ptr,
+    directions_ptr,
+    factors_ptr,
+    row_ptr_ptr,
+    change_ptr,
+    grad_directions_ptr,
+    grad_factors_ptr,
+    n_atoms,
+    channels,
+    BLOCK: tl.constexpr,
+):
+    """Write the change of the sums [9, N, F], and gradients of its product with grad [9, N, F].
+
+    The changes of directions [E, 3] and factors [E, 3, F] are given, and gradients are by both.
+    Grid: (N,); a block holds all channels.
+    """
+    atom = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK)
+    mask = channel < channels
+    first = tl.load(row_ptr_ptr + atom).to(tl.int64)
+    last = tl.load(row_ptr_ptr + atom + 1).to(tl.int64)
+    stride = tl.cast(n_atoms, tl.int64) * channels
+    grad = load_tensor(grad_ptr + atom * channels + channel, stride, mask)
+    skew = grad[1], grad[2], grad[3]
+
+    o = tl.zeros((BLOCK,), change_ptr.dtype.element_ty)
+    total = (o, o, o, o, o, o, o, o, o)
+    for edge in range(first, last):
+        u, f = _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask)
+        du, df = _load_edge(
+            change_directions_ptr, change_factors_ptr, edge, channel, channels, mask
+        )
+        total = add(total, scale_harmonics(df, u[0], u[1], u[2]))
+        total = add(total, _harmonics_change(f, u, du))
+
+        w, dw = (
+            _traceless_gradient(grad, u[0], u[1], u[2]),
+            _traceless_gradient(grad, du[0], du[1], du[2]),
+        )
+        pointer = grad_factors_ptr + 3 * edge * channels + channel
+        tl.store(pointer, o, mask)
+        tl.store(pointer + channels, _dot(skew, du), mask)
+        tl.store(pointer + 2 * channels, _dot(w, du), mask)
+        _store_vector(
+            grad_directions_ptr + 3 * edge,
+            df[1] * skew[0] + df[2] * w[0] + f[2] * dw[0],
+            df[1] * skew[1] + df[2] * w[1] + f[2] * dw[1],
+            df[1] * skew[2] + df[2] * w[2] + f[2] * dw[2],
+        )
+    store_tensor(change_ptr + atom * channels + channel, stride, total, mask)
 
 
 def launch_edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
@@ -143,11 +243,11 @@ def launch_edge_tensors_backward(
     grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of directions and factors from those of the sums, [9, N, F]."""
-    grad_directions = directions.new_empty(directions.shape)
+    grad_directions = directions.new_zeros(directions.shape)
     grad_factors = factors.new_empty(factors.shape)
     _, n_atoms, channels = grad.shape
     if not grad.numel():
-        return grad_directions.zero_(), grad_factors
+        return grad_directions, grad_factors
     block = triton.next_power_of_2(channels)
     with torch.cuda.device_of(grad):
         _edge_tensors_bwd_kernel[(n_atoms,)](
@@ -165,6 +265,40 @@ def launch_edge_tensors_backward(
     return grad_directions, grad_factors
 
 
+def launch_edge_tensors_backward_twice(
+    change_directions: Tensor,
+    change_factors: Tensor,
+    grad: Tensor,
+    directions: Tensor,
+    factors: Tensor,
+    row_ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of ``grad``, directions and factors from those of their gradients."""
+    change = grad.new_empty(grad.shape)
+    grad_directions = directions.new_zeros(directions.shape)
+    grad_factors = factors.new_empty(factors.shape)
+    _, n_atoms, channels = grad.shape
+    if grad.numel():
+        block = triton.next_power_of_2(channels)
+        with torch.cuda.device_of(grad):
+            _edge_tensors_bwd_bwd_kernel[(n_atoms,)](
+                change_directions.contiguous(),
+                change_factors.contiguous(),
+                grad.contiguous(),
+                directions.contiguous(),
+                factors.contiguous(),
+                row_ptr,
+                change,
+                grad_directions,
+                grad_factors,
+                n_atoms,
+                channels,
+                BLOCK=block,
+                num_warps=min(8, max(1, block * grad.element_size() // 512)),
+            )
+    return change, grad_directions, grad_factors
+
+
 @torch.library.custom_op("mlff_triton::edge_tensors", mutates_args=())
 def _edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
     return launch_edge_tensors(directions, factors, row_ptr)
@@ -175,6 +309,20 @@ def _edge_tensors_backward(
     grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     return launch_edge_tensors_backward(grad, directions, factors, row_ptr)
+
+
+@torch.library.custom_op("mlff_triton::edge_tensors_backward_twice", mutates_args=())
+def _edge_tensors_backward_twice(
+    change_directions: Tensor,
+    change_factors: Tensor,
+    grad: Tensor,
+    directions: Tensor,
+    factors: Tensor,
+    row_ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return launch_edge_tensors_backward_twice(
+        change_directions, change_factors, grad, directions, factors, row_ptr
+    )
 
 
 def _empty_sums(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
@@ -190,7 +338,20 @@ def _(grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor) -> tup
     return directions.new_empty(directions.shape), factors.new_empty(factors.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+@_edge_tensors_backward_twice.register_fake
+def _(
+    change_directions: Tensor,
+    change_factors: Tensor,
+    grad: Tensor,
+    directions: Tensor,
+    factors: Tensor,
+    row_ptr: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    del change_directions, change_factors, row_ptr
+    return tuple(t.new_empty(t.shape) for t in (grad, directions, factors))  # type: ignore[return-value]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     del output
     ctx.save_for_backward(*inputs)
 
@@ -199,7 +360,10 @@ _edge_tensors.register_autograd(
     lambda ctx, grad: (*_edge_tensors_backward(grad, *ctx.saved_tensors), None),
     setup_context=_save,
 )
-differentiate_by_reference(_edge_tensors_backward, reference.edge_tensors)
+_edge_tensors_backward.register_autograd(
+    lambda ctx, *changes: (*_edge_tensors_backward_twice(*changes, *ctx.saved_tensors), None),
+    setup_context=_save,
+)
 
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
@@ -214,7 +378,8 @@ def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor
         dtype of the directions.
     row_ptr : int64 or int32 [N + 1]
         Edges of receiver ``i`` are ``row_ptr[i]:row_ptr[i + 1]``. The values are not
-        checked. Edges from ``row_ptr[N]`` on belong to no atom; their gradients are undefined.
+        checked. Edges from ``row_ptr[N]`` on belong to no atom; gradients of
+        their factors are undefined.
 
     Returns
     -------

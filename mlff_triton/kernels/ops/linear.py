@@ -20,10 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.activations import activate, activate_derivative
+from mlff_triton.kernels.common.activations import (
+    activate,
+    activate_curvature,
+    activate_derivative,
+)
 from mlff_triton.kernels.common.checks import check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.reference import activations as reference
 from mlff_triton.kernels.common.tiles import tile_in_group
@@ -125,6 +128,33 @@ def _linear_bwd_activation_kernel(
     tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask)
 
 
+@triton.jit
+def _linear_bwd_bwd_activation_kernel(
+    change_ptr,
+    grad_ptr,
+    z_ptr,
+    grad_grad_ptr,
+    grad_z_ptr,
+    n_elements,
+    ACTIVATION: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the gradients of grad and z, given the change of grad times activation'(z).
+
+    Grid: (blocks of elements,).
+    """
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n_elements
+    change = tl.load(change_ptr + offsets, mask, other=0.0).to(COMPUTE)
+    grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(COMPUTE)
+    z = tl.load(z_ptr + offsets, mask, other=0.0).to(COMPUTE)
+    grad_grad = change * activate_derivative(z, ACTIVATION)
+    grad_z = change * grad * activate_curvature(z, ACTIVATION)
+    tl.store(grad_grad_ptr + offsets, grad_grad.to(grad_grad_ptr.dtype.element_ty), mask)
+    tl.store(grad_z_ptr + offsets, grad_z.to(grad_z_ptr.dtype.element_ty), mask)
+
+
 class _Tile(NamedTuple):
     rows: int
     columns: int
@@ -219,6 +249,26 @@ def _launch_activation_backward(grad: Tensor, z: Tensor, activation: str) -> Ten
     return out
 
 
+def _launch_activation_backward_twice(
+    change: Tensor, grad: Tensor, z: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    grad_grad, grad_z = z.new_empty(z.shape), z.new_empty(z.shape)
+    if z.numel():
+        with torch.cuda.device_of(z):
+            _linear_bwd_bwd_activation_kernel[(triton.cdiv(z.numel(), _BLOCK),)](
+                change.contiguous(),
+                grad.contiguous(),
+                z,
+                grad_grad,
+                grad_z,
+                z.numel(),
+                ACTIVATION=activation,
+                COMPUTE=accumulator(z),
+                BLOCK=_BLOCK,
+            )
+    return grad_grad, grad_z
+
+
 @torch.library.custom_op("mlff_triton::linear", mutates_args=())
 def _linear(
     x: Tensor,
@@ -270,6 +320,19 @@ def _(grad: Tensor, z: Tensor, activation: str) -> Tensor:
     return z.new_empty(z.shape)
 
 
+@torch.library.custom_op("mlff_triton::linear_backward_activation_twice", mutates_args=())
+def _activation_backward_twice(
+    change: Tensor, grad: Tensor, z: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    return _launch_activation_backward_twice(change, grad, z, activation)
+
+
+@_activation_backward_twice.register_fake
+def _(change: Tensor, grad: Tensor, z: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    del change, grad, activation
+    return z.new_empty(z.shape), z.new_empty(z.shape)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, scale, _, ctx.activation, ctx.precision, _ = inputs
     ctx.save_for_backward(x, weight, scale, output[1])
@@ -314,9 +377,19 @@ def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_a, grad_b, None
 
 
+def _save_activation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    grad, z, ctx.activation = inputs
+    ctx.save_for_backward(grad, z)
+
+
+def _differentiate_activation(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_activation_backward_twice(change, *ctx.saved_tensors, ctx.activation), None)
+
+
 _linear.register_autograd(_differentiate, setup_context=_save)
 _product.register_autograd(_differentiate_product, setup_context=_save_product)
-differentiate_by_reference(_activation_backward, reference.activate)
+_activation_backward.register_autograd(_differentiate_activation, setup_context=_save_activation)
 
 
 def linear(

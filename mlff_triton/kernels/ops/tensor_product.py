@@ -9,6 +9,15 @@ pass recomputes ``r = 1 / (|P|_F^2 + 1)``:
 
     gP = r g - 2 r^2 <g, P> P
     gY = c (gP M^T + M^T gP), gM = c (gP Y^T + Y^T gP)   or   gY = 2 gP M^T, gM = 2 Y^T gP
+
+Second derivatives are gradients of ``s = <g, d out>``, where the change of the output is that for
+changes dY and dM of both tensors:
+
+    dP = c (dY M + M dY + Y dM + dM Y)   or   2 (dY M + Y dM)
+    d out = r dP - 2 r^2 <P, dP> P       U = ds/d(dP) = gP
+    V = ds/dP = -2 r^2 (<g, dP> P + <P, dP> g + <g, P> dP) + 8 r^3 <g, P> <P, dP> P
+
+    gY = c (V M^T + M^T V + U dM^T + dM^T U)   or   2 (V M^T + U dM^T)   and likewise gM
 """
 
 from __future__ import annotations
@@ -22,8 +31,8 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.irreps import (
+    add,
     block_size,
     combine,
     compose,
@@ -38,7 +47,6 @@ from mlff_triton.kernels.common.irreps import (
     times,
     transpose,
 )
-from mlff_triton.kernels.ops.reference import tensor_product as reference
 
 GROUPS = ("O(3)", "SO(3)")
 
@@ -140,6 +148,70 @@ def _tensor_product_bwd_kernel(
     store_nine(grad_message_ptr, grad_m, index, mask, n_elements, channels, FULL)
 
 
+@triton.jit
+def _tensor_product_bwd_bwd_kernel(
+    change_y_ptr,
+    change_message_ptr,
+    grad_ptr,
+    y_ptr,
+    message_ptr,
+    charge_factor_ptr,
+    change_ptr,
+    grad_y_ptr,
+    grad_message_ptr,
+    n_elements,
+    channels,
+    FULL: tl.constexpr,
+    SYMMETRIC: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the change of the products, and gradients of its dot product with grad.
+
+    The changes of y and message are given, and gradients are by both; all tensors have the same
+    layout. Charge factors are [N]. Grid: (blocks of the N F elements,).
+    """
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+
+    y = load_nine(y_ptr, index, mask, n_elements, channels, FULL)
+    m = load_nine(message_ptr, index, mask, n_elements, channels, FULL)
+    dy = load_nine(change_y_ptr, index, mask, n_elements, channels, FULL)
+    dm = load_nine(change_message_ptr, index, mask, n_elements, channels, FULL)
+    g = load_nine(grad_ptr, index, mask, n_elements, channels, FULL)
+    charge_factor = _load_charge_factor(charge_factor_ptr, index, mask, channels)
+    if not FULL:
+        y, m, g = compose(y), compose(m), decompose_adjoint(g)
+        dy, dm = compose(dy), compose(dm)
+
+    dp = add(
+        _product(charge_factor, dy, m, SYMMETRIC),
+        _product(charge_factor, y, dm, SYMMETRIC),
+    )
+    u = g
+    if NORMALIZE:
+        p = _product(charge_factor, y, m, SYMMETRIC)
+        r = 1 / (dot(p, p) + 1)
+        g_p, p_dp, g_dp = dot(g, p), dot(p, dp), dot(g, dp)
+        u = combine(r, g, -2 * r * r * g_p, p)
+        v = add(
+            combine(-2 * r * r * p_dp, g, -2 * r * r * g_p, dp),
+            times(2 * r * r * (4 * r * g_p * p_dp - g_dp), p),
+        )
+        dp = combine(r, dp, -2 * r * r * p_dp, p)
+    grad_y = _product(charge_factor, u, transpose(dm), SYMMETRIC)
+    grad_m = _product(charge_factor, transpose(dy), u, SYMMETRIC)
+    if NORMALIZE:
+        grad_y = add(grad_y, _product(charge_factor, v, transpose(m), SYMMETRIC))
+        grad_m = add(grad_m, _product(charge_factor, transpose(y), v, SYMMETRIC))
+
+    if not FULL:
+        dp, grad_y, grad_m = decompose(dp), compose_adjoint(grad_y), compose_adjoint(grad_m)
+    store_nine(change_ptr, dp, index, mask, n_elements, channels, FULL)
+    store_nine(grad_y_ptr, grad_y, index, mask, n_elements, channels, FULL)
+    store_nine(grad_message_ptr, grad_m, index, mask, n_elements, channels, FULL)
+
+
 def launch_tensor_product(
     y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
 ) -> Tensor:
@@ -193,6 +265,35 @@ def launch_tensor_product_backward(
     return grad_y, grad_message
 
 
+def launch_tensor_product_backward_twice(
+    change_y: Tensor,
+    change_message: Tensor,
+    grad: Tensor,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None,
+    group: str,
+    normalize: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of ``grad`` and both tensors from those of their gradients."""
+    inputs = [t.contiguous() for t in (change_y, change_message, grad, y, message)]
+    outputs = torch.empty_like(inputs[0]), torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
+    n_elements, block = y.numel() // 9, block_size(y) // 2  # more numbers per element than before
+    with torch.cuda.device_of(y):
+        _tensor_product_bwd_bwd_kernel[(triton.cdiv(n_elements, block),)](
+            *inputs,
+            None if charge_factor is None else charge_factor.contiguous(),
+            *outputs,
+            n_elements,
+            y.shape[-1],
+            FULL=y.ndim == 4,
+            SYMMETRIC=group == "O(3)",
+            NORMALIZE=normalize,
+            BLOCK=block,
+        )
+    return outputs
+
+
 @torch.library.custom_op("mlff_triton::tensor_product", mutates_args=())
 def _tensor_product(
     y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
@@ -212,6 +313,22 @@ def _tensor_product_backward(
     return launch_tensor_product_backward(grad, y, message, charge_factor, group, normalize)
 
 
+@torch.library.custom_op("mlff_triton::tensor_product_backward_twice", mutates_args=())
+def _tensor_product_backward_twice(
+    change_y: Tensor,
+    change_message: Tensor,
+    grad: Tensor,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None,
+    group: str,
+    normalize: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return launch_tensor_product_backward_twice(
+        change_y, change_message, grad, y, message, charge_factor, group, normalize
+    )
+
+
 @_tensor_product.register_fake
 def _(y: Tensor, *_: object) -> Tensor:
     return y.new_empty(y.shape)
@@ -222,9 +339,16 @@ def _(grad: Tensor, y: Tensor, *_: object) -> tuple[Tensor, Tensor]:  # noqa: AR
     return y.new_empty(y.shape), y.new_empty(y.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    y, message, charge_factor, ctx.group, ctx.normalize = inputs
-    ctx.save_for_backward(y, message, charge_factor)
+@_tensor_product_backward_twice.register_fake
+def _(change_y: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    shape = change_y.shape
+    return change_y.new_empty(shape), change_y.new_empty(shape), change_y.new_empty(shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    del output
+    *tensors, ctx.group, ctx.normalize = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -232,8 +356,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*gradients, None, None, None)
 
 
-_tensor_product.register_autograd(_backward, setup_context=_setup_context)
-differentiate_by_reference(_tensor_product_backward, reference.tensor_product, wrt=(0, 1))
+def _backward_twice(ctx: Any, *changes: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = _tensor_product_backward_twice(
+        *changes, *ctx.saved_tensors, ctx.group, ctx.normalize
+    )
+    return (*gradients, None, None, None)
+
+
+_tensor_product.register_autograd(_backward, setup_context=_save)
+_tensor_product_backward.register_autograd(_backward_twice, setup_context=_save)
 
 
 def tensor_product(
@@ -243,7 +374,7 @@ def tensor_product(
     group: str = "O(3)",
     normalize: bool = True,
 ) -> Tensor:
-    """Multiply node and message tensors and divide by the norm, in one pass.
+    """Multiply node and message tensors and divide by the norm, in one pass; differentiable twice.
 
     Parameters
     ----------
