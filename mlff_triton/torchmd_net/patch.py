@@ -1,7 +1,8 @@
 """In-place, reversible acceleration of live TorchMD-NET models.
 
 `accelerate` turns a ``TensorNet`` or ``TensorNet2`` inside a model of TorchMD-NET 3 into a
-`PatchedTensorNet` or `PatchedTensorNet2` by assigning another class to that one instance.
+`PatchedTensorNet` or `PatchedTensorNet2` by assigning another class to that one instance, and a
+head with a Coulomb energy into a `PatchedCoulomb`.
 Parameters, buffers and submodules are not modified, and neither are the classes and modules that
 other models share.
 """
@@ -84,6 +85,7 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
         if backend != "torch":
             check_triton(next(network.parameters()).device)
     # This import needs TorchMD-NET, which the model has already loaded.
+    from mlff_triton.torchmd_net.patched_coulomb import PatchedCoulomb
     from mlff_triton.torchmd_net.patched_tensornet import PatchedTensorNet
     from mlff_triton.torchmd_net.patched_tensornet2 import PatchedTensorNet2
 
@@ -91,6 +93,9 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
         charged = hasattr(network, "charge_predicts")
         network.__class__ = PatchedTensorNet2 if charged else PatchedTensorNet
         network.mlff_triton_backend = backend
+    for head in _coulomb_heads(model):
+        head.__class__ = PatchedCoulomb
+        head.mlff_triton_backend = backend
     return model
 
 
@@ -142,14 +147,16 @@ def accelerated(model: Model, backend: str = "auto") -> Iterator[Model]:
     ...     type(network).__name__
     'PatchedTensorNet'
     """
-    before = [(network, _backend_of(network)) for network in _networks(model)]
+    patched = [*_networks(model), *_coulomb_heads(model)]
+    before = [(module, type(module), _backend_of(module)) for module in patched]
     try:
         yield accelerate(model, backend)
     finally:
-        for network, backend_before in before:
-            restore(network)
+        restore(model)
+        for module, kind, backend_before in before:
             if backend_before is not None:
-                accelerate(network, backend_before)
+                module.__class__ = kind
+                module.mlff_triton_backend = backend_before
 
 
 def _backend_of(network: nn.Module) -> str | None:
@@ -170,6 +177,16 @@ def _networks(model: nn.Module) -> list[Any]:
             "accelerated: use the model as it is"
         )
     return found
+
+
+def _coulomb_heads(model: nn.Module) -> list[Any]:
+    """List the heads with a Coulomb energy that can be replaced; others stay as they are."""
+    if "torchmdnet.models.output_modules" not in sys.modules:
+        return []
+    from mlff_triton.torchmd_net.patched_coulomb import ScalarPlusWeightedCoulomb, is_known
+
+    heads = [m for m in model.modules() if isinstance(m, ScalarPlusWeightedCoulomb)]
+    return [head for head in heads if is_known(head)]
 
 
 def _check(network: Any) -> None:

@@ -102,9 +102,38 @@ def test_training_with_charges_is_that_of_torchmd_net(make_model, dtype, option)
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_periodic_box_with_charges(make_model, dtype):
-    model = make_model(charged_arguments, coulomb_cutoff=CUTOFF)
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_a_periodic_box_with_charges(make_model, dtype, static_shapes):
+    model = make_model(charged_arguments, coulomb_cutoff=CUTOFF, static_shapes=static_shapes)
     assert_same_training(model, crystal("triclinic", dtype), dtype)
+
+
+def test_the_head_with_a_coulomb_energy_is_replaced_too(make_model):
+    model = make_model(charged_arguments)
+    head = model.output_model
+    kind, attributes = type(head), dict(head.__dict__)
+    accelerate(model, "torch")
+    assert type(head).__name__ == "PatchedCoulomb"
+    with accelerated(model, "torch"):
+        pass
+    assert type(head).__name__ == "PatchedCoulomb", "as before"
+    assert type(restore(model).output_model) is kind
+    assert head.__dict__ == attributes
+
+
+def test_a_head_in_another_solvent_stays_as_it_is(make_model):
+    model = make_model(charged_arguments, coulomb_cutoff=CUTOFF)
+    model.output_model.epsilon_solvent = 4.0
+    kind = type(model.output_model)
+    assert type(accelerate(model, "torch").output_model) is kind
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_head_that_lacks_a_cutoff_refuses_boxes_as_before(make_model):
+    model = make_model(charged_arguments)
+    for change in (lambda m: m, lambda m: accelerate(m, "torch")):
+        with pytest.raises(ValueError, match="PBC is not supported"):
+            their_prediction(change(model), crystal("cubic", None), torch.get_default_dtype())
 
 
 @pytest.mark.usefixtures("plain")
