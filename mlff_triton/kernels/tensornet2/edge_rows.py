@@ -26,7 +26,7 @@ from mlff_triton.kernels.tensornet2.launch_sizes import gather_blocks
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
-ROWS = 2**17
+ROWS = 2**18
 """Rows of a chunk, unless those of 16 atoms are more."""
 
 ALIGNMENT = 128
