@@ -36,7 +36,8 @@ class TrainingStep:
     model : torch.nn.Module
         Any model, such as one of TorchMD-NET after `mlff_triton.accelerate`. On a GPU it must not
         wait for the device or make tensors whose shapes depend on values: create models of
-        TorchMD-NET with ``static_shapes=True``.
+        TorchMD-NET with ``static_shapes=True``, and pass the number of systems to
+        `mlff_triton.predict` for our own.
     loss : callable
         Function of the model and a batch that returns a scalar. The same conditions apply to it.
     optimizer : torch.optim.Optimizer
