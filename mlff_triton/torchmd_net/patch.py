@@ -183,7 +183,9 @@ def _coulomb_heads(model: nn.Module) -> list[Any]:
     """List the heads with a Coulomb energy that can be replaced; others stay as they are."""
     if "torchmdnet.models.output_modules" not in sys.modules:
         return []
-    from mlff_triton.torchmd_net.patched_coulomb import ScalarPlusWeightedCoulomb, is_known
+    from torchmdnet.models.output_modules import ScalarPlusWeightedCoulomb
+
+    from mlff_triton.torchmd_net.patched_coulomb import is_known
 
     heads = [m for m in model.modules() if isinstance(m, ScalarPlusWeightedCoulomb)]
     return [head for head in heads if is_known(head)]

@@ -84,7 +84,9 @@ def test_other_numbers_in_the_readme_are_measured():
         if figures.best_peer(case)
     ]
     assert f"is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
-    simulations = measured("md")
+    simulations = {
+        name: case for name, case in measured("md").items() if not name.startswith("charged")
+    }
     assert f"take {simulations['1000000']['command'].ms_p50 / 1e3:.3f} s per step" in text
     slowest = max(case["command"].ms_p50 / case["engine"].ms_p50 for case in simulations.values())
     assert f"at most {slowest - 1:.0%} longer".replace("%", " %") in text
@@ -92,6 +94,19 @@ def test_other_numbers_in_the_readme_are_measured():
     molecules = worst([measured("md17"), measured("md22")])
     assert f"at most {boxes:.1e} of".replace("e-0", "e-") in text
     assert f"at most {molecules:.1e} in".replace("e-0", "e-") in text
+
+
+def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
+    text = " ".join(README.read_text().split())
+    charged = measured("charged").values()
+    times = [f"{case['engine'].ms_p50:.3g} ms" for case in charged]
+    ratios = [figures.best_peer(case).ms_p50 / case["engine"].ms_p50 for case in charged]
+    first, second, third, last = (f"{ratio:.1f}" for ratio in ratios)
+    assert all(time in text for time in times)
+    assert f"takes {first}, {second}, {third} and {last} times as long" in text
+    steps = measured("training").values()
+    ratios = [case["warp"].ms_p50 / case["ours-captured"].ms_p50 for case in steps]
+    assert f"trains {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
 
 
 def measured(bench: str) -> figures.Times:

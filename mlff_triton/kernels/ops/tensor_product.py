@@ -17,7 +17,7 @@ changes dY and dM of both tensors:
     d out = r dP - 2 r^2 <P, dP> P       U = ds/d(dP) = gP
     V = ds/dP = -2 r^2 (<g, dP> P + <P, dP> g + <g, P> dP) + 8 r^3 <g, P> <P, dP> P
 
-    gY = c (V M^T + M^T V + U dM^T + dM^T U)   or   2 (V M^T + U dM^T)   and likewise gM
+    gY = c (V M^T + M^T V + U dM^T + dM^T U)   or   2 (V M^T + U dM^T), and so gM
 """
 
 from __future__ import annotations
