@@ -7,7 +7,7 @@ CHECK_VERSION := import sys; sys.version_info >= (3, 10) or sys.exit( \
   "make run PYTHON=python3.12; make clean removes an old .venv" \
   % ((sys.executable,) + sys.version_info[:2]))
 
-.PHONY: run test test-bio-4 fuzz lint types docs clean
+.PHONY: run test test-bio-4 test-structure fuzz lint types docs clean
 
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
@@ -20,6 +20,10 @@ test: .venv/tested lint types
 # Tests of `bio` with transformers 4, installed over the version that `make test` uses.
 test-bio-4: .venv/transformers-4/installed
 	PYTHONPATH=.venv/transformers-4 $(BIN)/python -m pytest -n auto tests/bio
+
+# Tests of `bio` with packages for structure prediction, which ask for other versions than ours.
+test-structure: .venv/boltz/installed
+	PYTHONPATH=.venv/boltz $(BIN)/python -m pytest -n auto tests/bio/structure
 
 # An hour of damaged, hostile and absurd input, with new seeds; `runs/fuzz` keeps what fails.
 fuzz: .venv/tested
@@ -61,6 +65,11 @@ docs: .venv/documented
 .venv/transformers-4/installed: .venv/tested
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/transformers-4 \
 	  huggingface_hub==0.36.2 tokenizers==0.22.2 transformers==4.57.1
+	touch $@
+
+.venv/boltz/installed: .venv/tested
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target .venv/boltz \
+	  boltz==2.2.1 fairscale==0.4.13
 	touch $@
 
 clean:

@@ -18,6 +18,7 @@ from mlff_triton.bio.encoders.huggingface import EncoderForward, LanguageHeadFor
 from mlff_triton.bio.fast_forward import FastForward
 from mlff_triton.bio.genomics.alpha_genome import AlphaGenomeForward
 from mlff_triton.bio.genomics.enformer import EnformerForward
+from mlff_triton.bio.structure.boltz import BoltzBlockForward
 
 Adapter: TypeAlias = type[FastForward[Any]]
 
@@ -56,4 +57,5 @@ FAMILIES = (
     Family(models=(DualBindForward,), parts=(), resembles=lambda _: False),
     Family(models=(EnformerForward,), parts=(), resembles=lambda _: False),
     Family(models=(AlphaGenomeForward,), parts=(), resembles=lambda _: False),
+    Family(models=(BoltzBlockForward,), parts=(), resembles=lambda _: False),
 )

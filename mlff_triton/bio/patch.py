@@ -48,8 +48,8 @@ def accelerate(
     ----------
     model : torch.nn.Module
         Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.5x or
-        5.x), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN or DualBind.
-        Changed in place.
+        5.x), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DualBind or the
+        blocks of Boltz. Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
         Dtype of the computation; by default that of the parameters. The dtypes of the parameters
         and of the outputs do not change.
@@ -98,6 +98,7 @@ def accelerate(
         alike = [family for family in FAMILIES if family.resembles(model)]
         matches = _find(model, [adapter for family in alike for adapter in family.parts])
     if not matches:
+        _refuse_torchscript(model)
         known = ", ".join(adapter.supported for family in FAMILIES for adapter in family.models)
         raise UnsupportedModelError(
             f"{type(model).__name__} contains no module that can be accelerated: use {known}, "
@@ -108,6 +109,14 @@ def accelerate(
         adapter(module, options, model).install()
     _guard_labels(model)
     return model
+
+
+def _refuse_torchscript(model: nn.Module) -> None:
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is TorchScript, such as the models of chai-lab, whose modules "
+            "cannot be replaced: give a model of Python modules"
+        )
 
 
 def _check_model(model: object) -> None:

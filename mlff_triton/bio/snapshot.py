@@ -33,7 +33,7 @@ CONSTANTS = (
     *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
     *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
     *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
-    *("beta", "threshold", "resolutions", "apply_squashing"),
+    *("beta", "threshold", "resolutions", "apply_squashing", "starting", "precision"),
 )
 
 

@@ -1,0 +1,1 @@
+"""Pair stacks of structure prediction: Boltz, Protenix and OpenFold3."""

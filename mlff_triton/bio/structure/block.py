@@ -1,0 +1,186 @@
+"""Base class of adapters for blocks of trunks, which update pairs and tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.bio.fast_forward import FastForward, Options
+from mlff_triton.bio.structure.mask_check import MaskCheck
+from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.bio.structure.updates import (
+    BlockWeights,
+    check_sizes,
+    prepared,
+    update_pairs,
+    update_tokens,
+)
+
+ROWS = (torch.float32, torch.bfloat16, torch.float16)
+Results = tuple[Tensor | None, Tensor]
+
+
+class Inputs(NamedTuple):
+    """Inputs of a block.
+
+    Attributes
+    ----------
+    s : [B, N, C] or None
+        Tokens.
+    z : [B, N, N, P]
+        Pairs.
+    mask : [B, N] or None
+        1 for tokens, 0 for padding.
+    pair_mask : [B, N, N] or None
+        1 for pairs, 0 for padding.
+    in_place : bool
+        True if the inputs may be overwritten.
+    """
+
+    s: Any
+    z: Any
+    mask: Any
+    pair_mask: Any
+    in_place: bool = False
+
+
+class BlockForward(FastForward[BlockWeights]):
+    """Block that updates pairs, and tokens if it has any.
+
+    Under autocast, pairs are computed in its dtype unless the user has chosen a precision. Results
+    of pairs with padding differ from those of the original forward, and others do not depend on
+    them. Chunk sizes and choices of kernels among the arguments have no effect.
+    """
+
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        super().__init__(module, options, model)
+        self._checks = MaskCheck(), MaskCheck()
+
+    @abstractmethod
+    def collect(self) -> BlockWeights:
+        """Read the weights in float64."""
+
+    @abstractmethod
+    def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
+        """Name the arguments. They may be of any type and may be missing."""
+
+    @abstractmethod
+    def outputs(self, s: Tensor | None, z: Tensor) -> Any:
+        """Return tokens and pairs as ``forward`` does."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the products of pairs."""
+        own: torch.dtype = self.parameter.dtype
+        if self.options.precision is not None:
+            return super().dtype
+        return self._autocast_dtype or own
+
+    @property
+    def token_dtype(self) -> torch.dtype:
+        """Dtype of the products of tokens."""
+        return self.dtype
+
+    @property
+    def _autocast_dtype(self) -> torch.dtype | None:
+        device = self.parameter.device.type
+        enabled = torch.is_autocast_enabled(device)
+        return torch.get_autocast_dtype(device) if enabled else None
+
+    def read(self) -> BlockWeights:
+        """Read the present weights."""
+        weights = self.collect()
+        pairs, tokens = weights
+        if self.backend == "triton":
+            check_sizes(weights)
+        return BlockWeights(
+            prepared(pairs, self.dtype, self.backend),
+            None if tokens is None else prepared(tokens, self.token_dtype, self.backend),
+        )
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Refuse inputs of unexpected shapes, dtypes or devices, and masks of other values."""
+        given = self.inputs(arguments)
+        reason = self._shape_refusal(given)
+        for check, mask in zip(self._checks, (given.mask, given.pair_mask), strict=True):
+            if reason is None and mask is not None:
+                reason = check.refusal(mask)
+        return reason
+
+    def _shape_refusal(self, given: Inputs) -> str | None:
+        s, z, mask, pair_mask, _ = given
+        if not isinstance(z, Tensor) or z.dim() != 4 or z.shape[1] != z.shape[2]:
+            return "pairs are not a tensor [B, N, N, C]"
+        shapes = {"tokens": (s, (*z.shape[:2], None)), "the mask": (mask, z.shape[:2])}
+        shapes["the mask of pairs"] = pair_mask, z.shape[:3]
+        for name, (x, shape) in shapes.items():
+            if x is None:
+                continue
+            if not isinstance(x, Tensor) or x.dim() != len(shape):
+                return f"{name} are not a tensor of {len(shape)} axes"
+            if any(n not in (None, found) for n, found in zip(shape, x.shape, strict=True)):
+                return f"{name} and the pairs are of different sizes"
+        given_tensors = [x for x in (s, z, mask, pair_mask) if x is not None]
+        if any(x.device != self.parameter.device for x in given_tensors):
+            return "inputs and parameters are on different devices"
+        if any(x is not None and x.dtype not in (*ROWS, self.parameter.dtype) for x in (s, z)):
+            return "tokens or pairs are not of a floating dtype"
+        return None if z.numel() else "its inputs are empty"
+
+    def begin(self, arguments: Mapping[str, Any]) -> Results | None:
+        """Queue the checks of the masks and the computation, unless it overwrites its inputs."""
+        given = self.inputs(arguments)
+        if given.in_place or self._shape_refusal(given) is not None:
+            return None
+        if self._reading is None or not self._is_current(self._reading):
+            return None
+        for check, mask in zip(self._checks, (given.mask, given.pair_mask), strict=True):
+            if mask is not None:
+                check.queue(mask)
+        return self._run(given)
+
+    def compute(self, arguments: Mapping[str, Any], begun: Results | None) -> Any:
+        """Return updated tokens and pairs."""
+        s, z = self._run(self.inputs(arguments)) if begun is None else begun
+        return self.outputs(s, z)
+
+    def _run(self, given: Inputs) -> Results:
+        operators, (pairs, tokens) = Operators.of(self.backend), self.weights
+        with _without_autocast(self.parameter.device.type):
+            z = self._rows(given.z, self.dtype, overwrites=given.in_place)
+            update_pairs(operators, pairs, z, self._mask(given.pair_mask, z))
+            s = given.s
+            if tokens is not None:
+                s = self._rows(s, self.token_dtype, overwrites=given.in_place)
+                read = z if self.backend == "triton" else z.to(s.dtype)
+                s = update_tokens(operators, tokens, s, read, self._mask(given.mask, s))
+                s = s.to(self.result_dtype(given.s))
+            return s, z.to(self.result_dtype(given.z))
+
+    def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
+        """Allow autocast, whose dtype `dtype` follows."""
+        with _without_autocast(self.parameter.device.type):
+            return super()._unsupported_mode(arguments)
+
+    def result_dtype(self, x: Tensor) -> torch.dtype:
+        """Return the dtype of a result, for the input that it updates."""
+        return torch.promote_types(x.dtype, self.parameter.dtype)
+
+    def _rows(self, x: Tensor, dtype: torch.dtype, *, overwrites: bool) -> Tensor:
+        """Return contiguous rows that may be overwritten; kernels update those in float32."""
+        wanted = torch.float32 if self.backend == "triton" else dtype
+        return x.to(wanted, copy=not overwrites).contiguous()
+
+    def _mask(self, mask: Tensor | None, x: Tensor) -> Tensor | None:
+        return None if mask is None else mask.to(x.dtype)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    if not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

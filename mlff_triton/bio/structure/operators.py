@@ -1,0 +1,33 @@
+"""Operators of a backend on pairs and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mlff_triton.bio.operators import import_operators
+
+_MODULES = {  # of operators that do not have one of their own name
+    "triangle_multiplication_": "triangle_multiplication",
+    "triangle_attention_": "attention_update",
+    "token_attention_": "attention_update",
+    "pair_biases": "attention_update",
+    "transition_": "transition",
+}
+
+
+class Operators(NamedTuple):
+    """Operators of `mlff_triton.kernels.pairs`, by name."""
+
+    triangle_multiplication_: Callable[..., Tensor]
+    triangle_attention_: Callable[..., Tensor]
+    token_attention_: Callable[..., Tensor]
+    pair_biases: Callable[..., Tensor]
+    transition_: Callable[..., Tensor]
+
+    @classmethod
+    def of(cls, backend: str | None) -> Operators:
+        """Import the operators of "triton" or "torch"."""
+        return cls(**import_operators("pairs", backend, cls._fields, _MODULES))

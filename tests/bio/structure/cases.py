@@ -1,0 +1,110 @@
+"""Random weights and inputs of pair stacks, and comparisons with float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.kernels.pairs.cases import assert_no_worse
+
+ATOL = 1e-5
+"""Largest difference between outputs in float32."""
+
+
+def randomize(module: nn.Module) -> nn.Module:
+    """Fill all parameters with random numbers, as output maps and gates start as zeros."""
+    generator = torch.Generator().manual_seed(3)
+    for p in module.parameters():
+        p.data = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        if p.dim() > 1:
+            p.data *= p.shape[-1] ** -0.5
+    for part in module.modules():
+        if type(part).__name__ == "LayerNorm":
+            part.weight.data = 1 + part.weight.data / 4  # type: ignore[union-attr, operator]
+    return module.eval()
+
+
+def token_mask(batch: int, n: int) -> Tensor:
+    """Return a mask [B, N] with padding at the end of the last of several samples."""
+    mask = torch.ones(batch, n)
+    if batch > 1:
+        mask[-1, n - n // 4 :] = 0
+    return mask
+
+
+def inputs(
+    batch: int, n: int, tokens: int, pairs: int, device: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return tokens, pairs, their mask, and the mask of pairs."""
+    mask = token_mask(batch, n)
+    given = (
+        torch.randn(batch, n, tokens),
+        torch.randn(batch, n, n, pairs),
+        mask,
+        mask[:, :, None] * mask[:, None],
+    )
+    s, z, mask, pair_mask = (x.to(device) for x in given)
+    return s, z, mask, pair_mask
+
+
+@contextmanager
+def in_float64(*modules: nn.Module) -> Iterator[None]:
+    """Compute in float64, also where upstream converts to float32 itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "float", Tensor.double)
+        for module in modules:
+            module.double()
+        yield
+    for module in modules:
+        module.to(torch.float32)
+
+
+@torch.inference_mode()
+def results(run: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Return the outputs of a block as a tuple."""
+    torch.manual_seed(5)
+    found = run(*given)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def exact_results(
+    module: nn.Module, run: Callable[..., Any], given: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
+    """Return the outputs of a block in float64."""
+    with in_float64(module):
+        wide = [x.double() if isinstance(x, Tensor) else x for x in given]
+        return tuple(x.cpu() for x in results(run, tuple(wide)))
+
+
+def assert_close(
+    found: tuple[Tensor, ...],
+    own: tuple[Tensor, ...],
+    exact: tuple[Tensor, ...],
+    masks: tuple[Tensor, ...],
+) -> None:
+    """Check that outputs in float32 are close to upstream's, and to those in float64."""
+    for x, y, truth, mask in zip(found, own, exact, masks, strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        kept = mask.cpu().bool()
+        rounded = truth[kept].float()
+        torch.testing.assert_close(x.cpu()[kept], y.cpu()[kept], rtol=0, atol=ATOL)
+        torch.testing.assert_close(x.cpu()[kept], rounded, rtol=0, atol=ATOL)
+
+
+def assert_as_exact(
+    found: tuple[Tensor, ...],
+    own: tuple[Tensor, ...],
+    exact: tuple[Tensor, ...],
+    masks: tuple[Tensor, ...],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Check that outputs are as close to those in float64 as upstream's."""
+    for x, y, truth, mask in zip(found, own, exact, masks, strict=True):
+        kept = mask.cpu().bool()
+        assert_no_worse(x.cpu()[kept], truth[kept], y.cpu()[kept], dtype)
