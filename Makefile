@@ -22,8 +22,11 @@ test-bio-4: .venv/transformers-4/installed
 	PYTHONPATH=.venv/transformers-4 $(BIN)/python -m pytest -n auto tests/bio
 
 # Tests of `bio` with packages for structure prediction, which ask for other versions than ours.
-test-structure: .venv/boltz/installed
-	PYTHONPATH=.venv/boltz $(BIN)/python -m pytest -n auto tests/bio/structure
+STRUCTURE = boltz openfold3 protenix
+test-structure: $(STRUCTURE:%=.venv/%/installed)
+	for each in $(STRUCTURE); do \
+	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each.py \
+	  || exit; done
 
 # An hour of damaged, hostile and absurd input, with new seeds; `runs/fuzz` keeps what fails.
 fuzz: .venv/tested
@@ -70,6 +73,16 @@ docs: .venv/documented
 .venv/boltz/installed: .venv/tested
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target .venv/boltz \
 	  boltz==2.2.1 fairscale==0.4.13
+	touch $@
+
+.venv/openfold3/installed: .venv/tested
+	$(BIN)/pip install --quiet --no-deps --target .venv/openfold3 absl-py==2.5.1 biotite==1.6.0 \
+	  contextlib2==21.6.0 gemmi==0.7.5 ml_collections==1.1.0 openfold3==0.5.0 pyyaml==6.0.3
+	touch $@
+
+.venv/protenix/installed: .venv/tested
+	$(BIN)/pip install --quiet --no-deps --target .venv/protenix \
+	  optree==0.20.0 protenix==2.0.0 rdkit==2026.9.1
 	touch $@
 
 clean:

@@ -12,7 +12,7 @@ model=...)`` embeds the proteins of a file; they are loaded on first use.
 - ``labels``: losses whose labels count at padding
 - ``graph_cache``: CUDA graphs, one per combination of input shapes
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
-- ``structure``: blocks of models that predict structures (Boltz)
+- ``structure``: blocks of models that predict structures (Boltz, OpenFold3, Protenix)
 - ``alignment``: sequence alignment
 - ``embedding``: embeddings of all proteins in a file
 """

@@ -19,6 +19,8 @@ from mlff_triton.bio.fast_forward import FastForward
 from mlff_triton.bio.genomics.alpha_genome import AlphaGenomeForward
 from mlff_triton.bio.genomics.enformer import EnformerForward
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
+from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
+from mlff_triton.bio.structure.protenix import ProtenixBlockForward
 
 Adapter: TypeAlias = type[FastForward[Any]]
 
@@ -57,5 +59,9 @@ FAMILIES = (
     Family(models=(DualBindForward,), parts=(), resembles=lambda _: False),
     Family(models=(EnformerForward,), parts=(), resembles=lambda _: False),
     Family(models=(AlphaGenomeForward,), parts=(), resembles=lambda _: False),
-    Family(models=(BoltzBlockForward,), parts=(), resembles=lambda _: False),
+    Family(
+        models=(BoltzBlockForward, OpenFold3BlockForward, ProtenixBlockForward),
+        parts=(),
+        resembles=lambda _: False,
+    ),
 )

@@ -49,7 +49,7 @@ def accelerate(
     model : torch.nn.Module
         Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.5x or
         5.x), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DualBind or the
-        blocks of Boltz. Changed in place.
+        blocks of Boltz, OpenFold3 or Protenix. Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
         Dtype of the computation; by default that of the parameters. The dtypes of the parameters
         and of the outputs do not change.

@@ -1,1 +1,1 @@
-"""Pair stacks of structure prediction: Boltz, Protenix and OpenFold3."""
+"""Pair stacks of structure prediction: Boltz, OpenFold3 and Protenix."""

@@ -30,16 +30,16 @@ class Inputs(NamedTuple):
 
     Attributes
     ----------
-    s : [B, N, C] or None
+    s : [..., N, C] or None
         Tokens.
-    z : [B, N, N, P]
+    z : [..., N, N, P]
         Pairs.
-    mask : [B, N] or None
+    mask : [..., N] or None
         1 for tokens, 0 for padding.
-    pair_mask : [B, N, N] or None
+    pair_mask : [..., N, N] or None
         1 for pairs, 0 for padding.
     in_place : bool
-        True if the inputs may be overwritten.
+        True if the pairs may be overwritten.
     """
 
     s: Any
@@ -60,6 +60,11 @@ class BlockForward(FastForward[BlockWeights]):
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
         self._checks = MaskCheck(), MaskCheck()
+
+    @property
+    @abstractmethod
+    def updates_tokens(self) -> bool:
+        """True if the block updates tokens."""
 
     @abstractmethod
     def collect(self) -> BlockWeights:
@@ -114,10 +119,12 @@ class BlockForward(FastForward[BlockWeights]):
 
     def _shape_refusal(self, given: Inputs) -> str | None:
         s, z, mask, pair_mask, _ = given
-        if not isinstance(z, Tensor) or z.dim() != 4 or z.shape[1] != z.shape[2]:
-            return "pairs are not a tensor [B, N, N, C]"
-        shapes = {"tokens": (s, (*z.shape[:2], None)), "the mask": (mask, z.shape[:2])}
-        shapes["the mask of pairs"] = pair_mask, z.shape[:3]
+        if not isinstance(z, Tensor) or z.dim() < 3 or z.shape[-3] != z.shape[-2]:
+            return "pairs are not a tensor [..., N, N, C]"
+        if self.updates_tokens and s is None:
+            return "there are no tokens"
+        shapes = {"tokens": (s, (*z.shape[:-2], None)), "the mask": (mask, z.shape[:-2])}
+        shapes["the mask of pairs"] = pair_mask, z.shape[:-1]
         for name, (x, shape) in shapes.items():
             if x is None:
                 continue
@@ -150,34 +157,41 @@ class BlockForward(FastForward[BlockWeights]):
         return self.outputs(s, z)
 
     def _run(self, given: Inputs) -> Results:
-        operators, (pairs, tokens) = Operators.of(self.backend), self.weights
+        operators, (pairs, tokens), s = Operators.of(self.backend), self.weights, given.s
         with _without_autocast(self.parameter.device.type):
-            z = self._rows(given.z, self.dtype, overwrites=given.in_place)
-            update_pairs(operators, pairs, z, self._mask(given.pair_mask, z))
-            s = given.s
+            z = self._rows(given.z, self.dtype, 3, overwrites=given.in_place)
+            update_pairs(operators, pairs, z, _flat(given.pair_mask, 2, z.dtype))
             if tokens is not None:
-                s = self._rows(s, self.token_dtype, overwrites=given.in_place)
-                read = z if self.backend == "triton" else z.to(s.dtype)
-                s = update_tokens(operators, tokens, s, read, self._mask(given.mask, s))
-                s = s.to(self.result_dtype(given.s))
-            return s, z.to(self.result_dtype(given.z))
+                read = z if self.backend == "triton" else z.to(self.token_dtype)
+                s = self._rows(s, self.token_dtype, 2)
+                s = update_tokens(operators, tokens, s, read, _flat(given.mask, 1, s.dtype))
+                s = s.view(given.s.shape).to(self.result_dtype(given.s))
+            return s, z.view(given.z.shape).to(self.result_dtype(given.z))
+
+    def result_dtype(self, x: Tensor) -> torch.dtype:
+        """Return the dtype of a result, for the input that it updates."""
+        return x.dtype
+
+    def _rows(
+        self, x: Tensor, dtype: torch.dtype, axes: int, *, overwrites: bool = False
+    ) -> Tensor:
+        """Return contiguous rows that may be overwritten, with one axis before the last ones.
+
+        Kernels update those in float32.
+        """
+        wanted = torch.float32 if self.backend == "triton" else dtype
+        rows = x.to(wanted, copy=not overwrites).contiguous()
+        return rows.view(-1, *x.shape[x.dim() - axes :])
 
     def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
         """Allow autocast, whose dtype `dtype` follows."""
         with _without_autocast(self.parameter.device.type):
             return super()._unsupported_mode(arguments)
 
-    def result_dtype(self, x: Tensor) -> torch.dtype:
-        """Return the dtype of a result, for the input that it updates."""
-        return torch.promote_types(x.dtype, self.parameter.dtype)
 
-    def _rows(self, x: Tensor, dtype: torch.dtype, *, overwrites: bool) -> Tensor:
-        """Return contiguous rows that may be overwritten; kernels update those in float32."""
-        wanted = torch.float32 if self.backend == "triton" else dtype
-        return x.to(wanted, copy=not overwrites).contiguous()
-
-    def _mask(self, mask: Tensor | None, x: Tensor) -> Tensor | None:
-        return None if mask is None else mask.to(x.dtype)
+def _flat(mask: Tensor | None, axes: int, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask with one axis before the last ones."""
+    return None if mask is None else mask.to(dtype).reshape(-1, *mask.shape[mask.dim() - axes :])
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

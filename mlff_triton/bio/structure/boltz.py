@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.structure.block import BlockForward, Inputs
+from mlff_triton.bio.structure.openfold_layers import triangle_attention
 from mlff_triton.bio.structure.recognition import children, exact_weight, has_structure, weight
 from mlff_triton.bio.structure.updates import BlockWeights, PairWeights, TokenWeights
 from mlff_triton.bio.weights import exact, exact_norm
@@ -17,7 +18,6 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import (
     TokenAttentionWeights,
     TransitionWeights,
-    TriangleAttentionWeights,
     TriangleWeights,
 )
 
@@ -93,17 +93,22 @@ class BoltzBlockForward(BlockForward):
         follows = self.options.precision is not None or not hasattr(self.module, "pre_norm_s")
         return self.dtype if follows else self.parameter.dtype
 
+    @property
+    def updates_tokens(self) -> bool:
+        """True if the block updates tokens."""
+        return hasattr(self.module, "attention")
+
     def collect(self) -> BlockWeights:
         """Read the weights."""
         module = self.module
         pairs = PairWeights(
             triangle(module.tri_mul_out),
             triangle(module.tri_mul_in),
-            attention(module.tri_att_start, starting=True),
-            attention(module.tri_att_end, starting=False),
+            triangle_attention(module.tri_att_start, module.tri_att_start.linear),
+            triangle_attention(module.tri_att_end, module.tri_att_end.linear, starting=False),
             transition(module.transition_z),
         )
-        return BlockWeights(pairs, tokens(module) if hasattr(module, "attention") else None)
+        return BlockWeights(pairs, tokens(module) if self.updates_tokens else None)
 
     def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
         """Name the arguments."""
@@ -114,12 +119,19 @@ class BoltzBlockForward(BlockForward):
         """Refuse parameters of other dtypes than float32, with which upstream cannot compute."""
         if self.parameter.dtype != torch.float32:
             return "its parameters are not float32; use the precision option of bio.accelerate"
+        z = arguments.get("z")
+        if isinstance(z, Tensor) and z.dim() != 4:
+            return "pairs are not a tensor [B, N, N, C]"
         return super().refusal(arguments)
 
     def compute(self, arguments: Mapping[str, Any], begun: Any) -> Any:
         """Return updated tokens and pairs, or pairs alone."""
         skip_dropout(arguments["z"])
         return super().compute(arguments, begun)
+
+    def result_dtype(self, x: Tensor) -> torch.dtype:
+        """Return float32, to which the dropout masks of upstream convert."""
+        return torch.promote_types(x.dtype, self.parameter.dtype)
 
     def outputs(self, s: Tensor | None, z: Tensor) -> Any:
         """Return tokens and pairs, or pairs if ``forward`` does not take tokens."""
@@ -137,21 +149,6 @@ def triangle(module: Any) -> TriangleWeights:
     """Read the weights of triangle multiplication."""
     maps = (weight(each) for each in (module.p_in, module.g_in, module.p_out, module.g_out))
     return TriangleWeights(exact_norm(module.norm_in), exact_norm(module.norm_out), *maps)
-
-
-def attention(module: Any, *, starting: bool) -> TriangleAttentionWeights:
-    """Read the weights of triangle attention.
-
-    Raises
-    ------
-    InputError
-        If the module attends in the other direction.
-    """
-    if module.starting is not starting:
-        raise InputError("triangle attention has the other direction")
-    mha = module.mha
-    maps = (mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, module.linear, mha.linear_o)
-    return TriangleAttentionWeights(exact_norm(module.layer_norm), *map(weight, maps))
 
 
 def transition(module: Any) -> TransitionWeights:

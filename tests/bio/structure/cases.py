@@ -24,7 +24,7 @@ def randomize(module: nn.Module) -> nn.Module:
         if p.dim() > 1:
             p.data *= p.shape[-1] ** -0.5
     for part in module.modules():
-        if type(part).__name__ == "LayerNorm":
+        if type(part).__name__.endswith("LayerNorm"):
             part.weight.data = 1 + part.weight.data / 4  # type: ignore[union-attr, operator]
     return module.eval()
 
@@ -55,8 +55,17 @@ def inputs(
 @contextmanager
 def in_float64(*modules: nn.Module) -> Iterator[None]:
     """Compute in float64, also where upstream converts to float32 itself."""
+    convert = Tensor.to
+
+    def convert_widely(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        wide = [torch.float64 if arg is torch.float32 else arg for arg in args]
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return convert(x, *wide, **kwargs)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "float", Tensor.double)
+        patch.setattr(Tensor, "to", convert_widely)
         for module in modules:
             module.double()
         yield

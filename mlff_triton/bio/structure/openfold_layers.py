@@ -1,0 +1,85 @@
+"""Weights of layers with the names of OpenFold, which are also those of Protenix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mlff_triton.bio.structure.recognition import exact_weight, weight
+from mlff_triton.bio.weights import exact, exact_norm
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.types.norm import Norm
+from mlff_triton.kernels.types.pair_stack import (
+    TokenAttentionWeights,
+    TriangleAttentionWeights,
+    TriangleWeights,
+)
+
+
+def norm(module: Any) -> Norm:
+    """Read a normalization with a scale.
+
+    Raises
+    ------
+    InputError
+        If it has none.
+    """
+    if module.weight is None:
+        raise InputError("a normalization has no scale")
+    if module.bias is None:
+        return exact(module.weight), None, module.eps
+    return exact_norm(module)
+
+
+def triangle(module: Any, *, outgoing: bool) -> TriangleWeights:
+    """Read the weights of triangle multiplication, with separate or joint maps of both factors.
+
+    Raises
+    ------
+    InputError
+        If the module sums over the other edges.
+    """
+    if module._outgoing is not outgoing:
+        raise InputError("triangle multiplication has the other direction")
+    if hasattr(module, "linear_ab_p"):
+        maps = weight(module.linear_ab_p), weight(module.linear_ab_g)
+    else:
+        project, gate = (
+            torch.cat([weight(getattr(module, f"linear_{factor}_{kind}")) for factor in "ab"])
+            for kind in "pg"
+        )
+        maps = project, gate
+    return TriangleWeights(
+        norm(module.layer_norm_in),
+        norm(module.layer_norm_out),
+        *maps,
+        project_out=weight(module.linear_z),
+        gate_out=weight(module.linear_g),
+    )
+
+
+def triangle_attention(
+    module: Any, bias: Any, *, starting: bool = True
+) -> TriangleAttentionWeights:
+    """Read the weights of triangle attention, with a map to biases.
+
+    Raises
+    ------
+    InputError
+        If the module itself attends in the other direction.
+    """
+    if module.starting is not starting:
+        raise InputError("triangle attention has the other direction")
+    mha = module.mha
+    maps = mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, bias, mha.linear_o
+    return TriangleAttentionWeights(norm(module.layer_norm), *map(weight, maps))
+
+
+def token_attention(first_norm: Any, mha: Any) -> TokenAttentionWeights:
+    """Read the weights of the attention of tokens, and of the normalization before it."""
+    bias = None if mha.linear_q.bias is None else exact(mha.linear_q.bias)
+    others = mha.linear_k, mha.linear_v, mha.linear_g, mha.linear_o
+    key, value, gate, out = map(weight, others)
+    query = exact_weight(mha.linear_q)
+    return TokenAttentionWeights(norm(first_norm), query, key, value, gate, out, bias)
