@@ -25,7 +25,7 @@ test-bio-4: .venv/transformers-4/installed
 STRUCTURE = boltz openfold3 protenix
 test-structure: $(STRUCTURE:%=.venv/%/installed)
 	for each in $(STRUCTURE); do \
-	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each.py \
+	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each*.py \
 	  || exit; done
 
 # An hour of damaged, hostile and absurd input, with new seeds; `runs/fuzz` keeps what fails.

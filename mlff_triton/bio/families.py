@@ -19,8 +19,11 @@ from mlff_triton.bio.fast_forward import FastForward
 from mlff_triton.bio.genomics.alpha_genome import AlphaGenomeForward
 from mlff_triton.bio.genomics.enformer import EnformerForward
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
+from mlff_triton.bio.structure.boltz_alignment import BoltzAlignmentForward
 from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
+from mlff_triton.bio.structure.openfold3_alignment import OpenFold3AlignmentForward
 from mlff_triton.bio.structure.protenix import ProtenixBlockForward
+from mlff_triton.bio.structure.protenix_alignment import ProtenixAlignmentForward
 
 Adapter: TypeAlias = type[FastForward[Any]]
 
@@ -60,7 +63,14 @@ FAMILIES = (
     Family(models=(EnformerForward,), parts=(), resembles=lambda _: False),
     Family(models=(AlphaGenomeForward,), parts=(), resembles=lambda _: False),
     Family(
-        models=(BoltzBlockForward, OpenFold3BlockForward, ProtenixBlockForward),
+        models=(
+            BoltzBlockForward,
+            BoltzAlignmentForward,
+            OpenFold3BlockForward,
+            OpenFold3AlignmentForward,
+            ProtenixBlockForward,
+            ProtenixAlignmentForward,
+        ),
         parts=(),
         resembles=lambda _: False,
     ),

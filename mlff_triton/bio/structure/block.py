@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,12 @@ from mlff_triton.bio.fast_forward import FastForward, Options
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.updates import (
+    AlignmentWeights,
     BlockWeights,
+    TokenWeights,
     check_sizes,
     prepared,
+    update_alignment,
     update_pairs,
     update_tokens,
 )
@@ -30,11 +33,11 @@ class Inputs(NamedTuple):
 
     Attributes
     ----------
-    s : [..., N, C] or None
-        Tokens.
+    s : [..., N, C], [..., S, N, C] or None
+        Tokens, or an alignment of S sequences of tokens.
     z : [..., N, N, P]
         Pairs.
-    mask : [..., N] or None
+    mask : [..., N], [..., S, N] or None
         1 for tokens, 0 for padding.
     pair_mask : [..., N, N] or None
         1 for pairs, 0 for padding.
@@ -50,12 +53,15 @@ class Inputs(NamedTuple):
 
 
 class BlockForward(FastForward[BlockWeights]):
-    """Block that updates pairs, and tokens if it has any.
+    """Block that updates pairs, and tokens or an alignment if it has any.
 
     Under autocast, pairs are computed in its dtype unless the user has chosen a precision. Results
     of pairs with padding differ from those of the original forward, and others do not depend on
     them. Chunk sizes and choices of kernels among the arguments have no effect.
     """
+
+    token_axes: ClassVar[int] = 1
+    """Number of axes of tokens: 1, or 2 for an alignment."""
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
@@ -123,7 +129,8 @@ class BlockForward(FastForward[BlockWeights]):
             return "pairs are not a tensor [..., N, N, C]"
         if self.updates_tokens and s is None:
             return "there are no tokens"
-        shapes = {"tokens": (s, (*z.shape[:-2], None)), "the mask": (mask, z.shape[:-2])}
+        tokens = (*z.shape[:-3], *(None,) * (self.token_axes - 1), z.shape[-2])
+        shapes = {"tokens": (s, (*tokens, None)), "the mask": (mask, tokens)}
         shapes["the mask of pairs"] = pair_mask, z.shape[:-1]
         for name, (x, shape) in shapes.items():
             if x is None:
@@ -158,13 +165,20 @@ class BlockForward(FastForward[BlockWeights]):
 
     def _run(self, given: Inputs) -> Results:
         operators, (pairs, tokens), s = Operators.of(self.backend), self.weights, given.s
+        axes = self.token_axes
         with _without_autocast(self.parameter.device.type):
             z = self._rows(given.z, self.dtype, 3, overwrites=given.in_place)
-            update_pairs(operators, pairs, z, _flat(given.pair_mask, 2, z.dtype))
+            pair_mask = _flat(given.pair_mask, 2, z.dtype)
             if tokens is not None:
-                read = z if self.backend == "triton" else z.to(self.token_dtype)
-                s = self._rows(s, self.token_dtype, 2)
-                s = update_tokens(operators, tokens, s, read, _flat(given.mask, 1, s.dtype))
+                s = self._rows(s, self.token_dtype, axes + 1)
+                mask = _flat(given.mask, axes, s.dtype)
+            if isinstance(tokens, AlignmentWeights):
+                update_alignment(operators, tokens, s, z, mask, pair_mask)
+            update_pairs(operators, pairs, z, pair_mask)
+            if isinstance(tokens, TokenWeights):
+                read = z if self.backend == "triton" else z.to(s.dtype)
+                s = update_tokens(operators, tokens, s, read, mask)
+            if tokens is not None:
                 s = s.view(given.s.shape).to(self.result_dtype(given.s))
             return s, z.view(given.z.shape).to(self.result_dtype(given.z))
 

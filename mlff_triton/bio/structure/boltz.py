@@ -100,15 +100,9 @@ class BoltzBlockForward(BlockForward):
 
     def collect(self) -> BlockWeights:
         """Read the weights."""
-        module = self.module
-        pairs = PairWeights(
-            triangle(module.tri_mul_out),
-            triangle(module.tri_mul_in),
-            triangle_attention(module.tri_att_start, module.tri_att_start.linear),
-            triangle_attention(module.tri_att_end, module.tri_att_end.linear, starting=False),
-            transition(module.transition_z),
-        )
-        return BlockWeights(pairs, tokens(module) if self.updates_tokens else None)
+        block = self.module
+        updates = pair_updates(block, block.transition_z)
+        return BlockWeights(updates, tokens(block) if self.updates_tokens else None)
 
     def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
         """Name the arguments."""
@@ -143,6 +137,17 @@ def skip_dropout(z: Tensor) -> None:
     batch, n = z.shape[:2]
     for shape in (*[(batch, n, 1, 1)] * 3, (batch, 1, n, 1)):
         torch.rand(shape, device=z.device)
+
+
+def pair_updates(block: Any, last: Any) -> PairWeights:
+    """Read the weights of the updates of pairs by a block with a last transition."""
+    return PairWeights(
+        triangle(block.tri_mul_out),
+        triangle(block.tri_mul_in),
+        triangle_attention(block.tri_att_start, block.tri_att_start.linear),
+        triangle_attention(block.tri_att_end, block.tri_att_end.linear, starting=False),
+        transition(last),
+    )
 
 
 def triangle(module: Any) -> TriangleWeights:

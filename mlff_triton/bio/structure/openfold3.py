@@ -102,15 +102,15 @@ class OpenFold3BlockForward(BlockForward):
         """Read the weights."""
         block = self.module
         if not self.updates_tokens:
-            return BlockWeights(_pairs(block), None)
+            return BlockWeights(pair_updates(block), None)
         attention = block.attn_pair_bias
         tokens = TokenWeights(
             token_attention(attention.layer_norm_a, attention.mha),
             bias_norm=norm(attention.layer_norm_z),
             bias=weight(attention.linear_z),
-            transition=_transition(block.single_transition),
+            transition=transition(block.single_transition),
         )
-        return BlockWeights(_pairs(block.pair_stack), tokens)
+        return BlockWeights(pair_updates(block.pair_stack), tokens)
 
     def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
         """Name the arguments."""
@@ -122,17 +122,19 @@ class OpenFold3BlockForward(BlockForward):
         return (s, z) if self.updates_tokens else z
 
 
-def _pairs(block: Any) -> PairWeights:
+def pair_updates(block: Any) -> PairWeights:
+    """Read the weights of the updates of pairs."""
     return PairWeights(
         triangle(block.tri_mul_out, outgoing=True),
         triangle(block.tri_mul_in, outgoing=False),
         triangle_attention(block.tri_att_start, block.tri_att_start.linear_z),
         triangle_attention(block.tri_att_end, block.tri_att_end.linear_z),
-        _transition(block.pair_transition),
+        transition(block.pair_transition),
         bias_of_ending="query",
     )
 
 
-def _transition(module: Any) -> TransitionWeights:
+def transition(module: Any) -> TransitionWeights:
+    """Read the weights of a transition."""
     maps = module.swiglu.linear_a, module.swiglu.linear_b, module.linear_out
     return TransitionWeights(norm(module.layer_norm), *map(weight, maps))

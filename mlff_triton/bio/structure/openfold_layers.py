@@ -11,6 +11,7 @@ from mlff_triton.bio.weights import exact, exact_norm
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (
+    OuterProductWeights,
     TokenAttentionWeights,
     TriangleAttentionWeights,
     TriangleWeights,
@@ -74,6 +75,14 @@ def triangle_attention(
     mha = module.mha
     maps = mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, bias, mha.linear_o
     return TriangleAttentionWeights(norm(module.layer_norm), *map(weight, maps))
+
+
+def outer_product(module: Any) -> OuterProductWeights:
+    """Read the weights of an outer product mean."""
+    bias = None if module.linear_out.bias is None else exact(module.linear_out.bias)
+    left, right = weight(module.linear_1), weight(module.linear_2)
+    out = exact_weight(module.linear_out)
+    return OuterProductWeights(norm(module.layer_norm), left, right, out, bias)
 
 
 def token_attention(first_norm: Any, mha: Any) -> TokenAttentionWeights:

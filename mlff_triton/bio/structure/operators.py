@@ -15,6 +15,8 @@ _MODULES = {  # of operators that do not have one of their own name
     "token_attention_": "attention_update",
     "pair_biases": "attention_update",
     "transition_": "transition",
+    "pair_average_": "pair_average",
+    "outer_product_mean_": "outer_product_mean",
 }
 
 
@@ -26,6 +28,8 @@ class Operators(NamedTuple):
     token_attention_: Callable[..., Tensor]
     pair_biases: Callable[..., Tensor]
     transition_: Callable[..., Tensor]
+    pair_average_: Callable[..., Tensor]
+    outer_product_mean_: Callable[..., Tensor]
 
     @classmethod
     def of(cls, backend: str | None) -> Operators:

@@ -84,14 +84,7 @@ class ProtenixBlockForward(BlockForward):
     def collect(self) -> BlockWeights:
         """Read the weights."""
         block = self.module
-        pairs = PairWeights(
-            triangle(block.tri_mul_out, outgoing=True),
-            triangle(block.tri_mul_in, outgoing=False),
-            triangle_attention(block.tri_att_start, block.tri_att_start.linear),
-            triangle_attention(block.tri_att_end, block.tri_att_end.linear),
-            _transition(block.pair_transition),
-        )
-        return BlockWeights(pairs, _tokens(block) if self.updates_tokens else None)
+        return BlockWeights(pair_updates(block), _tokens(block) if self.updates_tokens else None)
 
     def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
         """Name the arguments. Tokens have no mask."""
@@ -103,6 +96,17 @@ class ProtenixBlockForward(BlockForward):
         return s, z
 
 
+def pair_updates(block: Any) -> PairWeights:
+    """Read the weights of the updates of pairs by a block."""
+    return PairWeights(
+        triangle(block.tri_mul_out, outgoing=True),
+        triangle(block.tri_mul_in, outgoing=False),
+        triangle_attention(block.tri_att_start, block.tri_att_start.linear),
+        triangle_attention(block.tri_att_end, block.tri_att_end.linear),
+        transition(block.pair_transition),
+    )
+
+
 def _tokens(block: Any) -> TokenWeights:
     attention = block.attention_pair_bias
     if attention.has_s or attention.cross_attention_mode:
@@ -111,10 +115,11 @@ def _tokens(block: Any) -> TokenWeights:
         token_attention(attention.layernorm_a, attention.attention),
         bias_norm=norm(attention.layernorm_z),
         bias=weight(attention.linear_nobias_z),
-        transition=_transition(block.single_transition),
+        transition=transition(block.single_transition),
     )
 
 
-def _transition(module: Any) -> TransitionWeights:
+def transition(module: Any) -> TransitionWeights:
+    """Read the weights of a transition."""
     maps = module.linear_no_bias_a, module.linear_no_bias_b, module.linear_no_bias
     return TransitionWeights(norm(module.layernorm1), *map(weight, maps))

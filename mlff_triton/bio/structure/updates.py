@@ -1,10 +1,12 @@
-"""Updates of pairs and tokens by one block of a trunk, with weights from any package.
+"""Updates by one block of a trunk, with weights from any package.
 
 A block updates pairs by triangle multiplication and triangle attention, both in two directions, and
-by a transition. It then updates tokens by attention with biases of pairs, and by a transition.
+by a transition. It may then update tokens by attention with biases of pairs, and by a transition.
+Blocks of alignments first update the alignment by averages weighted by pairs and by a transition,
+and the pairs by an outer product mean.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
-AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 17 of the supplement.
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 8 and 17 of the supplement.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from mlff_triton.bio.weights import converted, wide_dtype
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (
+    AverageWeights,
+    OuterProductWeights,
     TokenAttentionWeights,
     TransitionWeights,
     TriangleAttentionWeights,
@@ -31,6 +35,7 @@ Weights = TypeVar("Weights", bound=tuple[Any, ...])
 PAIR_CHANNELS = (16, 32, 64, 128, 256)
 MAX_TOKEN_CHANNELS = 512
 MAX_HEAD_CHANNELS = 128
+FACTOR_CHANNELS = (8, 16, 32, 64)
 
 
 class PairWeights(NamedTuple):
@@ -80,11 +85,35 @@ class TokenWeights(NamedTuple):
     last_norm: Norm | None = None
 
 
+class AlignmentWeights(NamedTuple):
+    """Weights of the updates of an alignment, and of pairs by it.
+
+    Attributes
+    ----------
+    outer_product : OuterProductWeights
+        Outer product mean.
+    average : AverageWeights, optional
+        Averages weighted by pairs; None if the alignment stays as it is.
+    transition : TransitionWeights, optional
+        Transition of the alignment, with the averages.
+    pairs_first : bool
+        True if pairs are updated before the alignment.
+    eps : float, optional
+        Added to the counts of sequences, see `outer_product_mean_`.
+    """
+
+    outer_product: OuterProductWeights
+    average: AverageWeights | None
+    transition: TransitionWeights | None
+    pairs_first: bool = False
+    eps: float | None = None
+
+
 class BlockWeights(NamedTuple):
     """Weights of a block; those of tokens are None if it only updates pairs."""
 
     pairs: PairWeights
-    tokens: TokenWeights | None
+    tokens: TokenWeights | AlignmentWeights | None
 
 
 def prepared(weights: Weights, dtype: torch.dtype, backend: str | None) -> Weights:
@@ -128,11 +157,16 @@ def check_sizes(weights: BlockWeights) -> None:
         if len(triangle.project_in) != 2 * channels:
             raise InputError("triangle multiplication has another number of channels than pairs")
     heads = [(len(a.query), len(a.bias)) for a in (pairs.starting, pairs.ending)]
-    if tokens is not None:
+    if isinstance(tokens, AlignmentWeights):
+        channels = len(tokens.outer_product.norm[0])
+        factors = len(tokens.outer_product.left)
+        if factors not in FACTOR_CHANNELS:
+            raise InputError(f"outer products are of {factors} channels: use 8, 16, 32 or 64")
+    elif tokens is not None:
         channels = len(tokens.transition.down)
-        if channels > MAX_TOKEN_CHANNELS:
-            raise InputError(f"the tokens have {channels} channels: use at most 512")
         heads.append((len(tokens.attention.query), len(tokens.bias)))
+    if channels > MAX_TOKEN_CHANNELS:
+        raise InputError(f"the tokens have {channels} channels: use at most 512")
     if any(width > MAX_HEAD_CHANNELS * count for width, count in heads):
         raise InputError(f"a head has more than {MAX_HEAD_CHANNELS} channels")
 
@@ -165,3 +199,25 @@ def update_tokens(
     operators.transition_(s, weights.transition)
     norm = weights.last_norm
     return s if norm is None else layer_norm(s, s.shape[-1:], *norm)
+
+
+def update_alignment(
+    operators: Operators,
+    weights: AlignmentWeights,
+    msa: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+    pair_mask: Tensor | None,
+) -> None:
+    """Update an alignment [B, S, N, C] and pairs [B, N, N, P] in place.
+
+    The masks are 1 for what is not padding: [B, S, N] for the alignment, [B, N, N] for pairs.
+    """
+    outer, eps = weights.outer_product, weights.eps
+    if weights.pairs_first:
+        operators.outer_product_mean_(z, msa, outer, mask, eps=eps)
+    if weights.average is not None:
+        operators.pair_average_(msa, z, weights.average, pair_mask)
+        operators.transition_(msa, weights.transition)
+    if not weights.pairs_first:
+        operators.outer_product_mean_(z, msa, outer, mask, eps=eps)

@@ -1,0 +1,94 @@
+"""Blocks of the MSA module of Protenix, accelerated, compared with the package's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlff_triton import bio
+from tests.bio.structure.cases import (
+    assert_as_exact,
+    assert_close,
+    exact_results,
+    randomize,
+    results,
+)
+
+os.environ.setdefault("LAYERNORM_TYPE", "torch")  # else the package compiles a CUDA extension
+pairformer = pytest.importorskip(
+    "protenix.model.modules.pairformer", reason="protenix is not installed"
+)
+
+CHANNELS, PAIRS = 24, 128
+blocks = pytest.mark.parametrize("last", [False, True])
+
+
+def make(last: bool, device: str = "cpu") -> nn.Module:
+    sizes = {"c_m": CHANNELS, "c_z": PAIRS, "c_hidden": 16, "is_last_block": last}
+    return randomize(pairformer.MSABlock(**sizes)).to(device)
+
+
+def arguments(depth: int, n: int, device: str) -> tuple[Tensor, ...]:
+    """Return the arguments of a block without padding, as the alignment has no mask."""
+    torch.manual_seed(n)
+    given = torch.randn(depth, n, CHANNELS), torch.randn(n, n, PAIRS), torch.ones(n, n)
+    return tuple(x.to(device) for x in given)
+
+
+def run(block: nn.Module, **options: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a function that calls a block and returns the results that are not None.
+
+    The original overwrites the alignment, so the block gets a copy.
+    """
+
+    def call(msa: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        return tuple(x for x in block(msa.clone(), *given, **options) if x is not None)
+
+    return call
+
+
+def compare(
+    block: nn.Module, given: tuple[Any, ...], **options: Any
+) -> tuple[tuple[Tensor, ...], ...]:
+    """Return results of the accelerated block, the original, and float64, which must be close."""
+    exact, own = exact_results(block, run(block), given), results(run(block), given)
+    masks = tuple(torch.ones_like(x[..., 0]) for x in exact)
+    with bio.accelerated(block, **options):
+        found = results(run(block), given)
+        assert [part.state for part in bio.report(block)] == ["fast"]
+        assert all(map(torch.equal, found, results(run(block), given)))
+    assert_close(found, own, exact, masks)
+    return found, own, exact, masks
+
+
+@blocks
+@pytest.mark.parametrize("size", [(1, 1), (5, 17), (3, 60)], ids=str)
+def test_results_are_those_of_protenix(last, size):
+    compare(make(last), arguments(*size, "cpu"), backend="torch")
+
+
+@blocks
+def test_kernels_are_as_exact_as_protenix(last, device):
+    assert_as_exact(*compare(make(last, device), arguments(5, 9, device), backend="triton"))
+
+
+@pytest.mark.gpu
+@blocks
+@pytest.mark.parametrize("size", [(1, 1), (5, 17), (70, 300)], ids=str)
+def test_results_on_a_gpu_are_as_exact_as_those_of_protenix(last, size):
+    assert_as_exact(*compare(make(last, "cuda"), arguments(*size, "cuda")))
+
+
+def test_inputs_are_not_overwritten():
+    block, given = make(False), arguments(3, 5, "cpu")
+    before = [x.clone() for x in given]
+    with bio.accelerated(block, backend="torch"):
+        for _ in range(2):
+            results(partial(block, inplace_safe=True), given)
+    assert all(map(torch.equal, given, before))
