@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.fast_forward import FastForward, Options
+from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.updates import (
@@ -52,12 +52,11 @@ class Inputs(NamedTuple):
     in_place: bool = False
 
 
-class BlockForward(FastForward[BlockWeights]):
+class BlockForward(AutocastForward[BlockWeights]):
     """Block that updates pairs, and tokens or an alignment if it has any.
 
-    Under autocast, pairs are computed in its dtype unless the user has chosen a precision. Results
-    of pairs with padding differ from those of the original forward, and others do not depend on
-    them. Chunk sizes and choices of kernels among the arguments have no effect.
+    Results of pairs with padding differ from those of the original forward, and others do not
+    depend on them. Chunk sizes and choices of kernels among the arguments have no effect.
     """
 
     token_axes: ClassVar[int] = 1
@@ -85,23 +84,9 @@ class BlockForward(FastForward[BlockWeights]):
         """Return tokens and pairs as ``forward`` does."""
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the products of pairs."""
-        own: torch.dtype = self.parameter.dtype
-        if self.options.precision is not None:
-            return super().dtype
-        return self._autocast_dtype or own
-
-    @property
     def token_dtype(self) -> torch.dtype:
         """Dtype of the products of tokens."""
         return self.dtype
-
-    @property
-    def _autocast_dtype(self) -> torch.dtype | None:
-        device = self.parameter.device.type
-        enabled = torch.is_autocast_enabled(device)
-        return torch.get_autocast_dtype(device) if enabled else None
 
     def read(self) -> BlockWeights:
         """Read the present weights."""
@@ -166,7 +151,7 @@ class BlockForward(FastForward[BlockWeights]):
     def _run(self, given: Inputs) -> Results:
         operators, (pairs, tokens), s = Operators.of(self.backend), self.weights, given.s
         axes = self.token_axes
-        with _without_autocast(self.parameter.device.type):
+        with self.without_autocast():
             z = self._rows(given.z, self.dtype, 3, overwrites=given.in_place)
             pair_mask = _flat(given.pair_mask, 2, z.dtype)
             if tokens is not None:
@@ -197,18 +182,7 @@ class BlockForward(FastForward[BlockWeights]):
         rows = x.to(wanted, copy=not overwrites).contiguous()
         return rows.view(-1, *x.shape[x.dim() - axes :])
 
-    def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
-        """Allow autocast, whose dtype `dtype` follows."""
-        with _without_autocast(self.parameter.device.type):
-            return super()._unsupported_mode(arguments)
-
 
 def _flat(mask: Tensor | None, axes: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask with one axis before the last ones."""
     return None if mask is None else mask.to(dtype).reshape(-1, *mask.shape[mask.dim() - axes :])
-
-
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    if not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)

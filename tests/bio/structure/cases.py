@@ -24,7 +24,7 @@ def randomize(module: nn.Module) -> nn.Module:
         if p.dim() > 1:
             p.data *= p.shape[-1] ** -0.5
     for part in module.modules():
-        if type(part).__name__.endswith("LayerNorm"):
+        if type(part).__name__.endswith("LayerNorm") and part.weight is not None:
             part.weight.data = 1 + part.weight.data / 4  # type: ignore[union-attr, operator]
     return module.eval()
 

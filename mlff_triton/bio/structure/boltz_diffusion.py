@@ -1,0 +1,161 @@
+"""Adapter for the transformer of tokens in the diffusion module of Boltz-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.structure.autocast import AutocastForward
+from mlff_triton.bio.structure.boltz import HEADS_FIRST, SOURCES
+from mlff_triton.bio.structure.diffusion import (
+    MAX_CHANNELS,
+    DiffusionLayer,
+    condition_maps,
+    update_samples,
+)
+from mlff_triton.bio.structure.mask_check import MaskCheck
+from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.bio.structure.recognition import children, exact_weight, has_structure, weight
+from mlff_triton.bio.structure.updates import MAX_HEAD_CHANNELS, prepared
+from mlff_triton.bio.weights import exact, exact_norm
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.types.pair_stack import ConditionedAttentionWeights
+
+KNOWN = {
+    "AdaLN": children({"LayerNorm": "a_norm s_norm", "Linear": "s_scale s_bias"}),
+    "AttentionPairBias": children(
+        {"Linear": "proj_q proj_k proj_v proj_g proj_o", "Rearrange": "proj_z"}
+    ),
+    "Sequential": children({"Linear": "0", "Sigmoid SwiGLU": "1"}),
+    "ConditionedTransitionBlock": children(
+        {
+            "AdaLN": "adaln",
+            "Sequential": "swish_gate output_projection",
+            "Linear": "a_to_b b_to_a",
+        }
+    ),
+    "DiffusionTransformerLayer": children(
+        {
+            "AdaLN": "adaln",
+            "AttentionPairBias": "pair_bias_attn",
+            "Linear": "output_projection_linear",
+            "Sequential": "output_projection",
+            "ConditionedTransitionBlock": "transition",
+            "LayerNorm Identity": "post_lnorm",
+        }
+    ),
+}
+"""Submodules of classes of Boltz."""
+
+
+class BoltzDiffusionForward(AutocastForward[list[DiffusionLayer]]):
+    """Transformer that updates the tokens of samples, which share biases.
+
+    The transformers of atoms have the same class but attend within windows: their original forward
+    runs.
+    """
+
+    supported = "the diffusion transformer of Boltz-2"
+    announces = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._check = MaskCheck()
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return True for a diffusion transformer of Boltz-2 with its own classes throughout."""
+        if type(module).__name__ != "DiffusionTransformer" or not is_unmodified(module, *SOURCES):
+            return False
+        own: Any = module
+        layers = [type(layer).__name__ == "DiffusionTransformerLayer" for layer in own.layers]
+        is_known = bool(layers) and all(layers) and list(dict(own.named_children())) == ["layers"]
+        return is_known and all(has_structure(layer, KNOWN) for layer in own.layers)
+
+    def read(self) -> list[DiffusionLayer]:
+        """Read the present weights."""
+        layers = [_layer(layer) for layer in self.module.layers]
+        for layer in layers:
+            channels, heads = len(layer.attention.out), layer.heads
+            if channels > MAX_CHANNELS or channels > MAX_HEAD_CHANNELS * heads:
+                raise InputError(f"{channels} channels in {heads} heads are too many")
+        return [prepared(layer, self.dtype, self.backend) for layer in layers]
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Refuse windows of atoms, and inputs of unexpected shapes, dtypes or devices."""
+        if arguments.get("to_keys") is not None:
+            return "keys are other tokens than queries"
+        given = [arguments.get(name) for name in ("a", "s", "bias", "mask")]
+        tensors = [x for x in given if isinstance(x, Tensor) and x.dtype == torch.float32]
+        if len(tensors) != len(given):
+            return "tokens, conditions, biases and mask are not float32"
+        if self.parameter.dtype != torch.float32:
+            return "its parameters are not float32; use the precision option of bio.accelerate"
+        a, _, _, mask = tensors
+        samples, n = a.shape[:2]
+        count = arguments.get("multiplicity", 1)
+        if not a.numel() or type(count) is not int or count < 1 or samples % count:
+            return "there are no tokens, or their number of samples is unknown"
+        sizes = {"s": (samples, n), "bias": (samples // count, n, n), "mask": (samples, n)}
+        for name, size in sizes.items():
+            if arguments[name].shape[: len(size)] != size:
+                return f"{name} does not have the size of the tokens"
+        if any(x.device != self.parameter.device for x in tensors):
+            return "inputs and parameters are on different devices"
+        return self._check.refusal(mask)
+
+    def compute(self, arguments: Mapping[str, Any], begun: None) -> Tensor:
+        """Return updated tokens [B R, N, C]."""
+        del begun
+        a, s, bias, mask = (arguments[name] for name in ("a", "s", "bias", "mask"))
+        count, layers = arguments.get("multiplicity", 1), self.weights
+        dtype = torch.float32 if self.backend == "triton" else self.dtype
+        with self.without_autocast():
+            biases = bias.unflatten(-1, (len(layers), -1)).permute(3, 0, 4, 1, 2)
+            x = update_samples(
+                Operators.of(self.backend),
+                layers,
+                a.to(dtype, copy=True).contiguous().unflatten(0, (-1, count)),
+                s.to(self.dtype).unflatten(0, (-1, count)),
+                biases.to(self.dtype).contiguous(),
+                mask.unflatten(0, (-1, count)),
+            )
+        return x.flatten(0, 1).to(a.dtype)
+
+
+def _layer(layer: Any) -> DiffusionLayer:
+    attention, transition = layer.pair_bias_attn, layer.transition
+    if attention.proj_z.pattern != HEADS_FIRST:
+        raise InputError("the axes of biases have an unknown order")
+    others = attention.proj_k, attention.proj_v, attention.proj_g
+    inputs = torch.cat([exact_weight(attention.proj_q), *map(weight, others)])
+    bias = inputs.new_zeros(len(inputs))
+    bias[: len(attention.proj_q.bias)] = exact(attention.proj_q.bias)
+    swish = weight(transition.swish_gate[0]).chunk(2)
+    norm = layer.post_lnorm
+    return DiffusionLayer(
+        heads=attention.num_heads,
+        attention_conditions=_conditions(layer.adaln, layer.output_projection[0]),
+        attention=ConditionedAttentionWeights(inputs, bias, weight(attention.proj_o)),
+        transition_conditions=_conditions(transition.adaln, transition.output_projection[0]),
+        gate=swish[1],
+        factors=torch.cat([swish[0], weight(transition.a_to_b)]),
+        down=weight(transition.b_to_a),
+        last_norm=exact_norm(norm) if isinstance(norm, nn.LayerNorm) else None,
+    )
+
+
+def _conditions(norm: Any, gate: Any) -> Any:
+    if norm.a_norm.weight is not None or norm.s_norm.bias is not None:
+        raise InputError("a normalization with conditions has a scale or a shift of its own")
+    return condition_maps(
+        (exact(norm.s_norm.weight), None, norm.s_norm.eps),
+        (exact_weight(norm.s_scale), exact(norm.s_scale.bias)),
+        weight(norm.s_bias),
+        (exact_weight(gate), exact(gate.bias)),
+        norm.a_norm.eps,
+    )
