@@ -1,4 +1,4 @@
-"""Bench ``models``: genomic, design and binding models, accelerated, against those as shipped.
+"""Bench ``models``: models of genomes and proteins, accelerated, against those as shipped.
 
 Each workload is one call of a model in the sizes and, where they are public, with the weights that
 its authors publish. Its truth is the model as shipped, in float32.
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.bio.boltz import WORKLOADS as BOLTZ
 from benchmarks.bio.dualbind import WORKLOADS as DUALBIND
 from benchmarks.bio.genomes import WORKLOADS as GENOMES
 from benchmarks.bio.protein_mpnn import WORKLOADS as PROTEIN_MPNN
@@ -150,7 +151,7 @@ IMPLEMENTATIONS = {
     "compile": Implementation(compiled, captures=True),
     "compile-half": Implementation(compiled, captures=True, is_half=True),
 }
-CASES: dict[str, Workload] = {one.name: one for one in (*PROTEIN_MPNN, *DUALBIND, *GENOMES)}
+CASES: dict[str, Workload] = {one.name: one for one in (*PROTEIN_MPNN, *DUALBIND, *GENOMES, *BOLTZ)}
 
 
 def run_models(lab: Lab, names: Sequence[str], implementations: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.bio import dualbind, genomes, models
+from benchmarks.bio import boltz, dualbind, genomes, models
 from benchmarks.bio.protein_mpnn import Sampling, Scoring
 from benchmarks.lab import figures
 from benchmarks.lab.schema import Results, read_rows
@@ -63,6 +63,26 @@ def test_dualbind_is_held_against_its_double(lab, monkeypatch, capfd):
         ("accelerated-fp32", "pass"),
         ("reference", "pass"),
     ]
+
+
+@pytest.mark.filterwarnings("ignore:(User provided device_type of 'cuda'|CUDA is not available)")
+def test_pair_stacks_are_held_against_those_of_boltz(lab, monkeypatch, capfd):
+    pytest.importorskip("boltz.model.layers.pairformer", reason="boltz is not installed")
+    small = boltz.Trunk(2, 5)
+    monkeypatch.setattr(boltz, "TOKEN_CHANNELS", 32)
+    monkeypatch.setattr(boltz, "PAIR_CHANNELS", 16)
+    monkeypatch.setitem(models.CASES, small.name, small)
+    monkeypatch.setattr(
+        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+    )
+    models.truth.cache_clear()
+    models.run_models(lab, [small.name], list(models.IMPLEMENTATIONS))
+    assert not capfd.readouterr().err
+    rows = read_rows(lab.results.path("models"))
+    expected = ["accelerated-fp32", "accelerated-fp16", "accelerated-bf16", "reference", "half"]
+    assert [row.impl for row in rows] == expected
+    gates = {row.impl: row.gate for row in rows}
+    assert {gates[name] for name in ("accelerated-fp32", "reference", "half")} == {"pass"}
 
 
 def test_wrong_results_get_no_time(lab, small, monkeypatch):

@@ -1,0 +1,105 @@
+"""Workloads of bench ``models``: blocks of Boltz-2's trunk, with random weights.
+
+None of the weights is zero, unlike in a new model, whose output maps and gates start as zeros.
+Updates are smaller the more blocks there are, so that their sums do not grow. In half precision,
+blocks run under autocast, as the package runs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKEN_CHANNELS, PAIR_CHANNELS, HEADS = 384, 128, 16
+OUTPUTS = ("p_out", "linear_o", "fc3", "proj_o")
+"""Maps whose results are added to tokens or pairs."""
+
+
+class Autocast(nn.Module):
+    """Module that runs another one under autocast."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **inputs: Tensor) -> Any:
+        """Call the module."""
+        with torch.autocast(inputs["z"].device.type, torch.bfloat16):
+            return self.inner(**inputs)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """Tokens and pairs of one protein. The error is one minus the least cosine similarity."""
+
+    blocks: int
+    length: int
+    package = "boltz"
+    limit = 1e-4
+    runs_in_graphs = True
+    has_half = True
+
+    @property
+    def name(self) -> str:
+        """Name in the results."""
+        return f"boltz2-{self.blocks}x{self.length}"
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.length
+
+    def build(self, device: torch.device) -> nn.Module:
+        """Build the blocks with random weights, in the sizes of the package."""
+        from boltz.model.layers.pairformer import PairformerModule
+
+        torch.manual_seed(0)
+        model: nn.Module = PairformerModule(
+            TOKEN_CHANNELS, PAIR_CHANNELS, self.blocks, HEADS, v2=True
+        )
+        rng = torch.Generator().manual_seed(self.blocks)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                noise = torch.randn(p.shape, generator=rng)
+                if p.dim() > 1:
+                    size = self.blocks**-0.5 if name.split(".")[-2] in OUTPUTS else 1
+                    p.copy_(noise * size * p.shape[1] ** -0.5)
+                else:
+                    p.add_(noise / 4)
+        return model.to(device).eval()
+
+    def half(self, model: nn.Module) -> nn.Module:
+        """Run the blocks under autocast."""
+        return Autocast(model)
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """Make the arguments of ``forward``, without padding."""
+        rng = torch.Generator().manual_seed(self.length)
+        n = self.length
+        made = {
+            "s": torch.randn(1, n, TOKEN_CHANNELS, generator=rng),
+            "z": torch.randn(1, n, n, PAIR_CHANNELS, generator=rng),
+            "mask": torch.ones(1, n),
+            "pair_mask": torch.ones(1, n, n),
+        }
+        return {name: value.to(device) for name, value in made.items()}
+
+    def call(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Update tokens and pairs."""
+        s, z = model(**inputs)
+        return {"s": s, "z": z}
+
+    def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+        """Return one minus the cosine similarity of tokens or of pairs, whichever is less."""
+        return max(1 - _cosine(actual[name].cpu(), expected[name]) for name in expected)
+
+
+def _cosine(x: Tensor, y: Tensor) -> float:
+    x, y = x.double().flatten(), y.double().flatten()
+    return float(x @ y / (x.norm() * y.norm()))
+
+
+WORKLOADS = tuple(Trunk(blocks, length) for blocks in (1, 64) for length in (256, 512, 768, 1024))
