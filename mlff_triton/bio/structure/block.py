@@ -150,12 +150,12 @@ class BlockForward(AutocastForward[BlockWeights]):
 
     def _run(self, given: Inputs) -> Results:
         operators, (pairs, tokens), s = Operators.of(self.backend), self.weights, given.s
-        axes = self.token_axes
+        axes, dtype, token_dtype = self.token_axes, self.dtype, self.token_dtype
         with self.without_autocast():
-            z = self._rows(given.z, self.dtype, 3, overwrites=given.in_place)
+            z = self._rows(given.z, dtype, 3, overwrites=given.in_place)
             pair_mask = _flat(given.pair_mask, 2, z.dtype)
             if tokens is not None:
-                s = self._rows(s, self.token_dtype, axes + 1)
+                s = self._rows(s, token_dtype, axes + 1)
                 mask = _flat(given.mask, axes, s.dtype)
             if isinstance(tokens, AlignmentWeights):
                 update_alignment(operators, tokens, s, z, mask, pair_mask)

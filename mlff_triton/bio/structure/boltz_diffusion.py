@@ -113,15 +113,16 @@ class BoltzDiffusionForward(AutocastForward[list[DiffusionLayer]]):
         del begun
         a, s, bias, mask = (arguments[name] for name in ("a", "s", "bias", "mask"))
         count, layers = arguments.get("multiplicity", 1), self.weights
-        dtype = torch.float32 if self.backend == "triton" else self.dtype
+        dtype = self.dtype
+        wanted = torch.float32 if self.backend == "triton" else dtype
         with self.without_autocast():
             biases = bias.unflatten(-1, (len(layers), -1)).permute(3, 0, 4, 1, 2)
             x = update_samples(
                 Operators.of(self.backend),
                 layers,
-                a.to(dtype, copy=True).contiguous().unflatten(0, (-1, count)),
-                s.to(self.dtype).unflatten(0, (-1, count)),
-                biases.to(self.dtype).contiguous(),
+                a.to(wanted, copy=True).contiguous().unflatten(0, (-1, count)),
+                s.unflatten(0, (-1, count)),
+                biases.to(dtype).contiguous(),
                 mask.unflatten(0, (-1, count)),
             )
         return x.flatten(0, 1).to(a.dtype)

@@ -106,21 +106,21 @@ def update_samples(
     x : [B, R, N, C]
         Tokens of R samples.
     conditions : [B, R, N, S]
-        Conditions of the tokens, of the dtype of the weights.
+        Conditions of the tokens.
     biases : [L, B, H, N, N]
         Biases of queries and keys in all layers, which samples share.
     mask : [B, R, N]
         Nonzero for tokens that are kept as keys.
     """
     normalized: dict[float, Tensor] = {}
+    rounded = conditions.to(layers[0].gate.dtype)
 
     def terms(maps: ConditionMaps) -> Conditions:
         if maps.norm_eps not in normalized:
-            normalized[maps.norm_eps] = layer_norm(
-                conditions, conditions.shape[-1:], eps=maps.norm_eps
-            )
+            rows = layer_norm(conditions, conditions.shape[-1:], eps=maps.norm_eps)
+            normalized[maps.norm_eps] = rows.to(maps.norm.dtype)
         scale, shift = linear(normalized[maps.norm_eps], maps.norm, maps.norm_bias).chunk(2, -1)
-        return Conditions(scale, shift, linear(conditions, maps.gate, maps.gate_bias), maps.eps)
+        return Conditions(scale, shift, linear(rounded, maps.gate, maps.gate_bias), maps.eps)
 
     for layer, bias in zip(layers, biases, strict=True):
         first = terms(layer.attention_conditions)

@@ -23,7 +23,10 @@ from tests.bio.structure.cases import (
     randomize,
     results,
 )
+from tests.kernels.pairs.conftest import bfloat16_arithmetic
 from tests.support.strides import assert_strides_do_not_matter
+
+__all__ = ["bfloat16_arithmetic"]
 
 layers = pytest.importorskip("boltz.model.layers.pairformer", reason="boltz is not installed")
 
@@ -128,6 +131,35 @@ def test_results_under_autocast_are_as_exact_as_those_of_boltz(name, precision):
     assert_as_exact(found[-1:], own[-1:], exact[-1:], masks[-1:], torch.bfloat16)
     if precision is None:
         assert_as_exact(found, own, exact, masks, torch.bfloat16)
+
+
+@blocks
+def test_blocks_follow_autocast(name):
+    block = make(name)
+    given, masks = arguments(block, 2, 17, "cpu")
+    own = results(block, given)
+    with torch.autocast("cpu", torch.bfloat16), bio.accelerated(block, backend="torch"):
+        found = results(block, given)
+        assert all(map(torch.equal, found, results(block, given)))
+        assert [part.state for part in bio.report(block)] == ["fast"]
+        assert "bfloat16" in bio.report(block)[0].by
+    for x, y, mask in zip(found, own, masks, strict=True):
+        assert x.dtype == torch.float32
+        torch.testing.assert_close(x[mask.bool()], y[mask.bool()], rtol=0.05, atol=0.1)
+
+
+@pytest.mark.usefixtures("bfloat16_arithmetic")
+@blocks
+def test_kernels_follow_autocast(name, device):
+    block = make(name, device)
+    given, masks = arguments(block, 2, 9, device)
+    exact = exact_results(block, block, given)
+    with torch.autocast(device, torch.bfloat16):
+        own = results(block, given)
+        with bio.accelerated(block, backend="triton"):
+            found = results(block, given)
+            assert [part.state for part in bio.report(block)] == ["fast"]
+    assert_as_exact(found[-1:], own[-1:], exact[-1:], masks[-1:], torch.bfloat16)
 
 
 def test_autocast_leaves_the_tokens_of_boltz_2_in_float32():

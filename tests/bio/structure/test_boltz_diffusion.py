@@ -18,6 +18,9 @@ from tests.bio.structure.cases import (
     results,
     token_mask,
 )
+from tests.kernels.pairs.conftest import bfloat16_arithmetic
+
+__all__ = ["bfloat16_arithmetic"]
 
 transformers = pytest.importorskip(
     "boltz.model.modules.transformersv2", reason="boltz is not installed"
@@ -87,6 +90,29 @@ def test_half_precision_is_as_exact_as_autocast():
         own = results(run, given)
     with bio.accelerated(model, precision="bf16"):
         found = results(run, given)
+    assert_as_exact(found, own, exact, given[3:], torch.bfloat16)
+
+
+def test_layers_follow_autocast():
+    model, given = make(), arguments(1, 2, 17, "cpu")
+    run = partial(model, multiplicity=2)
+    (own,) = results(run, given)
+    with torch.autocast("cpu", torch.bfloat16), bio.accelerated(model, backend="torch"):
+        (found,) = results(run, given)
+        assert "bfloat16" in bio.report(model)[0].by
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, own, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.usefixtures("bfloat16_arithmetic")
+def test_kernels_follow_autocast(device):
+    model, given = make(device), arguments(1, 2, 9, device)
+    run = partial(model, multiplicity=2)
+    exact = exact_results(model, run, given)
+    with torch.autocast(device, torch.bfloat16):
+        own = results(run, given)
+        with bio.accelerated(model, backend="triton"):
+            found = results(run, given)
     assert_as_exact(found, own, exact, given[3:], torch.bfloat16)
 
 
