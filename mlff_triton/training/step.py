@@ -43,7 +43,7 @@ class TrainingStep:
     optimizer : torch.optim.Optimizer
         Optimizer of the parameters. On a GPU it must be one that PyTorch can capture, such as
         ``AdamW``. A learning rate in ``optimizer.param_groups`` may be changed between steps, by a
-        schedule or by hand; other options are fixed at the first step.
+        schedule or by hand, and is rounded to float32; other options are fixed at the first step.
     max_gradient_norm : float, optional
         Norm to which the gradients of all parameters are clipped together.
     after_step : callable, optional
