@@ -38,8 +38,9 @@ def charged_model(channels: int = 128, *, repulsion: bool = False) -> TensorNet2
     channels : int
         Number of channels F.
     repulsion : bool
-        If True, nuclear repulsion keeps atoms apart, so that they can move: it is stronger than all
-        other forces.
+        If True, nuclear repulsion keeps atoms apart, so that they can move. Charges are then
+        smaller: at their full size, they pull hydrogen atoms together to 0.36 Å, where the engine's
+        tables are less exact than beyond 0.5 Å.
     """
     config = TensorNet2Config(
         elements=tuple(range(100)),
@@ -51,7 +52,7 @@ def charged_model(channels: int = 128, *, repulsion: bool = False) -> TensorNet2
         torch.manual_seed(0)
         model = TensorNet2(config).eval()
         for network in model.charges:
-            network.linears[-1].bias.data.normal_()
+            network.linears[-1].bias.data.normal_(std=0.1 if repulsion else 1.0)
         model.charge_weights = torch.rand_like(model.charge_weights)
     return model
 

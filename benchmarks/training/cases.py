@@ -10,19 +10,23 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
+from benchmarks.engine.implementations import tensors
 from benchmarks.engine.peers import peer_inputs, rebuild
 from benchmarks.systems.models import charged_model, random_model
 from benchmarks.systems.systems import System, conformers, random_box
+from mlff_triton.model.prediction import predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.model.tensornet2 import with_coulomb_cutoff
 
 BATCHES = 3  # taken in turn
 MOLECULE = "aspirin"  # 21 atoms
 COULOMB_CUTOFF = 8.0  # Å, less than half of a box of 512 atoms
+MARGIN = 0.4  # Å, by which the neighbor list of our module exceeds the cutoff
 ROOM = 1.1  # capacity of neighbor lists over the pairs of the first batch
 LEARNING_RATE = 1e-4
 
 Batch = dict[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,40 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """Return the mean squared error of energies and forces."""
     inputs = {name: batch[name] for name in ("z", "pos", "batch", "q", "box") if name in batch}
     energy, forces = model(**inputs)
-    energy_error = (energy[:, 0] - batch["energy"]).square().mean()
-    loss: Tensor = energy_error + (forces - batch["forces"]).square().mean()
+    return _squared_errors(energy[:, 0], forces, batch)
+
+
+def exact_loss(case: Case, device: torch.device) -> Loss:
+    """Return the same loss for our own module.
+
+    Its neighbor list is an input, whereas TorchMD-NET makes one in every step. The list has a
+    margin, so it serves all batches of a case.
+    """
+    system = case.systems()
+    graph = system.graph(case.model().cutoff + MARGIN).to(device)
+    _, _, cell, index = tensors(system, device)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        found = predict(
+            model,  # type: ignore[arg-type]
+            batch["z"],
+            batch["pos"].double(),
+            graph,
+            cell=cell,
+            batch=index,
+            create_graph=True,
+            n_systems=system.n_systems,
+        )
+        return _squared_errors(found.energy, found.forces, batch)
+
     return loss
+
+
+def _squared_errors(energy: Tensor, forces: Tensor, batch: Batch) -> Tensor:
+    """Return the mean squared error of energies [B] plus that of forces [N, 3]."""
+    energy_error = (energy - batch["energy"]).square().mean()
+    error: Tensor = energy_error + (forces - batch["forces"]).square().mean()
+    return error
 
 
 def _charged() -> TensorNet:

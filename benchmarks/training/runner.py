@@ -13,7 +13,17 @@ from benchmarks.engine.gate import GateError
 from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
-from benchmarks.training.cases import CASES, LEARNING_RATE, Batch, Case, batches, build, loss_of
+from benchmarks.training.cases import (
+    CASES,
+    LEARNING_RATE,
+    Batch,
+    Case,
+    Loss,
+    batches,
+    build,
+    exact_loss,
+    loss_of,
+)
 from mlff_triton._common.timing import Timing, measure
 from mlff_triton.torchmd_net.patch import accelerate
 from mlff_triton.training.step import TrainingStep
@@ -28,8 +38,9 @@ class Mode:
 
     Attributes
     ----------
-    ours, warp : bool
-        True with our operators, and with TorchMD-NET's Warp operators.
+    ours, warp, exact : bool
+        True with our operators, with TorchMD-NET's Warp operators, and with our own module instead
+        of TorchMD-NET's.
     captured : bool
         True if steps are captured in a CUDA graph.
     compiled : bool
@@ -38,6 +49,7 @@ class Mode:
 
     ours: bool = False
     warp: bool = False
+    exact: bool = False
     captured: bool = False
     compiled: bool = False
 
@@ -45,6 +57,8 @@ class Mode:
 IMPLEMENTATIONS = {
     "ours-captured": Mode(ours=True, captured=True),
     "ours-eager": Mode(ours=True),
+    "exact-captured": Mode(exact=True, captured=True),
+    "exact": Mode(exact=True),
     "warp": Mode(warp=True),
     "warp-captured": Mode(warp=True, captured=True),
     "torch": Mode(),
@@ -55,14 +69,15 @@ IMPLEMENTATIONS = {
 
 def run_training(lab: Lab, cases: Sequence[str], implementations: Sequence[str]) -> None:
     """Measure each implementation on each case, ours first, as far as the time allows."""
-    truths: dict[str, list[torch.Tensor]] = {}
+    truths: dict[tuple[str, bool], list[torch.Tensor]] = {}
     for implementation, name in itertools.product(implementations, cases):
         if lab.budget.left <= 0:
             lab.skip(f"{BENCH} {name} {implementation}", "the time is up")
             continue
-        if name not in truths:
-            truths[name] = true_gradients(CASES[name], lab.device)
-        _run_one(lab, CASES[name], implementation, truths[name])
+        key = name, IMPLEMENTATIONS[implementation].exact
+        if key not in truths:
+            truths[key] = true_gradients(CASES[name], lab.device, exact=key[1])
+        _run_one(lab, CASES[name], implementation, truths[key])
 
 
 def _run_one(lab: Lab, case: Case, implementation: str, truth: list[torch.Tensor]) -> None:
@@ -76,8 +91,9 @@ def _run_one(lab: Lab, case: Case, implementation: str, truth: list[torch.Tensor
         with at_most(lab.budget.left_for_one), quiet():
             model = prepare(case, mode, lab.device)
             data = batches(case, lab.device)
-            error = _error(gradients(model, data[0]), truth)
-            step = stepper(model, data, mode)
+            loss = exact_loss(case, lab.device) if mode.exact else loss_of
+            error = _error(gradients(model, data[0], loss), truth)
+            step = stepper(model, data, mode, loss)
             timing = measure(step, lab.device, seconds=lab.budget.sampling)
             if not error <= TOLERANCE:  # catches NaN too
                 timing = None
@@ -89,6 +105,8 @@ def _run_one(lab: Lab, case: Case, implementation: str, truth: list[torch.Tensor
 
 def prepare(case: Case, mode: Mode, device: torch.device) -> nn.Module:
     """Build the model of a case for a mode of training."""
+    if mode.exact:
+        return _exact_module(case, device)
     fixed = mode.captured or mode.compiled
     model = build(case, warp=mode.warp, static_shapes=fixed).to(device)
     if mode.ours:
@@ -99,32 +117,44 @@ def prepare(case: Case, mode: Mode, device: torch.device) -> nn.Module:
     return model
 
 
-def stepper(model: nn.Module, data: Sequence[Batch], mode: Mode) -> Callable[[], torch.Tensor]:
+def _exact_module(case: Case, device: torch.device) -> nn.Module:
+    return case.model().to(device).train().requires_grad_(True)
+
+
+def stepper(
+    model: nn.Module, data: Sequence[Batch], mode: Mode, loss: Loss = loss_of
+) -> Callable[[], torch.Tensor]:
     """Return a function that takes a step of AdamW on the next batch."""
     fused = next(model.parameters()).is_cuda
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
-    step = TrainingStep(model, loss_of, optimizer, capture=mode.captured)
+    step = TrainingStep(model, loss, optimizer, capture=mode.captured)
     following = itertools.cycle(data)
     return lambda: step(next(following))
 
 
-def gradients(model: nn.Module, batch: Batch) -> list[torch.Tensor]:
+def gradients(model: nn.Module, batch: Batch, loss: Loss = loss_of) -> list[torch.Tensor]:
     """Return the gradient of the loss by each parameter, float64; zeros where there is none."""
     model.zero_grad()
-    loss_of(model, {name: tensor.detach() for name, tensor in batch.items()}).backward()
+    loss(model, {name: tensor.detach() for name, tensor in batch.items()}).backward()
     return [
         (torch.zeros_like(p) if p.grad is None else p.grad).double() for p in model.parameters()
     ]
 
 
-def true_gradients(case: Case, device: torch.device) -> list[torch.Tensor]:
-    """Return the gradients of TorchMD-NET's PyTorch operations in float64."""
-    model = build(case, warp=False, static_shapes=False).to(device).double()
+def true_gradients(case: Case, device: torch.device, *, exact: bool = False) -> list[torch.Tensor]:
+    """Return the gradients in float64, by TorchMD-NET's PyTorch operations or by our own module.
+
+    The order of parameters differs between the two.
+    """
+    if exact:
+        model, loss = _exact_module(case, device), exact_loss(case, device)
+    else:
+        model, loss = build(case, warp=False, static_shapes=False).to(device), loss_of
     batch = {
         name: tensor.double() if tensor.is_floating_point() else tensor
         for name, tensor in batches(case, device)[0].items()
     }
-    return gradients(model, batch)
+    return gradients(model.double(), batch, loss)
 
 
 def _error(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:

@@ -86,9 +86,9 @@ def test_nothing_is_drawn_from_nothing(tmp_path):
 
 def test_training_in_a_graph_is_compared_with_the_best_without_one(tmp_path):
     times = {"torch": 60.0, "warp": 70.0, "warp-captured": 12.0}
-    times |= {"ours-eager": 140.0, "ours-captured": 40.0}
+    times |= {"ours-eager": 140.0, "ours-captured": 40.0, "exact": 90.0, "exact-captured": 11.0}
     made = [row(bench="training", case="a", impl=i, ms=ms, atoms=21) for i, ms in times.items()]
     Results(tmp_path).add([made[0], made[3]])
     assert figures.training_table(tmp_path) == ""
     Results(tmp_path).add(made)
-    assert "| a | 60 | 70 | 12 | 140 | 40 | 5.0x |" in figures.training_table(tmp_path)
+    assert "| a | 60 | 70 | 12 | 140 | 40 | 90 | 11 | 5.0x |" in figures.training_table(tmp_path)
