@@ -7,6 +7,7 @@ blocks run under autocast, as the package runs them.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,19 +58,20 @@ class Trunk:
         from boltz.model.layers.pairformer import PairformerModule
 
         torch.manual_seed(0)
-        model: nn.Module = PairformerModule(
-            TOKEN_CHANNELS, PAIR_CHANNELS, self.blocks, HEADS, v2=True
-        )
-        rng = torch.Generator().manual_seed(self.blocks)
+        model: nn.Module = PairformerModule(TOKEN_CHANNELS, PAIR_CHANNELS, 1, HEADS, v2=True)
+        (block,) = model.layers  # the package takes half a second to initialize each
+        model.layers = nn.ModuleList(copy.deepcopy(block) for _ in range(self.blocks))
+        model.to(device)
+        rng = torch.Generator(device).manual_seed(self.blocks)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                noise = torch.randn(p.shape, generator=rng)
+                noise = torch.randn(p.shape, generator=rng, device=device)
                 if p.dim() > 1:
                     size = self.blocks**-0.5 if name.split(".")[-2] in OUTPUTS else 1
                     p.copy_(noise * size * p.shape[1] ** -0.5)
                 else:
                     p.add_(noise / 4)
-        return model.to(device).eval()
+        return model.eval()
 
     def half(self, model: nn.Module) -> nn.Module:
         """Run the blocks under autocast."""
