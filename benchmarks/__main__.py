@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bio import alignment, models
+from benchmarks.bio import alignment, models, pairs
 from benchmarks.bio import encoders as bio
 from benchmarks.calculators import fidelity
 from benchmarks.calculators.ase_calculator import ASE
@@ -39,7 +39,17 @@ from mlff_triton.errors import InputError, MlffTritonError
 STEP_BENCHES = tuple(dict.fromkeys(case.bench for case in CASES))
 CALCULATORS = {"ase": ASE, "openmm": OPENMM}  # with their own peers and the engine alone
 MD_CASES = {case.name: case for case in md.CASES}
-BENCHES = (*STEP_BENCHES, "ops", "bio", "models", "fidelity", "alignment", "md", "training")
+BENCHES = (
+    *STEP_BENCHES,
+    "ops",
+    "bio",
+    "models",
+    "pairs",
+    "fidelity",
+    "alignment",
+    "md",
+    "training",
+)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -123,6 +133,7 @@ def _run(options: argparse.Namespace) -> int:
         run_operators(lab, sizes, operators)
     bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.IMPLEMENTATIONS))
     models.run_models(lab, *_named(options, models.BENCH, models.CASES, models.IMPLEMENTATIONS))
+    pairs.run_pairs(lab, *_named(options, pairs.BENCH, pairs.CASES, pairs.IMPLEMENTATIONS))
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
     fidelity.run_fidelity(lab, simulated, [fidelity.SIMULATIONS[name] for name in names])
     seed = int(time.time()) if options.seed is None else options.seed
@@ -161,6 +172,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += fidelity.CASES if "fidelity" in benches else ()
     names += bio.CASES if "bio" in benches else ()
     names += models.CASES if "models" in benches else ()
+    names += pairs.CASES if pairs.BENCH in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
     names += trained.CASES if training.BENCH in benches else ()
@@ -205,8 +217,8 @@ def _only(options: argparse.Namespace) -> list[str]:
     names = [*(one.name for one in (*OURS, *ASE, *OPENMM, *PEERS)), *fidelity.SIMULATIONS]
     names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
-    names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *alignment.METHODS]
-    names += training.IMPLEMENTATIONS
+    names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *pairs.IMPLEMENTATIONS]
+    names += [*alignment.METHODS, *training.IMPLEMENTATIONS]
     return _known(given, names, "implementation")
 
 

@@ -53,6 +53,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "fidelity": partial(errors_table, bench="fidelity"),
     "bio": figures.bio_table,
     "models": figures.models_table,
+    "pairs": figures.pairs_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": figures.alignment_table,
     "alignment-batches": figures.cells_table,

@@ -32,6 +32,21 @@ class Autocast(nn.Module):
             return self.inner(**inputs)
 
 
+def randomize(model: nn.Module, blocks: int) -> nn.Module:
+    """Draw new weights, none of which is zero, for one of so many blocks in a row."""
+    rng: torch.Generator | None = None
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            rng = rng or torch.Generator(p.device).manual_seed(blocks)
+            noise = torch.randn(p.shape, generator=rng, device=p.device)
+            if p.dim() > 1:
+                size = blocks**-0.5 if name.split(".")[-2] in OUTPUTS else 1
+                p.copy_(noise * size * p.shape[1] ** -0.5)
+            else:
+                p.add_(noise / 4)
+    return model
+
+
 @dataclass(frozen=True)
 class Trunk:
     """Tokens and pairs of one protein. The error is one minus the least cosine similarity."""
@@ -62,15 +77,7 @@ class Trunk:
         (block,) = model.layers  # the package takes half a second to initialize each
         model.layers = nn.ModuleList(copy.deepcopy(block) for _ in range(self.blocks))
         model.to(device)
-        rng = torch.Generator(device).manual_seed(self.blocks)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                noise = torch.randn(p.shape, generator=rng, device=device)
-                if p.dim() > 1:
-                    size = self.blocks**-0.5 if name.split(".")[-2] in OUTPUTS else 1
-                    p.copy_(noise * size * p.shape[1] ** -0.5)
-                else:
-                    p.add_(noise / 4)
+        randomize(model, self.blocks)
         return model.eval()
 
     def half(self, model: nn.Module) -> nn.Module:

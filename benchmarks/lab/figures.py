@@ -31,6 +31,7 @@ BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
 ACCELERATED = "accelerated-"  # prefix of our precisions
 MODEL_PEERS = ("reference-graph", "half", "half-graph", "compile", "compile-half")
+PAIR_PEERS = ("cuequivariance", "trifast", "compile", "torch")  # their names end in a precision
 ALIGNERS = {  # labels and markers
     "parasail": ("parasail, one core", "."),
     "parasail-threads": ("parasail, all cores", "x"),
@@ -232,6 +233,7 @@ def tables(folder: Path) -> str:
         step_table(folder, "matpes"),
         bio_table(folder),
         models_table(folder),
+        pairs_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
     return "\n\n".join(part for part in parts if part)
@@ -489,6 +491,27 @@ def models_table(folder: Path) -> str:
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         ratios = [_ratio(shipped, ours), _ratio(best, ours)]
         lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def pairs_table(folder: Path) -> str:
+    """Tabulate operators on pairs in both precisions, and errors; empty without data."""
+    times = passed(read_rows(folder / "pairs.csv"))
+    lines = [["case"], ["---"] * 9]
+    for precision in ("bf16", "fp32"):
+        lines[0] += [f"mlff_triton, {precision}", "best peer", "over the best", "error (peer)"]
+    for case in _by_model(times):
+        cells = [case]
+        for precision in ("bf16", "fp32"):
+            ours = times[case].get(f"triton-{precision}")
+            best = best_peer(times[case], [f"{peer}-{precision}" for peer in PAIR_PEERS])
+            peer = f"{_ms(best)} ({best.impl.removesuffix(f'-{precision}')})" if best else "–"
+            ratio, error = "–", "–"
+            if ours:
+                ratio = _ratio(best, ours)
+                error = _error(ours) + (f" ({_error(best)})" if best else "")
+            cells += [f"**{_ms(ours)}**", peer, ratio, error]
+        lines.append(cells)
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 
