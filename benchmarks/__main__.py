@@ -26,7 +26,7 @@ from benchmarks.engine.profiling import COMMANDS, command_line, profile, trace
 from benchmarks.engine.runner import run_case
 from benchmarks.kernels.cases import OPERATORS, SIZES, Operator
 from benchmarks.kernels.runner import run_operators
-from benchmarks.lab import figures
+from benchmarks.lab import figures, tables
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import RESULTS, Results, read_folder
 from benchmarks.training import cases as trained
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
         Results(options.out).add(row for folder in options.merge for row in read_folder(folder))
     if options.figures:
         figures.draw(options.out)
-        print(figures.tables(options.out))
+        print(tables.tables(options.out))
     if options.merge or options.figures:
         return 0
     cases, operators, sizes = select(options)

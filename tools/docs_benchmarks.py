@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import figures
+from benchmarks.lab import tables
 from benchmarks.lab.schema import read_rows
 
 if TYPE_CHECKING:
@@ -36,27 +36,27 @@ def errors_table(folder: Path, bench: str) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "md": figures.simulations,
-    "first-step": figures.first_step_table,
-    "step": partial(figures.step_table, bench="step"),
-    "charged": partial(figures.step_table, bench="charged"),
-    "charged-md": figures.charged_simulations,
-    "shipped": partial(figures.step_table, bench="shipped"),
-    "batch": partial(figures.step_table, bench="batch"),
-    "matpes": partial(figures.step_table, bench="matpes"),
-    "molecules": figures.molecules_table,
-    "operators": figures.operators_table,
-    "ase": figures.overhead_table,
-    "openmm": figures.openmm_table,
-    "lammps": figures.lammps_table,
-    "training": figures.training_table,
+    "md": tables.simulations,
+    "first-step": tables.first_step_table,
+    "step": partial(tables.step_table, bench="step"),
+    "charged": partial(tables.step_table, bench="charged"),
+    "charged-md": tables.charged_simulations,
+    "shipped": partial(tables.step_table, bench="shipped"),
+    "batch": partial(tables.step_table, bench="batch"),
+    "matpes": partial(tables.step_table, bench="matpes"),
+    "molecules": tables.molecules_table,
+    "operators": tables.operators_table,
+    "ase": tables.overhead_table,
+    "openmm": tables.openmm_table,
+    "lammps": tables.lammps_table,
+    "training": tables.training_table,
     "fidelity": partial(errors_table, bench="fidelity"),
-    "bio": figures.bio_table,
-    "models": figures.models_table,
-    "pairs": figures.pairs_table,
+    "bio": tables.bio_table,
+    "models": tables.models_table,
+    "pairs": tables.pairs_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
-    "alignment": figures.alignment_table,
-    "alignment-batches": figures.cells_table,
+    "alignment": tables.alignment_table,
+    "alignment-batches": tables.cells_table,
 }
 MARKER = re.compile(r"^<!-- table: ([\w-]+)(, if measured)? -->$", re.MULTILINE)
 

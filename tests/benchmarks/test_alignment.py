@@ -15,7 +15,7 @@ from benchmarks import __main__ as command
 from benchmarks.bio import alignment, alignment_methods
 from benchmarks.bio.alignment_cases import AFFINE, CASES, PROTEIN, AlignmentCase, build
 from benchmarks.bio.alignment_methods import CPU, METHODS, Answer, Method, Work
-from benchmarks.lab import figures
+from benchmarks.lab import figures, tables
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import AlignmentRow, Results, columns_of, read_rows
 from mlff_triton._common.timing import Environment, Timing
@@ -365,7 +365,7 @@ def test_aligners_are_tabulated_and_drawn(tmp_path):
     times = {"kernel": 0.2, "align": 0.5, "torch-rows": 50.0, "torch-cells": 9000.0}
     rows += [row("batch-1024-512", impl, ms, pairing="zip") for impl, ms in times.items()]
     Results(tmp_path).add(rows)
-    text = figures.tables(tmp_path)
+    text = tables.tables(tmp_path)
     assert "| dna-512 | 1,024 | 4.5 | – | 410 | **5,400** | 2,000 | 13.2x | 0.5 |" in text
     assert "| dna-zip-512 | 1,024 | 4.5 | – | – | **5,400** | 2,000 | 444.4x | 0.5 |" in text
     assert "| 1,024 | 512 | 9e+03 | 50 | **0.2** | 0.5 | 45,000x | 250x |" in text

@@ -18,7 +18,7 @@ from benchmarks.dynamics.cases import CASES, QUICK, Case, Plan
 from benchmarks.dynamics.melted import Start
 from benchmarks.engine.gate import GateError, Truth
 from benchmarks.engine.implementations import Outcome
-from benchmarks.lab import figures
+from benchmarks.lab import figures, tables
 from benchmarks.lab.schema import Results, read_rows
 from benchmarks.systems import models, systems
 from tests.support.benchmark_rows import CPU, row
@@ -378,19 +378,19 @@ def simulated(tmp_path):
 
 
 def test_simulations_are_tabulated_as_nanoseconds_per_day(simulated):
-    table = figures.simulations(simulated)
+    table = tables.simulations(simulated)
     cells = "0.1 | 216 (0.2) | 108 (0.4) | – | 173 (0.25) | – | 144 (0.3)"
     assert f"| 192 | {cells} | 21.6 (2) (openmm-host-graph) | 10.0x |" in table
     assert "| npt-1029 | – | 86.4 (0.5) | – | – | – | – | – | – | – |" in table
-    assert table in figures.tables(simulated)
+    assert table in tables.tables(simulated)
 
 
 def test_simulations_of_a_tensornet2_are_tabulated_by_platform(simulated):
-    table = figures.charged_simulations(simulated)
+    table = tables.charged_simulations(simulated)
     assert "| 21 | 0.3 | 0.5 | 0.4 | 3 | 2 | 5.0x | 108 and 21.6 |" in table
     assert len(table.splitlines()) == 5
-    assert "charged" not in figures.simulations(simulated)
-    assert table in figures.tables(simulated)
+    assert "charged" not in tables.simulations(simulated)
+    assert table in tables.tables(simulated)
 
 
 def test_simulations_are_drawn(simulated):

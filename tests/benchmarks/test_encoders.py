@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.bio import encoders as bio
-from benchmarks.lab import figures
+from benchmarks.lab import figures, tables
 from benchmarks.lab.schema import (
     Results,
     read_rows,
@@ -99,7 +99,7 @@ def test_language_models_are_tabulated_and_drawn(tmp_path):
     times = {"accelerated-fp16": 0.5, "reference": 4.0, "sdpa-fp16": 3.0, "compile-fp16": 1.0}
     made = [row(bench="bio", case="esm2-8m-1x128", impl=i, ms=ms) for i, ms in times.items()]
     Results(tmp_path).add(made)
-    table = figures.tables(tmp_path)
+    table = tables.tables(tmp_path)
     assert "| esm2-8m-1x128 | 4 | 1 (compile-fp16) | **0.5** | 8.0x | 2.0x |" in table
     (path,) = figures.draw(tmp_path)
     assert path.name == "bio.svg"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.lab import figures
+from benchmarks.lab import figures, tables
 from benchmarks.lab.schema import (
     Results,
     with_bytes,
@@ -11,7 +11,7 @@ from tests.support.benchmark_rows import row
 
 
 def test_the_table_of_steps_is_drawn_from_the_csv(measured):
-    table = figures.step_table(measured)
+    table = tables.step_table(measured)
     assert (
         "| 21 | 10 | 1.5 (warp-graph) | **0.1** | 15.0x | 0.5 (peer 0.5) | 1e-07 (1e-07) |" in table
     )
@@ -20,7 +20,7 @@ def test_the_table_of_steps_is_drawn_from_the_csv(measured):
 
 
 def test_all_tables(measured):
-    text = figures.tables(measured)
+    text = tables.tables(measured)
     assert "| mean | | | | | 100.0x | 15.0x |" in text.replace("|  ", "| ")
     assert "| 21 | 0.1 | 0.25 | 0.150 |" in text
 
@@ -34,7 +34,7 @@ def test_operators_are_tabulated_with_their_bandwidth(tmp_path):
     copied = with_bytes("copy", 10**9)
     made.append(row(bench="bandwidth", case=copied, impl="torch", ms=0.5, atoms=0))
     Results(tmp_path).add(made)
-    table = figures.operators_table(tmp_path)
+    table = tables.operators_table(tmp_path)
     assert "| compose | 3.0x (50%) |" in table
     assert "2.00 TB/s" in table
 
@@ -45,17 +45,17 @@ def test_operators_are_held_against_a_copy_of_their_size(tmp_path):
     rows += [("bandwidth", case, "triton", 1.0), ("bandwidth", case, "copy", 0.8)]
     rows.append(("bandwidth", with_bytes("copy", 10**9), "torch", 0.5))
     Results(tmp_path).add([row(bench=b, case=c, impl=i, ms=ms, atoms=1024) for b, c, i, ms in rows])
-    assert "| compose | 3.0x (80%) |" in figures.operators_table(tmp_path)
+    assert "| compose | 3.0x (80%) |" in tables.operators_table(tmp_path)
 
 
 def test_steps_through_openmm_are_compared_where_both_ran(tmp_path):
     times = {"engine": 0.3, "openmm-torch": 0.8, "openmm-reference": 0.4, "openmm-torchmd-net": 4.0}
     made = [row(bench="openmm", case="21", impl=i, ms=ms, atoms=21) for i, ms in times.items()]
     Results(tmp_path).add(made)
-    assert "| 21 | 0.3 | 0.8 | 0.4 | 4 | – | 5.0x | 54 and 10.8 |" in figures.openmm_table(tmp_path)
+    assert "| 21 | 0.3 | 0.8 | 0.4 | 4 | – | 5.0x | 54 and 10.8 |" in tables.openmm_table(tmp_path)
     peer = replace(made[0], impl="openmm-torchmd-net-reference", ms_p50=2.0)
     Results(tmp_path).add([peer])
-    assert "| 4 | 2 | 5.0x | 108 and 21.6 |" in figures.openmm_table(tmp_path)
+    assert "| 4 | 2 | 5.0x | 108 and 21.6 |" in tables.openmm_table(tmp_path)
 
 
 def test_divided_boxes_are_compared_with_whole_ones(tmp_path):
@@ -64,7 +64,7 @@ def test_divided_boxes_are_compared_with_whole_ones(tmp_path):
     made = [row(bench="lammps", case=case, impl=i, ms=t, atoms=10**6) for i, t in times.items()]
     made.append(row(bench="lammps", case="check-random-4096", impl="ranks-1", ms=2.0, atoms=4096))
     Results(tmp_path).add(made)
-    table = figures.lammps_table(tmp_path)
+    table = tables.lammps_table(tmp_path)
     assert f"| F = 128 | 1,000,000 | – | 300 | 0.5 | – | 95 ({made[2].edges:,}) |" in table
     assert "4,096" not in table
     assert figures.draw(tmp_path) == [tmp_path / "lammps.svg"]
@@ -81,7 +81,7 @@ def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
 
 def test_nothing_is_drawn_from_nothing(tmp_path):
     assert figures.draw(tmp_path) == []
-    assert figures.tables(tmp_path) == ""
+    assert tables.tables(tmp_path) == ""
 
 
 def test_training_in_a_graph_is_compared_with_the_best_without_one(tmp_path):
@@ -89,6 +89,6 @@ def test_training_in_a_graph_is_compared_with_the_best_without_one(tmp_path):
     times |= {"ours-eager": 140.0, "ours-captured": 40.0, "exact": 90.0, "exact-captured": 11.0}
     made = [row(bench="training", case="a", impl=i, ms=ms, atoms=21) for i, ms in times.items()]
     Results(tmp_path).add([made[0], made[3]])
-    assert figures.training_table(tmp_path) == ""
+    assert tables.training_table(tmp_path) == ""
     Results(tmp_path).add(made)
-    assert "| a | 60 | 70 | 12 | 140 | 40 | 90 | 11 | 5.0x |" in figures.training_table(tmp_path)
+    assert "| a | 60 | 70 | 12 | 140 | 40 | 90 | 11 | 5.0x |" in tables.training_table(tmp_path)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.bio import boltz, dualbind, genomes, models
 from benchmarks.bio.protein_mpnn import Sampling, Scoring
-from benchmarks.lab import figures
+from benchmarks.lab import tables
 from benchmarks.lab.schema import Results, read_rows
 from tests.bio.binding import dualbind_double
 from tests.support.benchmark_rows import row
@@ -196,7 +196,7 @@ def test_design_models_are_tabulated(tmp_path):
     made = [row(bench="models", case="proteinmpnn-1x9", impl=i, ms=ms) for i, ms in times.items()]
     Results(tmp_path).add(made)
     line = "| proteinmpnn-1x9 | 4 | 1 (compile) | **0.4** (fp16) | 10.0x | 2.5x |"
-    assert line in figures.tables(tmp_path)
+    assert line in tables.tables(tmp_path)
 
 
 def test_half_precision_as_shipped_has_no_limit():

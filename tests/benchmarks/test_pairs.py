@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks.bio import pairs
-from benchmarks.lab import figures
+from benchmarks.lab import tables
 from benchmarks.lab.schema import Results, read_rows
 from tests.support.benchmark_rows import CPU, row
 
@@ -99,7 +99,7 @@ def test_operators_are_tabulated_with_their_best_peers(tmp_path):
         row(bench="pairs", case="triangle-attention-512", impl=impl, ms=ms)
         for impl, ms in times.items()
     )
-    line = figures.pairs_table(tmp_path).splitlines()[2]
+    line = tables.pairs_table(tmp_path).splitlines()[2]
     assert "**1** | 2 (trifast) | 2.0x" in line
     assert "**4** | – | – |" in line
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.lab import figures
+from benchmarks.lab import selection
 from benchmarks.lab.schema import read_rows
 from tests.docs.pages import DOCS, README, ROOT, name_of, pages
 from tools import docs_benchmarks
@@ -70,7 +70,7 @@ def test_simulations_in_the_readme_are_measured():
         *ours, peer, ratio = (cell.strip() for cell in line.split("|"))
         case = cases[f"{size}xaspirin" if replicas else size.replace(",", "")]
         assert ours == [fastest(case, names) for names in COLUMNS]
-        best = figures.best_torchmd_net(case)
+        best = selection.best_torchmd_net(case)
         assert peer == (fastest(case, [best.impl]) if best else "")
         assert ratio == (f"{best.ms_p50 / case['command'].ms_p50:.1f}x" if best else "")
 
@@ -79,9 +79,9 @@ def test_other_numbers_in_the_readme_are_measured():
     text = " ".join(README.read_text().split())
     step = measured("step")
     ratios = [
-        figures.best_peer(case).ms_p50 / case["engine"].ms_p50
+        selection.best_peer(case).ms_p50 / case["engine"].ms_p50
         for case in step.values()
-        if figures.best_peer(case)
+        if selection.best_peer(case)
     ]
     assert f"is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
     simulations = {
@@ -100,7 +100,7 @@ def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
     text = " ".join(README.read_text().split())
     charged = measured("charged").values()
     times = [f"{case['engine'].ms_p50:.3g} ms" for case in charged]
-    ratios = [figures.best_peer(case).ms_p50 / case["engine"].ms_p50 for case in charged]
+    ratios = [selection.best_peer(case).ms_p50 / case["engine"].ms_p50 for case in charged]
     first, second, third, last = (f"{ratio:.1f}" for ratio in ratios)
     assert all(time in text for time in times)
     assert f"takes {first}, {second}, {third} and {last} times as long" in text
@@ -109,17 +109,17 @@ def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
     assert f"trains {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
 
 
-def measured(bench: str) -> figures.Times:
-    return figures.passed(read_rows(docs_benchmarks.RESULTS / f"{bench}.csv"))
+def measured(bench: str) -> selection.Times:
+    return selection.passed(read_rows(docs_benchmarks.RESULTS / f"{bench}.csv"))
 
 
 def fastest(case: dict, names: Sequence[str]) -> str:
     """Return the largest number of ns/day of some routes, as text; empty without any."""
     times = [case[name].ms_p50 for name in names if name in case]
-    return f"{figures.NS_PER_DAY / min(times):.3g}" if times else ""
+    return f"{selection.NS_PER_DAY / min(times):.3g}" if times else ""
 
 
-def worst(benches: Sequence[figures.Times]) -> float:
+def worst(benches: Sequence[selection.Times]) -> float:
     """Return the largest error of the engine's forces."""
     cases = [case for times in benches for case in times.values()]
     return max(case["engine"].error or 0.0 for case in cases if "engine" in case)

@@ -1,0 +1,100 @@
+"""Rows of results, selected for figures and tables, and the names that both give them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.lab.schema import AnyRow, Row
+
+OURS = "engine"
+PEERS = ("torch", "warp", "warp-graph", "warp-compile")
+BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
+BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
+ACCELERATED = "accelerated-"  # prefix of our precisions
+MODEL_PEERS = ("reference-graph", "half", "half-graph", "compile", "compile-half")
+COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET
+SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
+    "command": "mlff-triton md",
+    "ase": "through ASE",
+    "openmm": "through OpenMM on the GPU",
+    "openmm-host": "through OpenMM on the host",
+    "torch-sim": "through TorchSim",
+}
+ONE_RANK = "ranks-1"
+DIVISIONS = {  # columns and lines of boxes that are divided
+    ONE_RANK: "LAMMPS, one rank",
+    "part-of-2": "part of two",
+    "part-of-4": "part of four",
+}
+LAMMPS_MODELS = {"random": "F = 128", "shipped": "shipped"}
+LARGEST = "1000000"  # a random box, although it is named after its size
+BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
+NS_PER_DAY = 0.5e-6 * 86400e3  # for steps of 0.5 fs that take 1 ms
+LABELS = {
+    "engine": "mlff_triton",
+    "exact": "mlff_triton, exact module",
+    "torch": "TorchMD-NET, PyTorch",
+    "warp": "TorchMD-NET, Warp",
+    "warp-graph": "TorchMD-NET, Warp + CUDA graph",
+    "warp-compile": "TorchMD-NET, Warp + torch.compile",
+}
+Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
+
+
+def passed(rows: Sequence[AnyRow]) -> Times:
+    """Group rows with a time by case, in order of size, and by implementation."""
+    times: Times = {}
+    for row in sorted(rows, key=lambda row: row.size):
+        if row.ms_p50 is not None:
+            times.setdefault(row.case, {})[row.impl] = row
+    return times
+
+
+def best_peer(rows: dict[str, Row], peers: Sequence[str] = PEERS) -> Row | None:
+    """Return the fastest of the peers that passed."""
+    found = [rows[name] for name in peers if name in rows]
+    return min(found, key=p50, default=None)
+
+
+def best_torchmd_net(rows: dict[str, Row]) -> Row | None:
+    """Return the fastest simulation of TorchMD-NET that passed."""
+    return best_peer(rows, [name for name in rows if name.startswith(TORCHMD_NET)])
+
+
+def speed_up(slow: Row, fast: Row) -> float:
+    """Return the ratio of the medians."""
+    return p50(slow) / p50(fast)
+
+
+def fastest(rows: dict[str, Row]) -> Row | None:
+    """Return the fastest of the precisions that the accelerated model was measured in."""
+    return best_peer(rows, [name for name in rows if name.startswith(ACCELERATED)])
+
+
+def by_model(times: Times) -> list[str]:
+    """Sort cases by model, keeping the order of size."""
+    return sorted(times, key=lambda case: case.rpartition("-")[0])
+
+
+def rows_of(times: Times, name: str) -> list[Row]:
+    """Return the rows of an implementation in all cases that have one."""
+    return [rows[name] for rows in times.values() if name in rows]
+
+
+def p50(row: Row) -> float:
+    """Return the median time in ms, NaN without one."""
+    return math.nan if row.ms_p50 is None else row.ms_p50
+
+
+def is_scaling(case: str, model: str) -> bool:
+    """Return True for a box of a model that is divided among GPUs."""
+    kind, name, _ = case.split("-")
+    return name == model and kind != "check"
+
+
+def water_first(times: Times) -> Times:
+    """Sort simulations by kind: first water, whose names are sizes; the largest box is random."""
+    named = {f"random-{name}" if name == LARGEST else name: rows for name, rows in times.items()}
+    return dict(sorted(named.items(), key=lambda item: item[0].rstrip("0123456789")))

@@ -1,0 +1,450 @@
+"""Tables, made from the CSV files alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.lab.schema import AlignmentRow, Row, bytes_of, read_rows
+from benchmarks.lab.selection import (
+    ACCELERATED,
+    BATCHES,
+    BIO_OURS,
+    BIO_PEERS,
+    BIO_REFERENCE,
+    COMMAND,
+    DIVISIONS,
+    LABELS,
+    LAMMPS_MODELS,
+    MODEL_PEERS,
+    NS_PER_DAY,
+    ONE_RANK,
+    OURS,
+    SIMULATIONS,
+    TORCHMD_NET,
+    Times,
+    best_peer,
+    best_torchmd_net,
+    by_model,
+    fastest,
+    is_scaling,
+    p50,
+    passed,
+    speed_up,
+    water_first,
+)
+
+EAGER = "torch"
+OPENMM_PAIRS = (  # ours and TorchMD-NET's, first on the GPU, then on the host
+    ("openmm-torch", "openmm-torchmd-net"),
+    ("openmm-reference", "openmm-torchmd-net-reference"),
+)
+PAIR_PEERS = ("cuequivariance", "trifast", "compile", "torch")  # their names end in a precision
+CELLS, ROWS = "torch-cells", "torch-rows"
+FIRST_STEP = {  # columns of parts of the first seconds
+    "import": "import",
+    "engine": "engine",
+    "forces": "first forces",
+    "total": "all",
+}
+CAPTURED = "-captured"  # suffix of steps in a CUDA graph
+TRAINING = {  # columns of training steps
+    "torch": "PyTorch operators",
+    "warp": "Warp operators",
+    f"warp{CAPTURED}": "Warp operators in a graph",
+    "ours-eager": "accelerated",
+    f"ours{CAPTURED}": "accelerated, in a graph",
+    "exact": "our module",
+    f"exact{CAPTURED}": "our module, in a graph",
+}
+CHARGED = "charged-"  # prefix of the simulations of a TensorNet2
+CHARGED_PAIRS = (  # as `OPENMM_PAIRS`; TorchMD-NET's names may end in -graph
+    ("openmm", f"{TORCHMD_NET}openmm"),
+    ("openmm-host", f"{TORCHMD_NET}openmm-host"),
+)
+
+
+def tables(folder: Path) -> str:
+    """Return every table that has data, as Markdown."""
+    parts = [step_table(folder, bench) for bench in ("step", "charged", "shipped", "batch")]
+    parts += [molecules_table(folder), operators_table(folder), overhead_table(folder)]
+    parts += [
+        openmm_table(folder),
+        lammps_table(folder),
+        training_table(folder),
+        simulations(folder),
+        charged_simulations(folder),
+        step_table(folder, "matpes"),
+        bio_table(folder),
+        models_table(folder),
+        pairs_table(folder),
+    ]
+    parts += [alignment_table(folder), cells_table(folder)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def step_table(folder: Path, bench: str = "step") -> str:
+    """Tabulate times of PyTorch, the best peer and ours; empty without data."""
+    times = passed(read_rows(folder / f"{bench}.csv"))
+    if not any(OURS in rows for rows in times.values()):
+        return ""
+    baseline = EAGER if any(EAGER in rows for rows in times.values()) else "exact"
+    head = ["atoms", LABELS[baseline], "best peer", "mlff_triton", "over the best", "memory, GB"]
+    head.append("force error (PyTorch in float32)")
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        ours, best = rows.get(OURS), best_peer(rows)
+        if ours is None:
+            continue
+        base = rows.get(baseline)
+        error = _error(ours) + (f" ({_error(base)})" if base else "")
+        lines.append(
+            [
+                case if bench in ("matpes", "batch") else f"{ours.atoms:,}",
+                _ms(base),
+                f"{_ms(best)} ({best.impl})" if best else "–",
+                f"**{_ms(ours)}**",
+                _ratio(best, ours),
+                _memory(ours) + (f" (peer {_memory(best)})" if best else ""),
+                error,
+            ]
+        )
+    return _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def molecules_table(folder: Path) -> str:
+    """Tabulate ms per step and speed-ups on MD17 and MD22, with means; empty without data."""
+    lines = [["molecule", "atoms", "PyTorch", "best peer", "ours", "over PyTorch", "over the best"]]
+    lines.append(["---"] * 7)
+    over_eager, over_best = [], []
+    times: Times = {}
+    for bench in ("md17", "md22"):
+        times |= passed(read_rows(folder / f"{bench}.csv"))
+    for case, rows in times.items():
+        ours, eager, best = rows.get(OURS), rows.get(EAGER), best_peer(rows)
+        if ours is None or eager is None or best is None:
+            continue
+        over_eager.append(speed_up(eager, ours))
+        over_best.append(speed_up(best, ours))
+        ratios = [_ratio(eager, ours), _ratio(best, ours)]
+        lines.append([case, str(ours.atoms), _ms(eager), _ms(best), _ms(ours), *ratios])
+    if not over_eager:
+        return ""
+    means = [f"{sum(values) / len(values):.1f}x" for values in (over_eager, over_best)]
+    lines.append(["mean", "", "", "", "", *means])
+    return _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def operators_table(folder: Path) -> str:
+    """Tabulate speed-ups of operators over PyTorch, and bandwidths relative to a copy, by size."""
+    times = passed(read_rows(folder / "ops.csv"))
+    moved = {
+        case.split("@")[0]: (bytes_of(case), rows)
+        for case, rows in passed(read_rows(folder / "bandwidth.csv")).items()
+    }
+    copy = _bandwidth(*moved["copy"], EAGER) if "copy" in moved else math.nan
+    operators: dict[str, dict[int, str]] = {}
+    for case, rows in times.items():
+        ours, eager = rows.get("triton"), rows.get(EAGER)
+        if ours is None or eager is None:
+            continue
+        share = ""
+        if case in moved:
+            n_bytes, measured = moved[case]
+            limit = _bandwidth(n_bytes, measured, "copy") if "copy" in measured else copy
+            share = f" ({_bandwidth(n_bytes, measured, 'triton') / limit:.0%})"
+        name = case.rpartition("-")[0]
+        operators.setdefault(name, {})[ours.atoms] = f"{speed_up(eager, ours):.1f}x{share}"
+    if not operators:
+        return ""
+    sizes = sorted({size for row in operators.values() for size in row})
+    lines = [["operator", *(f"{size:,} atoms" for size in sizes)], ["---"] * (len(sizes) + 1)]
+    for name, row in operators.items():
+        lines.append([name, *(row.get(size, "–") for size in sizes)])
+    note = "In parentheses: bandwidth relative to a copy of as many bytes or, if there is none, "
+    note += f"to the {copy / 1e12:.2f} TB/s of a large copy. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def overhead_table(folder: Path) -> str:
+    """Tabulate the overhead of ASE per step of the engine; empty without data."""
+    times = passed(read_rows(folder / "ase.csv"))
+    lines = [["atoms", "engine, ms", "calculator, ms", "overhead, ms"], ["---"] * 4]
+    for rows in times.values():
+        ours, calculator = rows.get(OURS), rows.get("calculator")
+        if ours and calculator:
+            overhead = p50(calculator) - p50(ours)
+            lines.append([f"{ours.atoms:,}", _ms(ours), _ms(calculator), f"{overhead:.3f}"])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\n{_provenance(times)}"
+
+
+def openmm_table(folder: Path) -> str:
+    """Tabulate steps through OpenMM; empty without data.
+
+    The speed-up compares the fastest times of ours and of TorchMD-NET among the platforms that both
+    ran on.
+    """
+    note = "Times in ms per step; ns/day at 0.5 fs, for the two that are compared. "
+    return _platforms_table(passed(read_rows(folder / "openmm.csv")), OPENMM_PAIRS, note)
+
+
+def charged_simulations(folder: Path) -> str:
+    """Tabulate simulations of a TensorNet2 through OpenMM; empty without data."""
+    times: Times = {}
+    for case, rows in passed(read_rows(folder / "md.csv")).items():
+        if case.startswith(CHARGED):
+            best = {peer: best_peer(rows, (peer, f"{peer}-graph")) for _, peer in CHARGED_PAIRS}
+            times[case] = rows | {peer: row for peer, row in best.items() if row}
+    note = (
+        "Simulations of such a TensorNet2 with nuclear repulsion, through OpenMM at 300 K; ms per "
+    )
+    note += "step, and ns/day at 0.5 fs. "
+    return _platforms_table(times, CHARGED_PAIRS, note)
+
+
+def _platforms_table(times: Times, pairs: Sequence[tuple[str, str]], note: str) -> str:
+    """Tabulate steps of ours and of TorchMD-NET, on the GPU and on the host."""
+    head = ["atoms", "engine alone", "OpenMM on the GPU", "on the host", "TorchMD-NET, GPU", "host"]
+    lines = [[*head, "speed-up", "ns/day"], ["---"] * 8]
+    for rows in times.values():
+        platforms = [tuple(map(rows.get, names)) for names in pairs]
+        compared = [(ours, theirs) for ours, theirs in platforms if ours and theirs]
+        if OURS not in rows or not compared:
+            continue
+        ours, theirs = (min(column, key=p50) for column in zip(*compared, strict=True))
+        days = " and ".join(f"{NS_PER_DAY / p50(row):.3g}" for row in (ours, theirs))
+        steps = [_ms(row) for column in zip(*platforms, strict=True) for row in column]
+        name = f"{rows[OURS].atoms:,}"
+        lines.append([name, _ms(rows[OURS]), *steps, _ratio(theirs, ours), days])
+    if len(lines) == 2:
+        return ""
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def training_table(folder: Path) -> str:
+    """Tabulate steps of an optimizer, in a graph and without one; empty without data."""
+    times = passed(read_rows(folder / "training.csv"))
+    head = ["case", *TRAINING.values(), "best without a graph over the best with one"]
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        theirs = {name: row for name, row in rows.items() if not name.startswith("exact")}
+        captured = [row for name, row in theirs.items() if name.endswith(CAPTURED)]
+        plain = [row for row in theirs.values() if row not in captured]
+        if captured and plain:
+            ratio = _ratio(min(plain, key=p50), min(captured, key=p50))
+            lines.append([case, *(_ms(rows.get(name)) for name in TRAINING), ratio])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def lammps_table(folder: Path) -> str:
+    """Tabulate steps of LAMMPS on one rank, and of parts of the same boxes; empty without data."""
+    times = passed(read_rows(folder / "lammps.csv"))
+    head = ["model", "atoms", "engine alone", "LAMMPS, one rank", "memory, GB"]
+    parts = [name for name in DIVISIONS if name != ONE_RANK]
+    lines = [[*head, *(f"{DIVISIONS[name]} (ghosts)" for name in parts)]]
+    lines.append(["---"] * len(lines[0]))
+    for model, label in LAMMPS_MODELS.items():
+        boxes = [rows for case, rows in times.items() if is_scaling(case, model)]
+        for rows in sorted(boxes, key=lambda rows: next(iter(rows.values())).atoms):
+            whole, found = rows.get(ONE_RANK), [rows.get(name) for name in parts]
+            if not any((whole, *found)):
+                continue
+            cells = [label, f"{next(iter(rows.values())).atoms:,}", _ms(rows.get(OURS))]
+            cells += [_ms(whole), _memory(whole) if whole else "–"]
+            cells += [f"{_ms(row)} ({row.edges:,})" if row else "–" for row in found]
+            lines.append(cells)
+    if len(lines) == 2:
+        return ""
+    note = "Times in ms per step. A part is what one of so many GPUs computes, without LAMMPS. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def simulations(folder: Path) -> str:
+    """Tabulate simulations with moving atoms; empty without data.
+
+    The speed-up compares the command with the fastest route to TorchMD-NET.
+    """
+    times = passed(read_rows(folder / "md.csv"))
+    times = {case: rows for case, rows in times.items() if not case.startswith(CHARGED)}
+    head = ["case", "engine at rest", *SIMULATIONS.values(), "through ASE, NVE"]
+    head += ["TorchMD-NET, best route", "speed-up"]
+    lines = [head, ["---"] * len(head)]
+    for case, rows in water_first(times).items():
+        if COMMAND not in rows:
+            continue
+        ours, theirs = rows[COMMAND], best_torchmd_net(rows)
+        cells = [_speed(rows.get(name)) for name in (*SIMULATIONS, "ase-verlet")]
+        route = f" ({theirs.impl.removeprefix(TORCHMD_NET)})" if theirs else ""
+        name = f"{ours.atoms:,}" if case.isdigit() else case
+        rest = [_ms(rows.get(OURS)), *cells, _speed(theirs) + route, _ratio(theirs, ours)]
+        lines.append([name, *rest])
+    if len(lines) == 2:
+        return ""
+    note = "ns/day at 0.5 fs, of each replica, with ms per step in parentheses; at rest in ms. "
+    note += "The speed-up is that of the command over TorchMD-NET. "
+    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+
+
+def first_step_table(folder: Path) -> str:
+    """Tabulate the first seconds of a process by part; empty without data."""
+    times = passed(read_rows(folder / "first-step.csv"))
+    head = ["atoms", "caches", *FIRST_STEP.values()]
+    lines = [head, ["---"] * len(head)]
+    for case, rows in times.items():
+        atoms, caches = case.split()
+        seconds = [f"{p50(rows[name]) / 1e3:.2f}" for name in FIRST_STEP]
+        lines.append([f"{int(atoms):,}", {"cold": "empty", "warm": "filled"}[caches], *seconds])
+    if len(lines) == 2:
+        return ""
+    return _markdown(lines) + f"\n\nTimes in seconds. {_provenance(times)}"
+
+
+def bio_table(folder: Path) -> str:
+    """Tabulate forward passes of protein language models; empty without data."""
+    times = passed(read_rows(folder / "bio.csv"))
+    head = ["case", "as shipped, fp32", "best peer, fp16", "mlff_triton, fp16", "over shipped"]
+    head += ["over the best", "memory, GB", "1 - cosine"]
+    lines = [head, ["---"] * len(head)]
+    for case in by_model(times):
+        rows = times[case]
+        if BIO_OURS not in rows:
+            continue
+        ours, shipped = rows[BIO_OURS], rows.get(BIO_REFERENCE)
+        best = best_peer(rows, BIO_PEERS)
+        peer = f"{_ms(best)} ({best.impl})" if best else "–"
+        ratios = [_ratio(shipped, ours), _ratio(best, ours)]
+        memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
+        line = [case, _ms(shipped), peer, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
+        lines.append(line)
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def models_table(folder: Path) -> str:
+    """Tabulate calls of genomic, design and binding models; empty without data."""
+    times = passed(read_rows(folder / "models.csv"))
+    head = ["case", "as shipped", "best peer", "mlff_triton", "over shipped", "over the best"]
+    lines = [[*head, "memory, GB", "error"], ["---"] * (len(head) + 2)]
+    for case in by_model(times):
+        rows = times[case]
+        ours = fastest(rows)
+        if ours is None:
+            continue
+        shipped, best = rows.get(BIO_REFERENCE), best_peer(rows, MODEL_PEERS)
+        peer = f"{_ms(best)} ({best.impl})" if best else "–"
+        own = f"**{_ms(ours)}** ({ours.impl.removeprefix(ACCELERATED)})"
+        memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
+        ratios = [_ratio(shipped, ours), _ratio(best, ours)]
+        lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def pairs_table(folder: Path) -> str:
+    """Tabulate operators on pairs in both precisions, and errors; empty without data."""
+    times = passed(read_rows(folder / "pairs.csv"))
+    lines = [["case"], ["---"] * 9]
+    for precision in ("bf16", "fp32"):
+        lines[0] += [f"mlff_triton, {precision}", "best peer", "over the best", "error (peer)"]
+    for case in by_model(times):
+        cells = [case]
+        for precision in ("bf16", "fp32"):
+            ours = times[case].get(f"triton-{precision}")
+            best = best_peer(times[case], [f"{peer}-{precision}" for peer in PAIR_PEERS])
+            peer = f"{_ms(best)} ({best.impl.removesuffix(f'-{precision}')})" if best else "–"
+            ratio, error = "–", "–"
+            if ours:
+                ratio = _ratio(best, ours)
+                error = _error(ours) + (f" ({_error(best)})" if best else "")
+            cells += [f"**{_ms(ours)}**", peer, ratio, error]
+        lines.append(cells)
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def alignment_table(folder: Path) -> str:
+    """Tabulate speeds of aligners and the speed-up over the best peer; empty without data.
+
+    Both start from the same input: sequences on the GPU, or strings on the host.
+    """
+    times = passed(read_rows(folder / "alignment.csv"))
+    head = ["case", "pairs", "parasail or edlib, one core", "parasail, all cores"]
+    head += ["stringzillas-cuda", "mlff_triton", "from strings", "over the best", "memory, GB"]
+    lines = [head, ["---"] * len(head)]
+    for case in by_model(times):
+        rows = times[case]
+        if "kernel" not in rows or case.startswith(BATCHES):
+            continue
+        ours, host = rows["kernel"], rows.get("parasail", rows.get("edlib"))
+        on_host = [row for row in (host, rows.get("parasail-threads")) if row]
+        on_gpu, from_strings = rows.get("stringzillas"), rows.get("align")
+        best = on_gpu or max(on_host, key=lambda row: row.gcups, default=None)
+        compared = ours if on_gpu else from_strings
+        line = [case, f"{ours.pairs:,}", _gcups(host), _gcups(rows.get("parasail-threads"))]
+        line += [_gcups(on_gpu), f"**{_gcups(ours)}**", _gcups(from_strings)]
+        line.append(f"{compared.gcups / best.gcups:.1f}x" if best and compared else "–")
+        lines.append([*line, _memory(ours)])
+    if len(lines) == 2:
+        return ""
+    return _markdown(lines) + f"\n\nSpeeds in 1e9 cells per second. {_provenance(times)}"
+
+
+def cells_table(folder: Path) -> str:
+    """Tabulate times of batches of alignments, ours and in PyTorch; empty without data."""
+    times = passed(read_rows(folder / "alignment.csv"))
+    head = ["pairs", "bases", "PyTorch, cell by cell", "row by row", "mlff_triton"]
+    head += ["from strings", "over cells", "over rows"]
+    lines = [head, ["---"] * len(head)]
+    found = [rows for case, rows in times.items() if case.startswith(BATCHES) and "kernel" in rows]
+    for rows in sorted(found, key=lambda rows: (rows["kernel"].rows, rows["kernel"].pairs)):
+        ours, cells, by_row = rows["kernel"], rows.get(CELLS), rows.get(ROWS)
+        line = [f"{ours.pairs:,}", str(ours.rows), _ms(cells), _ms(by_row), f"**{_ms(ours)}**"]
+        ratios = [f"{speed_up(row, ours):,.0f}x" if row else "–" for row in (cells, by_row)]
+        lines.append([*line, _ms(rows.get("align")), *ratios])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
+    return n_bytes / (p50(rows[name]) * 1e-3) if name in rows else math.nan
+
+
+def _ms(row: Row | None) -> str:
+    return f"{p50(row):.3g}" if row else "–"
+
+
+def _speed(row: Row | None) -> str:
+    """Write ns/day, and ms per step in parentheses."""
+    return f"{NS_PER_DAY / p50(row):.3g} ({_ms(row)})" if row else "–"
+
+
+def _gcups(row: AlignmentRow | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row.gcups:.3g}" if row.gcups < 1000 else f"{row.gcups:,.0f}"
+
+
+def _ratio(slow: Row | None, fast: Row) -> str:
+    return f"{speed_up(slow, fast):.1f}x" if slow else "–"
+
+
+def _memory(row: Row) -> str:
+    return "–" if row.peak_mib is None else f"{row.peak_mib / 1024:.2g}"
+
+
+def _error(row: Row) -> str:
+    return "–" if row.error is None else f"{row.error:.0e}"
+
+
+def _provenance(times: Times) -> str:
+    """Name the devices, versions, commits and dates of the measurements."""
+    rows = [row for by_name in times.values() for row in by_name.values()]
+    parts: list[Callable[[Row], str]] = [
+        lambda r: r.gpu,
+        lambda r: f"PyTorch {r.torch}",
+        lambda r: f"Triton {r.triton}",
+        lambda r: f"commit {r.commit}",
+        lambda r: r.date,
+    ]
+    return "Measured: " + ", ".join(" and ".join(sorted(set(map(part, rows)))) for part in parts)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
