@@ -58,9 +58,10 @@ def eager(y: Tensor, terms: Tensor, positions: Tensor) -> Tensor:
 def ours(y: Tensor, terms: Tensor, positions: Tensor) -> Tensor:
     """Compute the same messages with our kernel."""
     from mlff_triton.kernels.tensornet2.edge_messages import edge_messages
+    from mlff_triton.kernels.tensornet2.edge_rows import edge_rows
 
     edges = _edges(len(positions), y.device).to(y.dtype)
-    return edge_messages(y, terms, _weights(y.device, y.dtype), edges)
+    return edge_messages(y, terms, _weights(y.device, y.dtype), edges, edge_rows(edges))[0]
 
 
 @lru_cache(maxsize=2)

@@ -29,6 +29,7 @@ from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.kernels.types.charges import AtomOrder
+from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 
 
@@ -99,6 +100,7 @@ class _Kept(NamedTuple):
     y: Tensor
     terms: Tensor
     message: Tensor
+    rows: EdgeRows
     delta: Tensor
 
 
@@ -170,19 +172,19 @@ class _Step(NamedTuple):
         """Apply all layers; return the last tensors and what the backward pass needs."""
         ops, charge_ops = self.ops
         edges, factor = self.geometry.near, self.systems.charge_factor
-        kept, charges = [], []
+        kept, charges, found = [], [], charge_ops.edge_rows(edges)
         for k, (map_in, map_out) in enumerate(self.p.layers):
             network = self.c.interactions[k]
             charges.append(self._predict(x, inverse, self.c.predictions[k]))
             terms = charge_ops.charge_terms(charges[-1].values, network)
             y = ops.linear(x, map_in.forward)
-            message = charge_ops.edge_messages(y, terms, network, edges)
+            message, rows = charge_ops.edge_messages(y, terms, network, edges, found)
             product = charge_ops.normalized_product(y, message, self.p.config.group)
             is_last = k + 1 == len(self.p.layers)
             delta, updated, scale = ops.update(product, map_out.forward, x, factor, not is_last)
-            kept.append(_Kept(x, inverse, y, terms, message, delta))
+            kept.append(_Kept(x, inverse, y, terms, message, rows, delta))
             x, inverse = updated, scale
-            del product, y, message, delta, updated, scale
+            del product, y, message, rows, delta, updated, scale
         if self.c.coulomb is not None:
             charges.append(self._predict(x, None, self.c.predictions[-1]))
         return x, kept, charges
@@ -248,8 +250,9 @@ class _Step(NamedTuple):
             self.p.config.group,
         )
         accumulate = k + 1 < len(self.p.layers)
+        given = grad_message, layer.y, grad_y, layer.terms, network, edges, layer.rows
         grad_y, grad_sent, by_edge, by_atom = charge_ops.edge_messages_backward(
-            grad_message, layer.y, grad_y, layer.terms, network, edges, slope, accumulate
+            *given, slope, accumulate
         )
         grad_charges = charge_ops.charge_gradients(grad_sent, by_edge, by_atom, network, edges)
         if by_charge is not None:

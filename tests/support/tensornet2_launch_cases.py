@@ -13,6 +13,7 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems
 from mlff_triton.kernels.tensornet import operators as kernels
+from mlff_triton.kernels.tensornet2 import edge_rows
 from mlff_triton.kernels.tensornet2 import operators as charged_kernels
 from mlff_triton.kernels.tensornet2.charge_prediction import (
     predict_charges,
@@ -58,8 +59,11 @@ def messages(channels: int, dtype: torch.dtype, halves: bool) -> object:
     """Compute messages and their gradients."""
     y, terms = torch.ones(9, N, channels, dtype=dtype), torch.ones(2, N, channels, dtype=dtype)
     edges, weights = some_edges(dtype), network(channels, dtype, halves)
-    edge_messages(y, terms, weights, edges)
-    return edge_messages_backward(y, y, y, terms, weights, edges, edges.distance, True)
+    for kept in (0, edge_rows.KEPT_BYTES):
+        with mock.patch.object(edge_rows, "KEPT_BYTES", kept):
+            _, rows = edge_messages(y, terms, weights, edges, edge_rows.edge_rows(edges))
+            edge_messages_backward(y, y, y, terms, weights, edges, rows, edges.distance, True)
+    return rows
 
 
 def charges(dtype: torch.dtype) -> object:

@@ -6,9 +6,9 @@
 over the neighbors j of atom i and the atom itself, with the cosine cutoff C: the interaction of
 TensorNet2 in TorchMD-NET 3.1 (``torchmdnet/models/tensornet2.py``). T is tabulated.
 
-A chunk of atoms is taken at a time, whose edges fill the GPU. Four kernels gather act(z1), multiply
-twice on tensor cores, and sum. What is as wide as F or more and stored per edge belongs to one
-chunk: see `mlff_triton.kernels.tensornet2.edge_rows`.
+Four kernels gather act(z1), multiply twice on tensor cores, and sum. If memory does not suffice for
+all edges, a chunk of atoms is taken at a time, whose edges fill the GPU: see
+`mlff_triton.kernels.tensornet2.edge_rows`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from mlff_triton.kernels.tensornet2.edge_rows import (
     gather_hidden,
     load_rank,
     rows_before,
+    whole,
 )
 from mlff_triton.kernels.tensornet2.launch_sizes import sum_blocks
 from mlff_triton.kernels.tensornet2.row_products import row_products
+from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -45,8 +47,10 @@ def _sum_messages_kernel(
     slot_begin_ptr,
     slot_end_ptr,
     senders_ptr,
+    origin_ptr,
     distance_ptr,
     ends_ptr,
+    opposite_ptr,
     message_ptr,
     first,
     n_atoms,
@@ -59,8 +63,9 @@ def _sum_messages_kernel(
     """Sum messages. Grid: one program per atom of a chunk, and BLOCK_F channels.
 
     Reads ``z3[rows, 3 F]``, ``y[9, N, F]``, ``cutoffs[2]``, from `Edges` ``slot_begin[N]``,
-    ``slot_end[N]`` and ``senders`` and ``distance`` [slots], and ``ends[N]``. Writes
-    ``message[9, N, F]``.
+    ``slot_end[N]`` and ``senders``, ``origin`` and ``distance`` [slots], and ``ends[N]``. Writes
+    ``message[9, N, F]``. Unless ``opposite[slots]`` is None, rows are those of the edges that atoms
+    send.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
@@ -75,7 +80,11 @@ def _sum_messages_kernel(
         neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
         distance = tl.load(distance_ptr + slot, real, other=0.0)
         cutoff = cosine_cutoff(distance, cutoffs_ptr)[0]
-        z3_row_ptr = z3_ptr + (place + rank) * (3 * F) + channel
+        row = place + rank
+        if opposite_ptr is not None:
+            origin = tl.load(origin_ptr + slot, real, other=0)
+            row = tl.where(real, tl.load(opposite_ptr + origin, real, other=0), row)
+        z3_row_ptr = z3_ptr + row * (3 * F) + channel
         i = tl.load(z3_row_ptr, live, other=0.0)
         a = tl.load(z3_row_ptr + F, live, other=0.0)
         s = tl.load(z3_row_ptr + 2 * F, live, other=0.0)
@@ -97,10 +106,14 @@ def third_hidden(
     network: InteractionNetwork,
     edges: Edges,
     slope: Tensor | None = None,
+    opposite: Tensor | None = None,
 ) -> Tensor:
-    """Compute z3 [rows, 3 F] of a chunk's edges; ``slope`` [rows, 2 F] gets that of act(z2)."""
+    """Compute z3 [rows, 3 F] of a chunk's edges; ``slope`` [rows, 2 F] gets that of act(z2).
+
+    For ``opposite``, see `gather_hidden`.
+    """
     channels = len(network.own)
-    h1 = gather_hidden(chunk, y, terms, network, edges)
+    h1 = gather_hidden(chunk, y, terms, network, edges, opposite)
     h2 = chunk.empty_factors(y, 2 * channels, network)
     z3 = chunk.empty(y, 3 * channels)
     second = network.second_adjoint, network.second_bias
@@ -110,7 +123,9 @@ def third_hidden(
     return z3
 
 
-def edge_messages(y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges) -> Tensor:
+def edge_messages(
+    y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges, rows: EdgeRows
+) -> tuple[Tensor, EdgeRows]:
     """Sum the messages to each atom.
 
     Parameters
@@ -124,36 +139,65 @@ def edge_messages(y: Tensor, terms: Tensor, network: InteractionNetwork, edges: 
         Network of the edges.
     edges : Edges
         Edges within the cutoff, in a neighbor matrix: all atoms have the same number of slots.
+    rows : EdgeRows
+        From `mlff_triton.kernels.tensornet2.edge_rows.edge_rows`.
 
     Returns
     -------
-    [9, N, F]
+    message : [9, N, F]
         Messages, with those of the atoms to themselves.
+    rows : EdgeRows
+        Rows that the backward pass reads, if they fit into memory.
     """
     check_device(y)
-    _, n_atoms, channels = y.shape
     message = torch.empty_like(y)
-    blocks = sum_blocks(y)
+    every = whole(edges, rows.ends, y)
     with torch.cuda.device_of(y):
-        for chunk in chunks(edges):
-            z3 = third_hidden(chunk, y, (terms[0], terms[1]), network, edges)
-            _sum_messages_kernel[(chunk.n_atoms, channels // blocks.channels)](
-                z3,
-                y,
-                network.cutoffs,
-                edges.slot_begin,
-                edges.slot_end,
-                edges.senders,
-                edges.distance,
-                chunk.ends,
-                message,
-                chunk.first,
-                n_atoms,
-                F=channels,
-                LANES=blocks.lanes,
-                BLOCK_F=blocks.channels,
-                ACTIVATION=network.activation,
-                num_warps=blocks.warps,
-                **early_launch(y),
-            )
-    return message
+        if every is None:
+            for chunk in chunks(edges, rows.ends):
+                z3 = third_hidden(chunk, y, (terms[0], terms[1]), network, edges)
+                _sum_messages(chunk, z3, y, network, edges, None, message)
+            return message, rows
+        opposite = torch.empty_like(edges.origin)
+        slope = every.empty(y, 2 * y.shape[2])
+        z3 = third_hidden(every, y, (terms[1], terms[0]), network, edges, slope, opposite)
+        _sum_messages(every, z3, y, network, edges, opposite, message)
+    return message, rows._replace(z3=z3, slope=slope)
+
+
+def _sum_messages(
+    chunk: Chunk,
+    z3: Tensor,
+    y: Tensor,
+    network: InteractionNetwork,
+    edges: Edges,
+    opposite: Tensor | None,
+    message: Tensor,
+) -> None:
+    """Sum the messages to the atoms of a chunk.
+
+    Rows ``z3`` are those of the edges that atoms receive, or ``opposite`` tells where these are.
+    """
+    _, n_atoms, channels = y.shape
+    blocks = sum_blocks(y)
+    _sum_messages_kernel[(chunk.n_atoms, channels // blocks.channels)](
+        z3,
+        y,
+        network.cutoffs,
+        edges.slot_begin,
+        edges.slot_end,
+        edges.senders,
+        edges.origin,
+        edges.distance,
+        chunk.ends,
+        opposite,
+        message,
+        chunk.first,
+        n_atoms,
+        F=channels,
+        LANES=blocks.lanes,
+        BLOCK_F=blocks.channels,
+        ACTIVATION=network.activation,
+        num_warps=blocks.warps,
+        **early_launch(y),
+    )

@@ -1,8 +1,9 @@
 """Gradients of the messages of `mlff_triton.kernels.tensornet2.edge_messages`.
 
-The adjoint computes the network again, for the edges that the atoms of a chunk send. A kernel then
-gathers the gradients of messages, sums those of tensors and computes those of z3; products with the
-adjoint maps follow; and the last kernel sums the gradients of S q_j.
+The adjoint takes the edges that atoms send. If the forward pass has not kept their rows, it
+computes the network again, for a chunk of atoms at a time. A kernel then gathers the gradients of
+messages, sums those of tensors and computes those of z3; products with the adjoint maps follow; and
+the last kernel sums the gradients of S q_j.
 
 Sums of the gradients of R q_i run over the edges of other atoms. They take Q values per edge
 through memory, because the adjoint of R is applied to them first.
@@ -40,9 +41,11 @@ from mlff_triton.kernels.tensornet2.edge_rows import (
     precision,
     rows_before,
     store_factors,
+    whole,
 )
 from mlff_triton.kernels.tensornet2.launch_sizes import gradient_blocks, term_blocks
 from mlff_triton.kernels.tensornet2.row_products import row_products
+from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -275,6 +278,7 @@ def edge_messages_backward(
     terms: Tensor,
     network: InteractionNetwork,
     edges: Edges,
+    rows: EdgeRows,
     slope: Tensor,
     accumulate: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -288,6 +292,8 @@ def edge_messages_backward(
         As for `mlff_triton.kernels.tensornet2.edge_messages.edge_messages`.
     direct : [9, N, F]
         Further gradients of ``y``, to be added to those through the messages.
+    rows : EdgeRows
+        From `mlff_triton.kernels.tensornet2.edge_messages.edge_messages`.
     slope : [slots]
         Output, indexed by ``edges.origin``: derivative with respect to the distance, for the
         opposite edge.
@@ -314,9 +320,12 @@ def edge_messages_backward(
     roles = terms[1], terms[0]  # the atoms are senders, and their neighbors receivers
     blocks = term_blocks(y)
     with torch.cuda.device_of(y):
-        for chunk in chunks(edges):
-            slope2 = chunk.empty(y, 2 * channels)
-            z3 = third_hidden(chunk, y, roles, network, edges, slope2)
+        every = whole(edges, rows.ends, y)
+        for chunk in chunks(edges, rows.ends) if every is None else [every]:
+            z3, slope2 = rows.z3, rows.slope
+            if z3 is None or slope2 is None:
+                slope2 = chunk.empty(y, 2 * channels)
+                z3 = third_hidden(chunk, y, roles, network, edges, slope2)
             tensors = grad, y, direct
             grad_z3, *of_rows = _tensor_gradients(chunk, tensors, z3, network, edges, grad_y)
             del z3

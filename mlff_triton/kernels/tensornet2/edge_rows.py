@@ -4,6 +4,10 @@ The edges of an atom fill consecutive rows, in the order of their slots. The fir
 the atom to itself. Atoms follow each other without gaps. As only the GPU knows how many edges there
 are, arrays have room for all slots, and their last rows are not used.
 
+The forward pass needs the edges that each atom receives, and the backward pass those that it sends.
+If the rows of all atoms fit into memory, they are edges that atoms send, and the forward pass finds
+what an atom receives through the opposite edges. The backward pass then reads the same rows.
+
 Rows that matrix products read are kept as halves if weights are, [2, rows, C], and otherwise as
 they are, [1, rows, C]: see `mlff_triton.kernels.types.halves`.
 """
@@ -19,10 +23,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.activations import activate_with_slope
+from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.radial import look_up_functions
 from mlff_triton.kernels.common.split_products import precision_of
 from mlff_triton.kernels.tensornet2.launch_sizes import gather_blocks
+from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -31,6 +37,9 @@ ROWS = 2**18
 
 ALIGNMENT = 128
 """Rows of a chunk are a multiple of this."""
+
+KEPT_BYTES = 2**31
+"""Largest size of the rows that a layer keeps for its backward pass."""
 
 VALUE_SCALE = 16.0
 """Factor of activations in halves: values up to 4094 have errors of 2e-9."""
@@ -44,7 +53,7 @@ class Chunk(NamedTuple):
     Attributes
     ----------
     ends : int64 [N]
-        Number of edges to neighbors of all atoms up to each one.
+        From `EdgeRows`.
     first, last : int
         First atom, and the first after the last.
     n_rows : int
@@ -72,16 +81,46 @@ class Chunk(NamedTuple):
         return y.new_empty(1, self.n_rows, channels)
 
 
-def chunks(edges: Edges) -> Iterator[Chunk]:
+def edge_rows(edges: Edges) -> EdgeRows:
+    """Count the edges of all atoms up to each one."""
+    check_device(edges.distance)
+    n_atoms = len(edges.slot_begin)
+    ends = edges.slot_begin.new_empty(n_atoms, dtype=torch.int64)
+    with torch.cuda.device_of(ends):
+        _row_ends_kernel[(1,)](
+            edges.slot_begin,
+            edges.slot_end,
+            ends,
+            n_atoms,
+            BLOCK=min(max(triton.next_power_of_2(n_atoms), 32), 2048),
+            num_warps=4,
+            **early_launch(ends),
+        )
+    return EdgeRows(ends)
+
+
+def _room(n_atoms: int, edges: Edges) -> int:
+    """Return the number of rows that a chunk of so many atoms may need."""
+    rows_per_atom = len(edges.senders) // len(edges.slot_begin) + 1
+    return triton.cdiv(n_atoms * rows_per_atom, ALIGNMENT) * ALIGNMENT
+
+
+def chunks(edges: Edges, ends: Tensor) -> Iterator[Chunk]:
     """Yield chunks of the atoms of a neighbor matrix, where all have the same number of slots."""
     n_atoms = len(edges.slot_begin)
     rows_per_atom = len(edges.senders) // n_atoms + 1
     size = max(16, ROWS // rows_per_atom // 16 * 16)
-    ends = (edges.slot_end - edges.slot_begin).cumsum(0)
     for first in range(0, n_atoms, size):
         last = min(first + size, n_atoms)
-        n_rows = triton.cdiv((last - first) * rows_per_atom, ALIGNMENT) * ALIGNMENT
-        yield Chunk(ends, first, last, n_rows)
+        yield Chunk(ends, first, last, _room(last - first, edges))
+
+
+def whole(edges: Edges, ends: Tensor, y: Tensor) -> Chunk | None:
+    """Return all atoms as one chunk, if the rows that it keeps for the backward pass fit."""
+    n_atoms = len(edges.slot_begin)
+    n_rows = _room(n_atoms, edges)
+    kept = n_rows * 5 * y.shape[2] * y.element_size()
+    return Chunk(ends, 0, n_atoms, n_rows) if kept <= KEPT_BYTES else None
 
 
 def precision(network: InteractionNetwork, y: Tensor) -> str:
@@ -91,9 +130,34 @@ def precision(network: InteractionNetwork, y: Tensor) -> str:
 
 
 @triton.jit
+def _row_ends_kernel(
+    slot_begin_ptr,
+    slot_end_ptr,
+    ends_ptr,
+    n_atoms,
+    BLOCK: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Count rows. Grid: one program.
+
+    Reads ``slot_begin[N]`` and ``slot_end[N]``. Writes ``ends[N]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    before = tl.zeros([1], tl.int64)
+    for start in range(0, n_atoms, BLOCK):
+        atom = start + tl.arange(0, BLOCK)
+        live = atom < n_atoms
+        begin = tl.load(slot_begin_ptr + atom, live, other=0)
+        end = tl.load(slot_end_ptr + atom, live, other=0)
+        count = tl.where(live, end - begin + 1, 0).to(tl.int64)
+        tl.store(ends_ptr + atom, before + tl.cumsum(count, 0), live)
+        before += tl.sum(count, 0)
+
+
+@triton.jit
 def rows_before(ends_ptr, atom):
     """Return the number of rows of all atoms before one, int64."""
-    return tl.load(ends_ptr + atom - 1, atom > 0, other=0) + atom
+    return tl.load(ends_ptr + atom - 1, atom > 0, other=0)
 
 
 @triton.jit
@@ -127,8 +191,9 @@ def first_hidden(
     """
     z = look_up_functions(table_ptr, *position, channel, real, F)
     z += tl.where(real, 0.0, tl.load(own_ptr + channel))
-    z += tl.load(terms[0] + atom.to(tl.int64) * F + channel)
-    return z + tl.load(terms[1] + neighbor * F + channel, live, other=0.0)
+    # The same bits if atoms and neighbors change their roles
+    of_atom = tl.load(terms[0] + atom.to(tl.int64) * F + channel)
+    return z + (of_atom + tl.load(terms[1] + neighbor * F + channel, live, other=0.0))
 
 
 @triton.jit
@@ -151,11 +216,14 @@ def _first_hidden_kernel(
     slot_begin_ptr,
     slot_end_ptr,
     senders_ptr,
+    origin_ptr,
+    reverse_ptr,
     interval_ptr,
     fraction_ptr,
     width_ptr,
     ends_ptr,
     h1_ptr,
+    opposite_ptr,
     first,
     n_rows,
     F: tl.constexpr,
@@ -167,8 +235,10 @@ def _first_hidden_kernel(
     """Compute act(z1). Grid: one program per atom of a chunk.
 
     Reads the terms [N, F] of the atoms and of their neighbors, ``table[K + 1, 3, F]``, ``own[F]``,
-    from `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``interval``, ``fraction`` and
-    ``width`` [slots], and ``ends[N]``. Writes ``h1[2 or 1, n_rows, F]``.
+    from `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``origin``, ``reverse``,
+    ``interval``, ``fraction`` and ``width`` [slots], and ``ends[N]``. Writes
+    ``h1[2 or 1, n_rows, F]`` and, unless it is None, ``opposite[slots]``: the row of the opposite
+    edge, indexed by origin.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
@@ -187,6 +257,10 @@ def _first_hidden_kernel(
         h1 = activate_with_slope(z1, ACTIVATION)[0]
         if PRECISION == "halves":
             h1 *= _VALUE_SCALE
+        if opposite_ptr is not None:
+            origin = tl.load(origin_ptr + slot, real, other=0)
+            opposite = tl.load(reverse_ptr + origin, real, other=0)
+            tl.store(opposite_ptr + opposite, (place + rank).to(tl.int32), real)
         out = h1_ptr + (place + rank) * F + channel
         store_factors(out, tl.cast(n_rows, tl.int64) * F, h1, live, PRECISION)
 
@@ -197,6 +271,7 @@ def gather_hidden(
     terms: tuple[Tensor, Tensor],
     network: InteractionNetwork,
     edges: Edges,
+    opposite: Tensor | None = None,
 ) -> Tensor:
     """Compute the first activations of a chunk's edges.
 
@@ -210,6 +285,8 @@ def gather_hidden(
         Parts of the first map that depend on the charges of the atoms, and of their neighbors.
     network, edges
         As for `mlff_triton.kernels.tensornet2.edge_messages.edge_messages`.
+    opposite : int32 [slots], optional
+        Output, indexed by ``edges.origin``: row of the opposite edge.
 
     Returns
     -------
@@ -226,11 +303,14 @@ def gather_hidden(
         edges.slot_begin,
         edges.slot_end,
         edges.senders,
+        edges.origin,
+        edges.reverse,
         edges.interval,
         edges.fraction,
         edges.width,
         chunk.ends,
         h1,
+        opposite,
         chunk.first,
         chunk.n_rows,
         F=channels,

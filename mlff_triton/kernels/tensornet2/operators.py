@@ -10,6 +10,7 @@ from mlff_triton.kernels.tensornet2.charge_terms import charge_gradients, charge
 from mlff_triton.kernels.tensornet2.coulomb import coulomb_edges, coulomb_pairs
 from mlff_triton.kernels.tensornet2.edge_messages import edge_messages
 from mlff_triton.kernels.tensornet2.edge_messages_backward import edge_messages_backward
+from mlff_triton.kernels.tensornet2.edge_rows import edge_rows
 from mlff_triton.kernels.tensornet2.equilibration import equilibrate, equilibrate_backward
 from mlff_triton.kernels.tensornet2.normalized_product import normalized_product
 
@@ -20,6 +21,7 @@ __all__ = [
     "coulomb_pairs",
     "edge_messages",
     "edge_messages_backward",
+    "edge_rows",
     "equilibrate",
     "equilibrate_backward",
     "normalized_product",

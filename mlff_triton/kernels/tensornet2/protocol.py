@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
 from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
+from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -68,10 +69,13 @@ class ChargedOperators(Protocol):
     ) -> Tensor:
         """Sum the gradients of charges over the networks of their edges."""
 
+    def edge_rows(self, edges: Edges, /) -> EdgeRows:
+        """Count the edges of all atoms up to each one."""
+
     def edge_messages(
-        self, y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges, /
-    ) -> Tensor:
-        """Sum messages, whose factors are networks of distances and charges."""
+        self, y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges, rows: EdgeRows, /
+    ) -> tuple[Tensor, EdgeRows]:
+        """Sum messages, whose factors are networks of distances and charges; return kept rows."""
 
     def edge_messages_backward(
         self,
@@ -81,6 +85,7 @@ class ChargedOperators(Protocol):
         terms: Tensor,
         network: InteractionNetwork,
         edges: Edges,
+        rows: EdgeRows,
         slope: Tensor,
         accumulate: bool,
         /,

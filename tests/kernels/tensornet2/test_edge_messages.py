@@ -79,7 +79,8 @@ def backward_inputs(n_atoms, channels, neighbors, add) -> tuple[object, ...]:
 
 def messages(module, **options):
     def of_edges(y, terms, parts, edges):
-        return module.edge_messages(y, terms, network(parts, **options), edges)
+        rows = module.edge_rows(edges)
+        return module.edge_messages(y, terms, network(parts, **options), edges, rows)[0]
 
     return of_edges
 
@@ -88,8 +89,9 @@ def gradients(module, **options):
     """Return the backward pass without side effects; results of edges in the edges' order."""
 
     def of_edges(grad, y, direct, terms, parts, edges, slope, add):
-        slope = slope.clone()
-        inputs = grad, y, direct, terms, network(parts, **options), edges, slope, add
+        slope, given = slope.clone(), (terms, network(parts, **options), edges)
+        _, rows = module.edge_messages(y, *given, module.edge_rows(edges))
+        inputs = grad, y, direct, *given, rows, slope, add
         grad_y, grad_sent, by_edge, by_atom = module.edge_messages_backward(*inputs)
         return grad_y, grad_sent, at_origins(by_edge.T, edges), by_atom, at_origins(slope, edges)
 
@@ -142,8 +144,21 @@ def test_agrees_however_sums_are_launched(lanes, device, monkeypatch):
 
 
 def test_chunks_of_atoms(device, dtype, monkeypatch):
+    monkeypatch.setattr(edge_rows, "KEPT_BYTES", 0)
     monkeypatch.setattr(edge_rows, "ROWS", 1)  # 16 atoms, the fewest
     check(37, 16, 5, True, device, dtype)
+
+
+def test_kept_rows_have_the_same_bits_as_chunks(device, dtype, monkeypatch):
+    n_atoms = 150 if device == "cuda" else 11
+    inputs = moved(backward_inputs(n_atoms, 32, 5, True), device, dtype)
+    forward = inputs[1], *inputs[3:6]
+    results = []
+    for size in (edge_rows.KEPT_BYTES, 0):
+        monkeypatch.setattr(edge_rows, "KEPT_BYTES", size)
+        results.append((messages(operator)(*forward), *gradients(operator)(*inputs)))
+    for kept, computed in zip(*results, strict=True):
+        assert torch.equal(kept, computed)
 
 
 @pytest.mark.parametrize("capacity", [0, 60, 10**4])
@@ -151,7 +166,7 @@ def test_chunks_have_few_rows_and_cover_all_atoms(capacity):
     n_atoms = 9_001
     nothing = torch.zeros(n_atoms).int()
     slots = torch.zeros(n_atoms * capacity)
-    chunks = list(edge_rows.chunks(Edges(nothing, nothing, *[slots] * 8)))
+    chunks = list(edge_rows.chunks(Edges(nothing, nothing, *[slots] * 8), nothing))
     assert (chunks[0].first, chunks[-1].last) == (0, n_atoms)
     assert [c.last for c in chunks[:-1]] == [c.first for c in chunks[1:]]
     for chunk in chunks:
@@ -225,13 +240,14 @@ def test_reference_has_the_right_gradients(layout, activation):
         fraction=edges.fraction + growth / edges.width, distance=edges.distance + growth
     )
     terms = charge_reference.charge_terms(charges, plain)
-    message = reference.edge_messages(y, terms, plain, longer)
+    message, _ = reference.edge_messages(y, terms, plain, longer, reference.edge_rows(longer))
     grad, direct = numbers(2, *y.shape)
     total = (message * grad + y * direct).sum()
     grad_y, grad_charges, slope = torch.autograd.grad(total, (y, charges, growth))
 
     earlier = numbers(len(slope))
-    inputs = grad, y.detach(), direct, terms.detach(), plain, edges
+    rows = reference.edge_rows(edges)
+    inputs = grad, y.detach(), direct, terms.detach(), plain, edges, rows
     found_slope, added_slope = earlier.clone(), earlier.clone()
     found = reference.edge_messages_backward(*inputs, found_slope, False)
     reference.edge_messages_backward(*inputs, added_slope, True)
@@ -280,7 +296,7 @@ def test_reference_follows_torchmd_net(cutoff_lower):
     )
     plain = network(parts, cutoffs=(cutoff_lower, 1.8), halves=False)
     terms = charge_reference.charge_terms(charges, plain)
-    found = reference.edge_messages(y, terms, plain, at_knots)
+    found, _ = reference.edge_messages(y, terms, plain, at_knots, reference.edge_rows(at_knots))
     assert_close(found, decompose(expected.permute(1, 2, 0, 3)), 0)
 
 

@@ -19,6 +19,7 @@ from mlff_triton.kernels.common.reference.tensors import (
     dot_parts,
     sum_at_receivers,
 )
+from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -47,14 +48,21 @@ class _Pairs(NamedTuple):
     cutoff_slope: Tensor
 
 
-def edge_messages(y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges) -> Tensor:
-    """Sum the messages to each atom: [9, N, F]."""
+def edge_rows(edges: Edges) -> EdgeRows:
+    """Count the edges of all atoms up to each one."""
+    return EdgeRows((edges.slot_end - edges.slot_begin + 1).cumsum(0))
+
+
+def edge_messages(
+    y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges, rows: EdgeRows
+) -> tuple[Tensor, EdgeRows]:
+    """Sum the messages to each atom: [9, N, F]; nothing is kept for the backward pass."""
     pairs = _pairs(network, edges)
     receivers, senders = pairs.atoms, pairs.neighbors
     z1 = pairs.radial + terms[0, receivers] + terms[1, senders]
     *_, z3 = _hidden(z1, network)
     factors = activate(z3, network.activation) * pairs.cutoff
-    return _sum_weighted(factors, y, pairs)
+    return _sum_weighted(factors, y, pairs), rows
 
 
 def edge_messages_backward(
@@ -64,6 +72,7 @@ def edge_messages_backward(
     terms: Tensor,
     network: InteractionNetwork,
     edges: Edges,
+    rows: EdgeRows,  # noqa: ARG001 (nothing is kept)
     slope: Tensor,
     accumulate: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ from mlff_triton.kernels.tensornet2.reference.coulomb import coulomb_edges, coul
 from mlff_triton.kernels.tensornet2.reference.edge_messages import (
     edge_messages,
     edge_messages_backward,
+    edge_rows,
 )
 from mlff_triton.kernels.tensornet2.reference.equilibration import equilibrate, equilibrate_backward
 from mlff_triton.kernels.tensornet2.reference.normalized_product import normalized_product
@@ -22,6 +23,7 @@ __all__ = [
     "coulomb_pairs",
     "edge_messages",
     "edge_messages_backward",
+    "edge_rows",
     "equilibrate",
     "equilibrate_backward",
     "normalized_product",
