@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from mlff_triton.engine.charge_parameters import ChargeParameters, CoulombWeights
+from mlff_triton.engine.charge_parameters import ChargeParameters
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import (
     ChargedAtoms,
@@ -27,8 +26,7 @@ from mlff_triton.engine.step import (
 from mlff_triton.engine.totals import Totals
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
-from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import AtomOrder
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 
@@ -104,14 +102,6 @@ class _Kept(NamedTuple):
     delta: Tensor
 
 
-class _Coulomb(NamedTuple):
-    """Coulomb energy: gradients of charges [N, C], forces [N, 3], and sums over atoms [7, N]."""
-
-    grad_charges: Tensor
-    forces: Tensor
-    atoms: Tensor
-
-
 class _Step(NamedTuple):
     """One step: its operators, parameters and atoms."""
 
@@ -126,8 +116,8 @@ class _Step(NamedTuple):
         """Compute all results."""
         ops, p, edges = self.ops.network, self.p, self.geometry.near
         embedded, x, inverse = embed(ops, p, self.systems, edges)
-        x, kept, charges = self._pass_layers(x, inverse)
-        coulomb, mean = self._interact(charges)
+        x, kept, charges, every = self._pass_layers(x, inverse)
+        coulomb = self._interact(every)
 
         energies, grad = read_out(ops, p, x)
         factor = self.systems.charge_factor
@@ -138,8 +128,7 @@ class _Step(NamedTuple):
         by_charge: list[Tensor] = []
         if coulomb is not None:
             by_charge = list(coulomb.grad_charges.split(self.c.n_charges, dim=1))
-            last = by_charge.pop().contiguous()
-            factors = self._charge_gradients(-1, last, x, None, charges[-1])
+            factors = self._charge_gradients(-1, by_charge.pop(), x, None, charges[-1])
             grad_x, grad_delta = self.ops.charges.tensor_gradients(
                 grad_x, None, x, None, factors, kept[-1].delta
             )
@@ -160,22 +149,30 @@ class _Step(NamedTuple):
             grad_x, embedded.mapped, embedded.scales, p.config.activation
         )
         edge_grad = embedding_gradients(ops, p, self.systems, edges, embedded, grads, slope)
-        forces, atoms = forces_and_sums(ops, p, self.systems, edges, energies, edge_grad)
-        if coulomb is not None:
-            forces, atoms = forces + coulomb.forces, atoms + coulomb.atoms
+        given = ops, p, self.systems, edges, energies, edge_grad
+        if coulomb is None:
+            forces, atoms = forces_and_sums(*given)
+        else:
+            forces, atoms = forces_and_sums(*given, (coulomb.forces, coulomb.atoms))
         totals = ops.totals(atoms, status, self.systems.system_ptr)
+        mean = None if coulomb is None else coulomb.charges
         return Outputs(Totals(totals), forces, atoms, mean)
 
     def _pass_layers(
         self, x: Tensor, inverse: Tensor
-    ) -> tuple[Tensor, list[_Kept], list[_Charges]]:
-        """Apply all layers; return the last tensors and what the backward pass needs."""
+    ) -> tuple[Tensor, list[_Kept], list[_Charges], Tensor]:
+        """Apply all layers; return the last tensors and what the backward pass needs.
+
+        The last result are all charges [N, C] of each atom.
+        """
         ops, charge_ops = self.ops
+        every = x.new_empty(x.shape[1], len(self.c.predictions) * self.c.n_charges)
+        of_layers = every.split(self.c.n_charges, dim=1)
         edges, factor = self.geometry.near, self.systems.charge_factor
         kept, charges, found = [], [], charge_ops.edge_rows(edges)
         for k, (map_in, map_out) in enumerate(self.p.layers):
             network = self.c.interactions[k]
-            charges.append(self._predict(x, inverse, self.c.predictions[k]))
+            charges.append(self._predict(k, x, inverse, of_layers[k]))
             terms = charge_ops.charge_terms(charges[-1].values, network)
             y = ops.linear(x, map_in.forward)
             message, rows = charge_ops.edge_messages(y, terms, network, edges, found)
@@ -186,15 +183,15 @@ class _Step(NamedTuple):
             x, inverse = updated, scale
             del product, y, message, rows, delta, updated, scale
         if self.c.coulomb is not None:
-            charges.append(self._predict(x, None, self.c.predictions[-1]))
-        return x, kept, charges
+            charges.append(self._predict(-1, x, None, of_layers[-1]))
+        return x, kept, charges, every
 
-    def _predict(self, x: Tensor, inverse: Tensor | None, network: ChargeNetwork) -> _Charges:
+    def _predict(self, k: int, x: Tensor, inverse: Tensor | None, values: Tensor) -> _Charges:
         """Predict charges of tensors, which were normalized if ``inverse`` is given."""
         ops, atoms = self.ops.charges, self.charged
-        predicted, z1, z2 = ops.predict_charges(x, inverse, network)
-        values, shared = ops.equilibrate(
-            predicted, atoms.total, atoms.system, atoms.rank, self.systems.system_ptr
+        predicted, z1, z2 = ops.predict_charges(x, inverse, self.c.predictions[k])
+        shared = ops.equilibrate(
+            predicted, atoms.total, atoms.system, atoms.rank, self.systems.system_ptr, values
         )
         return _Charges(values, predicted, z1, z2, shared)
 
@@ -254,49 +251,21 @@ class _Step(NamedTuple):
         grad_y, grad_sent, by_edge, by_atom = charge_ops.edge_messages_backward(
             *given, slope, accumulate
         )
-        grad_charges = charge_ops.charge_gradients(grad_sent, by_edge, by_atom, network, edges)
-        if by_charge is not None:
-            grad_charges = grad_charges + by_charge
+        grad_charges = charge_ops.charge_gradients(
+            grad_sent, by_edge, by_atom, network, edges, by_charge
+        )
         factors = self._charge_gradients(k, grad_charges, layer.x, layer.inverse, charges)
         grad = ops.linear(grad_y, map_in.backward)
         return charge_ops.tensor_gradients(grad, grad_x, layer.x, layer.inverse, factors, delta)
 
-    def _interact(self, charges: list[_Charges]) -> tuple[_Coulomb | None, Tensor | None]:
-        """Compute the Coulomb energy and the mean charges [N], in the user's order."""
-        weights = self.c.coulomb
+    def _interact(self, charges: Tensor) -> CoulombSums | None:
+        """Compute the Coulomb energy of all charges [N, C] of each atom, if the model has one."""
+        weights, edges, ops = self.c.coulomb, self.geometry.far, self.ops.charges
         if weights is None:
-            return None, None
-        every = torch.cat([c.values for c in charges], dim=1)
-        mean = (every * weights.mean).sum(1)[self.charged.rank.long()]
-        if self.geometry.far is None:
-            return self._interact_in_pairs(every, weights), mean
-        return self._interact_along_edges(every, weights, self.geometry.far), mean
-
-    def _interact_in_pairs(self, charges: Tensor, weights: CoulombWeights) -> _Coulomb:
-        """Sum over all pairs of each system; virials refer to its first atom."""
-        positions, ptr = self.geometry.positions, self.systems.system_ptr
-        order = AtomOrder(self.charged.rank, ptr, self.charged.largest)
-        energies, grad_charges, grad = self.ops.charges.coulomb_pairs(
-            positions, charges, weights.energy, order
-        )
-        rank = self.charged.rank.long()
-        first = ptr.long()[self.charged.system[rank].long()]
-        x, y, z = (positions - positions[first]).unbind(1)
-        gx, gy, gz = grad.unbind(1)
-        shear = [(y * gz + z * gy) / 2, (x * gz + z * gx) / 2, (x * gy + y * gx) / 2]
-        atoms = torch.stack([energies[rank], x * gx, y * gy, z * gz, *shear])
-        return _Coulomb(grad_charges, -grad, atoms)
-
-    def _interact_along_edges(
-        self, charges: Tensor, weights: CoulombWeights, edges: Edges
-    ) -> _Coulomb:
-        """Sum over the edges within the Coulomb cutoff."""
+            return None
+        given = charges, weights.energy, weights.mean
+        if edges is None:
+            order = AtomOrder(self.charged.rank, self.systems.system_ptr, self.charged.largest)
+            return ops.coulomb_pairs(self.geometry.positions, *given, order)
         assert weights.field is not None
-        energies, grad_charges, edge_grad = self.ops.charges.coulomb_edges(
-            charges, weights.energy, edges, weights.field
-        )
-        none = charges.new_zeros(len(charges))
-        forces, atoms = self.ops.network.forces(
-            edge_grad, edges, none, energies, self.systems.order
-        )
-        return _Coulomb(grad_charges, forces, atoms)
+        return ops.coulomb_edges(*given, edges, weights.field, self.systems.order)

@@ -248,16 +248,18 @@ def forces_and_sums(
     edges: Edges,
     energies: Tensor,
     edge_grad: Tensor,
+    others: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return forces [N, 3], and energies and virials of atoms [7, N], in the user's order.
 
     The network's energies [N] and gradients along the edges [3, slots] are given. Nuclear repulsion
-    is added to both, and the energies of isolated atoms to the former.
+    is added to both, and the energies of isolated atoms to the former. Results of another energy
+    may be given, to which all are added.
     """
     offsets = systems.offsets
     for nuclei in p.nuclei:
         offsets = offsets + ops.repulsion(edge_grad, systems.species, nuclei, edges)
-    return ops.forces(edge_grad, edges, energies, offsets, systems.order)
+    return ops.forces(edge_grad, edges, energies, offsets, systems.order, False, others)
 
 
 def evaluate_part(

@@ -71,18 +71,21 @@ def charges(dtype: torch.dtype) -> object:
     rows, weights = torch.ones(N, Q, dtype=dtype), network(64, dtype, halves=False)
     terms = charge_terms(rows, weights)
     edges = some_edges(dtype)
-    charge_gradients(terms[0], torch.ones(SLOTS, Q, dtype=dtype), rows, weights, edges)
+    for others in (None, rows):
+        by_edge = torch.ones(SLOTS, Q, dtype=dtype)
+        charge_gradients(terms[0], by_edge, rows, weights, edges, others)
 
     totals, atoms = torch.ones(1).double(), torch.arange(N).int()
     batch = torch.zeros_like(atoms), atoms, torch.tensor([0, N]).int()
     predicted = torch.ones(N, 2 * Q, dtype=dtype)
-    _, shared = equilibrate(predicted, totals, *batch)
+    shared = equilibrate(predicted, totals, *batch, rows)
     equilibrate_backward(rows, predicted, shared, *batch)
 
     of_layers, per_charge = rows.repeat(1, 3), torch.ones(3 * Q, dtype=dtype)
     order = AtomOrder(*batch[1:], N)
-    coulomb_pairs(torch.ones(N, 3).double(), of_layers, per_charge, order)
-    return coulomb_edges(of_layers, per_charge, edges, ReactionField.of(10.0))
+    given = of_layers, per_charge, per_charge
+    coulomb_pairs(torch.ones(N, 3).double(), *given, order)
+    return coulomb_edges(*given, edges, ReactionField.of(10.0), atoms)
 
 
 def predictions(channels: int, dtype: torch.dtype) -> object:

@@ -37,6 +37,7 @@ def _forces_kernel(
     n_atoms,
     n_slots,
     HALVES: tl.constexpr,
+    ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
@@ -44,7 +45,8 @@ def _forces_kernel(
 
     Reads ``edge_grad[3, slots]``; ``slot_begin[N]``, ``slot_end[N]``, ``origin[slots]``,
     ``reverse[slots]``, ``direction[3, slots]`` and ``distance[slots]`` of `Edges`; ``energies[N]``,
-    ``offsets[N]`` and ``order[N]``. Writes ``forces[N, 3]`` and ``atoms[7, N]``, in user order.
+    ``offsets[N]`` and ``order[N]``. Writes ``forces[N, 3]`` and ``atoms[7, N]``, in user order, or
+    adds to what they contain with ADD.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -72,19 +74,27 @@ def _forces_kernel(
         xx, yy, zz = xx + x * gx, yy + y * gy, zz + z * gz
         yz, xz, xy = yz + (y * gz + z * gy), xz + (x * gz + z * gx), xy + (x * gy + y * gx)
 
-    tl.store(forces_ptr + 3 * out, tl.sum(fx))
-    tl.store(forces_ptr + 3 * out + 1, tl.sum(fy))
-    tl.store(forces_ptr + 3 * out + 2, tl.sum(fz))
+    _write(forces_ptr + 3 * out, tl.sum(fx), ADD)
+    _write(forces_ptr + 3 * out + 1, tl.sum(fy), ADD)
+    _write(forces_ptr + 3 * out + 2, tl.sum(fz), ADD)
     stride = tl.cast(n_atoms, tl.int64)
     atoms_ptr += out
     energy = tl.load(energies_ptr + atom).to(tl.float64) + tl.load(offsets_ptr + atom)
-    tl.store(atoms_ptr, energy)
-    tl.store(atoms_ptr + stride, tl.sum(xx))
-    tl.store(atoms_ptr + 2 * stride, tl.sum(yy))
-    tl.store(atoms_ptr + 3 * stride, tl.sum(zz))
-    tl.store(atoms_ptr + 4 * stride, 0.5 * tl.sum(yz))
-    tl.store(atoms_ptr + 5 * stride, 0.5 * tl.sum(xz))
-    tl.store(atoms_ptr + 6 * stride, 0.5 * tl.sum(xy))
+    _write(atoms_ptr, energy, ADD)
+    _write(atoms_ptr + stride, tl.sum(xx), ADD)
+    _write(atoms_ptr + 2 * stride, tl.sum(yy), ADD)
+    _write(atoms_ptr + 3 * stride, tl.sum(zz), ADD)
+    _write(atoms_ptr + 4 * stride, 0.5 * tl.sum(yz), ADD)
+    _write(atoms_ptr + 5 * stride, 0.5 * tl.sum(xz), ADD)
+    _write(atoms_ptr + 6 * stride, 0.5 * tl.sum(xy), ADD)
+
+
+@triton.jit
+def _write(pointer, value, ADD: tl.constexpr):
+    """Store a value, or add it to the one that is there."""
+    if ADD:
+        value += tl.load(pointer)
+    tl.store(pointer, value)
 
 
 @triton.jit
@@ -141,6 +151,7 @@ def forces(
     offsets: Tensor,
     order: Tensor,
     halves: bool = False,
+    others: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute forces, and the contributions of each atom to its system, in the user's order.
 
@@ -158,6 +169,8 @@ def forces(
         The user's index of each atom.
     halves : bool
         If True, half the virial of each edge goes to either end, and not all to the receiver.
+    others : (float64 [N, 3], float64 [7, N]), optional
+        Results of another energy, to which these are added in place.
 
     Returns
     -------
@@ -168,8 +181,11 @@ def forces(
     """
     check_device(edge_grad)
     n_atoms = len(order)
-    out = edge_grad.new_empty(n_atoms, 3, dtype=torch.float64)
-    atoms = edge_grad.new_empty(7, n_atoms, dtype=torch.float64)
+    if others is None:
+        out = edge_grad.new_empty(n_atoms, 3, dtype=torch.float64)
+        atoms = edge_grad.new_empty(7, n_atoms, dtype=torch.float64)
+    else:
+        out, atoms = others
     with torch.cuda.device_of(edge_grad):
         _forces_kernel[(n_atoms,)](
             edge_grad,
@@ -187,6 +203,7 @@ def forces(
             n_atoms,
             len(edges.senders),
             HALVES=halves,
+            ADD=others is not None,
             BLOCK=64,
             num_warps=1,
             **early_launch(edge_grad),

@@ -220,6 +220,7 @@ class StepOperators(Protocol):
         offsets: Tensor,
         order: Tensor,
         halves: bool = False,
+        others: tuple[Tensor, Tensor] | None = None,
         /,
     ) -> tuple[Tensor, Tensor]:
         """Return forces, and energies and virials per atom, in the user's order of atoms."""

@@ -27,6 +27,7 @@ def _charge_terms_kernel(
     charges_ptr,
     weight_ptr,
     terms_ptr,
+    stride,
     n_atoms,
     n_charges,
     F: tl.constexpr,
@@ -35,7 +36,8 @@ def _charge_terms_kernel(
 ):
     """Map charges for a role. Grid: one program per ATOMS atoms and role.
 
-    Reads ``charges[N, n_charges]`` and ``weight[n_charges, 2, F]``. Writes ``terms[2, N, F]``.
+    Reads ``charges[N, n_charges]``, whose rows are ``stride`` apart, and
+    ``weight[n_charges, 2, F]``. Writes ``terms[2, N, F]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = (tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)).to(tl.int64)[:, None]
@@ -44,7 +46,7 @@ def _charge_terms_kernel(
     inside = atom < n_atoms
     terms = tl.zeros([ATOMS, F], terms_ptr.dtype.element_ty)
     for q in range(n_charges):
-        charge = tl.load(charges_ptr + atom * n_charges + q, inside, other=0.0)
+        charge = tl.load(charges_ptr + atom * stride + q, inside, other=0.0)
         terms += charge * tl.load(weight_ptr + (2 * q + role) * F + channel)
     row = role.to(tl.int64) * n_atoms + atom
     tl.store(terms_ptr + row * F + channel, terms, inside)
@@ -60,7 +62,9 @@ def _charge_gradients_kernel(
     slot_end_ptr,
     origin_ptr,
     reverse_ptr,
+    others_ptr,
     grad_charges_ptr,
+    stride,
     n_charges,
     F: tl.constexpr,
     Q: tl.constexpr,
@@ -70,8 +74,9 @@ def _charge_gradients_kernel(
     """Sum the gradients of an atom's charges. Grid: one program per atom.
 
     Reads ``grad_sent[N, F]``, ``by_edge[slots, n_charges]``, ``by_atom[N, n_charges]``,
-    ``weight[n_charges, 2, F]``, and from `Edges` ``slot_begin[N]``, ``slot_end[N]``, and ``origin``
-    and ``reverse`` [slots]. Writes ``grad_charges[N, n_charges]``.
+    ``weight[n_charges, 2, F]``, from `Edges` ``slot_begin[N]``, ``slot_end[N]``, and ``origin``
+    and ``reverse`` [slots], and unless it is None, ``others[N, n_charges]``, whose rows are
+    ``stride`` apart. Writes ``grad_charges[N, n_charges]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0).to(tl.int64)
@@ -94,7 +99,10 @@ def _charge_gradients_kernel(
     )  # [F, Q]
     out = atom * n_charges + charge
     grad = tl.load(by_atom_ptr + out, used, other=0.0) + tl.sum(received, axis=0)
-    tl.store(grad_charges_ptr + out, grad + tl.sum(sent * weight, axis=0), used)
+    grad += tl.sum(sent * weight, axis=0)
+    if others_ptr is not None:
+        grad += tl.load(others_ptr + atom * stride + charge, used, other=0.0)
+    tl.store(grad_charges_ptr + out, grad, used)
 
 
 def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
@@ -103,7 +111,7 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
     Parameters
     ----------
     charges : [N, Q]
-        Partial charges.
+        Partial charges. Rows need not follow each other.
     network : InteractionNetwork
         Network of the edges.
 
@@ -120,6 +128,7 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
             charges,
             network.charges,
             terms,
+            charges.stride(0),
             n_atoms,
             n_charges,
             F=channels,
@@ -130,7 +139,12 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
 
 
 def charge_gradients(
-    grad_sent: Tensor, by_edge: Tensor, by_atom: Tensor, network: InteractionNetwork, edges: Edges
+    grad_sent: Tensor,
+    by_edge: Tensor,
+    by_atom: Tensor,
+    network: InteractionNetwork,
+    edges: Edges,
+    others: Tensor | None,
 ) -> Tensor:
     """Compute the gradients of the charges.
 
@@ -142,6 +156,8 @@ def charge_gradients(
         Network of the edges.
     edges : Edges
         Edges within the cutoff.
+    others : [N, Q], optional
+        Further gradients, to which these are added. Rows need not follow each other.
 
     Returns
     -------
@@ -160,7 +176,9 @@ def charge_gradients(
             edges.slot_end,
             edges.origin,
             edges.reverse,
+            others,
             grad_charges,
+            0 if others is None else others.stride(0),
             n_charges,
             F=grad_sent.shape[1],
             Q=triton.next_power_of_2(n_charges),

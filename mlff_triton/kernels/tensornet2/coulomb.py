@@ -23,7 +23,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import exact_precision
-from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, ReactionField
+from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 
 _DAMPING = tl.constexpr(DAMPING)
@@ -55,11 +55,14 @@ def _coulomb_pairs_kernel(
     positions_ptr,
     charges_ptr,
     weights_ptr,
+    mean_weights_ptr,
     rank_ptr,
     system_ptr,
-    energies_ptr,
     grad_charges_ptr,
-    grad_positions_ptr,
+    mean_ptr,
+    forces_ptr,
+    atoms_ptr,
+    n_atoms,
     n_charges,
     C: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -68,9 +71,9 @@ def _coulomb_pairs_kernel(
 ):
     """Sum over all pairs of some atoms. Grid: one program per system and BLOCK of its atoms.
 
-    Reads ``positions[N, 3]``, ``charges[N, n_charges]``, ``weights[n_charges]``, ``rank[N]`` and
-    ``system[B + 1]``. Writes ``energies[N]``, ``grad_charges[N, n_charges]`` and
-    ``grad_positions[N, 3]``.
+    Reads ``positions[N, 3]``, ``charges[N, n_charges]``, the weights [n_charges] of energy and
+    mean, ``rank[N]`` and ``system[B + 1]``. Writes ``grad_charges[N, n_charges]``, ``mean[N]``,
+    ``forces[N, 3]`` and ``atoms[7, N]``. Virials refer to the first atom of each system.
     """
     wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0)
@@ -121,30 +124,45 @@ def _coulomb_pairs_kernel(
         potential += block.to(tl.float64)
 
     potential *= weights
-    energies = tl.sum(potential * charges, axis=1)
-    tl.store(energies_ptr + row, energies, inside)
     out = grad_charges_ptr + row[:, None] * n_charges + column
     tl.store(out, (2 * potential).to(dtype), mask)
-    out = grad_positions_ptr + atom.to(tl.int64) * 3
-    tl.store(out, 2 * gx, inside)
-    tl.store(out + 1, 2 * gy, inside)
-    tl.store(out + 2, 2 * gz, inside)
+    means = tl.load(mean_weights_ptr + column, column < n_charges, other=0.0)
+    tl.store(mean_ptr + atom, tl.sum(charges * means, axis=1), inside)
+    out = forces_ptr + atom.to(tl.int64) * 3
+    tl.store(out, -2 * gx, inside)
+    tl.store(out + 1, -2 * gy, inside)
+    tl.store(out + 2, -2 * gz, inside)
+    place, origin = positions_ptr + atom.to(tl.int64) * 3, positions_ptr + begin.to(tl.int64) * 3
+    px = tl.load(place, inside, other=0.0) - tl.load(origin)
+    py = tl.load(place + 1, inside, other=0.0) - tl.load(origin + 1)
+    pz = tl.load(place + 2, inside, other=0.0) - tl.load(origin + 2)
+    stride = tl.cast(n_atoms, tl.int64)
+    tl.store(atoms_ptr + atom, tl.sum(potential * charges, axis=1), inside)
+    tl.store(atoms_ptr + stride + atom, 2 * px * gx, inside)
+    tl.store(atoms_ptr + 2 * stride + atom, 2 * py * gy, inside)
+    tl.store(atoms_ptr + 3 * stride + atom, 2 * pz * gz, inside)
+    tl.store(atoms_ptr + 4 * stride + atom, py * gz + pz * gy, inside)
+    tl.store(atoms_ptr + 5 * stride + atom, px * gz + pz * gx, inside)
+    tl.store(atoms_ptr + 6 * stride + atom, px * gy + py * gx, inside)
 
 
 @triton.jit
 def _coulomb_edges_kernel(
     charges_ptr,
     weights_ptr,
+    mean_weights_ptr,
     field_ptr,
     slot_begin_ptr,
     slot_end_ptr,
     senders_ptr,
-    origin_ptr,
     direction_ptr,
     distance_ptr,
-    energies_ptr,
+    order_ptr,
     grad_charges_ptr,
-    edge_grad_ptr,
+    mean_ptr,
+    forces_ptr,
+    atoms_ptr,
+    n_atoms,
     n_charges,
     n_slots,
     C: tl.constexpr,
@@ -153,10 +171,10 @@ def _coulomb_edges_kernel(
 ):
     """Sum over the edges of an atom. Grid: one program per atom.
 
-    Reads ``charges[N, n_charges]``, ``weights[n_charges]``, ``field[3]``, and from `Edges`
-    ``slot_begin[N]``, ``slot_end[N]``, ``senders[slots]``, ``origin[slots]``,
-    ``direction[3, slots]`` and ``distance[slots]``. Writes ``energies[N]``,
-    ``grad_charges[N, n_charges]`` and ``edge_grad[3, slots]``.
+    Reads ``charges[N, n_charges]``, the weights [n_charges] of energy and mean, ``field[3]``, from
+    `Edges` ``slot_begin[N]``, ``slot_end[N]``, ``senders[slots]``, ``direction[3, slots]`` and
+    ``distance[slots]``, and ``order[N]``. Writes ``grad_charges[N, n_charges]``, ``mean[N]``,
+    ``forces[N, 3]`` and ``atoms[7, N]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0).to(tl.int64)
@@ -171,6 +189,9 @@ def _coulomb_edges_kernel(
     stride = tl.cast(n_slots, tl.int64)
 
     potential = tl.zeros([C], tl.float64)
+    zero = tl.zeros([LANES], tl.float64)
+    gx, gy, gz = zero, zero, zero
+    xx, yy, zz, yz, xz, xy = zero, zero, zero, zero, zero, zero
     for start in range(begin, end, LANES):
         slot = start + tl.arange(0, LANES)
         live = slot < end
@@ -184,23 +205,52 @@ def _coulomb_edges_kernel(
         bare = inverse + quadratic * distance * distance - constant
         factor = tl.where(inside, damping * bare, 0.0).to(dtype)
         slope = slope * bare + damping * (2 * quadratic * distance - inverse * inverse)
-        product = tl.sum(other * (charges * weights)[None, :], axis=1)
+        # The same bits for the opposite edge
+        product = tl.sum(other * charges[None, :] * weights[None, :], axis=1)
         slope = tl.where(inside, slope * product, 0.0).to(dtype)
         potential += tl.sum(factor[:, None] * other, axis=0).to(tl.float64)
-        out = edge_grad_ptr + tl.load(origin_ptr + slot, live, other=0)
-        for d in tl.static_range(3):
-            direction = tl.load(direction_ptr + d * stride + slot, live, other=0.0)
-            tl.store(out + d * stride, slope * direction, live)
+        ux = tl.load(direction_ptr + slot, live, other=0.0)
+        uy = tl.load(direction_ptr + stride + slot, live, other=0.0)
+        uz = tl.load(direction_ptr + 2 * stride + slot, live, other=0.0)
+        ex = (slope * ux).to(tl.float64)
+        ey = (slope * uy).to(tl.float64)
+        ez = (slope * uz).to(tl.float64)
+        gx, gy, gz = gx + ex, gy + ey, gz + ez
+        length = distance.to(tl.float64)
+        x, y, z = ux * length, uy * length, uz * length
+        xx, yy, zz = xx + x * ex, yy + y * ey, zz + z * ez
+        yz, xz, xy = yz + y * ez, xz + x * ez, xy + x * ey
 
     potential *= weights
-    tl.store(energies_ptr + atom, tl.sum(potential * charges))
     out = grad_charges_ptr + atom * n_charges + column
     tl.store(out, (2 * potential).to(dtype), used)
+    user_atom = tl.load(order_ptr + atom).to(tl.int64)
+    means = tl.load(mean_weights_ptr + column, used, other=0.0)
+    tl.store(mean_ptr + user_atom, tl.sum(charges * means))
+    tl.store(forces_ptr + 3 * user_atom, -2 * tl.sum(gx))
+    tl.store(forces_ptr + 3 * user_atom + 1, -2 * tl.sum(gy))
+    tl.store(forces_ptr + 3 * user_atom + 2, -2 * tl.sum(gz))
+    stride, atoms_ptr = tl.cast(n_atoms, tl.int64), atoms_ptr + user_atom
+    tl.store(atoms_ptr, tl.sum(potential * charges))
+    tl.store(atoms_ptr + stride, tl.sum(xx))
+    tl.store(atoms_ptr + 2 * stride, tl.sum(yy))
+    tl.store(atoms_ptr + 3 * stride, tl.sum(zz))
+    tl.store(atoms_ptr + 4 * stride, tl.sum(yz))
+    tl.store(atoms_ptr + 5 * stride, tl.sum(xz))
+    tl.store(atoms_ptr + 6 * stride, tl.sum(xy))
+
+
+def _sums(charges: Tensor) -> CoulombSums:
+    """Allocate results."""
+    n_atoms = len(charges)
+    forces = charges.new_empty(n_atoms, 3, dtype=torch.float64)
+    atoms = charges.new_empty(7, n_atoms, dtype=torch.float64)
+    return CoulombSums(torch.empty_like(charges), torch.empty_like(charges[:, 0]), forces, atoms)
 
 
 def coulomb_pairs(
-    positions: Tensor, charges: Tensor, weights: Tensor, order: AtomOrder
-) -> tuple[Tensor, Tensor, Tensor]:
+    positions: Tensor, charges: Tensor, weights: Tensor, mean_weights: Tensor, order: AtomOrder
+) -> CoulombSums:
     """Compute the Coulomb energies of molecules, over all their pairs, and the gradients.
 
     Parameters
@@ -211,46 +261,50 @@ def coulomb_pairs(
         Partial charges of all layers, one row per atom.
     weights : [C]
         Weights of the charges' products, with half the Coulomb constant, eV Å.
+    mean_weights : [C]
+        Weights of the charges in their mean.
     order : AtomOrder
         Rows of the user's atoms, and their systems.
 
     Returns
     -------
-    energies : float64 [N]
-        Half the energy between each atom and the others, eV, by row.
-    grad_charges : [N, C]
-        Gradients of the total energy by charges, by row.
-    grad_positions : float64 [N, 3]
-        Gradients of the total energy by positions, in the user's order, eV/Å.
+    CoulombSums
+        Virials refer to the first atom of each system.
     """
     check_device(positions, charges)
     n_atoms, n_charges = charges.shape
-    energies = positions.new_empty(n_atoms)
-    grad_charges, grad_positions = torch.empty_like(charges), torch.empty_like(positions)
+    sums = _sums(charges)
     n_systems = len(order.system_ptr) - 1
     with torch.cuda.device_of(positions):
         _coulomb_pairs_kernel[(n_systems, max(triton.cdiv(order.largest, _BLOCK), 1))](
             positions,
             charges,
             weights,
+            mean_weights,
             order.rank,
             order.system_ptr,
-            energies,
-            grad_charges,
-            grad_positions,
+            *sums,
+            n_atoms,
             n_charges,
             C=max(triton.next_power_of_2(n_charges), 16),
             BLOCK=_BLOCK,
             PRECISION=exact_precision(charges),
             **early_launch(positions),
         )
-    return energies, grad_charges, grad_positions
+    return sums
 
 
 def coulomb_edges(
-    charges: Tensor, weights: Tensor, edges: Edges, field: ReactionField
-) -> tuple[Tensor, Tensor, Tensor]:
+    charges: Tensor,
+    weights: Tensor,
+    mean_weights: Tensor,
+    edges: Edges,
+    field: ReactionField,
+    order: Tensor,
+) -> CoulombSums:
     """Compute the Coulomb energies of edges with a reaction field, and the gradients.
+
+    Forces on the two ends of an edge are opposite to the bit.
 
     Parameters
     ----------
@@ -258,44 +312,40 @@ def coulomb_edges(
         Partial charges of all layers.
     weights : [C]
         Weights of the charges' products, with half the Coulomb constant, eV Å.
+    mean_weights : [C]
+        Weights of the charges in their mean.
     edges : Edges
         Edges that include all pairs within the cutoff of the field.
     field : ReactionField
         Cutoff and coefficients.
+    order : int32 [N]
+        The user's index of each atom.
 
     Returns
     -------
-    energies : float64 [N]
-        Half the energy between each atom and its neighbors, eV.
-    grad_charges : [N, C]
-        Gradients of the total energy by charges.
-    edge_grad : [3, slots]
-        ``dE/dr_e``, indexed by ``edges.origin``, eV/Å.
+    CoulombSums
     """
     check_device(charges)
     n_atoms, n_charges = charges.shape
-    energies = charges.new_empty(n_atoms, dtype=torch.float64)
-    grad_charges = torch.empty_like(charges)
-    n_slots = len(edges.senders)
-    edge_grad = charges.new_empty(3, n_slots)
+    sums = _sums(charges)
     with torch.cuda.device_of(charges):
         _coulomb_edges_kernel[(n_atoms,)](
             charges,
             weights,
+            mean_weights,
             field.constants,
             edges.slot_begin,
             edges.slot_end,
             edges.senders,
-            edges.origin,
             edges.direction,
             edges.distance,
-            energies,
-            grad_charges,
-            edge_grad,
+            order,
+            *sums,
+            n_atoms,
             n_charges,
-            n_slots,
+            len(edges.senders),
             C=triton.next_power_of_2(n_charges),
             LANES=_LANES,
             **early_launch(charges),
         )
-    return energies, grad_charges, edge_grad
+    return sums

@@ -102,7 +102,7 @@ def edge_rows(edges: Edges) -> EdgeRows:
 def _room(n_atoms: int, edges: Edges) -> int:
     """Return the number of rows that a chunk of so many atoms may need."""
     rows_per_atom = len(edges.senders) // len(edges.slot_begin) + 1
-    return triton.cdiv(n_atoms * rows_per_atom, ALIGNMENT) * ALIGNMENT
+    return -(-n_atoms * rows_per_atom // ALIGNMENT) * ALIGNMENT
 
 
 def chunks(edges: Edges, ends: Tensor) -> Iterator[Chunk]:

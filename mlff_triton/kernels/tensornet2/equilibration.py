@@ -71,6 +71,7 @@ def _excess_gradient_kernel(
     rank_ptr,
     system_ptr,
     grad_excess_ptr,
+    stride,
     Q: tl.constexpr,
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -78,8 +79,8 @@ def _excess_gradient_kernel(
 ):
     """Sum gradients of the excess. Grid: one program per system and CHANNELS channels.
 
-    Reads ``grad[N, Q]``, ``predicted[N, 2 Q]``, ``shared[B, 2, Q]``, ``rank[N]`` and
-    ``system[B + 1]``. Writes ``grad_excess[B, Q]``.
+    Reads ``grad[N, Q]``, whose rows are ``stride`` apart, ``predicted[N, 2 Q]``,
+    ``shared[B, 2, Q]``, ``rank[N]`` and ``system[B + 1]``. Writes ``grad_excess[B, Q]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0).to(tl.int64)
@@ -93,8 +94,8 @@ def _excess_gradient_kernel(
         row = tl.load(rank_ptr + atom, live, other=0).to(tl.int64)[:, None]
         mask = live[:, None] & used[None, :]
         f = tl.load(predicted_ptr + row * (2 * Q) + Q + channel[None, :], mask, other=0.0)
-        grad = tl.load(grad_ptr + row * Q + channel[None, :], mask, other=0.0).to(tl.float64)
-        total += grad * (f.to(tl.float64) * f.to(tl.float64))
+        grad = tl.load(grad_ptr + row * stride + channel[None, :], mask, other=0.0)
+        total += grad.to(tl.float64) * (f.to(tl.float64) * f.to(tl.float64))
     inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, used, other=0.0)
     tl.store(grad_excess_ptr + system * Q + channel, tl.sum(total, axis=0) * inverse, used)
 
@@ -105,6 +106,7 @@ def _equilibrate_fwd_kernel(
     shared_ptr,
     systems_ptr,
     charges_ptr,
+    stride,
     n_elements,
     Q: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -112,7 +114,8 @@ def _equilibrate_fwd_kernel(
 ):
     """Share the excess among atoms. Grid: one program per BLOCK charges.
 
-    Reads ``predicted[N, 2 Q]``, ``shared[B, 2, Q]`` and ``systems[N]``. Writes ``charges[N, Q]``.
+    Reads ``predicted[N, 2 Q]``, ``shared[B, 2, Q]`` and ``systems[N]``. Writes ``charges[N, Q]``,
+    whose rows are ``stride`` apart.
     """
     wait_for_previous(EARLY_LAUNCH)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -125,7 +128,7 @@ def _equilibrate_fwd_kernel(
     excess = tl.load(shared_ptr + system * (2 * Q) + channel, mask, other=0.0)
     inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, mask, other=0.0)
     charge = c.to(tl.float64) + f * f * inverse * excess
-    tl.store(charges_ptr + index, charge.to(c.dtype), mask)
+    tl.store(charges_ptr + row * stride + channel, charge.to(c.dtype), mask)
 
 
 @triton.jit
@@ -136,6 +139,7 @@ def _equilibrate_bwd_kernel(
     grad_excess_ptr,
     systems_ptr,
     grad_predicted_ptr,
+    stride,
     n_elements,
     Q: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -143,8 +147,9 @@ def _equilibrate_bwd_kernel(
 ):
     """Compute the gradients of predictions. Grid: one program per BLOCK charges.
 
-    Reads ``grad[N, Q]``, ``predicted[N, 2 Q]``, ``shared[B, 2, Q]``, ``grad_excess[B, Q]`` and
-    ``systems[N]``. Writes ``grad_predicted[N, 2 Q]``.
+    Reads ``grad[N, Q]``, whose rows are ``stride`` apart, ``predicted[N, 2 Q]``,
+    ``shared[B, 2, Q]``, ``grad_excess[B, Q]`` and ``systems[N]``. Writes
+    ``grad_predicted[N, 2 Q]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -152,7 +157,7 @@ def _equilibrate_bwd_kernel(
     row, channel = index // Q, index % Q
     system = tl.load(systems_ptr + row, mask, other=0).to(tl.int64)
     offset = row * (2 * Q) + channel
-    grad = tl.load(grad_ptr + index, mask, other=0.0)
+    grad = tl.load(grad_ptr + row * stride + channel, mask, other=0.0)
     f = tl.load(predicted_ptr + offset + Q, mask, other=0.0).to(tl.float64)
     excess = tl.load(shared_ptr + system * (2 * Q) + channel, mask, other=0.0)
     inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, mask, other=0.0)
@@ -164,8 +169,13 @@ def _equilibrate_bwd_kernel(
 
 
 def equilibrate(
-    predicted: Tensor, totals: Tensor, systems: Tensor, rank: Tensor, system_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
+    predicted: Tensor,
+    totals: Tensor,
+    systems: Tensor,
+    rank: Tensor,
+    system_ptr: Tensor,
+    charges: Tensor,
+) -> Tensor:
     """Share the missing charge of each system among its atoms.
 
     Parameters
@@ -180,18 +190,17 @@ def equilibrate(
         Row of each of the user's atoms.
     system_ptr : int32 [B + 1]
         First atom of each system, in the user's order.
+    charges : [N, Q]
+        Output: charges, which add up to the totals unless all weights are tiny. Rows need not
+        follow each other.
 
     Returns
     -------
-    charges : [N, Q]
-        Charges, which add up to the totals unless all weights are tiny.
-    shared : float64 [B, 2, Q]
+    float64 [B, 2, Q]
         Missing charge of each system, and the inverse sum of its weights.
     """
     check_device(predicted)
-    n_atoms, n_columns = predicted.shape
-    n_charges = n_columns // 2
-    charges = predicted.new_empty(n_atoms, n_charges)
+    n_charges = charges.shape[1]
     shared = totals.new_empty(len(totals), 2, n_charges)
     with torch.cuda.device_of(predicted):
         _excess_kernel[(len(totals), triton.cdiv(n_charges, _CHANNELS))](
@@ -210,12 +219,13 @@ def equilibrate(
             shared,
             systems,
             charges,
+            charges.stride(0),
             charges.numel(),
             Q=n_charges,
             BLOCK=_ELEMENTS,
             **early_launch(predicted),
         )
-    return charges, shared
+    return shared
 
 
 def equilibrate_backward(
@@ -231,7 +241,7 @@ def equilibrate_backward(
     Parameters
     ----------
     grad : [N, Q]
-        Gradients of the charges.
+        Gradients of the charges. Rows need not follow each other.
     predicted, systems, rank, system_ptr
         As for `equilibrate`.
     shared : float64 [B, 2, Q]
@@ -249,6 +259,7 @@ def equilibrate_backward(
             rank,
             system_ptr,
             grad_excess,
+            grad.stride(0),
             Q=n_charges,
             CHANNELS=_CHANNELS,
             ROWS=_ROWS,
@@ -261,6 +272,7 @@ def equilibrate_backward(
             grad_excess,
             systems,
             grad_predicted,
+            grad.stride(0),
             grad.numel(),
             Q=n_charges,
             BLOCK=_ELEMENTS,

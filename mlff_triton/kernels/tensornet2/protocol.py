@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
@@ -39,9 +39,16 @@ class ChargedOperators(Protocol):
         """Propagate gradients of predictions back to the invariants of tensors."""
 
     def equilibrate(
-        self, predicted: Tensor, totals: Tensor, systems: Tensor, rank: Tensor, ptr: Tensor, /
-    ) -> tuple[Tensor, Tensor]:
-        """Share the missing charge of each system; return charges and what atoms share."""
+        self,
+        predicted: Tensor,
+        totals: Tensor,
+        systems: Tensor,
+        rank: Tensor,
+        ptr: Tensor,
+        charges: Tensor,
+        /,
+    ) -> Tensor:
+        """Share the missing charge of each system; write charges, and return what atoms share."""
 
     def equilibrate_backward(
         self,
@@ -65,9 +72,10 @@ class ChargedOperators(Protocol):
         by_atom: Tensor,
         network: InteractionNetwork,
         edges: Edges,
+        others: Tensor | None,
         /,
     ) -> Tensor:
-        """Sum the gradients of charges over the networks of their edges."""
+        """Sum the gradients of charges over the networks of their edges, and add others."""
 
     def edge_rows(self, edges: Edges, /) -> EdgeRows:
         """Count the edges of all atoms up to each one."""
@@ -113,11 +121,24 @@ class ChargedOperators(Protocol):
         """Propagate gradients of the embedding back to its mapped tensors and their scales."""
 
     def coulomb_pairs(
-        self, positions: Tensor, charges: Tensor, weights: Tensor, order: AtomOrder, /
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute Coulomb energies over all pairs, and gradients of charges and positions."""
+        self,
+        positions: Tensor,
+        charges: Tensor,
+        weights: Tensor,
+        mean_weights: Tensor,
+        order: AtomOrder,
+        /,
+    ) -> CoulombSums:
+        """Compute Coulomb energies over all pairs, with all gradients."""
 
     def coulomb_edges(
-        self, charges: Tensor, weights: Tensor, edges: Edges, field: ReactionField, /
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute Coulomb energies over edges, and gradients of charges and along edges."""
+        self,
+        charges: Tensor,
+        weights: Tensor,
+        mean_weights: Tensor,
+        edges: Edges,
+        field: ReactionField,
+        order: Tensor,
+        /,
+    ) -> CoulombSums:
+        """Compute Coulomb energies over edges, with all gradients."""

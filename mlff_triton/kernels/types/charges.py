@@ -37,6 +37,29 @@ class ReactionField(NamedTuple):
         return cls(torch.tensor(values, dtype=torch.float64, device=device))
 
 
+class CoulombSums(NamedTuple):
+    """Coulomb energies of charges, and sums over all partners of each atom.
+
+    Attributes
+    ----------
+    grad_charges : [N, C]
+        Gradients of the total energy by charges, by row.
+    charges : [N]
+        Weighted mean of each atom's charges, elementary charges. This and all others are in the
+        user's order of atoms.
+    forces : float64 [N, 3]
+        eV/Å.
+    atoms : float64 [7, N]
+        Energy of each atom, and its share in the virial: the components xx, yy, zz, yz, xz and xy,
+        eV.
+    """
+
+    grad_charges: Tensor
+    charges: Tensor
+    forces: Tensor
+    atoms: Tensor
+
+
 class AtomOrder(NamedTuple):
     """Rows of atoms in tensors of features, which may be sorted, and their systems.
 

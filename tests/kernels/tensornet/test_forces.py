@@ -26,8 +26,8 @@ def sums(module, dtype, device):
     """Return the operator at a dtype; only constant energies are always in float64."""
 
     def forces(*arguments):
-        grad, edges, energies, offsets, order, *halves = moved(arguments, device, dtype)
-        return module.forces(grad, edges, energies, offsets.double(), order, *halves)
+        grad, edges, energies, offsets, order, *options = moved(arguments, device, dtype)
+        return module.forces(grad, edges, energies, offsets.double(), order, *options)
 
     return forces
 
@@ -38,6 +38,16 @@ def sums(module, dtype, device):
 def test_agrees_with_the_reference(halves, n_atoms, layout, device, dtype):
     given = inputs(n_atoms, layout)
     check((*given, halves), device, dtype)
+
+
+@pytest.mark.parametrize("module", [operator, reference])
+def test_adds_to_other_forces(module, device):
+    given, others = inputs(9, "rows"), (numbers(9, 3), numbers(7, 9))
+    expected = sums(module, torch.float64, device)(*given)
+    copies = tuple(other.clone() for other in others)
+    found = sums(module, torch.float64, device)(*given, False, copies)
+    for total, part, other in zip(found, expected, others, strict=True):
+        assert_close(total, part.cpu() + other, 1)
 
 
 @pytest.mark.parametrize("module", [operator, reference])

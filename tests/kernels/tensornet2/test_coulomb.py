@@ -5,14 +5,13 @@ import torch
 
 from mlff_triton.kernels.tensornet2 import coulomb as operator
 from mlff_triton.kernels.tensornet2.reference import coulomb as reference
-from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField
 from mlff_triton.testing import assert_close
 from tests.kernels.tensornet2.batches import random_batch
 from tests.support.random_inputs import (
     LARGE,
     assert_matches,
     assert_repeats,
-    at_origins,
     moved,
     numbers,
     random_edges,
@@ -59,9 +58,8 @@ def pairs(module):
 
     def coulomb_pairs(positions, charges, weights, rank, system_ptr, sizes):
         order = AtomOrder(rank, system_ptr, max(sizes))
-        found = module.coulomb_pairs(positions.double(), charges, weights, order)
-        assert found[0].dtype == found[2].dtype == torch.float64
-        return tuple(value.to(charges.dtype) for value in found)
+        given = positions.double(), charges, weights, weights.flip(0), order
+        return in_dtype(module.coulomb_pairs(*given), charges.dtype)
 
     return coulomb_pairs
 
@@ -71,11 +69,16 @@ def truncated(module):
 
     def coulomb_edges(charges, weights, edges):
         field = ReactionField.of(CUTOFF, device=charges.device)
-        energies, grad_charges, edge_grad = module.coulomb_edges(charges, weights, edges, field)
-        assert energies.dtype == torch.float64
-        return energies.to(charges.dtype), grad_charges, at_origins(edge_grad, edges)
+        order = torch.arange(len(charges), device=charges.device).flip(0).int()
+        given = charges, weights, weights.flip(0), edges, field, order
+        return in_dtype(module.coulomb_edges(*given), charges.dtype)
 
     return coulomb_edges
+
+
+def in_dtype(sums: CoulombSums, dtype: torch.dtype) -> CoulombSums:
+    assert sums.forces.dtype == sums.atoms.dtype == torch.float64
+    return CoulombSums(*(value.to(dtype) for value in sums))
 
 
 @pytest.mark.parametrize(("sizes", "n_charges"), PAIRS)
@@ -115,19 +118,31 @@ def test_a_system_has_the_same_bits_alone(device):
     rows, ptr = rank[40:].long(), torch.tensor([0, 70]).int().to(device)
     sorted_alone = torch.arange(70).int().to(device), ptr, (70,)
     alone = pairs(operator)(positions[40:], charges[rows], weights, *sorted_alone)
-    for found, expected in zip(alone, together, strict=True):
-        is_of_positions = expected.shape[1:] == (3,)
-        assert torch.equal(found, expected[40:] if is_of_positions else expected[rows])
+    assert torch.equal(alone.grad_charges, together.grad_charges[rows])
+    assert torch.equal(alone.charges, together.charges[40:])
+    assert torch.equal(alone.forces, together.forces[40:])
+    assert torch.equal(alone.atoms, together.atoms[:, 40:])
 
 
 def test_reference_of_pairs_has_the_right_gradients():
     positions, charges, weights, *batch = pair_inputs((1, 6, 3), 4)
     positions.requires_grad_()
     charges.requires_grad_()
-    energies, *found = pairs(reference)(positions, charges, weights, *batch)
-    expected = torch.autograd.grad(energies.sum(), (charges, positions))
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, 1)
+    found = pairs(reference)(positions, charges, weights, *batch)
+    expected = torch.autograd.grad(found.atoms[0].sum(), (charges, positions))
+    assert_close(found.grad_charges, expected[0], 1)
+    assert_close(found.forces, -expected[1], 1)
+
+
+@pytest.mark.parametrize("module", [operator, reference])
+def test_virials_of_pairs(module, device):
+    """They are symmetric, as rotated atoms have the same energy."""
+    positions, charges, weights, *batch = moved(pair_inputs((7,), 4), device, torch.float64)
+    found = pairs(module)(positions, charges, weights, *batch)
+    full = torch.einsum("ia,ib->ab", positions, -found.forces).cpu()
+    assert_close(full, full.T, 1)
+    xx_to_xy = full[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    assert_close(found.atoms[1:].sum(1), xx_to_xy, 1)
 
 
 def test_reference_of_edges_has_the_right_gradients():
@@ -135,11 +150,25 @@ def test_reference_of_edges_has_the_right_gradients():
     charges.requires_grad_()
     growth = torch.zeros_like(edges.distance, requires_grad=True)
     longer = edges._replace(distance=edges.distance + growth)
-    energies, grad_charges, edge_grad = truncated(reference)(charges, weights, longer)
-    expected, slope = torch.autograd.grad(energies.sum(), (charges, growth))
-    slots, _ = edges.live()
-    assert_close(grad_charges, expected, 1)
-    assert_close(edge_grad, slope[slots] * edges.direction[:, slots], 1)
+    found = truncated(reference)(charges, weights, longer)
+    expected, slope = torch.autograd.grad(found.atoms[0].sum(), (charges, growth))
+    assert_close(found.grad_charges, expected, 1)
+    slots, receivers = edges.live()
+    grad, none = (slope * edges.direction)[:, slots].T, torch.zeros(7, 3).double()
+    forces = none.index_add(0, edges.senders[slots].long(), grad).index_add(0, receivers, -grad)
+    assert_close(found.forces.flip(0), forces, 1)
+    vectors = (edges.direction * edges.distance)[:, slots].T
+    xy = torch.zeros(7).double().index_add(0, receivers, vectors[:, 0] * grad[:, 1])
+    assert_close(found.atoms[6].flip(0), xy, 1)
+
+
+def test_forces_on_both_ends_of_an_edge_are_opposite(device):
+    inputs = numbers(100, 48), positive(48), random_edges(100, "rows", 5)
+    charges, weights, edges = moved(inputs, device, torch.float32)
+    field = ReactionField.of(CUTOFF, device=device)
+    order = torch.arange(100, device=device).int()
+    forces = operator.coulomb_edges(charges, weights, weights, edges, field, order).forces
+    assert forces.sum(0).abs().max() < 1e-12 * forces.abs().max()
 
 
 def head(cutoff, n_charges):
@@ -170,7 +199,7 @@ def test_reference_follows_torchmd_net(cutoff, device):
     expected = module.to(device).pre_reduce(*moved(inputs, device, torch.float64))[:, 0].cpu()
     if cutoff is None:
         order = AtomOrder(torch.arange(13).int(), system_ptr, 9)
-        found, *_ = reference.coulomb_pairs(positions, charges, weights, order)
+        found = reference.coulomb_pairs(positions, charges, weights, weights, order).atoms[0]
     else:
         vectors = positions[:, None] - positions
         linked = (vectors.norm(dim=2) < cutoff) & (batch[:, None] == batch)
@@ -184,5 +213,6 @@ def test_reference_follows_torchmd_net(cutoff, device):
             direction=torch.zeros(3, len(senders)).double(),
             distance=vectors[receivers, senders].norm(dim=1),
         )
-        found, *_ = reference.coulomb_edges(charges, weights, edges, ReactionField.of(cutoff))
+        given = charges, weights, weights, edges, ReactionField.of(cutoff)
+        found = reference.coulomb_edges(*given, torch.arange(13)).atoms[0]
     assert_close(found, expected, 0)

@@ -209,7 +209,7 @@ def test_isolated_atoms_hear_of_themselves_alone(device):
 @pytest.mark.parametrize("size", [1, 63])
 def test_charges(size, device, dtype):
     edges = random_edges(size, "rows", 40)
-    inputs = numbers(size, Q), weights(32)
+    inputs = numbers(size, 2 * Q)[:, Q:], weights(32)
 
     def terms(module):
         return lambda charges, parts: module.charge_terms(charges, network(parts, halves=False))
@@ -217,15 +217,17 @@ def test_charges(size, device, dtype):
     assert_matches(terms(charge_operator), terms(charge_reference), inputs, device, dtype, 0)
 
     def of_charges(module):
-        def charge_gradients(grad_sent, by_edge, by_atom, parts, edges):
+        def charge_gradients(grad_sent, by_edge, by_atom, parts, edges, others):
             plain = network(parts, halves=False)
-            return module.charge_gradients(grad_sent, by_edge, by_atom, plain, edges)
+            return module.charge_gradients(grad_sent, by_edge, by_atom, plain, edges, others)
 
         return charge_gradients
 
-    inputs = numbers(size, 32), numbers(len(edges.senders), Q), numbers(size, Q), weights(32), edges
+    by_edge, others = numbers(len(edges.senders), Q), numbers(size, 2 * Q)[:, Q:]
+    inputs = numbers(size, 32), by_edge, numbers(size, Q), weights(32), edges
     functions = of_charges(charge_operator), of_charges(charge_reference)
-    assert_matches(*functions, inputs, device, dtype, 1)
+    assert_matches(*functions, (*inputs, None), device, dtype, 1)
+    assert_matches(*functions, (*inputs, others), device, dtype, 1)
 
 
 @pytest.mark.parametrize("layout", ["csr", "rows"])
@@ -255,7 +257,8 @@ def test_reference_has_the_right_gradients(layout, activation):
     origin = edges.origin[slots].long()
     slope = torch.zeros_like(slope).index_add(0, origin, slope[slots])
     assert_close(found[0], grad_y, 1)
-    assert_close(charge_reference.charge_gradients(*found[1:], plain, edges), grad_charges, 1)
+    found_charges = charge_reference.charge_gradients(*found[1:], plain, edges, None)
+    assert_close(found_charges, grad_charges, 1)
     assert_close(found_slope[origin], slope[edges.reverse[origin].long()], 1)
     assert_close(added_slope[origin], (earlier + found_slope)[origin], 1)
 

@@ -31,17 +31,26 @@ def charges(module):
     """Return the charges in the working dtype; totals and sums are always float64."""
 
     def equilibrate(predicted, totals, systems, rank, system_ptr):
-        batch = systems, rank, system_ptr
-        return module.equilibrate(predicted, totals.double(), *batch)[0]
+        return run(module, predicted, totals, systems, rank, system_ptr)[0]
 
     return equilibrate
+
+
+def run(module, predicted, totals, *batch):
+    """Return charges and what atoms share; rows of charges are parts of longer ones."""
+    n_charges = predicted.shape[1] // 2
+    found = predicted.new_full((len(predicted), 2 * n_charges), torch.nan)
+    shared = module.equilibrate(predicted, totals.double(), *batch, found[:, n_charges:])
+    assert found[:, :n_charges].isnan().all()
+    return found[:, n_charges:].clone(), shared
 
 
 def gradients(module):
     def equilibrate_backward(grad, predicted, totals, systems, rank, system_ptr):
         batch = systems, rank, system_ptr
-        shared = module.equilibrate(predicted, totals.double(), *batch)[1]
-        return module.equilibrate_backward(grad, predicted, shared, *batch)
+        _, shared = run(module, predicted, totals, *batch)
+        part_of_longer = torch.cat([grad, grad], dim=1)[:, : grad.shape[1]]
+        return module.equilibrate_backward(part_of_longer, predicted, shared, *batch)
 
     return equilibrate_backward
 
@@ -66,17 +75,17 @@ def test_a_system_has_the_same_bits_alone_and_in_any_order(device):
         inputs((30, 280), 16), device, torch.float32
     )
     batch = systems, rank, system_ptr
-    together, _ = operator.equilibrate(predicted, totals.double(), *batch)
+    together, _ = run(operator, predicted, totals, *batch)
     atoms = rank[30:].long()
     where = torch.zeros_like(systems[30:]), torch.arange(280).int().to(device)
     alone = (*where, torch.tensor([0, 280]).int().to(device))
-    found, _ = operator.equilibrate(predicted[atoms], totals[1:].double(), *alone)
+    found, _ = run(operator, predicted[atoms], totals[1:], *alone)
     assert torch.equal(found, together[atoms])
 
 
 def test_charges_add_up():
     predicted, totals, *batch = inputs((5, 40), 16)
-    found, _ = reference.equilibrate(predicted, totals, *batch)
+    found, _ = run(reference, predicted, totals, *batch)
     sums = torch.zeros(2, 16).double().index_add(0, batch[0], found)
     assert (sums - totals[:, None]).abs().max() < 1e-5
 
@@ -84,7 +93,7 @@ def test_charges_add_up():
 def test_reference_has_the_right_gradients():
     predicted, totals, *batch = inputs((1, 6, 3), 4)
     predicted.requires_grad_()
-    found, shared = reference.equilibrate(predicted, totals, *batch)
+    found, shared = run(reference, predicted, totals, *batch)
     grad = numbers(*found.shape)
     expected = torch.autograd.grad((found * grad).sum(), predicted)[0]
     given = grad, predicted.detach(), shared.detach(), *batch
@@ -97,5 +106,5 @@ def test_reference_follows_torchmd_net():
     batch = systems.long()
     c, f = predicted.tensor_split(2, dim=1)
     expected = module.qeq(c, f, batch, totals[batch])
-    found, _ = reference.equilibrate(predicted, totals, systems, rank, system_ptr)
+    found, _ = run(reference, predicted, totals, systems, rank, system_ptr)
     assert_close(found, expected, 0)

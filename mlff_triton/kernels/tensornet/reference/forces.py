@@ -19,6 +19,7 @@ def forces(
     offsets: Tensor,
     order: Tensor,
     halves: bool = False,
+    others: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute forces [N, 3], and energies and virials of atoms [7, N], in the user's order."""
     slots, receivers = edges.live()
@@ -37,7 +38,7 @@ def forces(
     atoms = torch.empty(7, n_atoms, dtype=torch.float64, device=edge_grad.device)
     atoms[0, user] = energies.double() + offsets
     atoms[1:, user] = sum_at_receivers(virial, receivers, n_atoms).T
-    return out, atoms
+    return (out, atoms) if others is None else (others[0] + out, others[1] + atoms)
 
 
 def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:

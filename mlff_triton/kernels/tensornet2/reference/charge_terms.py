@@ -19,10 +19,16 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
 
 
 def charge_gradients(
-    grad_sent: Tensor, by_edge: Tensor, by_atom: Tensor, network: InteractionNetwork, edges: Edges
+    grad_sent: Tensor,
+    by_edge: Tensor,
+    by_atom: Tensor,
+    network: InteractionNetwork,
+    edges: Edges,
+    others: Tensor | None,
 ) -> Tensor:
     """Compute the gradients of the charges [N, Q], given those of the terms."""
     slots, receivers = edges.live()
     opposite = edges.reverse[edges.origin[slots].long()].long()
     received = sum_at_receivers(by_edge[opposite], receivers, len(by_atom))
-    return by_atom + received + grad_sent @ network.charges[:, 1].T
+    grad = by_atom + received + grad_sent @ network.charges[:, 1].T
+    return grad if others is None else grad + others

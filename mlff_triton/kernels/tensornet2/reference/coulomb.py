@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
-from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, ReactionField
+from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 
 LARGEST_DECAY = 1 - 1 / 128
 
 
 def coulomb_pairs(
-    positions: Tensor, charges: Tensor, weights: Tensor, order: AtomOrder
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute energies [N], and the gradients of charges [N, C] and positions [N, 3]."""
-    energies = charges.new_zeros(len(charges), dtype=torch.float64)
-    grad_charges, grad_positions = torch.zeros_like(charges), torch.zeros_like(positions)
+    positions: Tensor, charges: Tensor, weights: Tensor, mean_weights: Tensor, order: AtomOrder
+) -> CoulombSums:
+    """Compute energies over all pairs, with gradients and sums over atoms."""
+    n_atoms, rank = len(charges), order.rank.long()
+    grad_charges = torch.zeros_like(charges)
+    forces, atoms = torch.zeros_like(positions), positions.new_zeros(7, n_atoms)
     for begin, end in order.system_ptr.unfold(0, 2, 1).tolist():
-        rows = order.rank[begin:end].long()
+        rows = rank[begin:end]
         q = charges[rows].double()
         vectors = positions[begin:end, None] - positions[None, begin:end]
         alone = torch.eye(end - begin, dtype=torch.bool, device=q.device)
@@ -31,17 +32,25 @@ def coulomb_pairs(
         factor = (damping / distance).masked_fill(alone, 0.0)
         slope = (slope / distance - factor / distance).masked_fill(alone, 0.0)
         potential = factor @ (q * weights)
-        energies[rows] = (q * potential).sum(1)
         grad_charges[rows] = (2 * potential).to(charges.dtype)
         along = slope / distance * ((q * weights) @ q.T)
-        grad_positions[begin:end] = 2 * (along[:, :, None] * vectors).sum(1)
-    return energies, grad_charges, grad_positions
+        grad = 2 * (along[:, :, None] * vectors).sum(1)
+        forces[begin:end] = -grad
+        atoms[0, begin:end] = (q * potential).sum(1)
+        from_first = positions[begin:end] - positions[begin : begin + 1]
+        atoms[1:, begin:end] = _virials(from_first, grad)
+    return CoulombSums(grad_charges, (charges * mean_weights).sum(1)[rank], forces, atoms)
 
 
 def coulomb_edges(
-    charges: Tensor, weights: Tensor, edges: Edges, field: ReactionField
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute energies [N], and gradients of charges [N, C] and along the edges [3, slots]."""
+    charges: Tensor,
+    weights: Tensor,
+    mean_weights: Tensor,
+    edges: Edges,
+    field: ReactionField,
+    order: Tensor,
+) -> CoulombSums:
+    """Compute energies over edges, with gradients and sums over atoms."""
     slots, receivers = edges.live()
     senders, distance = edges.senders[slots].long(), edges.distance[slots]
     damping, slope = _damping(distance)
@@ -51,14 +60,27 @@ def coulomb_edges(
     bare_slope = 2 * quadratic * distance - 1 / distance**2
     factor = damping * bare * inside
     slope = (slope * bare + damping * bare_slope) * inside
-    potential = sum_at_receivers(
-        factor[:, None] * charges[senders] * weights, receivers, len(charges)
-    )
-    energies = (charges * potential).sum(1).double()
+    n_atoms, user = len(charges), order.long()
+    potential = sum_at_receivers(factor[:, None] * charges[senders] * weights, receivers, n_atoms)
     product = (charges[receivers] * charges[senders] * weights).sum(1)
-    edge_grad = charges.new_zeros(3, len(edges.senders))
-    edge_grad[:, edges.origin[slots].long()] = slope * product * edges.direction[:, slots]
-    return energies, 2 * potential, edge_grad
+    direction = edges.direction[:, slots].T
+    grad = (slope * product)[:, None] * direction
+    virials = _virials(direction * distance[:, None], grad).T.contiguous()
+    mean = torch.empty_like(charges[:, 0])
+    forces = charges.new_empty(n_atoms, 3, dtype=torch.float64)
+    atoms = forces.new_empty(7, n_atoms)
+    mean[user] = (charges * mean_weights).sum(1)
+    forces[user] = -2 * sum_at_receivers(grad.double(), receivers, n_atoms)
+    atoms[0, user] = (charges * potential).sum(1).double()
+    atoms[1:, user] = sum_at_receivers(virials.double(), receivers, n_atoms).T
+    return CoulombSums(2 * potential, mean, forces, atoms)
+
+
+def _virials(vectors: Tensor, grad: Tensor) -> Tensor:
+    """Return the symmetric products [6, E] of vectors [E, 3] and gradients along them."""
+    (x, y, z), (gx, gy, gz) = vectors.unbind(1), grad.unbind(1)
+    shear = [(y * gz + z * gy) / 2, (x * gz + z * gx) / 2, (x * gy + y * gx) / 2]
+    return torch.stack([x * gx, y * gy, z * gz, *shear])
 
 
 def _damping(distance: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,14 +14,19 @@ EPS = 1e-6
 
 
 def equilibrate(
-    predicted: Tensor, totals: Tensor, systems: Tensor, rank: Tensor, system_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Share the missing charge of each system among its atoms: [N, Q]."""
+    predicted: Tensor,
+    totals: Tensor,
+    systems: Tensor,
+    rank: Tensor,
+    system_ptr: Tensor,
+    charges: Tensor,
+) -> Tensor:
+    """Share the missing charge of each system among its atoms."""
     c, f = predicted.double().tensor_split(2, dim=1)
     excess = totals[:, None] - _system_sums(c, rank, system_ptr)
     inverse = 1 / (_system_sums(f * f, rank, system_ptr) + EPS)
-    charges = c + f * f * (inverse * excess)[systems.long()]
-    return charges.to(predicted.dtype), torch.stack([excess, inverse], dim=1)
+    charges.copy_(c + f * f * (inverse * excess)[systems.long()])
+    return torch.stack([excess, inverse], dim=1)
 
 
 def equilibrate_backward(
