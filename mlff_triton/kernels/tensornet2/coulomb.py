@@ -23,6 +23,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.tensornet2.launch_sizes import coulomb_blocks
 from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 
@@ -30,7 +31,6 @@ _DAMPING = tl.constexpr(DAMPING)
 _LARGEST = tl.constexpr(1 - 1 / 128)  # squared relative distance at which the damping ends
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _BLOCK = 32  # atoms per program, and in an iteration
-_LANES = 32  # edges of an atom in an iteration
 
 
 @triton.jit
@@ -167,6 +167,7 @@ def _coulomb_edges_kernel(
     n_slots,
     C: tl.constexpr,
     LANES: tl.constexpr,
+    STAGES: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum over the edges of an atom. Grid: one program per atom.
@@ -192,7 +193,7 @@ def _coulomb_edges_kernel(
     zero = tl.zeros([LANES], tl.float64)
     gx, gy, gz = zero, zero, zero
     xx, yy, zz, yz, xz, xy = zero, zero, zero, zero, zero, zero
-    for start in range(begin, end, LANES):
+    for start in tl.range(begin, end, LANES, num_stages=STAGES):
         slot = start + tl.arange(0, LANES)
         live = slot < end
         sender = tl.load(senders_ptr + slot, live, other=0).to(tl.int64)
@@ -327,7 +328,7 @@ def coulomb_edges(
     """
     check_device(charges)
     n_atoms, n_charges = charges.shape
-    sums = _sums(charges)
+    sums, blocks = _sums(charges), coulomb_blocks(charges)
     with torch.cuda.device_of(charges):
         _coulomb_edges_kernel[(n_atoms,)](
             charges,
@@ -345,7 +346,9 @@ def coulomb_edges(
             n_charges,
             len(edges.senders),
             C=triton.next_power_of_2(n_charges),
-            LANES=_LANES,
+            LANES=blocks.lanes,
+            STAGES=blocks.stages,
+            num_warps=blocks.warps,
             **early_launch(charges),
         )
     return sums

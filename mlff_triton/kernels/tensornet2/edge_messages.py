@@ -34,7 +34,7 @@ from mlff_triton.kernels.tensornet2.edge_rows import (
 )
 from mlff_triton.kernels.tensornet2.launch_sizes import sum_blocks
 from mlff_triton.kernels.tensornet2.row_products import row_products
-from mlff_triton.kernels.types.edge_rows import EdgeRows
+from mlff_triton.kernels.types.edge_rows import EdgeRows, HiddenRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -57,6 +57,7 @@ def _sum_messages_kernel(
     F: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK_F: tl.constexpr,
+    STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
@@ -75,7 +76,7 @@ def _sum_messages_kernel(
     stride = tl.cast(n_atoms, tl.int64) * F
     zero = tl.zeros([LANES, BLOCK_F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
-    for k in range(0, end - begin + 1, LANES):
+    for k in tl.range(0, end - begin + 1, LANES, num_stages=STAGES):
         rank = k + tl.arange(0, LANES)[:, None]
         neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
         distance = tl.load(distance_ptr + slot, real, other=0.0)
@@ -105,22 +106,36 @@ def third_hidden(
     terms: tuple[Tensor, Tensor],
     network: InteractionNetwork,
     edges: Edges,
-    slope: Tensor | None = None,
+    slopes: tuple[Tensor | None, Tensor | None] = (None, None),
     opposite: Tensor | None = None,
 ) -> Tensor:
-    """Compute z3 [rows, 3 F] of a chunk's edges; ``slope`` [rows, 2 F] gets that of act(z2).
+    """Compute z3 [rows, 3 F] of a chunk's edges.
 
-    For ``opposite``, see `gather_hidden`.
+    ``slopes``, [rows, F] and [rows, 2 F], get those of act(z1) and act(z2). For ``opposite``, see
+    `gather_hidden`.
     """
     channels = len(network.own)
-    h1 = gather_hidden(chunk, y, terms, network, edges, opposite)
+    h1 = gather_hidden(chunk, y, terms, network, edges, slopes[0], opposite)
     h2 = chunk.empty_factors(y, 2 * channels, network)
     z3 = chunk.empty(y, 3 * channels)
     second = network.second_adjoint, network.second_bias
-    row_products(chunk, h1, *second, h2, network, kind="hidden", slope=slope)
-    third = network.third_adjoint, network.third_bias
-    row_products(chunk, h2, *third, z3, network, kind="output")
+    row_products(chunk, h1, *second, h2, network, slopes[1], activate=True)
+    row_products(chunk, h2, network.third_adjoint, network.third_bias, z3, network)
     return z3
+
+
+def hidden_rows(
+    chunk: Chunk,
+    y: Tensor,
+    terms: tuple[Tensor, Tensor],
+    network: InteractionNetwork,
+    edges: Edges,
+    opposite: Tensor | None = None,
+) -> HiddenRows:
+    """Compute what the backward pass needs of a chunk's edges; for ``opposite``, see above."""
+    channels = len(network.own)
+    slopes = chunk.empty(y, channels), chunk.empty(y, 2 * channels)
+    return HiddenRows(third_hidden(chunk, y, terms, network, edges, slopes, opposite), *slopes)
 
 
 def edge_messages(
@@ -159,10 +174,9 @@ def edge_messages(
                 _sum_messages(chunk, z3, y, network, edges, None, message)
             return message, rows
         opposite = torch.empty_like(edges.origin)
-        slope = every.empty(y, 2 * y.shape[2])
-        z3 = third_hidden(every, y, (terms[1], terms[0]), network, edges, slope, opposite)
-        _sum_messages(every, z3, y, network, edges, opposite, message)
-    return message, rows._replace(z3=z3, slope=slope)
+        hidden = hidden_rows(every, y, (terms[1], terms[0]), network, edges, opposite)
+        _sum_messages(every, hidden.z3, y, network, edges, opposite, message)
+    return message, rows._replace(hidden=hidden)
 
 
 def _sum_messages(
@@ -197,6 +211,7 @@ def _sum_messages(
         F=channels,
         LANES=blocks.lanes,
         BLOCK_F=blocks.channels,
+        STAGES=blocks.stages,
         ACTIVATION=network.activation,
         num_warps=blocks.warps,
         **early_launch(y),

@@ -31,12 +31,10 @@ from mlff_triton.kernels.common.irreps import (
 from mlff_triton.kernels.common.radial import cosine_cutoff, look_up_function_slopes
 from mlff_triton.kernels.common.split_products import end_sum, linear
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
-from mlff_triton.kernels.tensornet2.edge_messages import third_hidden
+from mlff_triton.kernels.tensornet2.edge_messages import hidden_rows
 from mlff_triton.kernels.tensornet2.edge_rows import (
     Chunk,
     chunks,
-    first_hidden,
-    load_position,
     load_rank,
     precision,
     rows_before,
@@ -88,6 +86,7 @@ def _tensor_gradients_kernel(
     n_rows,
     F: tl.constexpr,
     LANES: tl.constexpr,
+    STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
@@ -110,7 +109,7 @@ def _tensor_gradients_kernel(
     y = load_tensor(y_ptr + offset, stride, True)
     zero = tl.zeros([LANES, F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
-    for k in range(0, end - begin + 1, LANES):
+    for k in tl.range(0, end - begin + 1, LANES, num_stages=STAGES):
         rank = k + tl.arange(0, LANES)[:, None]
         neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
         distance = tl.load(distance_ptr + slot, real, other=0.0)
@@ -139,22 +138,17 @@ def _tensor_gradients_kernel(
 
 @triton.jit
 def _term_gradients_kernel(
-    atom_terms_ptr,
-    neighbor_terms_ptr,
+    grad_z1_ptr,
+    inverse_ptr,
+    row_slope_ptr,
     table_ptr,
-    own_ptr,
     receiver_ptr,
     slot_begin_ptr,
     slot_end_ptr,
-    senders_ptr,
     origin_ptr,
     interval_ptr,
     fraction_ptr,
-    width_ptr,
     ends_ptr,
-    grad_h1_ptr,
-    inverse_ptr,
-    row_slope_ptr,
     grad_sent_ptr,
     by_edge_ptr,
     by_atom_ptr,
@@ -164,18 +158,17 @@ def _term_gradients_kernel(
     F: tl.constexpr,
     Q: tl.constexpr,
     LANES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum the gradients of z1 at senders. Grid: one program per atom of a chunk.
 
-    Reads the terms [N, F] of the atoms and of their neighbors, fields of `InteractionNetwork`, from
-    `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``origin``, ``interval``,
-    ``fraction`` and ``width`` [slots], ``ends[N]``, ``grad_h1[n_rows, F]``, and the inverse scale
-    and derivative [n_rows] of each row. Writes ``grad_sent[N, F]``, ``by_edge[slots, n_charges]``,
-    ``by_atom[N, n_charges]`` and ``slope[slots]``.
+    Reads ``grad_z1[n_rows, F]``, the inverse scale and derivative [n_rows] of each row,
+    ``table[K + 1, 3, F]``, the weight ``receiver``, from `Edges` ``slot_begin[N]``,
+    ``slot_end[N]`` and ``origin``, ``interval`` and ``fraction`` [slots], and ``ends[N]``. Writes
+    ``grad_sent[N, F]``, ``by_edge[slots, n_charges]``, ``by_atom[N, n_charges]`` and
+    ``slope[slots]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
@@ -183,27 +176,23 @@ def _term_gradients_kernel(
     place = rows_before(ends_ptr, atom) - rows_before(ends_ptr, first)
     channel, charge = tl.arange(0, F)[None, :], tl.arange(0, Q)[None, :]
     used = charge < n_charges
-    terms = atom_terms_ptr, neighbor_terms_ptr
-    position_ptrs = interval_ptr, fraction_ptr, width_ptr
     acc = tl.zeros([LANES, F], grad_sent_ptr.dtype.element_ty)
     for k in range(0, end - begin + 1, LANES):
         rank = k + tl.arange(0, LANES)[:, None]
-        neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
-        position = load_position(position_ptrs, slot, real)
-        z1 = first_hidden(
-            table_ptr, own_ptr, terms, position, atom, neighbor, real, live, channel, F
-        )
-        row = place + rank
-        grad_z1 = tl.load(grad_h1_ptr + row * F + channel, live, other=0.0)
-        grad_z1 *= activate_with_slope(z1, ACTIVATION)[1]
-        by_charge = tl.zeros([LANES, Q], z1.dtype)
+        slot = begin + rank - 1
+        real = (rank > 0) & (slot < end)
+        live, row = real | (rank == 0), place + rank
+        grad_z1 = tl.load(grad_z1_ptr + row * F + channel, live, other=0.0)
+        by_charge = tl.zeros([LANES, Q], grad_z1.dtype)
         by_charge = linear(grad_z1, receiver_ptr, by_charge, F, Q, 0, 0, PRECISION)
         inverse = tl.load(inverse_ptr + row, live, other=0.0)
         by_charge = end_sum(by_charge, PRECISION) * inverse
         grad_z1 *= inverse
         acc += grad_z1
 
-        tabulated = look_up_function_slopes(table_ptr, position[0], position[1], channel, real, F)
+        interval = tl.load(interval_ptr + slot, real, other=0)
+        fraction = tl.load(fraction_ptr + slot, real, other=0.0)
+        tabulated = look_up_function_slopes(table_ptr, interval, fraction, channel, real, F)
         slope = tl.sum(grad_z1 * tabulated, axis=1)[:, None]
         slope += tl.load(row_slope_ptr + row, live, other=0.0)
         origin = tl.load(origin_ptr + slot, real, other=0)
@@ -263,6 +252,7 @@ def _tensor_gradients(
         chunk.n_rows,
         F=channels,
         LANES=blocks.lanes,
+        STAGES=blocks.stages,
         ACTIVATION=network.activation,
         PRECISION=precision(network, grad_y),
         num_warps=blocks.warps,
@@ -322,36 +312,27 @@ def edge_messages_backward(
     with torch.cuda.device_of(y):
         every = whole(edges, rows.ends, y)
         for chunk in chunks(edges, rows.ends) if every is None else [every]:
-            z3, slope2 = rows.z3, rows.slope
-            if z3 is None or slope2 is None:
-                slope2 = chunk.empty(y, 2 * channels)
-                z3 = third_hidden(chunk, y, roles, network, edges, slope2)
+            hidden = rows.hidden or hidden_rows(chunk, y, roles, network, edges)
             tensors = grad, y, direct
-            grad_z3, *of_rows = _tensor_gradients(chunk, tensors, z3, network, edges, grad_y)
-            del z3
+            grad_z3, *of_rows = _tensor_gradients(chunk, tensors, hidden.z3, network, edges, grad_y)
             grad_z2 = chunk.empty_factors(y, 2 * channels, network)
-            third, second = network.third, network.second
-            kind = "gradient"
-            row_products(chunk, grad_z3, third, None, grad_z2, network, kind=kind, slope=slope2)
-            del grad_z3, slope2
-            grad_h1 = chunk.empty(y, channels)
-            row_products(chunk, grad_z2, second, None, grad_h1, network, kind="output")
-            del grad_z2
+            third, second = (network.third, None), (network.second, None)
+            row_products(chunk, grad_z3, *third, grad_z2, network, hidden.second_slope)
+            del grad_z3
+            grad_z1 = chunk.empty(y, channels)
+            row_products(chunk, grad_z2, *second, grad_z1, network, hidden.first_slope)
+            del grad_z2, hidden
             _term_gradients_kernel[(chunk.n_atoms,)](
-                *roles,
+                grad_z1,
+                *of_rows,
                 network.table,
-                network.own,
                 network.receiver,
                 edges.slot_begin,
                 edges.slot_end,
-                edges.senders,
                 edges.origin,
                 edges.interval,
                 edges.fraction,
-                edges.width,
                 chunk.ends,
-                grad_h1,
-                *of_rows,
                 grad_sent,
                 by_edge,
                 by_atom,
@@ -361,7 +342,6 @@ def edge_messages_backward(
                 F=channels,
                 Q=network.receiver.shape[-1],
                 LANES=blocks.lanes,
-                ACTIVATION=network.activation,
                 PRECISION=precision(network, y),
                 ACCUMULATE=accumulate,
                 num_warps=blocks.warps,

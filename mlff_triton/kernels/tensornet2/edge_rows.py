@@ -119,7 +119,7 @@ def whole(edges: Edges, ends: Tensor, y: Tensor) -> Chunk | None:
     """Return all atoms as one chunk, if the rows that it keeps for the backward pass fit."""
     n_atoms = len(edges.slot_begin)
     n_rows = _room(n_atoms, edges)
-    kept = n_rows * 5 * y.shape[2] * y.element_size()
+    kept = n_rows * 6 * y.shape[2] * y.element_size()
     return Chunk(ends, 0, n_atoms, n_rows) if kept <= KEPT_BYTES else None
 
 
@@ -223,6 +223,7 @@ def _first_hidden_kernel(
     width_ptr,
     ends_ptr,
     h1_ptr,
+    slope_ptr,
     opposite_ptr,
     first,
     n_rows,
@@ -237,8 +238,8 @@ def _first_hidden_kernel(
     Reads the terms [N, F] of the atoms and of their neighbors, ``table[K + 1, 3, F]``, ``own[F]``,
     from `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``origin``, ``reverse``,
     ``interval``, ``fraction`` and ``width`` [slots], and ``ends[N]``. Writes
-    ``h1[2 or 1, n_rows, F]`` and, unless it is None, ``opposite[slots]``: the row of the opposite
-    edge, indexed by origin.
+    ``h1[2 or 1, n_rows, F]`` and, unless they are None, its slopes ``slope[n_rows, F]``, and
+    ``opposite[slots]``: the row of the opposite edge, indexed by origin.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
@@ -254,7 +255,9 @@ def _first_hidden_kernel(
         z1 = first_hidden(
             table_ptr, own_ptr, terms, position, atom, neighbor, real, live, channel, F
         )
-        h1 = activate_with_slope(z1, ACTIVATION)[0]
+        h1, slope = activate_with_slope(z1, ACTIVATION)
+        if slope_ptr is not None:
+            tl.store(slope_ptr + (place + rank) * F + channel, slope, live)
         if PRECISION == "halves":
             h1 *= _VALUE_SCALE
         if opposite_ptr is not None:
@@ -271,7 +274,8 @@ def gather_hidden(
     terms: tuple[Tensor, Tensor],
     network: InteractionNetwork,
     edges: Edges,
-    opposite: Tensor | None = None,
+    slope: Tensor | None,
+    opposite: Tensor | None,
 ) -> Tensor:
     """Compute the first activations of a chunk's edges.
 
@@ -285,6 +289,8 @@ def gather_hidden(
         Parts of the first map that depend on the charges of the atoms, and of their neighbors.
     network, edges
         As for `mlff_triton.kernels.tensornet2.edge_messages.edge_messages`.
+    slope : [rows, F], optional
+        Output: slopes of the activation.
     opposite : int32 [slots], optional
         Output, indexed by ``edges.origin``: row of the opposite edge.
 
@@ -310,6 +316,7 @@ def gather_hidden(
         edges.width,
         chunk.ends,
         h1,
+        slope,
         opposite,
         chunk.first,
         chunk.n_rows,

@@ -20,7 +20,8 @@ from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previ
 
 _EPS = tl.constexpr(1e-6)
 _CHANNELS = 8  # per program of the sums: a sector of memory
-_ROWS = 256  # atoms in an iteration of the sums
+_ROWS = 1024  # atoms in an iteration of the sums
+_WARPS = 8  # per program of the sums
 _ELEMENTS = 512  # per program of other kernels
 
 
@@ -212,6 +213,7 @@ def equilibrate(
             Q=n_charges,
             CHANNELS=_CHANNELS,
             ROWS=_ROWS,
+            num_warps=_WARPS,
             **early_launch(predicted),
         )
         _equilibrate_fwd_kernel[(triton.cdiv(charges.numel(), _ELEMENTS),)](
@@ -263,6 +265,7 @@ def equilibrate_backward(
             Q=n_charges,
             CHANNELS=_CHANNELS,
             ROWS=_ROWS,
+            num_warps=_WARPS,
             **early_launch(grad),
         )
         _equilibrate_bwd_kernel[(triton.cdiv(grad.numel(), _ELEMENTS),)](

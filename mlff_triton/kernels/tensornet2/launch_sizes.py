@@ -24,13 +24,14 @@ class GatherBlocks(NamedTuple):
         Edges in an iteration.
     channels : int
         Channels per program.
-    warps : int
-        Warps per program.
+    warps, stages : int
+        Warps per program, and stages of the loop's software pipeline.
     """
 
     lanes: int
     channels: int
     warps: int
+    stages: int = 1
 
 
 class ProductBlocks(NamedTuple):
@@ -71,6 +72,11 @@ def gradient_blocks(y: Tensor) -> GatherBlocks:
 def term_blocks(y: Tensor) -> GatherBlocks:
     """Return the sizes for the gradients of the first hidden values, on tensor cores."""
     return GatherBlocks(128 // y.element_size(), y.shape[2], 8)
+
+
+def coulomb_blocks(charges: Tensor) -> GatherBlocks:
+    """Return the sizes for Coulomb energies of charges [N, C] along edges."""
+    return GatherBlocks(32, charges.shape[1], 4)
 
 
 def product_blocks(x: Tensor, n_in: int, n_out: int) -> ProductBlocks:

@@ -2,8 +2,8 @@
 
     out = act(x w + b)      or      x w + b      or      (x w) s
 
-with slopes s of the activation, which the first form returns. Tiles that no row of a chunk reaches
-are skipped.
+with slopes s of the activation, which the first form also returns. Tiles that no row of a chunk
+reaches are skipped.
 
 If weights are halves, x is in halves too, and three products of them are added. Tensor cores round
 sums toward zero, so each sum over a few channels is rounded to nearest when it is added.
@@ -61,19 +61,20 @@ def _row_products_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,
-    KIND: tl.constexpr,
+    ACTIVATE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
+    FACTORS: tl.constexpr,
     DESCRIBED: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute a block [M, N] of a product. Grid: (blocks of columns, the innermost, and of rows,).
 
     Reads ``x[2 or 1, n_rows, N_IN]`` and ``weight[2 or 1, N_IN, N_OUT]``, both by descriptors if
-    DESCRIBED, ``bias[N_OUT]`` or None, and ``ends[N]``. Writes ``out``. KIND tells what it is:
-    "hidden" are activations [2 or 1, n_rows, N_OUT], which are stored with their slopes
-    ``slope[n_rows, N_OUT]`` unless None; "gradient" are products with slopes that are read, of the
-    same shape; and "output" are the products [n_rows, N_OUT].
+    DESCRIBED, ``bias[N_OUT]`` or None, and ``ends[N]``. Writes ``out``, which is
+    [2 or 1, n_rows, N_OUT] with FACTORS and [n_rows, N_OUT] without. With ACTIVATE, these are
+    activations. Unless it is None, ``slope[n_rows, N_OUT]`` then gets their slopes; without
+    ACTIVATE, the products are multiplied by it.
     """
     wait_for_previous(EARLY_LAUNCH)
     columns: tl.constexpr = N_OUT // N
@@ -95,20 +96,18 @@ def _row_products_kernel(
             if PRECISION == "halves":
                 z *= 1 / _VALUE_SCALE
             z += tl.load(bias_ptr + channel)
-        offset = (row + tl.arange(0, M)).to(tl.int64)[:, None] * N_OUT + channel
-        if KIND == "output":
-            tl.store(out_ptr + offset, z)
-        else:
-            if KIND == "hidden":
-                z, slope = activate_with_slope(z, ACTIVATION)
-                if PRECISION == "halves":
-                    z *= _VALUE_SCALE
-                if slope_ptr is not None:
-                    tl.store(slope_ptr + offset, slope)
-            else:
-                z *= tl.load(slope_ptr + offset)
-            low_offset = tl.cast(n_rows, tl.int64) * N_OUT
-            store_factors(out_ptr + offset, low_offset, z, None, PRECISION)
+        begin = tl.cast(row, tl.int64) * N_OUT
+        offset = tl.arange(0, M)[:, None] * N_OUT + channel
+        if ACTIVATE:
+            z, slope = activate_with_slope(z, ACTIVATION)
+            if PRECISION == "halves":
+                z *= _VALUE_SCALE
+            if slope_ptr is not None:
+                tl.store(slope_ptr + begin + offset, slope)
+        elif slope_ptr is not None:
+            z *= tl.load(slope_ptr + begin + offset)
+        low = tl.cast(n_rows, tl.int64) * N_OUT
+        store_factors(out_ptr + begin + offset, low, z, None, PRECISION if FACTORS else "ieee")
 
 
 def row_products(
@@ -118,9 +117,9 @@ def row_products(
     bias: Tensor | None,
     out: Tensor,
     network: InteractionNetwork,
-    *,
-    kind: str,
     slope: Tensor | None = None,
+    *,
+    activate: bool = False,
 ) -> None:
     """Multiply rows by a weight of a network.
 
@@ -133,13 +132,13 @@ def row_products(
     weight, bias : [2, I, O] or [I, O], [O]
         Map, from inputs to outputs. With a bias, ``x`` are activations.
     out : [2 or 1, rows, O] or [rows, O]
-        Output.
+        Output, for further products or for others.
     network : InteractionNetwork
         Network that the map belongs to.
-    kind : {"hidden", "gradient", "output"}
-        Activations, gradients of the values before them, or the product itself.
     slope : [rows, O], optional
-        Slopes of the activation: output for "hidden", and input for "gradient".
+        Slopes of the activation: output with ``activate``, and otherwise factors of the products.
+    activate : bool
+        If True, apply the activation.
     """
     n_in, n_out = weight.shape[-2:]
     blocks = product_blocks(x, n_in, n_out)
@@ -161,9 +160,10 @@ def row_products(
         N=blocks.columns,
         K=blocks.inner,
         STAGES=blocks.stages,
-        KIND=kind,
+        ACTIVATE=activate,
         ACTIVATION=network.activation,
         PRECISION="halves" if x.dtype == torch.float16 else precision(network, x),
+        FACTORS=out.dim() == 3,
         DESCRIBED=described,
         num_warps=blocks.warps,
         **early_launch(x),

@@ -7,6 +7,22 @@ from typing import NamedTuple
 from torch import Tensor
 
 
+class HiddenRows(NamedTuple):
+    """What the backward pass needs of the network of each edge, in rows.
+
+    Attributes
+    ----------
+    z3 : [rows, 3 F]
+        Last hidden values, before their activation.
+    first_slope, second_slope : [rows, F], [rows, 2 F]
+        Slopes of the activation at the hidden values before them.
+    """
+
+    z3: Tensor
+    first_slope: Tensor
+    second_slope: Tensor
+
+
 class EdgeRows(NamedTuple):
     """Places of edges in rows, and what these rows keep for the backward pass.
 
@@ -14,12 +30,9 @@ class EdgeRows(NamedTuple):
     ----------
     ends : int64 [N]
         Number of edges of all atoms up to each one, including those of atoms to themselves.
-    z3 : [rows, 3 F], optional
-        Last hidden values of the edges that each atom sends.
-    slope : [rows, 2 F], optional
-        Slopes of the activation at the hidden values before them.
+    hidden : HiddenRows, optional
+        Rows of the edges that each atom sends.
     """
 
     ends: Tensor
-    z3: Tensor | None = None
-    slope: Tensor | None = None
+    hidden: HiddenRows | None = None
