@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class HiddenRows(NamedTuple):
-    """What the backward pass needs of the network of each edge, in rows.
+    """Hidden values of the network of each edge, and slopes at others, in rows.
 
     Attributes
     ----------
