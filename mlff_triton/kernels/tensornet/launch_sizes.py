@@ -129,11 +129,3 @@ def readout_blocks(rows: Tensor) -> LinearBlocks:
 def head_blocks(rows: Tensor) -> LinearBlocks:
     """Return the sizes for two products and their adjoints in one kernel."""
     return LinearBlocks(16, min(256 // rows.element_size(), rows.shape[1]), 0, 4, 1)
-
-
-def readout_backward_blocks(rows: Tensor) -> LinearBlocks:
-    """Return the sizes for the adjoint of the readout, whose programs own all channels."""
-    channels = rows.shape[1]
-    if hardware.shared_memory(rows) < 220 * KIB:
-        return LinearBlocks(16, channels, min(128 // rows.element_size(), channels), 4, 1)
-    return LinearBlocks(16, channels, min(64, channels, 8192 // channels), 4, 2)

@@ -30,8 +30,8 @@ from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.launch_sizes import (
     head_blocks,
-    readout_backward_blocks,
     readout_blocks,
+    row_blocks,
     tensor_blocks,
 )
 from mlff_triton.kernels.tensornet.reference.readout import deep_head, gated_head
@@ -52,7 +52,7 @@ __all__ = [
 @triton.jit
 def _row_mean(i, a, s, F: tl.constexpr):
     """Return the mean [M, 1] of the 3 F values of each row, given as three blocks [M, F]."""
-    return ((tl.sum(i, axis=1) + tl.sum(a, axis=1) + tl.sum(s, axis=1)) / (3 * F))[:, None]
+    return (tl.sum(i + a + s, axis=1) / (3 * F))[:, None]
 
 
 @triton.jit
@@ -180,55 +180,67 @@ def _scalar_head_kernel(
 
 
 @triton.jit
-def _invariants_bwd_kernel(
+def _normed_gradients_kernel(
     grad_ptr,
-    x_ptr,
-    inverse_ptr,
     gain_ptr,
     high_ptr,
     low_ptr,
     factors_ptr,
     n_atoms,
     F: tl.constexpr,
-    TRACE: tl.constexpr,
     M: tl.constexpr,
+    N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Compute the gradients of the invariants. Grid: one program per M atoms.
+    """Compute gradients before the layer norm's. Grid: one program per M atoms and N of 3 F values.
 
-    Reads ``grad[N, F]``, ``x[9, N, F]``, ``inverse[N, F]`` unless it is None, ``gain[3 F]`` and the
-    halves of the adjoint weight [3 F, F]. Writes ``factors[N, 3, F]``.
+    Reads ``grad[N, F]``, ``gain[3 F]`` and the halves of the adjoint weight [3 F, F]. Writes
+    ``factors[N, 3 F]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
-    channel = tl.arange(0, F)
+    out = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
-    g0 = tl.zeros([M, F], x_ptr.dtype.element_ty)
-    g1, g2 = g0, g0
+    acc = tl.zeros([M, N], grad_ptr.dtype.element_ty)
     for start in range(0, F, K):
         k = start + tl.arange(0, K)
         grad = tl.load(grad_ptr + atoms * F + k[None, :], inside, other=0.0)
-        weights = channel[None, :] * F + k[:, None]  # [K, F], of [3 F, F]
-        part: tl.constexpr = F * F
-        g0 = multiply(grad, high_ptr, low_ptr, weights, g0, PRECISION)
-        g1 = multiply(grad, high_ptr, low_ptr, weights + part, g1, PRECISION)
-        g2 = multiply(grad, high_ptr, low_ptr, weights + 2 * part, g2, PRECISION)
-    g0 *= tl.load(gain_ptr + channel)[None, :]
-    g1 *= tl.load(gain_ptr + F + channel)[None, :]
-    g2 *= tl.load(gain_ptr + 2 * F + channel)[None, :]
+        weights = out[None, :] * F + k[:, None]  # [K, N]
+        acc = multiply(grad, high_ptr, low_ptr, weights, acc, PRECISION)
+    acc *= tl.load(gain_ptr + out)[None, :]
+    tl.store(factors_ptr + atoms * (3 * F) + out[None, :], acc, inside)
 
+
+@triton.jit
+def _invariants_bwd_kernel(
+    factors_ptr,
+    x_ptr,
+    inverse_ptr,
+    n_atoms,
+    F: tl.constexpr,
+    TRACE: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Differentiate the layer norm of invariants, in place. Grid: one program per atom.
+
+    Reads ``factors[N, 3, F]``, ``x[9, N, F]`` and ``inverse[N, F]`` unless it is None. Writes
+    ``factors[N, 3, F]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    atom = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, F)[None, :]
+    rows = factors_ptr + atom * (3 * F) + channel
+    g0, g1, g2 = tl.load(rows), tl.load(rows + F), tl.load(rows + 2 * F)
     stride = tl.cast(n_atoms, tl.int64) * F
-    offset = atoms * F + channel[None, :]
-    i, a, s = _invariants(x_ptr, inverse_ptr, offset, stride, inside, TRACE)
+    i, a, s = _invariants(x_ptr, inverse_ptr, atom * F + channel, stride, True, TRACE)
     mean, rstd = _row_moments(i, a, s, F)
     i, a, s = (i - mean) * rstd, (a - mean) * rstd, (s - mean) * rstd
     mean, along = _row_mean(g0, g1, g2, F), _row_mean(g0 * i, g1 * a, g2 * s, F)
-    out = factors_ptr + atoms * (3 * F) + channel[None, :]
-    tl.store(out, (g0 - mean - i * along) * rstd, inside)
-    tl.store(out + F, (g1 - mean - a * along) * rstd, inside)
-    tl.store(out + 2 * F, (g2 - mean - s * along) * rstd, inside)
+    tl.store(rows, (g0 - mean - i * along) * rstd)
+    tl.store(rows + F, (g1 - mean - a * along) * rstd)
+    tl.store(rows + 2 * F, (g2 - mean - s * along) * rstd)
 
 
 @triton.jit
@@ -454,23 +466,32 @@ def map_invariants_backward(
     check_device(x)
     n_atoms, channels = x.shape[1:]
     factors = x.new_empty(n_atoms, 3, channels)
-    rows = readout_backward_blocks(grad)
+    rows = row_blocks(grad)
+    grid = triton.cdiv(n_atoms, rows.atoms), 3 * channels // rows.channels
     with torch.cuda.device_of(x):
-        _invariants_bwd_kernel[(triton.cdiv(n_atoms, rows.atoms),)](
+        _normed_gradients_kernel[grid](
             grad,
-            x,
-            inverse,
             gain,
             *operands(weight),
             factors,
             n_atoms,
             F=channels,
-            TRACE=trace,
             M=rows.atoms,
+            N=rows.channels,
             K=rows.inner,
             PRECISION=precision_of(weight),
             num_warps=rows.warps,
             num_stages=rows.stages,
+            **early_launch(x),
+        )
+        _invariants_bwd_kernel[(n_atoms,)](
+            factors,
+            x,
+            inverse,
+            n_atoms,
+            F=channels,
+            TRACE=trace,
+            num_warps=max(channels // 64, 1),
             **early_launch(x),
         )
     return factors

@@ -29,15 +29,15 @@ def _charge_terms_kernel(
     terms_ptr,
     stride,
     n_atoms,
-    n_charges,
     F: tl.constexpr,
+    Q: tl.constexpr,
     ATOMS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Map charges for a role. Grid: one program per ATOMS atoms and role.
 
-    Reads ``charges[N, n_charges]``, whose rows are ``stride`` apart, and
-    ``weight[n_charges, 2, F]``. Writes ``terms[2, N, F]``.
+    Reads ``charges[N, Q]``, whose rows are ``stride`` apart, and ``weight[Q, 2, F]``. Writes
+    ``terms[2, N, F]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = (tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)).to(tl.int64)[:, None]
@@ -45,7 +45,7 @@ def _charge_terms_kernel(
     channel = tl.arange(0, F)[None, :]
     inside = atom < n_atoms
     terms = tl.zeros([ATOMS, F], terms_ptr.dtype.element_ty)
-    for q in range(n_charges):
+    for q in tl.static_range(Q):
         charge = tl.load(charges_ptr + atom * stride + q, inside, other=0.0)
         terms += charge * tl.load(weight_ptr + (2 * q + role) * F + channel)
     row = role.to(tl.int64) * n_atoms + atom
@@ -130,8 +130,8 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
             terms,
             charges.stride(0),
             n_atoms,
-            n_charges,
             F=channels,
+            Q=n_charges,
             ATOMS=_ATOMS,
             **early_launch(charges),
         )

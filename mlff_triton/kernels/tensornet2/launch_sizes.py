@@ -14,6 +14,8 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 
+FEW_ROWS = 1 << 12  # products of which do not fill a GPU with large tiles
+
 
 class GatherBlocks(NamedTuple):
     """Block sizes of kernels that own an atom, and loop over its edges.
@@ -80,12 +82,14 @@ def coulomb_blocks(charges: Tensor) -> GatherBlocks:
 
 
 def product_blocks(x: Tensor, n_in: int, n_out: int) -> ProductBlocks:
-    """Return the sizes for products of rows x[..., I] with a weight [I, O].
+    """Return the sizes for products of x[2 or 1, rows, I] with a weight [I, O].
 
     Channels are three times a power of two at most. Blocks take what divides them.
     """
     inner, columns = n_in & -n_in, n_out & -n_out
     if x.element_size() == 2 and hardware.has_large_memory(x):
+        if x.shape[1] <= FEW_ROWS:
+            return ProductBlocks(64, min(32, columns), min(32, inner), 4, 6)
         return ProductBlocks(64, min(128, columns), min(32, inner), 4, 3)
     if x.element_size() == 2:
         return ProductBlocks(64, min(64, columns), min(32, inner), 4, 2)
@@ -96,4 +100,4 @@ def network_blocks(rows: Tensor) -> LinearBlocks:
     """Return the sizes for two products of rows[N, F] in one kernel."""
     channels = rows.shape[1]
     inner = max(16, min(256 // rows.element_size(), channels, 4096 // channels))
-    return LinearBlocks(16, channels, inner, 4, 1)
+    return LinearBlocks(16, channels, inner, 4, 3 if hardware.has_large_memory(rows) else 1)

@@ -131,6 +131,19 @@ def test_agrees_however_products_are_launched(blocks, device, dtype, monkeypatch
     check(11, 32, 5, True, device, dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [32, 64])
+def test_products_have_the_same_bits_in_narrow_tiles(columns, device, monkeypatch):
+    """Systems of a few atoms get narrow tiles alone, and wide ones in a batch."""
+    y, terms, parts, edges = moved(forward_inputs(500, 128, 20), device, torch.float32)
+    found = []
+    for width, stages in ((columns, 6), (128, 3)):
+        blocks = ProductBlocks(64, width, 32, 4, stages)
+        monkeypatch.setattr(row_products, "product_blocks", lambda *_, blocks=blocks: blocks)
+        found.append(messages(operator)(y, terms, parts, edges))
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("lanes", LANES)
 def test_agrees_however_sums_are_launched(lanes, device, monkeypatch):
     blocks = GatherBlocks(lanes, 32, 2)
