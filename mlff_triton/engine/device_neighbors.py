@@ -19,7 +19,7 @@ from mlff_triton.kernels.neighbors.edges import edges
 from mlff_triton.kernels.neighbors.neighbor_list import MAX_CAPACITY, fill_rows
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
-from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.verlet_list import automatic_skin
@@ -246,20 +246,20 @@ class DeviceNeighbors:
 
     def edges(self) -> tuple[Edges, Tensor]:
         """Launch the kernel that finds the edges of the network and the status of each atom."""
-        return self._edges(-1)
+        return self._edges(-1, self._model.parameters.tables.knots)
 
     def far_edges(self) -> tuple[Edges, Tensor]:
-        """Do the same for the edges of the longest cutoff."""
-        return self._edges(0)
+        """Do the same for the edges of the longest cutoff, without their position in tables."""
+        return self._edges(0, None)
 
-    def _edges(self, index: int) -> tuple[Edges, Tensor]:
+    def _edges(self, index: int, knots: Knots | None) -> tuple[Edges, Tensor]:
         model, atoms = self._model, self._atoms
         return edges(
             atoms.positions,
             atoms.cell,
             atoms.system,
             (self.matrix, *self._short)[index],
-            model.parameters.tables.knots,
+            knots,
             self._cutoffs[index],
             self._radii[index],
             model.dtype,

@@ -113,7 +113,8 @@ def _edges_kernel(
     ``inverse[B, 3, 3]``, ``order[N]``, ``begin[N]``, or None if rows lie in the order of
     atoms, ``count[N]``, senders and shifts [N, K], ``needed`` and ``reach`` of the neighbor matrix;
     ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the fields [slots] of
-    `Edges` in the first slots of each row, and ``status[N]``.
+    `Edges` in the first slots of each row, and ``status[N]``. If ``knots`` is None, the position in
+    radial tables is left out.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -139,16 +140,19 @@ def _edges_kernel(
     vector = subtract_product(vector, shift, cell)
     distance = norm(vector)
     near = live & (distance - cutoff < 0)
-    interval, fraction, width = _locate(distance, near, knots_ptr, intervals_ptr, n_knots, n_cells)
 
     out = begin + tl.cumsum(near.to(tl.int32), 0) - 1
-    dtype = fraction_ptr.dtype.element_ty
+    dtype = distance_ptr.dtype.element_ty
     stride = tl.cast(n_slots, tl.int64)
     tl.store(senders_ptr + out, sender, near)
     tl.store(origin_ptr + out, slot, near)
-    tl.store(interval_ptr + out, interval, near)
-    tl.store(fraction_ptr + out, fraction.to(dtype), near)
-    tl.store(width_ptr + out, width.to(dtype), near)
+    if knots_ptr is not None:
+        interval, fraction, width = _locate(
+            distance, near, knots_ptr, intervals_ptr, n_knots, n_cells
+        )
+        tl.store(interval_ptr + out, interval, near)
+        tl.store(fraction_ptr + out, fraction.to(dtype), near)
+        tl.store(width_ptr + out, width.to(dtype), near)
     for d in tl.static_range(3):
         tl.store(direction_ptr + d * stride + out, (vector[d] / distance).to(dtype), near)
     tl.store(distance_ptr + out, distance.to(dtype), near)
@@ -169,7 +173,7 @@ def edges(
     cell: Tensor,
     system: Tensor,
     rows: NeighborMatrix,
-    knots: Knots,
+    knots: Knots | None,
     cutoff: float,
     radius: float,
     dtype: torch.dtype,
@@ -188,8 +192,8 @@ def edges(
         System of each atom.
     rows : NeighborMatrix
         Neighbors within the radius, when the matrix was built.
-    knots : Knots
-        Knots of the radial tables.
+    knots : Knots, optional
+        Knots of the radial tables. Without them, `Edges` have no position in tables.
     cutoff : float
         Cutoff of the model, Å.
     radius : float
@@ -209,6 +213,7 @@ def edges(
     check_device(positions)
     n_atoms, capacity = rows.senders.shape
     n_slots = n_atoms * capacity
+    n_located = 0 if knots is None else n_slots
     device = positions.device
 
     def integers(size: int) -> Tensor:
@@ -223,9 +228,9 @@ def edges(
         senders=integers(n_slots),
         origin=integers(n_slots),
         reverse=rows.reverse,
-        interval=integers(n_slots),
-        fraction=floats(n_slots),
-        width=floats(n_slots),
+        interval=integers(n_located),
+        fraction=floats(n_located),
+        width=floats(n_located),
         direction=floats(3, n_slots),
         distance=floats(n_slots),
     )
@@ -244,8 +249,8 @@ def edges(
             rows.shifts,
             rows.needed,
             rows.reach,
-            knots.positions,
-            knots.intervals,
+            None if knots is None else knots.positions,
+            None if knots is None else knots.intervals,
             found.slot_end,
             found.senders,
             found.origin,
@@ -257,8 +262,8 @@ def edges(
             status,
             capacity,
             n_slots,
-            len(knots.positions),
-            len(knots.intervals),
+            0 if knots is None else len(knots.positions),
+            0 if knots is None else len(knots.intervals),
             cutoff,
             radius,
             BLOCK=triton.next_power_of_2(capacity),

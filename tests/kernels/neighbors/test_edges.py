@@ -45,7 +45,7 @@ def run(
     device: str,
     /,
     dtype: torch.dtype = torch.float64,
-    knots: Knots = KNOTS,
+    knots: Knots | None = KNOTS,
     *,
     cutoff: float = CUTOFF,
     radius: float = CUTOFF + SKIN,
@@ -59,7 +59,7 @@ def run(
     fields = {**vars(rows), "positions": positions, **changes}
     given = (t.to(device) for t in (positions, cell, batch.int()))
     on_device = NeighborMatrix(**{name: t.to(device) for name, t in fields.items()})
-    knots = Knots(*(t.to(device) for t in knots))
+    knots = None if knots is None else Knots(*(t.to(device) for t in knots))
     found, status = edges(*given, on_device, knots, cutoff, radius, dtype)
     return Edges(*(t.cpu() for t in found)), status.cpu()
 
@@ -136,6 +136,20 @@ def test_a_list_without_skin_misses_nothing(device):
     vectors = graph.vectors(positions, cell, batch)
     assert_same_edges(found, rows, graph, vectors, torch.float64)
     assert torch.equal(found.slot_end - found.slot_begin, rows.count)
+
+
+def test_edges_without_knots_have_no_position_in_tables(device):
+    structures = [structure("triclinic", 20)]
+    rows, cell, batch = rows_of(structures)
+    given = torch.tensor(structures[0][0]), rows, cell, batch, device
+    (found, status), (expected, expected_status) = run(*given, knots=None), run(*given)
+    assert len(found.interval) == len(found.fraction) == len(found.width) == 0
+    assert torch.equal(status, expected_status)
+    assert torch.equal(found.slot_end, expected.slot_end)
+    slots, _ = expected.live()
+    for name in ("senders", "origin", "distance"):
+        assert torch.equal(getattr(found, name)[slots], getattr(expected, name)[slots])
+    assert torch.equal(found.direction[:, slots], expected.direction[:, slots])
 
 
 def test_gives_the_same_bits_again(device):
