@@ -120,12 +120,6 @@ def row_blocks(rows: Tensor) -> LinearBlocks:
     return LinearBlocks(atoms, min(32 if n_atoms <= FEW else 64, channels), inner, 4, 2)
 
 
-def readout_blocks(rows: Tensor) -> LinearBlocks:
-    """Return the sizes for a product of norms, which each block of outputs computes again."""
-    channels = rows.shape[1]
-    return LinearBlocks(16, min(32, channels), min(512 // rows.element_size(), channels), 4, 1)
-
-
 def head_blocks(rows: Tensor) -> LinearBlocks:
     """Return the sizes for two products and their adjoints in one kernel."""
     return LinearBlocks(16, min(256 // rows.element_size(), rows.shape[1]), 0, 4, 1)

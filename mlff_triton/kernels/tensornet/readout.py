@@ -30,7 +30,6 @@ from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.launch_sizes import (
     head_blocks,
-    readout_blocks,
     row_blocks,
     tensor_blocks,
 )
@@ -79,49 +78,72 @@ def _invariants(x_ptr, inverse_ptr, offset, stride, inside, TRACE: tl.constexpr)
 
 
 @triton.jit
-def _readout_fwd_kernel(
+def _normed_invariants_kernel(
     x_ptr,
     inverse_ptr,
     gain_ptr,
     shift_ptr,
-    high_ptr,
-    low_ptr,
-    bias_ptr,
-    hidden_ptr,
+    normed_ptr,
     n_atoms,
     F: tl.constexpr,
     TRACE: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
+):
+    """Compute and normalize invariants. Grid: one program per atom.
+
+    Reads ``x[9, N, F]``, ``inverse[N, F]`` unless it is None, ``gain[3 F]`` and ``shift[3 F]``.
+    Writes ``normed[N, 3, F]``.
+    """
+    wait_for_previous(EARLY_LAUNCH)
+    atom = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, F)[None, :]
+    stride = tl.cast(n_atoms, tl.int64) * F
+    values = _invariants(x_ptr, inverse_ptr, atom * F + channel, stride, True, TRACE)
+    mean, rstd = _row_moments(*values, F)
+    rows = normed_ptr + atom * (3 * F) + channel
+    for k in tl.static_range(3):
+        column = k * F + channel
+        normed = (values[k] - mean) * rstd * tl.load(gain_ptr + column)
+        tl.store(rows + k * F, normed + tl.load(shift_ptr + column))
+
+
+@triton.jit
+def _rows_linear_kernel(
+    rows_ptr,
+    gain_ptr,
+    high_ptr,
+    low_ptr,
+    bias_ptr,
+    out_ptr,
+    n_atoms,
+    N_IN: tl.constexpr,
+    N_OUT: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Compute z. Grid: one program per M atoms and N of F outputs.
+    """Map rows. Grid: one program per M atoms and N of N_OUT outputs.
 
-    Reads ``x[9, N, F]``, ``inverse[N, F]`` unless it is None, ``gain[3 F]``, ``shift[3 F]``, the
-    halves of ``weight[F, 3 F]`` and ``bias[F]``. Writes ``hidden[N, F]``.
+    Reads ``rows[N, N_IN]`` and the halves of ``weight[N_OUT, N_IN]``. The result is multiplied by
+    ``gain[N_OUT]``, and ``bias[N_OUT]`` is added, unless they are None. Writes ``out[N, N_OUT]``.
     """
     wait_for_previous(EARLY_LAUNCH)
-    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]  # [M, 1]
-    out = tl.program_id(1) * N + tl.arange(0, N)
+    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
+    column = tl.program_id(1) * N + tl.arange(0, N)
     inside = atoms < n_atoms
-    stride = tl.cast(n_atoms, tl.int64) * F
-    rows = atoms * F
-    channel = tl.arange(0, F)[None, :]
-    i, a, s = _invariants(x_ptr, inverse_ptr, rows + channel, stride, inside, TRACE)
-    mean, rstd = _row_moments(i, a, s, F)
-    hidden = tl.zeros([M, N], mean.dtype) + tl.load(bias_ptr + out)[None, :]
-    for start in range(0, F, K):
+    acc = tl.zeros([M, N], rows_ptr.dtype.element_ty)
+    for start in range(0, N_IN, K):
         k = start + tl.arange(0, K)
-        norms = _invariants(x_ptr, inverse_ptr, rows + k[None, :], stride, inside, TRACE)
-        for part in tl.static_range(3):
-            column = part * F + k
-            x = (norms[part] - mean) * rstd * tl.load(gain_ptr + column)[None, :]
-            x += tl.load(shift_ptr + column)[None, :]
-            weights = out[None, :] * (3 * F) + column[:, None]  # [K, N]
-            hidden = multiply(x, high_ptr, low_ptr, weights, hidden, PRECISION)
-    tl.store(hidden_ptr + atoms * F + out[None, :], hidden, inside)
+        rows = tl.load(rows_ptr + atoms * N_IN + k[None, :], inside, other=0.0)
+        weights = column[None, :] * N_IN + k[:, None]  # [K, N]
+        acc = multiply(rows, high_ptr, low_ptr, weights, acc, PRECISION)
+    if gain_ptr is not None:
+        acc *= tl.load(gain_ptr + column)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + column)[None, :]
+    tl.store(out_ptr + atoms * N_OUT + column[None, :], acc, inside)
 
 
 @triton.jit
@@ -177,40 +199,6 @@ def _scalar_head_kernel(
         grad = multiply(slope, adjoint_high_ptr, adjoint_low_ptr, weights, grad, PRECISION)
         grad *= activate_derivative(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
         tl.store(out + n[None, :], grad, inside)
-
-
-@triton.jit
-def _normed_gradients_kernel(
-    grad_ptr,
-    gain_ptr,
-    high_ptr,
-    low_ptr,
-    factors_ptr,
-    n_atoms,
-    F: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    EARLY_LAUNCH: tl.constexpr,
-):
-    """Compute gradients before the layer norm's. Grid: one program per M atoms and N of 3 F values.
-
-    Reads ``grad[N, F]``, ``gain[3 F]`` and the halves of the adjoint weight [3 F, F]. Writes
-    ``factors[N, 3 F]``.
-    """
-    wait_for_previous(EARLY_LAUNCH)
-    atoms = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
-    out = tl.program_id(1) * N + tl.arange(0, N)
-    inside = atoms < n_atoms
-    acc = tl.zeros([M, N], grad_ptr.dtype.element_ty)
-    for start in range(0, F, K):
-        k = start + tl.arange(0, K)
-        grad = tl.load(grad_ptr + atoms * F + k[None, :], inside, other=0.0)
-        weights = out[None, :] * F + k[:, None]  # [K, N]
-        acc = multiply(grad, high_ptr, low_ptr, weights, acc, PRECISION)
-    acc *= tl.load(gain_ptr + out)[None, :]
-    tl.store(factors_ptr + atoms * (3 * F) + out[None, :], acc, inside)
 
 
 @triton.jit
@@ -316,29 +304,50 @@ def map_invariants(
     """
     check_device(x)
     n_atoms, channels = x.shape[1:]
-    hidden = x.new_empty(n_atoms, channels)
-    blocks = readout_blocks(hidden)
+    normed = x.new_empty(n_atoms, 3 * channels)
     with torch.cuda.device_of(x):
-        _readout_fwd_kernel[(triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)](
+        _normed_invariants_kernel[(n_atoms,)](
             x,
             inverse,
             gain,
             shift,
-            *operands(weight),
-            bias,
-            hidden,
+            normed,
             n_atoms,
             F=channels,
             TRACE=trace,
+            num_warps=max(channels // 64, 1),
+            **early_launch(x),
+        )
+    return _rows_linear(normed, weight, bias=bias)
+
+
+def _rows_linear(
+    rows: Tensor, weight: SplitWeight, *, gain: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Map rows [N, I] by a weight [O, I], multiply by a gain [O], and add a bias [O]."""
+    n_atoms, n_in = rows.shape
+    n_out = len(weight.weight)
+    out = rows.new_empty(n_atoms, n_out)
+    blocks = row_blocks(out if n_out < n_in else rows)
+    with torch.cuda.device_of(rows):
+        _rows_linear_kernel[(triton.cdiv(n_atoms, blocks.atoms), n_out // blocks.channels)](
+            rows,
+            gain,
+            *operands(weight),
+            bias,
+            out,
+            n_atoms,
+            N_IN=n_in,
+            N_OUT=n_out,
             M=blocks.atoms,
             N=blocks.channels,
             K=blocks.inner,
             PRECISION=precision_of(weight),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
-            **early_launch(x),
+            **early_launch(rows),
         )
-    return hidden
+    return out
 
 
 def scalar_head(
@@ -465,25 +474,8 @@ def map_invariants_backward(
     """
     check_device(x)
     n_atoms, channels = x.shape[1:]
-    factors = x.new_empty(n_atoms, 3, channels)
-    rows = row_blocks(grad)
-    grid = triton.cdiv(n_atoms, rows.atoms), 3 * channels // rows.channels
+    factors = _rows_linear(grad, weight, gain=gain).unflatten(1, (3, channels))
     with torch.cuda.device_of(x):
-        _normed_gradients_kernel[grid](
-            grad,
-            gain,
-            *operands(weight),
-            factors,
-            n_atoms,
-            F=channels,
-            M=rows.atoms,
-            N=rows.channels,
-            K=rows.inner,
-            PRECISION=precision_of(weight),
-            num_warps=rows.warps,
-            num_stages=rows.stages,
-            **early_launch(x),
-        )
         _invariants_bwd_kernel[(n_atoms,)](
             factors,
             x,
