@@ -34,6 +34,14 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def register_limit(registers: int) -> dict[str, int]:
+    """Return launch options that limit the registers of a thread, on NVIDIA GPUs.
+
+    Compilers spend registers that only hide latency, and take them from other programs.
+    """
+    return {"maxnreg": registers} if torch.version.hip is None else {}
+
+
 def exact_precision(x: Tensor) -> str:
     """Return the fastest precision of `tl.dot` that is as exact as float32 arithmetic."""
     split = x.dtype == torch.float32 and torch.version.hip is None

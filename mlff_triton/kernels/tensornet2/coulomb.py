@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.common.hardware import exact_precision, register_limit
 from mlff_triton.kernels.tensornet2.launch_sizes import coulomb_blocks
 from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edges import Edges
@@ -167,7 +167,6 @@ def _coulomb_edges_kernel(
     n_slots,
     C: tl.constexpr,
     LANES: tl.constexpr,
-    STAGES: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum over the edges of an atom. Grid: one program per atom.
@@ -189,17 +188,23 @@ def _coulomb_edges_kernel(
     quadratic, constant = tl.load(field_ptr + 1).to(dtype), tl.load(field_ptr + 2).to(dtype)
     stride = tl.cast(n_slots, tl.int64)
 
-    potential = tl.zeros([C], tl.float64)
+    sums = tl.zeros([LANES, C], dtype)
     zero = tl.zeros([LANES], tl.float64)
     gx, gy, gz = zero, zero, zero
     xx, yy, zz, yz, xz, xy = zero, zero, zero, zero, zero, zero
-    for start in tl.range(begin, end, LANES, num_stages=STAGES):
-        slot = start + tl.arange(0, LANES)
+    lane = tl.arange(0, LANES)
+    following = tl.load(senders_ptr + begin + lane, begin + lane < end, other=0)
+    for start in range(begin, end, LANES):
+        slot = start + lane
         live = slot < end
-        sender = tl.load(senders_ptr + slot, live, other=0).to(tl.int64)
+        sender = following.to(tl.int64)
         pointers = charges_ptr + sender[:, None] * n_charges + column[None, :]
         other = tl.load(pointers, live[:, None] & used[None, :], other=0.0)  # [LANES, C]
+        following = tl.load(senders_ptr + slot + LANES, slot + LANES < end, other=0)
         distance = tl.load(distance_ptr + slot, live, other=1.0)
+        ux = tl.load(direction_ptr + slot, live, other=0.0)
+        uy = tl.load(direction_ptr + stride + slot, live, other=0.0)
+        uz = tl.load(direction_ptr + 2 * stride + slot, live, other=0.0)
         inside = live & (distance < cutoff)
         inverse = 1 / distance
         damping, slope = _damping(distance)
@@ -209,10 +214,7 @@ def _coulomb_edges_kernel(
         # The same bits for the opposite edge
         product = tl.sum(other * charges[None, :] * weights[None, :], axis=1)
         slope = tl.where(inside, slope * product, 0.0).to(dtype)
-        potential += tl.sum(factor[:, None] * other, axis=0).to(tl.float64)
-        ux = tl.load(direction_ptr + slot, live, other=0.0)
-        uy = tl.load(direction_ptr + stride + slot, live, other=0.0)
-        uz = tl.load(direction_ptr + 2 * stride + slot, live, other=0.0)
+        sums += factor[:, None] * other
         ex = (slope * ux).to(tl.float64)
         ey = (slope * uy).to(tl.float64)
         ez = (slope * uz).to(tl.float64)
@@ -222,6 +224,7 @@ def _coulomb_edges_kernel(
         xx, yy, zz = xx + x * ex, yy + y * ey, zz + z * ez
         yz, xz, xy = yz + y * ez, xz + x * ez, xy + x * ey
 
+    potential = tl.sum(sums.to(tl.float64), axis=0)
     potential *= weights
     out = grad_charges_ptr + atom * n_charges + column
     tl.store(out, (2 * potential).to(dtype), used)
@@ -347,8 +350,8 @@ def coulomb_edges(
             len(edges.senders),
             C=triton.next_power_of_2(n_charges),
             LANES=blocks.lanes,
-            STAGES=blocks.stages,
             num_warps=blocks.warps,
+            **register_limit(blocks.registers),
             **early_launch(charges),
         )
     return sums

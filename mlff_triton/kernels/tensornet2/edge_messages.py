@@ -57,7 +57,6 @@ def _sum_messages_kernel(
     F: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK_F: tl.constexpr,
-    STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
@@ -76,15 +75,14 @@ def _sum_messages_kernel(
     stride = tl.cast(n_atoms, tl.int64) * F
     zero = tl.zeros([LANES, BLOCK_F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
-    for k in tl.range(0, end - begin + 1, LANES, num_stages=STAGES):
-        rank = k + tl.arange(0, LANES)[:, None]
-        neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
+    lane = tl.arange(0, LANES)[:, None]
+    given = senders_ptr, origin_ptr, opposite_ptr
+    following = _load_neighbor(given, begin, end, atom, place, lane)
+    for k in range(0, end - begin + 1, LANES):
+        neighbor, row, slot, real, live = following
+        following = _load_neighbor(given, begin, end, atom, place, k + LANES + lane)
         distance = tl.load(distance_ptr + slot, real, other=0.0)
         cutoff = cosine_cutoff(distance, cutoffs_ptr)[0]
-        row = place + rank
-        if opposite_ptr is not None:
-            origin = tl.load(origin_ptr + slot, real, other=0)
-            row = tl.where(real, tl.load(opposite_ptr + origin, real, other=0), row)
         z3_row_ptr = z3_ptr + row * (3 * F) + channel
         i = tl.load(z3_row_ptr, live, other=0.0)
         a = tl.load(z3_row_ptr + F, live, other=0.0)
@@ -98,6 +96,18 @@ def _sum_messages_kernel(
         acc = add(acc, scale_parts(factors, y))
     message = sum_lanes(acc, 1, LANES, BLOCK_F)
     store_tensor(message_ptr + tl.cast(atom, tl.int64) * F + channel, stride, message, True)
+
+
+@triton.jit
+def _load_neighbor(pointers, begin, end, atom, place, rank):
+    """Return the neighbors and rows of edges, with the results of `load_rank`."""
+    senders_ptr, origin_ptr, opposite_ptr = pointers
+    neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
+    row = place + rank
+    if opposite_ptr is not None:
+        origin = tl.load(origin_ptr + slot, real, other=0)
+        row = tl.where(real, tl.load(opposite_ptr + origin, real, other=0), row)
+    return neighbor, row, slot, real, live
 
 
 def third_hidden(
@@ -211,7 +221,6 @@ def _sum_messages(
         F=channels,
         LANES=blocks.lanes,
         BLOCK_F=blocks.channels,
-        STAGES=blocks.stages,
         ACTIVATION=network.activation,
         num_warps=blocks.warps,
         **early_launch(y),

@@ -21,6 +21,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.activations import activate_with_slope
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.hardware import register_limit
 from mlff_triton.kernels.common.irreps import (
     add,
     dot_parts,
@@ -29,7 +30,7 @@ from mlff_triton.kernels.common.irreps import (
     store_tensor,
 )
 from mlff_triton.kernels.common.radial import cosine_cutoff, look_up_function_slopes
-from mlff_triton.kernels.common.split_products import end_sum, linear
+from mlff_triton.kernels.common.split_products import end_sum, load_weight, multiply
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
 from mlff_triton.kernels.tensornet2.edge_messages import hidden_rows
 from mlff_triton.kernels.tensornet2.edge_rows import (
@@ -86,7 +87,6 @@ def _tensor_gradients_kernel(
     n_rows,
     F: tl.constexpr,
     LANES: tl.constexpr,
-    STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
@@ -109,9 +109,13 @@ def _tensor_gradients_kernel(
     y = load_tensor(y_ptr + offset, stride, True)
     zero = tl.zeros([LANES, F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
-    for k in tl.range(0, end - begin + 1, LANES, num_stages=STAGES):
-        rank = k + tl.arange(0, LANES)[:, None]
-        neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
+    lane = tl.arange(0, LANES)[:, None]
+    following = load_rank(senders_ptr, begin, end, atom, lane)
+    for k in range(0, end - begin + 1, LANES):
+        rank = k + lane
+        neighbor, slot, real, live = following
+        # Loaded before the stores below, for which it would have to wait.
+        following = load_rank(senders_ptr, begin, end, atom, rank + LANES)
         distance = tl.load(distance_ptr + slot, real, other=0.0)
         cutoff, cutoff_slope = cosine_cutoff(distance, cutoffs_ptr)
         row = place + rank
@@ -176,28 +180,30 @@ def _term_gradients_kernel(
     place = rows_before(ends_ptr, atom) - rows_before(ends_ptr, first)
     channel, charge = tl.arange(0, F)[None, :], tl.arange(0, Q)[None, :]
     used = charge < n_charges
+    weight = load_weight(receiver_ptr, F, Q, 0, 0, PRECISION, F, Q)
     acc = tl.zeros([LANES, F], grad_sent_ptr.dtype.element_ty)
     for k in range(0, end - begin + 1, LANES):
         rank = k + tl.arange(0, LANES)[:, None]
         slot = begin + rank - 1
         real = (rank > 0) & (slot < end)
         live, row = real | (rank == 0), place + rank
-        grad_z1 = tl.load(grad_z1_ptr + row * F + channel, live, other=0.0)
-        by_charge = tl.zeros([LANES, Q], grad_z1.dtype)
-        by_charge = linear(grad_z1, receiver_ptr, by_charge, F, Q, 0, 0, PRECISION)
-        inverse = tl.load(inverse_ptr + row, live, other=0.0)
-        by_charge = end_sum(by_charge, PRECISION) * inverse
-        grad_z1 *= inverse
-        acc += grad_z1
-
+        # All loads come before the product, whose barriers they would wait for.
         interval = tl.load(interval_ptr + slot, real, other=0)
         fraction = tl.load(fraction_ptr + slot, real, other=0.0)
-        tabulated = look_up_function_slopes(table_ptr, interval, fraction, channel, real, F)
-        slope = tl.sum(grad_z1 * tabulated, axis=1)[:, None]
-        slope += tl.load(row_slope_ptr + row, live, other=0.0)
         origin = tl.load(origin_ptr + slot, real, other=0)
+        inverse = tl.load(inverse_ptr + row, live, other=0.0)
+        slope = tl.load(row_slope_ptr + row, live, other=0.0)
+        grad_z1 = tl.load(grad_z1_ptr + row * F + channel, live, other=0.0)
+        tabulated = look_up_function_slopes(table_ptr, interval, fraction, channel, real, F)
         if ACCUMULATE:
             slope += tl.load(slope_ptr + origin, real, other=0.0)
+
+        scaled = grad_z1 * inverse
+        acc += scaled
+        slope += tl.sum(scaled * tabulated, axis=1)[:, None]
+        by_charge = multiply(grad_z1, weight, tl.zeros([LANES, Q], grad_z1.dtype), PRECISION)
+        by_charge = end_sum(by_charge, PRECISION) * inverse
+
         tl.store(slope_ptr + origin, slope, real)
         edge_rows = by_edge_ptr + origin.to(tl.int64) * n_charges + charge
         tl.store(edge_rows, by_charge, real & used)
@@ -252,10 +258,10 @@ def _tensor_gradients(
         chunk.n_rows,
         F=channels,
         LANES=blocks.lanes,
-        STAGES=blocks.stages,
         ACTIVATION=network.activation,
         PRECISION=precision(network, grad_y),
         num_warps=blocks.warps,
+        **register_limit(blocks.registers),
         **early_launch(grad_y),
     )
     return grad_z3, inverse, slope
@@ -346,6 +352,7 @@ def edge_messages_backward(
                 ACCUMULATE=accumulate,
                 num_warps=blocks.warps,
                 num_stages=1,
+                **register_limit(blocks.registers),
                 **early_launch(y),
             )
     return grad_y, grad_sent, by_edge, by_atom

@@ -26,14 +26,16 @@ class GatherBlocks(NamedTuple):
         Edges in an iteration.
     channels : int
         Channels per program.
-    warps, stages : int
-        Warps per program, and stages of the loop's software pipeline.
+    warps : int
+        Warps per program.
+    registers : int
+        Most registers of a thread, on NVIDIA GPUs.
     """
 
     lanes: int
     channels: int
     warps: int
-    stages: int = 1
+    registers: int = 255
 
 
 class ProductBlocks(NamedTuple):
@@ -68,17 +70,21 @@ def sum_blocks(y: Tensor) -> GatherBlocks:
 def gradient_blocks(y: Tensor) -> GatherBlocks:
     """Return the sizes for gathering and reducing each edge over all channels, in one warp."""
     channels = y.shape[2]
-    return GatherBlocks(max(256 // channels, 1), channels, max(channels // 128, 1))
+    return GatherBlocks(max(256 // channels, 1), channels, 2, 168 if y.element_size() == 4 else 255)
 
 
 def term_blocks(y: Tensor) -> GatherBlocks:
     """Return the sizes for the gradients of the first hidden values, on tensor cores."""
-    return GatherBlocks(128 // y.element_size(), y.shape[2], 8)
+    is_small = y.element_size() == 4 and y.shape[2] <= 128
+    return GatherBlocks(128 // y.element_size(), y.shape[2], 8, 128 if is_small else 255)
 
 
 def coulomb_blocks(charges: Tensor) -> GatherBlocks:
     """Return the sizes for Coulomb energies of charges [N, C] along edges."""
-    return GatherBlocks(32, charges.shape[1], 4)
+    channels = charges.shape[1]
+    if charges.element_size() == 8:
+        return GatherBlocks(16, channels, 4)
+    return GatherBlocks(32, channels, 1, 200)
 
 
 def product_blocks(x: Tensor, n_in: int, n_out: int) -> ProductBlocks:
