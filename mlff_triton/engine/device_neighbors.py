@@ -246,13 +246,18 @@ class DeviceNeighbors:
 
     def edges(self) -> tuple[Edges, Tensor]:
         """Launch the kernel that finds the edges of the network and the status of each atom."""
-        return self._edges(-1, self._model.parameters.tables.knots)
+        return self._edges(-1, self._model.parameters.tables.knots, None)
 
-    def far_edges(self) -> tuple[Edges, Tensor]:
-        """Do the same for the edges of the longest cutoff, without their position in tables."""
-        return self._edges(0, None)
+    def far_edges(self, status: Tensor) -> tuple[Edges, Tensor]:
+        """Do the same for the edges of the longest cutoff, without their position in tables.
 
-    def _edges(self, index: int, knots: Knots | None) -> tuple[Edges, Tensor]:
+        The status is joined with that of `edges`.
+        """
+        return self._edges(0, None, status)
+
+    def _edges(
+        self, index: int, knots: Knots | None, status: Tensor | None
+    ) -> tuple[Edges, Tensor]:
         model, atoms = self._model, self._atoms
         return edges(
             atoms.positions,
@@ -264,6 +269,7 @@ class DeviceNeighbors:
             self._radii[index],
             model.dtype,
             rows_ascend=self.matrix is self._found,
+            others=status,
         )
 
     @property

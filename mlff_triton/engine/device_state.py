@@ -168,8 +168,7 @@ class DeviceState:
             return evaluate_step(model.operators, p, self._sorted, near, self._status)
         far = near if p.charges.is_truncated else None
         if self.neighbors.has_far_edges:
-            far, of_far = self.neighbors.far_edges()
-            self._status = self._status | (of_far & ~AGE)  # ages are the same, up to rounding
+            far, self._status = self.neighbors.far_edges(self._status)
         geometry = Geometry(self.atoms.positions, near, far)
         operators = Operators(model.operators, model.charged_operators)
         return evaluate_charged_step(operators, p, self._sorted, geometry, self._status)

@@ -304,7 +304,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     lists = integers, integers, integers, integers, slots, slots, slots.flatten()
     rows = NeighborMatrix(*lists, integers[0], integers[0], positions, cell)
     knots = p.tables.knots
-    edges.edges(positions, cell, integers, rows, None, 5.0, 6.0, dtype)
+    edges.edges(positions, cell, integers, rows, None, 5.0, 6.0, dtype, others=integers)
     found, status = edges.edges(positions, cell, integers, rows, knots, 5.0, 6.0, dtype)
     one_system = torch.tensor([0, n_atoms], dtype=torch.int32)
     ones = torch.ones(n_atoms)

@@ -97,6 +97,7 @@ def _edges_kernel(
     width_ptr,
     direction_ptr,
     distance_ptr,
+    others_ptr,
     status_ptr,
     capacity,
     n_slots,
@@ -114,7 +115,7 @@ def _edges_kernel(
     atoms, ``count[N]``, senders and shifts [N, K], ``needed`` and ``reach`` of the neighbor matrix;
     ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the fields [slots] of
     `Edges` in the first slots of each row, and ``status[N]``. If ``knots`` is None, the position in
-    radial tables is left out.
+    radial tables is left out. Unless it is None, ``others[N]`` is joined with the status.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -165,6 +166,8 @@ def _edges_kernel(
     closest = tl.min(tl.where(live, distance, float("inf")))
     needed, reach = tl.load(needed_ptr), tl.load(reach_ptr)
     status = _status(moved, limit, closest, size, needed, capacity, reach)
+    if others_ptr is not None:
+        status = tl.load(others_ptr + user_atom) | (status & ~_AGE)
     tl.store(status_ptr + user_atom, status)
 
 
@@ -179,6 +182,7 @@ def edges(
     dtype: torch.dtype,
     *,
     rows_ascend: bool = True,
+    others: Tensor | None = None,
 ) -> tuple[Edges, Tensor]:
     """Select the edges within the cutoff, and compute their geometry.
 
@@ -202,6 +206,9 @@ def edges(
         Dtype of the geometry that the network reads.
     rows_ascend : bool
         False if atoms have been sorted again after their rows were built.
+    others : int32 [N], optional
+        Status of each atom in another list of the same age, up to rounding. Its problems and its
+        age are joined with the problems of this one.
 
     Returns
     -------
@@ -259,6 +266,7 @@ def edges(
             found.width,
             found.direction,
             found.distance,
+            others,
             status,
             capacity,
             n_slots,

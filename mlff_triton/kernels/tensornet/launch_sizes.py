@@ -120,6 +120,13 @@ def row_blocks(rows: Tensor) -> LinearBlocks:
     return LinearBlocks(atoms, min(32 if n_atoms <= FEW else 64, channels), inner, 4, 2)
 
 
+def invariant_blocks(rows: Tensor) -> LinearBlocks:
+    """Return the sizes for products of rows whose inputs or outputs are 3 F: deep if few."""
+    blocks = row_blocks(rows)
+    is_deep = len(rows) <= FEW and hardware.has_large_memory(rows)
+    return blocks._replace(stages=4) if is_deep else blocks
+
+
 def head_blocks(rows: Tensor) -> LinearBlocks:
     """Return the sizes for two products and their adjoints in one kernel."""
     return LinearBlocks(16, min(256 // rows.element_size(), rows.shape[1]), 0, 4, 1)

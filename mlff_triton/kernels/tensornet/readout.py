@@ -30,7 +30,7 @@ from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.launch_sizes import (
     head_blocks,
-    row_blocks,
+    invariant_blocks,
     tensor_blocks,
 )
 from mlff_triton.kernels.tensornet.reference.readout import deep_head, gated_head
@@ -328,7 +328,7 @@ def _rows_linear(
     n_atoms, n_in = rows.shape
     n_out = len(weight.weight)
     out = rows.new_empty(n_atoms, n_out)
-    blocks = row_blocks(out if n_out < n_in else rows)
+    blocks = invariant_blocks(out if n_out < n_in else rows)
     with torch.cuda.device_of(rows):
         _rows_linear_kernel[(triton.cdiv(n_atoms, blocks.atoms), n_out // blocks.channels)](
             rows,

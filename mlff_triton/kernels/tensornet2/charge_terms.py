@@ -18,7 +18,6 @@ from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previ
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
-_ATOMS = 8  # per program of the terms
 _LANES = 32  # neighbors of an atom in an iteration
 
 
@@ -31,25 +30,21 @@ def _charge_terms_kernel(
     n_atoms,
     F: tl.constexpr,
     Q: tl.constexpr,
-    ATOMS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Map charges for a role. Grid: one program per ATOMS atoms and role.
+    """Map charges for a role. Grid: one program per atom and role.
 
     Reads ``charges[N, Q]``, whose rows are ``stride`` apart, and ``weight[Q, 2, F]``. Writes
     ``terms[2, N, F]``.
     """
     wait_for_previous(EARLY_LAUNCH)
-    atom = (tl.program_id(0) * ATOMS + tl.arange(0, ATOMS)).to(tl.int64)[:, None]
-    role = tl.program_id(1)
-    channel = tl.arange(0, F)[None, :]
-    inside = atom < n_atoms
-    terms = tl.zeros([ATOMS, F], terms_ptr.dtype.element_ty)
+    atom, role = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel = tl.arange(0, F)
+    terms = tl.zeros([F], terms_ptr.dtype.element_ty)
     for q in tl.static_range(Q):
-        charge = tl.load(charges_ptr + atom * stride + q, inside, other=0.0)
+        charge = tl.load(charges_ptr + atom * stride + q)
         terms += charge * tl.load(weight_ptr + (2 * q + role) * F + channel)
-    row = role.to(tl.int64) * n_atoms + atom
-    tl.store(terms_ptr + row * F + channel, terms, inside)
+    tl.store(terms_ptr + (role.to(tl.int64) * n_atoms + atom) * F + channel, terms)
 
 
 @triton.jit
@@ -124,7 +119,7 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
     channels = network.charges.shape[2]
     terms = charges.new_empty(2, n_atoms, channels)
     with torch.cuda.device_of(charges):
-        _charge_terms_kernel[(triton.cdiv(n_atoms, _ATOMS), 2)](
+        _charge_terms_kernel[(n_atoms, 2)](
             charges,
             network.charges,
             terms,
@@ -132,7 +127,7 @@ def charge_terms(charges: Tensor, network: InteractionNetwork) -> Tensor:
             n_atoms,
             F=channels,
             Q=n_charges,
-            ATOMS=_ATOMS,
+            num_warps=1,
             **early_launch(charges),
         )
     return terms

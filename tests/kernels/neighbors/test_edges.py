@@ -49,6 +49,7 @@ def run(
     *,
     cutoff: float = CUTOFF,
     radius: float = CUTOFF + SKIN,
+    others: Tensor | None = None,
     **changes: Tensor,
 ) -> tuple[Edges, Tensor]:
     """Run the operator on the device, and return its results on the CPU.
@@ -60,7 +61,8 @@ def run(
     given = (t.to(device) for t in (positions, cell, batch.int()))
     on_device = NeighborMatrix(**{name: t.to(device) for name, t in fields.items()})
     knots = None if knots is None else Knots(*(t.to(device) for t in knots))
-    found, status = edges(*given, on_device, knots, cutoff, radius, dtype)
+    others = None if others is None else others.to(device)
+    found, status = edges(*given, on_device, knots, cutoff, radius, dtype, others=others)
     return Edges(*(t.cpu() for t in found)), status.cpu()
 
 
@@ -150,6 +152,15 @@ def test_edges_without_knots_have_no_position_in_tables(device):
     for name in ("senders", "origin", "distance"):
         assert torch.equal(getattr(found, name)[slots], getattr(expected, name)[slots])
     assert torch.equal(found.direction[:, slots], expected.direction[:, slots])
+
+
+def test_joins_the_status_of_another_list(device):
+    positions = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 5e-4], [0.0, 0.0, 2.0]])
+    rows, cell, batch = rows_of([(positions, None, False)])
+    others = torch.tensor([STALE | 3, 7, SHORT | 9]).int()
+    given = torch.tensor(positions), rows, cell, batch, device
+    _, status = run(*given, knots=None, others=others)
+    assert status.tolist() == [OVERLAP | STALE | 3, OVERLAP | 7, SHORT | 9]
 
 
 def test_gives_the_same_bits_again(device):
