@@ -27,6 +27,14 @@ def has_large_memory(tensor: Tensor) -> bool:
 
 
 @cache
+def total_memory(device: torch.device) -> int | None:
+    """Return the memory of a GPU in bytes; None for any other device."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+@cache
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 4 for any other device."""
     if device.type != "cuda":

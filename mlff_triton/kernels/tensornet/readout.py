@@ -474,7 +474,7 @@ def map_invariants_backward(
     """
     check_device(x)
     n_atoms, channels = x.shape[1:]
-    factors = _rows_linear(grad, weight, gain=gain).unflatten(1, (3, channels))
+    factors = _rows_linear(grad, weight, gain=gain).view(n_atoms, 3, channels)
     with torch.cuda.device_of(x):
         _invariants_bwd_kernel[(n_atoms,)](
             factors,

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate_with_slope
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
@@ -40,6 +41,9 @@ ALIGNMENT = 128
 
 KEPT_BYTES = 2**31
 """Largest size of the rows that a layer keeps for its backward pass."""
+
+KEPT_FRACTION = 1 / 32
+"""Largest part of the GPU's memory that these rows take."""
 
 VALUE_SCALE = 16.0
 """Factor of activations in halves: values up to 4094 have errors of 2e-9."""
@@ -120,7 +124,9 @@ def whole(edges: Edges, ends: Tensor, y: Tensor) -> Chunk | None:
     n_atoms = len(edges.slot_begin)
     n_rows = _room(n_atoms, edges)
     kept = n_rows * 6 * y.shape[2] * y.element_size()
-    return Chunk(ends, 0, n_atoms, n_rows) if kept <= KEPT_BYTES else None
+    memory = hardware.total_memory(y.device)
+    most = KEPT_BYTES if memory is None else min(KEPT_BYTES, KEPT_FRACTION * memory)
+    return Chunk(ends, 0, n_atoms, n_rows) if kept <= most else None
 
 
 def precision(network: InteractionNetwork, y: Tensor) -> str:
