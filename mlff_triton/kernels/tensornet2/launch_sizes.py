@@ -47,6 +47,8 @@ class ProductBlocks(NamedTuple):
         Rows and columns of the result, and channels in an iteration of the loop.
     warps, stages : int
         Warps per program, and stages of the loop's software pipeline.
+    registers : int
+        Most registers of a thread, on NVIDIA GPUs.
     """
 
     rows: int
@@ -54,6 +56,7 @@ class ProductBlocks(NamedTuple):
     inner: int
     warps: int
     stages: int
+    registers: int = 255
 
 
 def gather_blocks(y: Tensor) -> GatherBlocks:
@@ -96,7 +99,7 @@ def product_blocks(x: Tensor, n_in: int, n_out: int) -> ProductBlocks:
     if x.element_size() == 2 and hardware.has_large_memory(x):
         if x.shape[1] <= FEW_ROWS:
             return ProductBlocks(64, min(32, columns), min(32, inner), 4, 6)
-        return ProductBlocks(64, min(128, columns), min(32, inner), 4, 3)
+        return ProductBlocks(64, min(128, columns), min(32, inner), 4, 3, 168)  # three at a time
     if x.element_size() == 2:
         return ProductBlocks(64, min(64, columns), min(32, inner), 4, 2)
     return ProductBlocks(64, min(32, columns), min(128 // x.element_size(), inner), 4, 1)

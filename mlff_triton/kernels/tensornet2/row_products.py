@@ -19,6 +19,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.activations import activate_with_slope
 from mlff_triton.kernels.common.descriptors import given, has_descriptors
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.common.hardware import register_limit
 from mlff_triton.kernels.common.split_products import end_sum
 from mlff_triton.kernels.tensornet2.edge_rows import (
     VALUE_SCALE,
@@ -166,5 +167,6 @@ def row_products(
         FACTORS=out.dim() == 3,
         DESCRIBED=described,
         num_warps=blocks.warps,
+        **register_limit(blocks.registers),
         **early_launch(x),
     )
