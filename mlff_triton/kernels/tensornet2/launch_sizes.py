@@ -3,8 +3,10 @@
 Products of many rows, first hidden values and sums of messages have the sizes that were fastest on
 an NVIDIA H200 with F = 128 and 4,096 atoms. Limits of registers were not measured: they are the
 lowest that compilers meet without spills in a loop, so that more programs run at a time. The same
-holds for the warps of gradients and Coulomb energies. As in `mlff_triton.kernels.tensornet.launch_sizes`, the order of a sum depends on channels
-alone, so a system has the same bits alone and in a batch.
+holds for the warps of gradients and Coulomb energies, and for sizes of products of few rows.
+
+As in `mlff_triton.kernels.tensornet.launch_sizes`, the order of a sum depends on channels alone, so
+a system has the same bits alone and in a batch.
 """
 
 from __future__ import annotations
