@@ -1,9 +1,10 @@
 """Block sizes and warps of the kernels of TensorNet2.
 
 Products of many rows, first hidden values and sums of messages have the sizes that were fastest on
-an NVIDIA H200 with F = 128 and 4,096 atoms. Limits of registers were not measured: they are the
-lowest that compilers meet without spills in a loop, so that more programs run at a time. The same
-holds for the warps of gradients and Coulomb energies, and for sizes of products of few rows.
+an NVIDIA H200 with F = 128 and 4,096 atoms, and products of few rows have some that are faster with
+21 atoms. Limits of registers were not measured: they are the lowest that compilers meet without
+spills in a loop, so that more programs run at a time. The same holds for the warps of gradients and
+Coulomb energies.
 
 As in `mlff_triton.kernels.tensornet.launch_sizes`, the order of a sum depends on channels alone, so
 a system has the same bits alone and in a batch.
