@@ -5,6 +5,8 @@
 - Tensors have nine components instead of three 3x3 matrices.
 - Sums over edges follow a sorted list instead of using atomics.
 - Pair embeddings, which are linear in both elements, are sums of atom embeddings.
+- Functions of the distance are evaluated once per pair of atoms instead of twice, and once for all
+  self-loops.
 - The operations that follow a matrix product are fused with it.
 
 The submodules only provide weights. Their ``forward`` methods and hooks are not called.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +29,12 @@ from mlff_triton.model.irreps import PART_OF_COMPONENT, scale
 
 PACKAGES = {"triton": "mlff_triton.kernels.ops", "torch": "mlff_triton.kernels.ops.reference"}
 OPERATORS = (
-    "edge_tensors",
     "irrep_norms",
     "layer_norm",
     "linear",
     "message_passing",
+    "pair_embedding",
+    "pair_messages",
     "tensor_product",
 )
 
@@ -59,6 +63,11 @@ class Edges:
         Lengths in Å.
     directions : [E, 3]
         Unit vectors from sender to receiver, or zero.
+    pairs : int64 [E]
+        Pair of each edge, from 1 on, which opposite edges share; 0 for all self-loops.
+    pair_distances : [P]
+        Length of each pair in Å, the first of which is 0. With static shapes, the last ones may
+        belong to no pair.
     """
 
     row_ptr: Tensor
@@ -68,17 +77,18 @@ class Edges:
     filler: Tensor | None
     distances: Tensor
     directions: Tensor
+    pairs: Tensor
+    pair_distances: Tensor
 
     @property
     def graph(self) -> tuple[Tensor, Tensor, Tensor]:
         """Row pointers, senders and reverse indices, the arguments of message passing."""
         return self.row_ptr, self.senders, self.reverse
 
-    def mask_filler(self, factors: Tensor) -> Tensor:
-        """Set the factors [E, 3, F] of filler to zero, as kernels do not write their gradients."""
-        if self.filler is None:
-            return factors
-        return factors.masked_fill(self.filler[:, None, None], 0)
+    @property
+    def pair_graph(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Row pointers, senders and pairs, the arguments of message passing with pairs."""
+        return self.row_ptr, self.senders, self.pairs
 
 
 def sort_edges(
@@ -89,7 +99,8 @@ def sort_edges(
     Parameters
     ----------
     index : int64 [2, E]
-        Receiver and sender of every pair, in both directions and any order; -1 in filler.
+        Receiver and sender of every pair, in both directions and any order, and all self-loops; -1
+        in filler.
     distances, vectors : [E], [E, 3]
         Length of each pair and the vector from sender to receiver, in Å.
     n_atoms : int
@@ -108,6 +119,8 @@ def sort_edges(
     receivers, senders = key // base, key % base
     row_ptr = torch.searchsorted(receivers, torch.arange(base, device=index.device))
     reverse = (senders * base + receivers).argsort(stable=True)
+    pairs, first_edges = _number_pairs(receivers, senders, reverse, n_atoms)
+    of_pairs = distances.index_select(0, order.index_select(0, first_edges))
     distances, vectors = distances.index_select(0, order), vectors.index_select(0, order)
     lengths = distances.masked_fill(receivers == senders, 1)  # avoid 0 / 0
     filler = None
@@ -123,7 +136,27 @@ def sort_edges(
         filler=filler,
         distances=distances,
         directions=vectors / lengths[:, None],
+        pairs=pairs,
+        pair_distances=torch.cat([distances.new_zeros(1), of_pairs]),
     )
+
+
+def _number_pairs(
+    receivers: Tensor, senders: Tensor, reverse: Tensor, n_atoms: int
+) -> tuple[Tensor, Tensor]:
+    """Number the pairs of sorted edges; return the pair of each edge, and one edge of each pair.
+
+    Pairs are counted from 1 in the order of their first edges, and 0 are self-loops. There are as
+    many pairs as if nothing was filler; the edges of those that do not exist are any.
+    """
+    first = receivers < senders
+    count = first.cumsum(0)
+    pairs = count.where(first, 0)
+    pairs = pairs.index_select(0, reverse).where(receivers > senders, pairs)
+    n_pairs = max(0, len(receivers) - n_atoms) // 2
+    edges = torch.arange(n_pairs, device=receivers.device)
+    found = torch.searchsorted(count, edges + 1)
+    return pairs, found.where(found < len(count), edges)
 
 
 def op_set_of(network: Any, pos: Tensor) -> str:
@@ -171,11 +204,19 @@ class PatchedTensorNet(TensorNet):
         edges = edges_of(self, pos, batch, box)
         total_charge = torch.zeros_like(z) if q is None else q[batch]
         charge_factor = (1 + 0.1 * total_charge).to(pos.dtype)
-        basis = self.distance_expansion(edges.distances)
+        distances = edges.pair_distances
+        basis = self.distance_expansion(distances)
 
         x = embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
         for layer in self.layers:
-            x = interact(ops, layer, self.activation, x, edges, basis, charge_factor)
+            factors = radial_factors(ops, layer, self.activation, basis, distances)
+            x = interact(
+                ops,
+                layer,
+                x,
+                lambda y, factors=factors: ops.pair_messages(y, factors, *edges.pair_graph),
+                charge_factor,
+            )
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         features = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)
         return features, None, z, pos, batch
@@ -189,21 +230,27 @@ def embed(
     edges: Edges,
     basis: Tensor,
 ) -> Tensor:
-    """Compute the initial tensors of all atoms, [9, N, F]."""
+    """Compute the initial tensors of all atoms, [9, N, F], given a basis [P, K] of the pairs."""
     atoms = module.emb(z)
     receiver_weight, sender_weight = module.emb2.weight.chunk(2, dim=1)
-    pairs = ops.linear(atoms, receiver_weight, module.emb2.bias).index_select(0, edges.receivers)
-    pairs = pairs + ops.linear(atoms, sender_weight).index_select(0, edges.senders)
+    at_receivers = ops.linear(atoms, receiver_weight, module.emb2.bias)
+    at_senders = ops.linear(atoms, sender_weight)
 
     projections = [module.distance_proj1, module.distance_proj2, module.distance_proj3]
     radial = ops.linear(
         basis,
         torch.cat([projection.weight for projection in projections]),
         torch.cat([projection.bias for projection in projections]),
-        scale=module.cutoff(edges.distances)[:, None],
+        scale=module.cutoff(edges.pair_distances)[:, None],
     )
-    factors = edges.mask_filler(radial.unflatten(1, (3, -1)) * pairs[:, None])
-    x = ops.edge_tensors(edges.directions, factors, edges.row_ptr)
+    x = ops.pair_embedding(
+        edges.directions,
+        radial.unflatten(1, (3, -1)),
+        at_receivers,
+        at_senders,
+        *edges.pair_graph,
+        edges.reverse,
+    )
 
     scales = normalize(ops, module.init_norm, _squared_norm(ops, x))
     for linear in module.linears_scalar:
@@ -211,27 +258,30 @@ def embed(
     return scale(_mix_channels(x, module.linears_tensor), scales.unflatten(1, (3, -1)))
 
 
-def interact(
-    ops: SimpleNamespace,
-    layer: Any,
-    activation: str,
-    x: Tensor,
-    edges: Edges,
-    features: Tensor,
-    charge_factor: Tensor,
+def radial_factors(
+    ops: SimpleNamespace, layer: Any, activation: str, features: Tensor, distances: Tensor
 ) -> Tensor:
-    """Update the tensors [9, N, F] in an interaction layer, given features [E, K] of the edges."""
+    """Compute the factors [E, 3, F] of a layer from features [E, K] and distances of edges."""
     factors = features
     *inner, last = layer.linears_scalar
     for linear in inner:
         factors = ops.linear(factors, linear.weight, linear.bias, activation)
-    cutoff = layer.cutoff(edges.distances)[:, None]
+    cutoff = layer.cutoff(distances)[:, None]
     factors = ops.linear(factors, last.weight, last.bias, activation, scale=cutoff)
-    factors = edges.mask_filler(factors.unflatten(1, (3, -1)))
+    return factors.unflatten(1, (3, -1))
 
+
+def interact(
+    ops: SimpleNamespace,
+    layer: Any,
+    x: Tensor,
+    send: Callable[[Tensor], Tensor],
+    charge_factor: Tensor,
+) -> Tensor:
+    """Update the tensors [9, N, F] in an interaction layer, given a function that sums messages."""
     x = x / (_squared_norm(ops, x) + 1)
     y = _mix_channels(x, layer.linears_tensor[:3])
-    message = ops.message_passing(y, factors, *edges.graph)
+    message = send(y)
     group = layer.equivariance_invariance_group
     product = ops.tensor_product(y, message, charge_factor if group == "O(3)" else None, group)
     delta = _mix_channels(product, layer.linears_tensor[3:])

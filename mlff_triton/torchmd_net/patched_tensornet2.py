@@ -22,6 +22,7 @@ from mlff_triton.torchmd_net.patched_tensornet import (
     normalize,
     op_set_of,
     operators,
+    radial_factors,
 )
 
 
@@ -55,7 +56,8 @@ class PatchedTensorNet2(TensorNet2):
         if self.repulsion is not None:
             self.extra_energy = _repulsion(self.repulsion, z, edges)[:, None]
 
-        x = embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
+        pair_basis = self.distance_expansion(edges.pair_distances)
+        x = embed(ops, self.tensor_embedding, self.activation, z, edges, pair_basis)
         charges = [self._charges(ops, self.charge_predict_0, x, total, batch, n_systems)]
         ones = pos.new_ones(len(z))
         for layer, predictor in zip(self.layers, self.charge_predicts, strict=True):
@@ -67,7 +69,14 @@ class PatchedTensorNet2(TensorNet2):
                 ],
                 dim=1,
             )
-            x = interact(ops, layer, self.activation, x, edges, features, ones)
+            factors = radial_factors(ops, layer, self.activation, features, edges.distances)
+            x = interact(
+                ops,
+                layer,
+                x,
+                lambda y, factors=factors: ops.message_passing(y, factors, *edges.graph),
+                ones,
+            )
             charges.append(self._charges(ops, predictor, x, total, batch, n_systems))
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         result = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)

@@ -258,6 +258,14 @@ def load_parts(pointer, stride, mask):
 
 
 @triton.jit
+def store_parts(pointer, stride, parts, mask):
+    """Store three blocks, one per part, ``stride`` apart."""
+    tl.store(pointer, parts[0], mask)
+    tl.store(pointer + stride, parts[1], mask)
+    tl.store(pointer + 2 * stride, parts[2], mask)
+
+
+@triton.jit
 def scale_parts(factors, x):
     """Multiply each part of a tensor by its own factor."""
     i, a, s = factors
@@ -288,6 +296,34 @@ def scale_harmonics(factors, x, y, z):
         factors[2] * (x * z),
         factors[2] * (y * y - third),
         factors[2] * (y * z),
+    )
+
+
+@triton.jit
+def harmonics_change(factors, u, d):
+    """Return the change of ``A(u) + (u u^T - |u|^2 / 3)`` for a change d of u, times factors."""
+    third = 2 * (u[0] * d[0] + u[1] * d[1] + u[2] * d[2]) / 3
+    return (
+        0 * factors[0],
+        factors[1] * d[0],
+        factors[1] * d[1],
+        factors[1] * d[2],
+        factors[2] * (2 * u[0] * d[0] - third),
+        factors[2] * (u[0] * d[1] + u[1] * d[0]),
+        factors[2] * (u[0] * d[2] + u[2] * d[0]),
+        factors[2] * (2 * u[1] * d[1] - third),
+        factors[2] * (u[1] * d[2] + u[2] * d[1]),
+    )
+
+
+@triton.jit
+def traceless_gradient(grad, x, y, z):
+    """Return the gradient w of ``<g_S, u u^T - |u|^2 / 3>`` at u = (x, y, z)."""
+    s22 = 2 * (grad[4] + grad[7]) / 3  # twice the trace term |u|^2 / 3
+    return (
+        (2 * grad[4] - s22) * x + grad[5] * y + grad[6] * z,
+        grad[5] * x + (2 * grad[7] - s22) * y + grad[8] * z,
+        grad[6] * x + grad[8] * y - s22 * z,
     )
 
 

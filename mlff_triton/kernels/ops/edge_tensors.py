@@ -35,10 +35,12 @@ from mlff_triton.kernels.common.checks import (
 )
 from mlff_triton.kernels.common.irreps import (
     add,
+    harmonics_change,
     load_parts,
     load_tensor,
     scale_harmonics,
     store_tensor,
+    traceless_gradient,
 )
 
 
@@ -49,17 +51,6 @@ def _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask):
     direction = tl.load(directions_ptr), tl.load(directions_ptr + 1), tl.load(directions_ptr + 2)
     factors_ptr += 3 * edge * channels + channel
     return direction, load_parts(factors_ptr, channels, mask)
-
-
-@triton.jit
-def _traceless_gradient(grad, x, y, z):
-    """Return the gradient w of ``<g_S, u u^T - |u|^2 / 3>`` at u = (x, y, z)."""
-    s22 = 2 * (grad[4] + grad[7]) / 3  # twice the trace term |u|^2 / 3
-    return (
-        (2 * grad[4] - s22) * x + grad[5] * y + grad[6] * z,
-        grad[5] * x + (2 * grad[7] - s22) * y + grad[8] * z,
-        grad[6] * x + grad[8] * y - s22 * z,
-    )
 
 
 @triton.jit
@@ -74,23 +65,6 @@ def _store_vector(pointer, x, y, z):
     tl.store(pointer, tl.sum(x))
     tl.store(pointer + 1, tl.sum(y))
     tl.store(pointer + 2, tl.sum(z))
-
-
-@triton.jit
-def _harmonics_change(factors, u, d):
-    """Return the change of ``A(u) + (u u^T - |u|^2 / 3)`` for a change d of u, times factors."""
-    third = 2 * (u[0] * d[0] + u[1] * d[1] + u[2] * d[2]) / 3
-    return (
-        0 * factors[0],
-        factors[1] * d[0],
-        factors[1] * d[1],
-        factors[1] * d[2],
-        factors[2] * (2 * u[0] * d[0] - third),
-        factors[2] * (u[0] * d[1] + u[1] * d[0]),
-        factors[2] * (u[0] * d[2] + u[2] * d[0]),
-        factors[2] * (2 * u[1] * d[1] - third),
-        factors[2] * (u[1] * d[2] + u[2] * d[1]),
-    )
 
 
 @triton.jit
@@ -150,7 +124,7 @@ def _edge_tensors_bwd_kernel(
 
     for edge in range(first, last):
         u, f = _load_edge(directions_ptr, factors_ptr, edge, channel, channels, mask)
-        w = _traceless_gradient(grad, u[0], u[1], u[2])
+        w = traceless_gradient(grad, u[0], u[1], u[2])
         pointer = grad_factors_ptr + 3 * edge * channels + channel
         tl.store(pointer, grad[0], mask)
         tl.store(pointer + channels, _dot(skew, u), mask)
@@ -200,11 +174,11 @@ def _edge_tensors_bwd_bwd_kernel(
             change_directions_ptr, change_factors_ptr, edge, channel, channels, mask
         )
         total = add(total, scale_harmonics(df, u[0], u[1], u[2]))
-        total = add(total, _harmonics_change(f, u, du))
+        total = add(total, harmonics_change(f, u, du))
 
         w, dw = (
-            _traceless_gradient(grad, u[0], u[1], u[2]),
-            _traceless_gradient(grad, du[0], du[1], du[2]),
+            traceless_gradient(grad, u[0], u[1], u[2]),
+            traceless_gradient(grad, du[0], du[1], du[2]),
         )
         pointer = grad_factors_ptr + 3 * edge * channels + channel
         tl.store(pointer, o, mask)

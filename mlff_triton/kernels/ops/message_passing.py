@@ -191,8 +191,8 @@ def _launch_products(
 ) -> Tensor:
     grad, y = _with_dense_layout(grad), _with_dense_layout(y)
     _, n_atoms, channels = y.shape
-    out = y.new_empty(len(senders), n_factors, channels)
-    if out.numel():
+    out = y.new_zeros(len(senders), n_factors, channels)  # of edges that belong to no atom
+    if out.numel() and y.numel():
         block = _block(y)
         with torch.cuda.device_of(y):
             _message_passing_bwd_factors_kernel[(n_atoms, triton.cdiv(channels, block))](
@@ -303,12 +303,14 @@ def message_passing(
         Factors of each edge: one per part of a packed tensor; one per element of a full tensor, or
         one for all. Of the dtype of ``y``.
     row_ptr, senders, reverse : int64 or int32 [N + 1], [E], [E]
-        The neighbor list, as in `mlff_triton.Graph`. The values are not checked.
+        The neighbor list, as in `mlff_triton.Graph`. Edges from ``row_ptr[N]`` on belong to no
+        atom. The values are not checked.
 
     Returns
     -------
     [9, N, F] or [N, 3, 3, F]
-        Messages in the layout of ``y``; zero for atoms without neighbors.
+        Messages in the layout of ``y``; zero for atoms without neighbors. Gradients of the factors
+        of edges that belong to no atom are zero.
 
     Raises
     ------
