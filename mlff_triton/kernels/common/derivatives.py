@@ -1,4 +1,4 @@
-"""Derivatives of backward operators, taken from their references."""
+"""Derivatives of backward operators from their references, and gradients that are needed."""
 
 from __future__ import annotations
 
@@ -60,3 +60,28 @@ def differentiate_by_reference(
         return (*of_grads, *(by_position.get(k) for k in range(len(inputs))))
 
     backward.register_autograd(differentiate, setup_context=setup_context)
+
+
+def remember_tensors(ctx: Any, inputs: Sequence[Any]) -> None:
+    """Note which inputs are tensors, for `needed_gradients`; called where inputs are saved."""
+    ctx.tensors = [k for k, argument in enumerate(inputs) if isinstance(argument, Tensor)]
+
+
+def needed_gradients(ctx: Any) -> list[bool]:
+    """Return which inputs get a gradient in the backward pass that is running.
+
+    PyTorch's ``ctx.needs_input_grad`` is also true for inputs that only another pass differentiates
+    by, such as the weights while forces are computed.
+    """
+    needed = list(ctx.needs_input_grad)
+    for k, (node, _) in zip(ctx.tensors, ctx.next_functions, strict=True):
+        needed[k] = needed[k] and _will_run(node)
+    return needed
+
+
+def _will_run(node: Any) -> bool:
+    """Return False if the running backward pass does not reach a node."""
+    try:
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # which PyTorch raises for leaves that `torch.autograd.grad` is asked for
+        return True

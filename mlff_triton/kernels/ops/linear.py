@@ -20,27 +20,28 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.activations import (
-    activate,
-    activate_curvature,
-    activate_derivative,
-)
+from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
+from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.reference import activations as reference
+from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along, split_columns
 from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.ops.activation_slopes import activation_slopes
+from mlff_triton.kernels.ops.weight_gradient import launch_weight_gradient
 
-PRECISIONS = ("ieee", "tf32x3", "tf32")
+PRECISIONS = ("ieee", "tf32x3", "tf32", "halves")
 
 _ENOUGH_TILES = 256  # to fill a large GPU
-_BLOCK = 1024
+_MANY_ROWS = 1024
 
 
 @triton.jit
 def _linear_fwd_kernel(
     x_ptr,
     weight_ptr,
+    units_ptr,
     bias_ptr,
     scale_ptr,
     residual_ptr,
@@ -68,7 +69,8 @@ def _linear_fwd_kernel(
     """Write y [splits, n_rows, n_out], and z [n_rows, n_out] if wanted.
 
     Reads x [n_rows, n_in], weight [n_out, n_in], bias [n_out], and scale and residual [n_rows,
-    n_out], all but the bias with the strides given. Grid: (tiles of y, splits of the inner axis).
+    n_out], all but the bias with the strides given. With "halves", there are two of the weight, the
+    second after the first, and units [n_out]. Grid: (tiles of y, splits of the inner axis).
     """
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -86,13 +88,18 @@ def _linear_fwd_kernel(
             (row < n_rows) & (k < last)[None, :],
             other=0.0,
         )  # [M, K]
-        weight = tl.load(
-            weight_ptr + k[:, None] * weight_column + column * weight_row,
-            (k < last)[:, None] & (column < n_out),
-            other=0.0,
-        )  # [K, N]
-        acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
+        weights = weight_ptr + k[:, None] * weight_column + column * weight_row
+        inside = (k < last)[:, None] & (column < n_out)
+        weight = tl.load(weights, inside, other=0.0)  # [K, N]
+        if PRECISION == "halves":
+            low = tl.load(weights + n_in * n_out, inside, other=0.0)
+            x_high, x_low, unit = split_along(x, 1)
+            acc += multiply_halves(x_high, x_low, weight, low) * unit
+        else:
+            acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
 
+    if units_ptr is not None:
+        acc *= tl.load(units_ptr + column, column < n_out, other=0.0)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, column < n_out, other=0.0).to(ACCUMULATE)
     offsets = row * n_out + column
@@ -109,52 +116,6 @@ def _linear_fwd_kernel(
     tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)
 
 
-@triton.jit
-def _linear_bwd_activation_kernel(
-    grad_ptr,
-    z_ptr,
-    out_ptr,
-    n_elements,
-    ACTIVATION: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Multiply gradients by the derivative of the activation at z. Grid: (blocks of elements,)."""
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n_elements
-    grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(COMPUTE)
-    z = tl.load(z_ptr + offsets, mask, other=0.0).to(COMPUTE)
-    out = grad * activate_derivative(z, ACTIVATION)
-    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask)
-
-
-@triton.jit
-def _linear_bwd_bwd_activation_kernel(
-    change_ptr,
-    grad_ptr,
-    z_ptr,
-    grad_grad_ptr,
-    grad_z_ptr,
-    n_elements,
-    ACTIVATION: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Write the gradients of grad and z, given the change of grad times activation'(z).
-
-    Grid: (blocks of elements,).
-    """
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n_elements
-    change = tl.load(change_ptr + offsets, mask, other=0.0).to(COMPUTE)
-    grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(COMPUTE)
-    z = tl.load(z_ptr + offsets, mask, other=0.0).to(COMPUTE)
-    grad_grad = change * activate_derivative(z, ACTIVATION)
-    grad_z = change * grad * activate_curvature(z, ACTIVATION)
-    tl.store(grad_grad_ptr + offsets, grad_grad.to(grad_grad_ptr.dtype.element_ty), mask)
-    tl.store(grad_z_ptr + offsets, grad_z.to(grad_z_ptr.dtype.element_ty), mask)
-
-
 class _Tile(NamedTuple):
     rows: int
     columns: int
@@ -166,16 +127,21 @@ def _tile(x: Tensor, n_out: int, precision: str) -> _Tile:
     """Return a tile: small for few rows, to fill the GPU; large only if matrix units are used."""
     inner = 128 // x.element_size()
     columns = max(16, triton.next_power_of_2(n_out))
+    if precision == "halves":
+        return _Tile(64, min(128, columns), 32, 4)
     if len(x) <= 32:
         return _Tile(16, min(64, columns), inner, 4)
     slow = x.dtype == torch.float64 or (x.dtype == torch.float32 and precision == "ieee")
-    if len(x) <= 1024 or slow:
+    if len(x) <= _MANY_ROWS or slow:
         return _Tile(64, min(64, columns), inner, 4)
     return _Tile(128, min(128, columns), inner, 8)
 
 
 def _strides(x: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if x is None else (x.stride(0), x.stride(1))
+    """Return the strides of rows and columns, 0 of a single column that is repeated."""
+    if x is None:
+        return 0, 0
+    return x.stride(0), x.stride(1) if x.shape[1] > 1 else 0
 
 
 def _launch_linear(
@@ -191,10 +157,15 @@ def _launch_linear(
     (n_rows, n_in), n_out, n_splits = x.shape, len(weight), len(outputs[0])
     tile = _tile(x, n_out, precision)
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
+    units = None
+    if precision == "halves":
+        halves, units = split_columns(weight.T)
+        weight = halves[0].T
     with torch.cuda.device_of(x):
         _linear_fwd_kernel[(tiles, n_splits)](
             x,
             weight,
+            units,
             bias,
             scale,
             residual,
@@ -225,48 +196,12 @@ def _launch_product(a: Tensor, b: Tensor, precision: str) -> Tensor:
     tile = _tile(a, b.shape[1], precision)
     tiles = triton.cdiv(len(a), tile.rows) * triton.cdiv(b.shape[1], tile.columns)
     n_splits = min(triton.cdiv(_ENOUGH_TILES, tiles), triton.cdiv(a.shape[1], 16 * tile.inner))
-    if n_splits < 2:
+    if n_splits < 2 or precision == "halves":
         _launch_linear(a, b.T, (None, None, None), (out[None], None), "none", precision)
         return out
     parts = out.new_empty(n_splits, *out.shape, dtype=COMPUTE_DTYPES[a.dtype])
     _launch_linear(a, b.T, (None, None, None), (parts, None), "none", precision)
     return parts.sum(0).to(a.dtype)
-
-
-def _launch_activation_backward(grad: Tensor, z: Tensor, activation: str) -> Tensor:
-    out = z.new_empty(z.shape)
-    if z.numel():
-        with torch.cuda.device_of(z):
-            _linear_bwd_activation_kernel[(triton.cdiv(z.numel(), _BLOCK),)](
-                grad.contiguous(),
-                z,
-                out,
-                z.numel(),
-                ACTIVATION=activation,
-                COMPUTE=accumulator(z),
-                BLOCK=_BLOCK,
-            )
-    return out
-
-
-def _launch_activation_backward_twice(
-    change: Tensor, grad: Tensor, z: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    grad_grad, grad_z = z.new_empty(z.shape), z.new_empty(z.shape)
-    if z.numel():
-        with torch.cuda.device_of(z):
-            _linear_bwd_bwd_activation_kernel[(triton.cdiv(z.numel(), _BLOCK),)](
-                change.contiguous(),
-                grad.contiguous(),
-                z,
-                grad_grad,
-                grad_z,
-                z.numel(),
-                ACTIVATION=activation,
-                COMPUTE=accumulator(z),
-                BLOCK=_BLOCK,
-            )
-    return grad_grad, grad_z
 
 
 @torch.library.custom_op("mlff_triton::linear", mutates_args=())
@@ -309,87 +244,96 @@ def _(a: Tensor, b: Tensor, precision: str) -> Tensor:
     return a.new_empty(len(a), b.shape[1])
 
 
-@torch.library.custom_op("mlff_triton::linear_backward_activation", mutates_args=())
-def _activation_backward(grad: Tensor, z: Tensor, activation: str) -> Tensor:
-    return _launch_activation_backward(grad, z, activation)
+@torch.library.custom_op("mlff_triton::linear_backward_weight", mutates_args=())
+def _weight_gradient(t: Tensor, x: Tensor, precision: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients [N, K] and [N] of weight and bias from those of z, t [M, N]."""
+    if precision == "halves":
+        return launch_weight_gradient(t, x)
+    return _launch_product(t.T, x, precision), t.sum(0)
 
 
-@_activation_backward.register_fake
-def _(grad: Tensor, z: Tensor, activation: str) -> Tensor:
-    del grad, activation
-    return z.new_empty(z.shape)
-
-
-@torch.library.custom_op("mlff_triton::linear_backward_activation_twice", mutates_args=())
-def _activation_backward_twice(
-    change: Tensor, grad: Tensor, z: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    return _launch_activation_backward_twice(change, grad, z, activation)
-
-
-@_activation_backward_twice.register_fake
-def _(change: Tensor, grad: Tensor, z: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    del change, grad, activation
-    return z.new_empty(z.shape), z.new_empty(z.shape)
+@_weight_gradient.register_fake
+def _(t: Tensor, x: Tensor, precision: str) -> tuple[Tensor, Tensor]:
+    del precision
+    return t.new_empty(t.shape[1], x.shape[1]), t.new_empty(t.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, scale, _, ctx.activation, ctx.precision, _ = inputs
     ctx.save_for_backward(x, weight, scale, output[1])
     ctx.set_materialize_grads(False)
+    remember_tensors(ctx, inputs)
 
 
 def _differentiate(
     ctx: Any, grad: Tensor | None, grad_z: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Return gradients of the inputs from those of y and, in second derivatives, of z."""
-    x, weight, scale, z = ctx.saved_tensors
-    grad_scale, slope = None, grad
-    if grad is not None and scale is not None:
-        grad_scale = grad * reference.activate(z, ctx.activation)
-        slope = grad * scale
-    if slope is not None and ctx.activation != "none":
-        slope = _activation_backward(slope, z, ctx.activation)
-    total = grad_z if slope is None else slope if grad_z is None else slope + grad_z
+    x, weight, _, _ = ctx.saved_tensors
+    needed = needed_gradients(ctx)
+    total, grad_scale = _slopes(ctx, grad, grad_z, needed[3])
     if total is None:
         return (None,) * 8
     grad_x = grad_weight = grad_bias = None
-    if ctx.needs_input_grad[0]:
+    if needed[0]:
         grad_x = _product(total, weight, ctx.precision)
-    if ctx.needs_input_grad[1]:
-        grad_weight = _product(total.T, x, ctx.precision)
-    if ctx.needs_input_grad[2]:
-        grad_bias = total.sum(0)
-    grad_residual = grad if ctx.needs_input_grad[4] else None
+    if needed[1] or needed[2]:
+        grad_weight, grad_bias = _weight_gradient(total, x, ctx.precision)
+    if not needed[2]:
+        grad_bias = None
+    grad_residual = grad if needed[4] else None
     return grad_x, grad_weight, grad_bias, grad_scale, grad_residual, None, None, None
+
+
+def _slopes(
+    ctx: Any, grad: Tensor | None, grad_z: Tensor | None, with_scale: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of z and, if wanted, of the scale."""
+    _, _, scale, z = ctx.saved_tensors
+    if grad is None or (ctx.activation == "none" and scale is None):
+        return grad_z if grad is None else grad if grad_z is None else grad + grad_z, None
+    if scale is None or scale.shape[1] == 1:
+        per_row = None if scale is None else scale[:, 0]
+        total, grad_scale = activation_slopes(grad, z, per_row, grad_z, ctx.activation, with_scale)
+        return total, grad_scale[:, None] if with_scale else None
+    total, _ = activation_slopes(grad * scale, z, None, grad_z, ctx.activation, False)
+    return total, grad * reference.activate(z, ctx.activation)
 
 
 def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
     a, b, ctx.precision = inputs
     ctx.save_for_backward(a, b)
+    remember_tensors(ctx, inputs)
 
 
 def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
-    grad_a = _product(grad, b.T, ctx.precision) if ctx.needs_input_grad[0] else None
-    grad_b = _product(a.T, grad, ctx.precision) if ctx.needs_input_grad[1] else None
+    needed = needed_gradients(ctx)
+    grad_a = _product(grad, b.T, ctx.precision) if needed[0] else None
+    grad_b = _weight_gradient(a, grad, ctx.precision)[0] if needed[1] else None
     return grad_a, grad_b, None
 
 
-def _save_activation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_weight_gradient(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     del output
-    grad, z, ctx.activation = inputs
-    ctx.save_for_backward(grad, z)
+    t, x, ctx.precision = inputs
+    ctx.save_for_backward(t, x)
 
 
-def _differentiate_activation(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_activation_backward_twice(change, *ctx.saved_tensors, ctx.activation), None)
+def _differentiate_weight_gradient(
+    ctx: Any, grad_weight: Tensor, grad_bias: Tensor
+) -> tuple[Tensor | None, ...]:
+    t, x = ctx.saved_tensors
+    grad_t = _product(x, grad_weight.T, ctx.precision) + grad_bias
+    return grad_t, _product(t, grad_weight, ctx.precision), None
 
 
 _linear.register_autograd(_differentiate, setup_context=_save)
 _product.register_autograd(_differentiate_product, setup_context=_save_product)
-_activation_backward.register_autograd(_differentiate_activation, setup_context=_save_activation)
+_weight_gradient.register_autograd(
+    _differentiate_weight_gradient, setup_context=_save_weight_gradient
+)
 
 
 def linear(
@@ -415,10 +359,11 @@ def linear(
         Activation function; "ssp" is the shifted softplus, "gelu" the exact GELU. None by default.
     scale, residual : broadcastable to [..., N]
         Factor of the activation, and term added to the product; of the dtype of ``x``.
-    precision : {"tf32x3", "ieee", "tf32"}
-        Precision of float32 products: "tf32x3" is as exact as float32, in three products on TF32
-        matrix units; "ieee" is float32 arithmetic; "tf32" is fast, with mantissas of 10 bits. By
-        default "tf32x3" on NVIDIA GPUs and "ieee" on others.
+    precision : {"halves", "tf32x3", "ieee", "tf32"}
+        Precision of float32 products: "halves" and "tf32x3" are as exact as float32, in three
+        products on matrix units of float16 and TF32; "ieee" is float32 arithmetic; "tf32" is fast,
+        with mantissas of 10 bits. By default "ieee" on AMD GPUs and, on others, "halves" for more
+        than 1024 rows and "tf32x3" for fewer.
 
     Returns
     -------
@@ -446,19 +391,18 @@ def linear(
     if bias is not None:
         check_shape("bias", bias, (n_out,))
     activation = _one_of("activation", activation or "none", tuple(reference.ACTIVATIONS))
-    precision = _one_of("precision", precision or exact_precision(x), PRECISIONS)
-    if x.dtype != torch.float32:
-        precision = "ieee"
-
     shape = (*x.shape[:-1], n_out)
     n_rows = math.prod(shape[:-1])
+    precision = _one_of("precision", precision or _default_precision(x, n_rows), PRECISIONS)
+    if x.dtype != torch.float32:
+        precision = "ieee"
     needs_grad = any(t is not None and t.requires_grad for t in (x, weight, bias, scale, residual))
     has_epilogue = activation != "none" or scale is not None
     y: Tensor = _linear(
         x.reshape(n_rows, n_in),
         weight,
         None if bias is None else bias.contiguous(),
-        _rows_like("scale", scale, shape, n_rows),
+        _rows_like("scale", scale, shape, n_rows, per_row=True),
         _rows_like("residual", residual, shape, n_rows),
         activation,
         precision,
@@ -467,14 +411,22 @@ def linear(
     return y.view(shape)
 
 
+def _default_precision(x: Tensor, n_rows: int) -> str:
+    exact = exact_precision(x)
+    return "halves" if exact == "tf32x3" and n_rows > _MANY_ROWS else exact
+
+
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise InputError(f"{name}={value!r} is unknown: use one of {', '.join(known)}")
     return value
 
 
-def _rows_like(name: str, x: Tensor | None, shape: tuple[int, ...], n_rows: int) -> Tensor | None:
-    """Expand a tensor to rows [M, N] of y, without a copy if strides allow."""
+def _rows_like(
+    name: str, x: Tensor | None, shape: tuple[int, ...], n_rows: int, *, per_row: bool = False
+) -> Tensor | None:
+    """Expand a tensor to rows [M, N] of y, or [M, 1] if it may be, without a copy if possible."""
     if x is None:
         return None
-    return expanded(name, x, shape).reshape(n_rows, shape[-1])
+    columns = 1 if per_row and x.dim() and x.shape[-1] == 1 else shape[-1]
+    return expanded(name, x, (*shape[:-1], columns)).reshape(n_rows, columns)

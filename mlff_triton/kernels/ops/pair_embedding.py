@@ -403,8 +403,7 @@ def _pair_embedding_backward(
     reverse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = directions, factors, at_receivers, at_senders
-    found = _launch_backward(grad, inputs, (row_ptr, senders, pairs, reverse))
-    return found  # type: ignore[return-value]
+    return _launch_backward(grad, inputs, (row_ptr, senders, pairs, reverse))  # type: ignore[return-value]
 
 
 @torch.library.custom_op("mlff_triton::pair_embedding_backward_twice", mutates_args=())
@@ -425,8 +424,7 @@ def _pair_embedding_backward_twice(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = directions, factors, at_receivers, at_senders
     changes = change_directions, change_factors, change_receivers, change_senders
-    found = _launch_backward(grad, inputs, (row_ptr, senders, pairs, reverse), changes)
-    return found  # type: ignore[return-value]
+    return _launch_backward(grad, inputs, (row_ptr, senders, pairs, reverse), changes)  # type: ignore[return-value]
 
 
 @_pair_embedding.register_fake

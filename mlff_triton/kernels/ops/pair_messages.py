@@ -112,7 +112,9 @@ def _pair_messages_bwd_factors_kernel(
         elif sender == atom:
             own += 1
     i, a, s = dot_parts(grad, y)
-    store_parts(own_ptr + atom * 3 * channels + channel, channels, (own * i, own * a, own * s), mask)
+    store_parts(
+        own_ptr + atom * 3 * channels + channel, channels, (own * i, own * a, own * s), mask
+    )
 
 
 def _block(x: Tensor) -> int:

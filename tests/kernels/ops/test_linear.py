@@ -37,6 +37,45 @@ def test_matches_the_reference(size, activation, device, dtype):
     assert_matches(linear, reference.linear, x, weight, bias, activation)
 
 
+@pytest.mark.parametrize("size", [(0, 8, 8), (63, 33, 8), (500, 8, 33), (5, 100, 300)], ids=str)
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_halves_match_the_reference(size, activation, device):
+    x, weight, bias = random_inputs(*size, device, torch.float32)
+    scale = torch.linspace(0.5, 2, len(x), device=device)[:, None]
+    assert_matches(
+        lambda *t: linear(*t, precision="halves"),
+        reference.linear,
+        x,
+        weight,
+        bias,
+        activation,
+        scale,
+    )
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-3, 1e20])
+def test_halves_have_the_range_of_float32(size, device):
+    x, weight, _ = random_inputs(20, 30, 40, device, torch.float32)
+    x, weight = (size * x).requires_grad_(), (weight / size).requires_grad_()
+    y = linear(x, weight, precision="halves")
+    grad = 1e-10 * torch.randn_like(y)
+    found = y, *torch.autograd.grad(y, (x, weight), grad)
+    exact = [x.double() @ weight.double().T, grad.double() @ weight.double()]
+    exact.append(grad.double().T @ x.double())
+    for actual, expected in zip(found, exact, strict=True):
+        unit = expected.abs().max()
+        assert_close(actual.double() / unit, expected / unit, 0, torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_halves_keep_values_that_are_not_finite(device):
+    x, weight, _ = random_inputs(3, 4, 5, device, torch.float32)
+    x[0, 0], x[1, 0] = torch.inf, torch.nan
+    y = linear(x, weight, precision="halves")
+    assert not y[:2].isfinite().any()
+    assert y[2].isfinite().all()
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation, device, dtype):
     x, weight, bias = random_inputs(63, 20, 30, device, dtype)
@@ -137,7 +176,9 @@ def test_registered_completely(device):
     torch.library.opcheck(operators.linear.default, arguments)
     transposed = weight.detach().T.requires_grad_()
     torch.library.opcheck(operators.linear_backward_product.default, (x, transposed, "ieee"))
-    torch.library.opcheck(operators.linear_backward_activation.default, (x, x.detach(), "silu"))
+    other = torch.ones(3, 6, device=device, requires_grad=True)
+    for precision in ("ieee", "halves"):
+        torch.library.opcheck(operators.linear_backward_weight.default, (x, other, precision))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +189,7 @@ def test_registered_completely(device):
         ({"bias": torch.ones(4)}, r"bias has the shape \[4\] instead of \[3\]"),
         ({"bias": torch.ones(3).double()}, "bias is torch.float64.* the same for all"),
         ({"activation": "selu"}, "activation='selu' is unknown: use one of none, silu"),
-        ({"precision": "fp8"}, "precision='fp8' is unknown: use one of ieee, tf32x3, tf32"),
+        ({"precision": "fp8"}, "precision='fp8' is unknown: use one of ieee, tf32x3, tf32, halves"),
         ({"scale": torch.ones(3, 3)}, r"scale has the shape \[3, 3\], which does not broadcast"),
         ({"residual": torch.ones(1, 2, 3)}, r"residual .* does not broadcast to \[2, 3\]"),
     ],
