@@ -25,14 +25,16 @@ import torch
 from torch import Tensor, nn
 from torchmdnet.models.tensornet import TensorEmbedding, TensorNet
 
-from mlff_triton.model.irreps import PART_OF_COMPONENT, scale
+from mlff_triton.model.irreps import scale
 
 PACKAGES = {"triton": "mlff_triton.kernels.ops", "torch": "mlff_triton.kernels.ops.reference"}
 OPERATORS = (
+    "channel_maps",
     "irrep_norms",
     "layer_norm",
     "linear",
     "message_passing",
+    "normalized_tensors",
     "pair_embedding",
     "pair_messages",
     "tensor_product",
@@ -252,10 +254,11 @@ def embed(
         edges.reverse,
     )
 
-    scales = normalize(ops, module.init_norm, _squared_norm(ops, x))
+    norms = ops.irrep_norms(x).unflatten(1, (3, -1)).sum(1)
+    scales = normalize(ops, module.init_norm, norms)
     for linear in module.linears_scalar:
         scales = ops.linear(scales, linear.weight, linear.bias, activation)
-    return scale(_mix_channels(x, module.linears_tensor), scales.unflatten(1, (3, -1)))
+    return scale(_mix_channels(ops, x, module.linears_tensor), scales.unflatten(1, (3, -1)))
 
 
 def radial_factors(
@@ -279,28 +282,22 @@ def interact(
     charge_factor: Tensor,
 ) -> Tensor:
     """Update the tensors [9, N, F] in an interaction layer, given a function that sums messages."""
-    x = x / (_squared_norm(ops, x) + 1)
-    y = _mix_channels(x, layer.linears_tensor[:3])
+    x = ops.normalized_tensors(x)
+    y = _mix_channels(ops, x, layer.linears_tensor[:3])
     message = send(y)
     group = layer.equivariance_invariance_group
     product = ops.tensor_product(y, message, charge_factor if group == "O(3)" else None, group)
-    delta = _mix_channels(product, layer.linears_tensor[3:])
+    delta = _mix_channels(ops, product, layer.linears_tensor[3:])
     # c D D = (c / 2) (D D + D D) with the charge factor c, the O(3) product, in SO(3) models too.
     square = ops.tensor_product(delta, delta, charge_factor / 2, "O(3)", normalize=False)
     updated: Tensor = x + delta + square
     return updated
 
 
-def _mix_channels(x: Tensor, linears: list[nn.Linear]) -> Tensor:
-    """Apply one linear map to each of the three parts of [9, N, F], as a batched product."""
-    weights = torch.stack([linears[part].weight for part in PART_OF_COMPONENT])
-    return torch.bmm(x, weights.mT)
-
-
-def _squared_norm(ops: SimpleNamespace, x: Tensor) -> Tensor:
-    """Compute the squared norms [N, F] of tensors [9, N, F]."""
-    norms: Tensor = ops.irrep_norms(x).unflatten(1, (3, -1)).sum(1)
-    return norms
+def _mix_channels(ops: SimpleNamespace, x: Tensor, linears: list[nn.Linear]) -> Tensor:
+    """Apply one linear map to each of the three parts of [9, N, F]."""
+    mapped: Tensor = ops.channel_maps(x, torch.stack([linear.weight for linear in linears]))
+    return mapped
 
 
 def normalize(ops: SimpleNamespace, norm: nn.LayerNorm, x: Tensor) -> Tensor:

@@ -29,12 +29,14 @@ from mlff_triton.kernels.neighbors.bins import Boxes
 from mlff_triton.kernels.neighbors.renewal import place_atoms
 from mlff_triton.kernels.ops import (
     attention,
+    channel_maps,
     decomposition,
     edge_tensors,
     irrep_norms,
     layer_norm,
     linear,
     message_passing,
+    normalized_tensors,
     pair_embedding,
     pair_messages,
     radial_factors,
@@ -118,6 +120,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         torch.ones(N, N),
     ),
     "add_layer_norm": (layer_norm.add_layer_norm, ROWS, ROWS, BIAS, BIAS),
+    "channel_maps": (channel_maps.channel_maps, torch.ones(9, 300, F), WEIGHT.expand(3, F, F)),
     "compose": (decomposition.compose, PACKED),
     "decompose": (decomposition.decompose, FULL),
     "decompose_tensor": (decomposition.decompose_tensor, FULL),
@@ -149,6 +152,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         torch.ones(E, 3, F),
         *GRAPH,
     ),
+    "normalized_tensors": (normalized_tensors.normalized_tensors, PACKED),
     "pair_embedding": (
         pair_embedding.pair_embedding,
         VECTORS,

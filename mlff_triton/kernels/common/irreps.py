@@ -349,6 +349,18 @@ def part_norms(x):
 
 
 @triton.jit
+def part_norms_change(x, d):
+    """Return the changes of `part_norms` for a change d of x."""
+    s22, d22 = x[4] + x[7], d[4] + d[7]
+    mixed = x[5] * d[5] + x[6] * d[6] + x[8] * d[8]
+    return (
+        6 * x[0] * d[0],
+        4 * (x[1] * d[1] + x[2] * d[2] + x[3] * d[3]),
+        2 * ((x[4] * d[4] + x[7] * d[7]) + s22 * d22 + 2 * mixed),
+    )
+
+
+@triton.jit
 def norm_gradients(x):
     """Return the derivatives of the squared norm with respect to each component."""
     return (

@@ -54,12 +54,20 @@ def _split_columns_kernel(
     units_ptr,
     n_rows,
     n_columns,
+    matrix_stride,
     row_stride,
     column_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write halves [2, n_rows, n_columns] of x, and units [n_columns]. Grid: (column blocks,)."""
+    """Write halves [2, n_rows, n_columns] of x and units [n_columns], both for each matrix.
+
+    Grid: (column blocks, matrices).
+    """
+    matrix = tl.program_id(1)
+    x_ptr += matrix * matrix_stride
+    halves_ptr += matrix * 2 * n_rows * n_columns
+    units_ptr += matrix * n_columns
     row = tl.arange(0, ROWS)[:, None]
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     mask = (row < n_rows) & (column < n_columns)
@@ -74,25 +82,25 @@ def _split_columns_kernel(
 
 
 def split_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split a matrix, with a unit per column.
+    """Split matrices, with a unit per column.
 
     Parameters
     ----------
-    x : [K, N]
-        Matrix of a weight's size, float32, with any strides.
+    x : [B, K, N]
+        Matrices of the size of weights, float32, with any strides.
 
     Returns
     -------
-    float16 [2, K, N], float32 [N]
+    float16 [B, 2, K, N], float32 [B, N]
         High and low halves, and units.
     """
-    n_rows, n_columns = x.shape
-    halves = torch.empty(2, n_rows, n_columns, dtype=torch.float16, device=x.device)
-    units = x.new_empty(n_columns)
+    n_matrices, n_rows, n_columns = x.shape
+    halves = torch.empty(n_matrices, 2, n_rows, n_columns, dtype=torch.float16, device=x.device)
+    units = x.new_empty(n_matrices, n_columns)
     rows: int = triton.next_power_of_2(n_rows)
     columns = min(triton.next_power_of_2(n_columns), max(1, 4096 // rows))
     with torch.cuda.device_of(x):
-        _split_columns_kernel[(triton.cdiv(n_columns, columns),)](
+        _split_columns_kernel[(triton.cdiv(n_columns, columns), n_matrices)](
             x,
             halves,
             units,

@@ -3,10 +3,13 @@
     (3 I^2, 2 |a|^2, |S|_F^2)    of    X = I 1 + A(a) + S
 
 the invariants in the readout of TensorNet: G. Simeon and G. De Fabritiis, NeurIPS 2023,
-https://arxiv.org/abs/2306.06482. Their gradients with respect to X are 2 I 1, 2 A and 2 S.
+https://arxiv.org/abs/2306.06482. Their gradients with respect to X are 2 I 1, 2 A and 2 S. These
+are linear in X, so the second derivatives for a change of X are gradients at that change.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -14,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.irreps import (
     block_size,
     compose,
@@ -24,10 +26,11 @@ from mlff_triton.kernels.common.irreps import (
     load_nine,
     load_parts,
     part_norms,
+    part_norms_change,
     scale_parts,
     store_nine,
+    store_parts,
 )
-from mlff_triton.kernels.ops.reference import irrep_norms as reference
 
 
 @triton.jit
@@ -46,11 +49,18 @@ def _irrep_norms_fwd_kernel(
     if FULL:
         x = decompose(x)
 
-    identity, skew, symmetric = part_norms(x)
+    store_parts(out_ptr, channels, part_norms(x), mask)
 
-    tl.store(out_ptr, identity, mask)
-    tl.store(out_ptr + channels, skew, mask)
-    tl.store(out_ptr + 2 * channels, symmetric, mask)
+
+@triton.jit
+def _gradient(grad, x, FULL: tl.constexpr):
+    """Return the gradient of x, in its layout, from those of the three norms."""
+    if FULL:
+        x = decompose(x)
+    grad_x = compose(scale_parts((2 * grad[0], 2 * grad[1], 2 * grad[2]), x))
+    if not FULL:
+        grad_x = compose_adjoint(grad_x)
+    return grad_x
 
 
 @triton.jit
@@ -65,15 +75,44 @@ def _irrep_norms_bwd_kernel(
     mask = index < n_elements
     grad_ptr += index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
 
-    i, a, s = load_parts(grad_ptr, channels, mask)
+    grad = load_parts(grad_ptr, channels, mask)
     x = load_nine(x_ptr, index, mask, n_elements, channels, FULL)
+
+    grad_x = _gradient(grad, x, FULL)
+
+    store_nine(grad_x_ptr, grad_x, index, mask, n_elements, channels, FULL)
+
+
+@triton.jit
+def _irrep_norms_bwd_bwd_kernel(
+    change_ptr,
+    grad_ptr,
+    x_ptr,
+    grad_grad_ptr,
+    grad_x_ptr,
+    n_elements,
+    channels,
+    FULL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the changes of the norms [N, 3, F], and the gradient of their product with grad.
+
+    The change of x is given, in its layout, which the gradient has too. Grid: (blocks of the N F
+    elements,).
+    """
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n_elements
+    norms = index + (index // channels).to(tl.int64) * 2 * channels  # [N, 3, F]
+
+    grad = load_parts(grad_ptr + norms, channels, mask)
+    x = load_nine(x_ptr, index, mask, n_elements, channels, FULL)
+    change = load_nine(change_ptr, index, mask, n_elements, channels, FULL)
+
+    grad_x = _gradient(grad, change, FULL)
     if FULL:
-        x = decompose(x)
+        x, change = decompose(x), decompose(change)
 
-    grad_x = compose(scale_parts((2 * i, 2 * a, 2 * s), x))
-    if not FULL:
-        grad_x = compose_adjoint(grad_x)
-
+    store_parts(grad_grad_ptr + norms, channels, part_norms_change(x, change), mask)
     store_nine(grad_x_ptr, grad_x, index, mask, n_elements, channels, FULL)
 
 
@@ -101,6 +140,28 @@ def launch_irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
     return grad_x
 
 
+def launch_irrep_norms_backward_twice(
+    change: Tensor, grad: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return gradients of ``grad`` [N, 3 F] and x from those of the gradient of x."""
+    change, grad, x = change.contiguous(), grad.contiguous(), x.contiguous()
+    grad_grad, grad_x = torch.empty_like(grad), torch.empty_like(x)
+    n_elements, block = x.numel() // 9, block_size(x)
+    with torch.cuda.device_of(x):
+        _irrep_norms_bwd_bwd_kernel[(triton.cdiv(n_elements, block),)](
+            change,
+            grad,
+            x,
+            grad_grad,
+            grad_x,
+            n_elements,
+            x.shape[-1],
+            FULL=x.ndim == 4,
+            BLOCK=block,
+        )
+    return grad_grad, grad_x
+
+
 @torch.library.custom_op("mlff_triton::irrep_norms", mutates_args=())
 def _irrep_norms(x: Tensor) -> Tensor:
     return launch_irrep_norms(x)
@@ -111,17 +172,34 @@ def _irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
     return launch_irrep_norms_backward(grad, x)
 
 
+@torch.library.custom_op("mlff_triton::irrep_norms_backward_twice", mutates_args=())
+def _irrep_norms_backward_twice(change: Tensor, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return launch_irrep_norms_backward_twice(change, grad, x)
+
+
 def _empty_norms(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0 if x.ndim == 4 else 1], 3 * x.shape[-1])
 
 
 _irrep_norms.register_fake(_empty_norms)
 _irrep_norms_backward.register_fake(lambda grad, x: x.new_empty(x.shape))  # noqa: ARG005
-_irrep_norms.register_autograd(
-    lambda ctx, grad: _irrep_norms_backward(grad, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),  # noqa: ARG005
+_irrep_norms_backward_twice.register_fake(
+    lambda change, grad, x: (grad.new_empty(grad.shape), x.new_empty(x.shape))  # noqa: ARG005
 )
-differentiate_by_reference(_irrep_norms_backward, reference.irrep_norms)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+_irrep_norms.register_autograd(
+    lambda ctx, grad: _irrep_norms_backward(grad, *ctx.saved_tensors), setup_context=_save
+)
+_irrep_norms_backward.register_autograd(
+    lambda ctx, change: _irrep_norms_backward_twice(change, *ctx.saved_tensors),
+    setup_context=_save,
+)
 
 
 def irrep_norms(x: Tensor) -> Tensor:

@@ -159,8 +159,8 @@ def _launch_linear(
     tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
     units = None
     if precision == "halves":
-        halves, units = split_columns(weight.T)
-        weight = halves[0].T
+        halves, units = split_columns(weight.T[None])
+        weight = halves[0, 0].T
     with torch.cuda.device_of(x):
         _linear_fwd_kernel[(tiles, n_splits)](
             x,
@@ -248,7 +248,8 @@ def _(a: Tensor, b: Tensor, precision: str) -> Tensor:
 def _weight_gradient(t: Tensor, x: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     """Return the gradients [N, K] and [N] of weight and bias from those of z, t [M, N]."""
     if precision == "halves":
-        return launch_weight_gradient(t, x)
+        weight, bias = launch_weight_gradient(t[None], x[None], with_bias=True)
+        return weight[0], bias[0]
     return _launch_product(t.T, x, precision), t.sum(0)
 
 
