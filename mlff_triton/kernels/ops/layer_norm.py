@@ -4,7 +4,15 @@
 
 J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", https://arxiv.org/abs/1607.06450.
 Each program keeps whole rows in registers, several if they are short. For the gradients of weight
-and bias, each program sums over its own rows, and a second pass adds these sums.
+and bias, each program sums over its own rows, and a second pass adds these sums. With the
+normalized rows n, their scale r = 1 / sqrt(var(t) + eps) and means over channels, the gradients are
+
+    gt = r P(g w)      gw = sum n g      gb = sum g      P(v) = v - mean(v) - mean(v n) n
+
+Second derivatives are gradients of ``<dt, gt> + <dw, gw> + <db, gb>`` for changes dt, dw and db:
+
+    gg = r P(dt) w + dw n + db      gw = sum r P(dt) g
+    gt = r P(g dw) - r^2 (mean(dt P(g w)) n + mean(g w n) P(dt) + mean(dt n) P(g w))
 """
 
 from __future__ import annotations
@@ -19,8 +27,6 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
-from mlff_triton.kernels.ops.reference import layer_norm as reference
 
 _MAX_CHANNELS = 16384
 _MAX_BACKWARD_PROGRAMS = 512  # each writes one row of partial sums
@@ -124,6 +130,73 @@ def _layer_norm_bwd_kernel(
     tl.store(grad_bias_ptr + partial, tl.sum(grad_bias, 0), inside)
 
 
+@triton.jit
+def _project(x, normed, mask, channels):
+    """Return P(x), zero outside of the mask, and the mean of x n."""
+    mean = (tl.sum(x, 1) / channels)[:, None]
+    along = (tl.sum(x * normed, 1) / channels)[:, None]
+    return tl.where(mask, x - mean - along * normed, 0.0), along
+
+
+@triton.jit
+def _layer_norm_bwd_bwd_kernel(
+    change_ptr,
+    change_weight_ptr,
+    change_bias_ptr,
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    grad_grad_ptr,
+    grad_x_ptr,
+    grad_weight_ptr,
+    n_rows,
+    channels,
+    n_programs,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    """Write gradients of grad and x [n_rows, channels], and partial ones of the weight.
+
+    The changes of x, weight and bias are given. The partial gradients are [n_programs, channels].
+    Grid: (n_programs,), each of which takes every n_programs-th row block.
+    """
+    dtype: tl.constexpr = mean_ptr.dtype.element_ty
+    program = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK_CHANNELS)
+    inside = channel < channels
+    weight = tl.load(weight_ptr + channel, inside, other=0.0).to(dtype)[None, :]
+    change_weight = tl.load(change_weight_ptr + channel, inside, other=0.0).to(dtype)[None, :]
+    change_bias = tl.load(change_bias_ptr + channel, inside, other=0.0).to(dtype)[None, :]
+
+    grad_weight = tl.zeros((BLOCK_ROWS, BLOCK_CHANNELS), dtype)
+    for start in range(program * BLOCK_ROWS, n_rows, n_programs * BLOCK_ROWS):
+        row = start + tl.arange(0, BLOCK_ROWS)
+        mask = (row < n_rows)[:, None] & inside[None, :]
+        offsets = row[:, None].to(tl.int64) * channels + channel[None, :]
+        change = tl.load(change_ptr + offsets, mask, other=0.0).to(dtype)
+        grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(dtype)
+        x = tl.load(x_ptr + offsets, mask, other=0.0).to(dtype)
+        mean = tl.load(mean_ptr + row, row < n_rows, other=0.0)[:, None]
+        rstd = tl.load(rstd_ptr + row, row < n_rows, other=0.0)[:, None]
+
+        normed = tl.where(mask, (x - mean) * rstd, 0.0)
+        slope, slope_along = _project(grad * weight, normed, mask, channels)
+        turn, turn_along = _project(change, normed, mask, channels)
+        of_weight, _ = _project(grad * change_weight, normed, mask, channels)
+        level = (tl.sum(change * slope, 1) / channels)[:, None]
+        grad_grad = rstd * turn * weight + change_weight * normed + change_bias
+        bent = level * normed + slope_along * turn + turn_along * slope
+        grad_x = rstd * (of_weight - rstd * bent)
+        grad_weight += rstd * turn * grad
+        tl.store(grad_grad_ptr + offsets, grad_grad.to(grad_grad_ptr.dtype.element_ty), mask)
+        tl.store(grad_x_ptr + offsets, grad_x.to(grad_x_ptr.dtype.element_ty), mask)
+
+    partial = program * channels + channel
+    tl.store(grad_weight_ptr + partial, tl.sum(grad_weight, 0), inside)
+
+
 class _Blocks(NamedTuple):
     rows: int
     channels: int
@@ -208,6 +281,43 @@ def launch_layer_norm_backward(
     return grad_x, partial[0].sum(0).to(weight.dtype), partial[1].sum(0).to(weight.dtype)
 
 
+def launch_layer_norm_backward_twice(
+    changes: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of ``grad``, x and weight, given the changes of x, weight and bias."""
+    n_rows, channels = x.shape
+    grad_grad, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
+    if not x.numel():
+        return grad_grad, grad_x, weight.new_zeros(channels)
+    blocks = _blocks(channels)
+    n_programs = min(triton.cdiv(n_rows, blocks.rows), _MAX_BACKWARD_PROGRAMS)
+    partial = mean.new_empty(n_programs, channels)
+    with torch.cuda.device_of(x):
+        _layer_norm_bwd_bwd_kernel[(n_programs,)](
+            *(change.contiguous() for change in changes),
+            grad.contiguous(),
+            x.contiguous(),
+            weight.contiguous(),
+            mean,
+            rstd,
+            grad_grad,
+            grad_x,
+            partial,
+            n_rows,
+            channels,
+            n_programs,
+            BLOCK_ROWS=blocks.rows,
+            BLOCK_CHANNELS=blocks.channels,
+            num_warps=blocks.warps,
+        )
+    return grad_grad, grad_x, partial.sum(0).to(weight.dtype)
+
+
 @torch.library.custom_op("mlff_triton::layer_norm", mutates_args=())
 def _layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
@@ -223,58 +333,74 @@ def _(x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, Tensor, T
 
 @torch.library.custom_op("mlff_triton::layer_norm_backward", mutates_args=())
 def _layer_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    mean: Tensor,
-    rstd: Tensor,
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias."""
-    del bias, eps  # needed by the derivative only
     return launch_layer_norm_backward(grad, x, weight, mean, rstd)
 
 
 @_layer_norm_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, x: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     del grad
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+@torch.library.custom_op("mlff_triton::layer_norm_backward_twice", mutates_args=())
+def _layer_norm_backward_twice(
+    change: Tensor,
+    change_weight: Tensor,
+    change_bias: Tensor,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of grad, x and weight."""
+    changes = change, change_weight, change_bias
+    return launch_layer_norm_backward_twice(changes, grad, x, weight, mean, rstd)
+
+
+@_layer_norm_backward_twice.register_fake
+def _(
+    change: Tensor, change_weight: Tensor, change_bias: Tensor, grad: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    del change_bias
+    return (
+        grad.new_empty(grad.shape),
+        change.new_empty(change.shape),
+        change_weight.new_empty(change_weight.shape),
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, residual, weight, bias, ctx.eps = inputs
+    x, residual, weight, _, _ = inputs
     _, total, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.has_residual = residual is not None
-    ctx.save_for_backward(total if ctx.has_residual else x, weight, bias, mean, rstd)
+    ctx.save_for_backward(total if ctx.has_residual else x, weight, mean, rstd)
 
 
 def _differentiate(
     ctx: Any, grad_y: Tensor, grad_total: Tensor, *_: Tensor
 ) -> tuple[Tensor | None, ...]:
-    x, weight, bias, *statistics = ctx.saved_tensors
-    grad_x, grad_weight, grad_bias = _layer_norm_backward(
-        grad_y, x, weight, bias, ctx.eps, *statistics
-    )
+    grad_x, grad_weight, grad_bias = _layer_norm_backward(grad_y, *ctx.saved_tensors)
     if not ctx.has_residual:
         return grad_x, None, grad_weight, grad_bias, None
     grad_x = grad_x + grad_total
     return grad_x, grad_x, grad_weight, grad_bias, None
 
 
-def _of_statistics(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, mean: Tensor, rstd: Tensor
-) -> Tensor:
-    """Return the reference, which computes mean and deviation itself."""
-    del mean, rstd
-    return reference.layer_norm(x, weight, bias, eps)
+def _save_backward(ctx: Any, inputs: tuple[Tensor, ...], output: object) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
 
 
 _layer_norm.register_autograd(_differentiate, setup_context=_save)
-differentiate_by_reference(_layer_norm_backward, _of_statistics, wrt=(0, 1, 2))
+_layer_norm_backward.register_autograd(
+    lambda ctx, *changes: (*_layer_norm_backward_twice(*changes, *ctx.saved_tensors), None, None),
+    setup_context=_save_backward,
+)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

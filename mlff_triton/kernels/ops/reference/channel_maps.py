@@ -13,4 +13,5 @@ from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT
 
 def channel_maps(x: Tensor, weights: Tensor) -> Tensor:
     """Compute `mlff_triton.kernels.ops.channel_maps.channel_maps`, as a batched product."""
-    return torch.bmm(x, torch.stack([weights[part] for part in PART_OF_COMPONENT]).mT)
+    parts = weights.unbind()
+    return torch.bmm(x, torch.stack([parts[part] for part in PART_OF_COMPONENT]).mT)
