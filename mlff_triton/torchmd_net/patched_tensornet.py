@@ -38,6 +38,7 @@ OPERATORS = (
     "pair_embedding",
     "pair_messages",
     "tensor_product",
+    "tensor_update",
 )
 
 
@@ -288,9 +289,7 @@ def interact(
     group = layer.equivariance_invariance_group
     product = ops.tensor_product(y, message, charge_factor if group == "O(3)" else None, group)
     delta = _mix_channels(ops, product, layer.linears_tensor[3:])
-    # c D D = (c / 2) (D D + D D) with the charge factor c, the O(3) product, in SO(3) models too.
-    square = ops.tensor_product(delta, delta, charge_factor / 2, "O(3)", normalize=False)
-    updated: Tensor = x + delta + square
+    updated: Tensor = ops.tensor_update(x, delta, charge_factor)
     return updated
 
 

@@ -42,6 +42,7 @@ from mlff_triton.kernels.ops import (
     radial_factors,
     segment_sum,
     tensor_product,
+    tensor_update,
     vector_to_tensor,
 )
 from mlff_triton.kernels.ops.radial_embedding import radial_embedding
@@ -89,6 +90,11 @@ KNOTS = Knots(torch.tensor([0.0, 4.0]).double(), torch.tensor([0]).int())
 def charged_product(y: Tensor, message: Tensor) -> Tensor:
     """Call `tensor_product` with a charge factor."""
     return tensor_product.tensor_product(y, message, torch.ones(N).to(y))
+
+
+def charged_update(x: Tensor, delta: Tensor) -> Tensor:
+    """Call `tensor_update` with a charge factor."""
+    return tensor_update.tensor_update(x, delta, torch.ones(N).to(x))
 
 
 def tabulated_factors(distance: Tensor) -> Tensor:
@@ -169,6 +175,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "segment_sum": (segment_sum.segment_sum, ROWS, torch.tensor([0, 1, N])),
     "tensor_product, O(3)": (charged_product, PACKED, PACKED),
     "tensor_product, SO(3)": (partial(tensor_product.tensor_product, group="SO(3)"), FULL, FULL),
+    "tensor_update": (charged_update, PACKED, PACKED),
     "vector_to_skew": (vector_to_tensor.vector_to_skew, VECTORS),
     "vector_to_skew, scaled": (vector_to_tensor.vector_to_skew, VECTORS, FACTORS),
     "vector_to_symmetric": (vector_to_tensor.vector_to_symmetric, VECTORS),
