@@ -166,6 +166,14 @@ class Source:
         factors = self.random(graph.n_edges, 1, 1, CHANNELS)
         return (*self.full(), factors, graph.row_ptr, graph.senders, graph.reverse)
 
+    def update(self) -> Inputs:
+        """Return tensors and their changes [9, N, F], and charge factors [N]."""
+        return (*self.two_packed(), self.random(self.n_atoms))
+
+    def tensors_to_map(self) -> Inputs:
+        """Return packed tensors [9, N, F] and weights [3, F, F]."""
+        return (*self.packed(), self.random(3, CHANNELS, CHANNELS) / CHANNELS**0.5)
+
     def rows_to_normalize(self) -> Inputs:
         """Return rows [N, 3 F], weights and biases [3 F]."""
         width = 3 * CHANNELS
@@ -192,6 +200,29 @@ class Source:
         graph = self.graph
         factors = self.random(graph.n_edges, 3, CHANNELS)
         return (*self.packed(), factors, graph.row_ptr, graph.senders, graph.reverse)
+
+    def pair_messages(self) -> Inputs:
+        """Return packed tensors [9, N, F], factors of pairs [P, 3, F], neighbors and pairs."""
+        graph, pairs = self.graph, self._pairs()
+        factors = self.random(1 + graph.n_edges // 2, 3, CHANNELS)
+        return (*self.packed(), factors, graph.row_ptr, graph.senders, pairs)
+
+    def pair_embedding(self) -> Inputs:
+        """Return directions, factors of pairs, terms of atoms, neighbors and pairs."""
+        graph, pairs = self.graph, self._pairs()
+        directions = torch.nn.functional.normalize(self.random(graph.n_edges, 3))
+        factors = self.random(1 + graph.n_edges // 2, 3, CHANNELS)
+        atoms = self.random(self.n_atoms, CHANNELS), self.random(self.n_atoms, CHANNELS)
+        neighbors = graph.row_ptr, graph.senders, pairs, graph.reverse
+        return directions, factors, *atoms, *neighbors
+
+    def _pairs(self) -> Tensor:
+        """Return the pair of each edge, 0 for those of an atom and its own image."""
+        graph = self.graph
+        edges = torch.arange(graph.n_edges, device=self.device)
+        pairs = (edges < graph.reverse).cumsum(0)
+        pairs = pairs.where(edges < graph.reverse, pairs[graph.reverse])
+        return pairs.masked_fill(graph.senders == graph.senders[graph.reverse], 0)
 
 
 @lru_cache(maxsize=2)
@@ -268,6 +299,30 @@ FURTHER: tuple[Operator, ...] = (
     ),
     Operator(
         "tensor_product", Source.two_packed, kernel("tensor_product"), reference("tensor_product")
+    ),
+    Operator("tensor_update", Source.update, kernel("tensor_update"), reference("tensor_update")),
+    Operator(
+        "normalized_tensors",
+        Source.packed,
+        kernel("normalized_tensors"),
+        reference("normalized_tensors"),
+    ),
+    Operator(
+        "channel_maps", Source.tensors_to_map, kernel("channel_maps"), reference("channel_maps")
+    ),
+    Operator(
+        "pair_messages",
+        Source.pair_messages,
+        kernel("pair_messages"),
+        reference("pair_messages"),
+        has_edges=True,
+    ),
+    Operator(
+        "pair_embedding",
+        Source.pair_embedding,
+        kernel("pair_embedding"),
+        reference("pair_embedding"),
+        has_edges=True,
     ),
     Operator(
         "edge_messages",
