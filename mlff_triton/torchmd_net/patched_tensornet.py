@@ -213,13 +213,8 @@ class PatchedTensorNet(TensorNet):
         x = embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
         for layer in self.layers:
             factors = radial_factors(ops, layer, self.activation, basis, distances)
-            x = interact(
-                ops,
-                layer,
-                x,
-                lambda y, factors=factors: ops.pair_messages(y, factors, *edges.pair_graph),
-                charge_factor,
-            )
+            neighbors = factors, *edges.pair_graph
+            x = interact(ops, layer, x, ops.pair_messages, neighbors, charge_factor)
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         features = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)
         return features, None, z, pos, batch
@@ -272,20 +267,25 @@ def radial_factors(
         factors = ops.linear(factors, linear.weight, linear.bias, activation)
     cutoff = layer.cutoff(distances)[:, None]
     factors = ops.linear(factors, last.weight, last.bias, activation, scale=cutoff)
-    return factors.unflatten(1, (3, -1))
+    parts: Tensor = factors.unflatten(1, (3, -1))
+    return parts
 
 
 def interact(
     ops: SimpleNamespace,
     layer: Any,
     x: Tensor,
-    send: Callable[[Tensor], Tensor],
+    send: Callable[..., Tensor],
+    neighbors: tuple[Tensor, ...],
     charge_factor: Tensor,
 ) -> Tensor:
-    """Update the tensors [9, N, F] in an interaction layer, given a function that sums messages."""
+    """Update the tensors [9, N, F] in an interaction layer.
+
+    Messages are ``send(y, *neighbors)``, for the tensors y that each atom sends.
+    """
     x = ops.normalized_tensors(x)
     y = _mix_channels(ops, x, layer.linears_tensor[:3])
-    message = send(y)
+    message = send(y, *neighbors)
     group = layer.equivariance_invariance_group
     product = ops.tensor_product(y, message, charge_factor if group == "O(3)" else None, group)
     delta = _mix_channels(ops, product, layer.linears_tensor[3:])

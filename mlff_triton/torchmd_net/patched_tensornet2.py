@@ -70,13 +70,8 @@ class PatchedTensorNet2(TensorNet2):
                 dim=1,
             )
             factors = radial_factors(ops, layer, self.activation, features, edges.distances)
-            x = interact(
-                ops,
-                layer,
-                x,
-                lambda y, factors=factors: ops.message_passing(y, factors, *edges.graph),
-                ones,
-            )
+            neighbors = factors, *edges.graph
+            x = interact(ops, layer, x, ops.message_passing, neighbors, ones)
             charges.append(self._charges(ops, predictor, x, total, batch, n_systems))
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         result = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)
