@@ -170,6 +170,10 @@ class Source:
         """Return tensors and their changes [9, N, F], and charge factors [N]."""
         return (*self.two_packed(), self.random(self.n_atoms))
 
+    def tensors_to_scale(self) -> Inputs:
+        """Return packed tensors [9, N, F] and scales [N, 3, F]."""
+        return (*self.packed(), self.random(self.n_atoms, 3, CHANNELS))
+
     def tensors_to_map(self) -> Inputs:
         """Return packed tensors [9, N, F] and weights [3, F, F]."""
         return (*self.packed(), self.random(3, CHANNELS, CHANNELS) / CHANNELS**0.5)
@@ -306,6 +310,12 @@ FURTHER: tuple[Operator, ...] = (
         Source.packed,
         kernel("normalized_tensors"),
         reference("normalized_tensors"),
+    ),
+    Operator(
+        "scaled_tensors",
+        Source.tensors_to_scale,
+        kernel("scaled_tensors"),
+        reference("scaled_tensors"),
     ),
     Operator(
         "channel_maps", Source.tensors_to_map, kernel("channel_maps"), reference("channel_maps")

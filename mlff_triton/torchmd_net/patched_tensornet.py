@@ -25,8 +25,6 @@ import torch
 from torch import Tensor, nn
 from torchmdnet.models.tensornet import TensorEmbedding, TensorNet
 
-from mlff_triton.model.irreps import scale
-
 PACKAGES = {"triton": "mlff_triton.kernels.ops", "torch": "mlff_triton.kernels.ops.reference"}
 OPERATORS = (
     "channel_maps",
@@ -37,6 +35,7 @@ OPERATORS = (
     "normalized_tensors",
     "pair_embedding",
     "pair_messages",
+    "scaled_tensors",
     "tensor_product",
     "tensor_update",
 )
@@ -254,7 +253,9 @@ def embed(
     scales = normalize(ops, module.init_norm, norms)
     for linear in module.linears_scalar:
         scales = ops.linear(scales, linear.weight, linear.bias, activation)
-    return scale(_mix_channels(ops, x, module.linears_tensor), scales.unflatten(1, (3, -1)))
+    mixed = _mix_channels(ops, x, module.linears_tensor)
+    scaled: Tensor = ops.scaled_tensors(mixed, scales.unflatten(1, (3, -1)))
+    return scaled
 
 
 def radial_factors(
