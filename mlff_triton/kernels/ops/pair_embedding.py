@@ -46,6 +46,8 @@ from mlff_triton.kernels.common.irreps import (
     traceless_gradient,
 )
 
+_BACKWARD_BLOCK = 512  # bytes of a program's channels
+
 
 @triton.jit
 def _load_vector(pointer, edge):
@@ -347,8 +349,7 @@ def _launch_backward(
     """Return gradients of the four inputs or, given their changes, also that of ``grad`` first."""
     directions, factors, at_receivers, at_senders = (t.contiguous() for t in inputs)
     n_atoms, channels = at_receivers.shape
-    # Fewer channels than in the forward pass, as there are many more values per channel.
-    block = min(triton.next_power_of_2(max(1, channels)), 256 // grad.element_size())
+    block = min(triton.next_power_of_2(max(1, channels)), _BACKWARD_BLOCK // grad.element_size())
     gradients = _Gradients(directions, factors, at_receivers, block)
     change = grad.new_empty(grad.shape)
     if grad.numel():
