@@ -3,11 +3,11 @@
     z = x W^T + bias      y = activation(z) * scale + residual
 
 Each program computes one tile of y. Programs that share rows or columns run at about the same time,
-so that these stay in the cache. z is stored only if gradients will need it. Gradients of z are those
-of `mlff_triton.kernels.ops.activation_slopes`, and those of x and W are products of the same kind,
-with arbitrary strides. If such a product has a long inner axis and few tiles, the axis is split, and
-a second pass adds the parts. Products are each other's derivatives, and hence differentiable to any
-order; activations are differentiable twice.
+so that these stay in the cache. z is stored only if gradients will need it. Gradients of z are
+those of `mlff_triton.kernels.ops.activation_slopes`, and those of x and W are products of the same
+kind, with arbitrary strides. If such a product has a long inner axis and few tiles, the axis is
+split, and a second pass adds the parts. Products are each other's derivatives, and hence
+differentiable to any order; activations are differentiable twice.
 
 By default, many rows of float32 are multiplied as float16 halves on tensor cores: see
 `mlff_triton.kernels.common.scaled_halves`.
