@@ -70,6 +70,8 @@ class Edges:
     pair_distances : [P]
         Length of each pair in Å, the first of which is 0. With static shapes, the last ones may
         belong to no pair.
+    n_pairs : int64 [] or None
+        Number of pairs that exist, and pair 0; None without static shapes.
     """
 
     row_ptr: Tensor
@@ -81,6 +83,12 @@ class Edges:
     directions: Tensor
     pairs: Tensor
     pair_distances: Tensor
+    n_pairs: Tensor | None
+
+    @property
+    def n_edges(self) -> Tensor | None:
+        """Number of edges without filler; None without static shapes."""
+        return None if self.filler is None else self.row_ptr[-1]
 
     @property
     def graph(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +129,7 @@ def sort_edges(
     receivers, senders = key // base, key % base
     row_ptr = torch.searchsorted(receivers, torch.arange(base, device=index.device))
     reverse = (senders * base + receivers).argsort(stable=True)
-    pairs, first_edges = _number_pairs(receivers, senders, reverse, n_atoms)
+    pairs, first_edges, last_pair = _number_pairs(receivers, senders, reverse, n_atoms)
     of_pairs = distances.index_select(0, order.index_select(0, first_edges))
     distances, vectors = distances.index_select(0, order), vectors.index_select(0, order)
     lengths = distances.masked_fill(receivers == senders, 1)  # avoid 0 / 0
@@ -140,13 +148,16 @@ def sort_edges(
         directions=vectors / lengths[:, None],
         pairs=pairs,
         pair_distances=torch.cat([distances.new_zeros(1), of_pairs]),
+        n_pairs=last_pair + 1 if filled else None,
     )
 
 
 def _number_pairs(
     receivers: Tensor, senders: Tensor, reverse: Tensor, n_atoms: int
-) -> tuple[Tensor, Tensor]:
-    """Number the pairs of sorted edges; return the pair of each edge, and one edge of each pair.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Number the pairs of sorted edges.
+
+    Returns the pair of each edge, one edge of each pair, and the last pair.
 
     Pairs are counted from 1 in the order of their first edges, and 0 are self-loops. There are as
     many pairs as if nothing was filler; the edges of those that do not exist are any.
@@ -158,7 +169,7 @@ def _number_pairs(
     n_pairs = max(0, len(receivers) - n_atoms) // 2
     edges = torch.arange(n_pairs, device=receivers.device)
     found = torch.searchsorted(count, edges + 1)
-    return pairs, found.where(found < len(count), edges)
+    return pairs, found.where(found < len(count), edges), first.sum()
 
 
 def op_set_of(network: Any, pos: Tensor) -> str:
@@ -211,7 +222,7 @@ class PatchedTensorNet(TensorNet):
 
         x = embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
         for layer in self.layers:
-            factors = radial_factors(ops, layer, self.activation, basis, distances)
+            factors = radial_factors(ops, layer, self.activation, basis, distances, edges.n_pairs)
             neighbors = factors, *edges.pair_graph
             x = interact(ops, layer, x, ops.pair_messages, neighbors, charge_factor)
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
@@ -239,6 +250,7 @@ def embed(
         torch.cat([projection.weight for projection in projections]),
         torch.cat([projection.bias for projection in projections]),
         scale=module.cutoff(edges.pair_distances)[:, None],
+        rows=edges.n_pairs,
     )
     x = ops.pair_embedding(
         edges.directions,
@@ -259,15 +271,23 @@ def embed(
 
 
 def radial_factors(
-    ops: SimpleNamespace, layer: Any, activation: str, features: Tensor, distances: Tensor
+    ops: SimpleNamespace,
+    layer: Any,
+    activation: str,
+    features: Tensor,
+    distances: Tensor,
+    rows: Tensor | None,
 ) -> Tensor:
-    """Compute the factors [E, 3, F] of a layer from features [E, K] and distances of edges."""
+    """Compute the factors [E, 3, F] of a layer from features [E, K] and distances of edges.
+
+    If a number of rows is given, the others are filler.
+    """
     factors = features
     *inner, last = layer.linears_scalar
     for linear in inner:
-        factors = ops.linear(factors, linear.weight, linear.bias, activation)
+        factors = ops.linear(factors, linear.weight, linear.bias, activation, rows=rows)
     cutoff = layer.cutoff(distances)[:, None]
-    factors = ops.linear(factors, last.weight, last.bias, activation, scale=cutoff)
+    factors = ops.linear(factors, last.weight, last.bias, activation, scale=cutoff, rows=rows)
     parts: Tensor = factors.unflatten(1, (3, -1))
     return parts
 

@@ -69,7 +69,9 @@ class PatchedTensorNet2(TensorNet2):
                 ],
                 dim=1,
             )
-            factors = radial_factors(ops, layer, self.activation, features, edges.distances)
+            factors = radial_factors(
+                ops, layer, self.activation, features, edges.distances, edges.n_edges
+            )
             neighbors = factors, *edges.graph
             x = interact(ops, layer, x, ops.message_passing, neighbors, ones)
             charges.append(self._charges(ops, predictor, x, total, batch, n_systems))

@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "layer_norm": (layer_norm.layer_norm, ROWS, BIAS, BIAS),
     "linear": (linear.linear, ROWS, WEIGHT),
     "linear, halves": (
-        partial(linear.linear, precision="halves"),
+        partial(linear.linear, precision="halves", rows=torch.tensor(3)),
         ROWS,
         WEIGHT,
         BIAS,

@@ -32,11 +32,21 @@ _ROWS, _COLUMNS = 8, 128
 
 
 @triton.jit
+def count_rows(rows_ptr, n_rows):
+    """Return the number of rows that matter: all of them, or those given."""
+    live = n_rows
+    if rows_ptr is not None:
+        live = tl.minimum(tl.load(rows_ptr).to(tl.int32), n_rows)
+    return live
+
+
+@triton.jit
 def _activation_slopes_kernel(
     grad_ptr,
     z_ptr,
     scale_ptr,
     more_ptr,
+    rows_ptr,
     out_ptr,
     grad_scale_ptr,
     n_rows,
@@ -49,16 +59,17 @@ def _activation_slopes_kernel(
     """Write gz [n_rows, n_columns], and gs [n_rows] if wanted.
 
     g, z and more, which is optional, are [n_rows, n_columns], and the optional scale is [n_rows].
-    Grid: (row blocks,).
+    All but the first ``rows`` rows are zero, if these are given. Grid: (row blocks,).
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = row < n_rows
+    inside = row < count_rows(rows_ptr, n_rows)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + row, inside, other=0.0).to(COMPUTE)
     grad_scale = tl.zeros((ROWS, COLUMNS), COMPUTE)
     for start in range(0, n_columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         mask = inside & (column < n_columns)
+        stored = (row < n_rows) & (column < n_columns)
         offsets = row * n_columns + column
         grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(COMPUTE)
         z = tl.load(z_ptr + offsets, mask, other=0.0).to(COMPUTE)
@@ -70,10 +81,10 @@ def _activation_slopes_kernel(
             out += tl.load(more_ptr + offsets, mask, other=0.0).to(COMPUTE)
         if grad_scale_ptr is not None:
             grad_scale += grad * activate(z, ACTIVATION)
-        tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask)
+        tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), stored)
     if grad_scale_ptr is not None:
         total = tl.sum(grad_scale, 1, keep_dims=True)
-        tl.store(grad_scale_ptr + row, total.to(grad_scale_ptr.dtype.element_ty), inside)
+        tl.store(grad_scale_ptr + row, total.to(grad_scale_ptr.dtype.element_ty), row < n_rows)
 
 
 @triton.jit
@@ -83,6 +94,7 @@ def _activation_slopes_bwd_kernel(
     grad_ptr,
     z_ptr,
     scale_ptr,
+    rows_ptr,
     grad_grad_ptr,
     grad_z_ptr,
     grad_scale_ptr,
@@ -95,11 +107,11 @@ def _activation_slopes_bwd_kernel(
 ):
     """Write gg and gz [n_rows, n_columns], and gs [n_rows] if wanted.
 
-    dz, g and z are [n_rows, n_columns], and ds and the scale, which are optional, [n_rows]. Grid:
-    (row blocks,).
+    dz, g and z are [n_rows, n_columns], and ds and the scale, which are optional, [n_rows]. All but
+    the first ``rows`` rows are zero, if these are given. Grid: (row blocks,).
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = row < n_rows
+    inside = row < count_rows(rows_ptr, n_rows)
     if scale_ptr is not None:
         scale = tl.load(scale_ptr + row, inside, other=0.0).to(COMPUTE)
     if change_scale_ptr is not None:
@@ -108,6 +120,7 @@ def _activation_slopes_bwd_kernel(
     for start in range(0, n_columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         mask = inside & (column < n_columns)
+        stored = (row < n_rows) & (column < n_columns)
         offsets = row * n_columns + column
         change = tl.load(change_ptr + offsets, mask, other=0.0).to(COMPUTE)
         grad = tl.load(grad_ptr + offsets, mask, other=0.0).to(COMPUTE)
@@ -124,11 +137,11 @@ def _activation_slopes_bwd_kernel(
             grad_grad += change_scale * activate(z, ACTIVATION)
             grad_z += change_scale * slope
         grad_z *= grad
-        tl.store(grad_grad_ptr + offsets, grad_grad.to(grad_grad_ptr.dtype.element_ty), mask)
-        tl.store(grad_z_ptr + offsets, grad_z.to(grad_z_ptr.dtype.element_ty), mask)
+        tl.store(grad_grad_ptr + offsets, grad_grad.to(grad_grad_ptr.dtype.element_ty), stored)
+        tl.store(grad_z_ptr + offsets, grad_z.to(grad_z_ptr.dtype.element_ty), stored)
     if grad_scale_ptr is not None:
         total = tl.sum(grad_scale, 1, keep_dims=True)
-        tl.store(grad_scale_ptr + row, total.to(grad_scale_ptr.dtype.element_ty), inside)
+        tl.store(grad_scale_ptr + row, total.to(grad_scale_ptr.dtype.element_ty), row < n_rows)
 
 
 def _options(z: Tensor, activation: str) -> dict[str, Any]:
@@ -156,6 +169,7 @@ def activation_slopes(
     z: Tensor,
     scale: Tensor | None,
     more: Tensor | None,
+    rows: Tensor | None,
     activation: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -169,6 +183,8 @@ def activation_slopes(
         Scale of each row.
     more : [M, N], optional
         Other gradients of z, which are added.
+    rows : int64 or int32 [], optional
+        Number of rows that matter; gradients of the others are zero.
     activation : str
         Name as in `mlff_triton.kernels.ops.linear.linear`.
     with_scale : bool
@@ -182,6 +198,7 @@ def activation_slopes(
                 z,
                 None if scale is None else scale.contiguous(),
                 None if more is None else more.contiguous(),
+                rows,
                 out,
                 _given(grad_scale),
                 *z.shape,
@@ -198,10 +215,11 @@ def _(
     z: Tensor,
     scale: Tensor | None,
     more: Tensor | None,
+    rows: Tensor | None,
     activation: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor]:
-    del grad, scale, more, activation
+    del grad, scale, more, rows, activation
     return torch.empty_like(z), _per_row(z, with_scale)
 
 
@@ -212,6 +230,7 @@ def _activation_slopes_backward(
     grad: Tensor,
     z: Tensor,
     scale: Tensor | None,
+    rows: Tensor | None,
     activation: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,6 +244,7 @@ def _activation_slopes_backward(
                 grad.contiguous(),
                 z,
                 None if scale is None else scale.contiguous(),
+                rows,
                 grad_grad,
                 grad_z,
                 _given(grad_scale),
@@ -243,17 +263,18 @@ def _(
     grad: Tensor,
     z: Tensor,
     scale: Tensor | None,
+    rows: Tensor | None,
     activation: str,
     with_scale: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del change, change_scale, grad, scale, activation
+    del change, change_scale, grad, scale, rows, activation
     return torch.empty_like(z), torch.empty_like(z), _per_row(z, with_scale)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     del output
-    grad, z, scale, _, ctx.activation, _ = inputs
-    ctx.save_for_backward(grad, z, scale)
+    grad, z, scale, _, rows, ctx.activation, _ = inputs
+    ctx.save_for_backward(grad, z, scale, rows)
     ctx.set_materialize_grads(False)
     remember_tensors(ctx, inputs)
 
@@ -261,9 +282,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
 def _differentiate(
     ctx: Any, change: Tensor | None, change_scale: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    grad, z, scale = ctx.saved_tensors
+    grad, z, scale, rows = ctx.saved_tensors
     if change is None and change_scale is None:
-        return (None,) * 6
+        return (None,) * 7
     needed = needed_gradients(ctx)
     with_scale = scale is not None and needed[2]
     grad_grad, grad_z, grad_scale = _activation_slopes_backward(
@@ -272,11 +293,12 @@ def _differentiate(
         grad,
         z,
         scale,
+        rows,
         ctx.activation,
         with_scale,
     )
     more = change if needed[3] else None
-    return grad_grad, grad_z, grad_scale if with_scale else None, more, None, None
+    return grad_grad, grad_z, grad_scale if with_scale else None, more, None, None, None
 
 
 activation_slopes.register_autograd(_differentiate, setup_context=_save)

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.common.checks import check_shape, expanded
+from mlff_triton.kernels.common.checks import check_device, check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.reference import activations as reference
 from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along, split_columns
 from mlff_triton.kernels.common.tiles import tile_in_group
-from mlff_triton.kernels.ops.activation_slopes import activation_slopes
+from mlff_triton.kernels.ops.activation_slopes import activation_slopes, count_rows
 from mlff_triton.kernels.ops.weight_gradient import launch_weight_gradient
 
 PRECISIONS = ("ieee", "tf32x3", "tf32", "halves")
@@ -49,6 +49,7 @@ def _linear_fwd_kernel(
     bias_ptr,
     scale_ptr,
     residual_ptr,
+    rows_ptr,
     y_ptr,
     z_ptr,
     n_rows,
@@ -74,7 +75,8 @@ def _linear_fwd_kernel(
 
     Reads x [n_rows, n_in], weight [n_out, n_in], bias [n_out], and scale and residual [n_rows,
     n_out], all but the bias with the strides given. With "halves", there are two of the weight, the
-    second after the first, and units [n_out]. Grid: (tiles of y, splits of the inner axis).
+    second after the first, and units [n_out]. Only the first ``rows`` rows are computed, if these
+    are given, and the others are zero. Grid: (tiles of y, splits of the inner axis).
     """
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -82,14 +84,16 @@ def _linear_fwd_kernel(
     row = tile_m.to(tl.int64) * M + tl.arange(0, M)[:, None]
     column = tile_n.to(tl.int64) * N + tl.arange(0, N)[None, :]
     mask = (row < n_rows) & (column < n_out)
+    live = count_rows(rows_ptr, n_rows)
 
     acc = tl.zeros((M, N), ACCUMULATE)
     last = tl.minimum(n_in, (split + 1) * split_size)
+    last = tl.where(tile_m * M < live, last, 0)
     for start in range(split * split_size, last, K):
         k = (start + tl.arange(0, K)).to(tl.int64)
         x = tl.load(
             x_ptr + row * x_row + k[None, :] * x_column,
-            (row < n_rows) & (k < last)[None, :],
+            (row < live) & (k < last)[None, :],
             other=0.0,
         )  # [M, K]
         weights = weight_ptr + k[:, None] * weight_column + column * weight_row
@@ -107,6 +111,7 @@ def _linear_fwd_kernel(
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, column < n_out, other=0.0).to(ACCUMULATE)
     offsets = row * n_out + column
+    acc = tl.where(row < live, acc, 0.0)
     if z_ptr is not None:
         tl.store(z_ptr + offsets, acc.to(z_ptr.dtype.element_ty), mask)
     y = activate(acc, ACTIVATION)
@@ -116,6 +121,7 @@ def _linear_fwd_kernel(
     if residual_ptr is not None:
         residual = residual_ptr + row * residual_row + column * residual_column
         y += tl.load(residual, mask, other=0.0).to(ACCUMULATE)
+    y = tl.where(row < live, y, 0.0)
     y_ptr += split.to(tl.int64) * n_rows * n_out
     tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)
 
@@ -152,6 +158,7 @@ def _launch_linear(
     x: Tensor,
     weight: Tensor,
     epilogue: tuple[Tensor | None, Tensor | None, Tensor | None],
+    rows: Tensor | None,
     outputs: tuple[Tensor, Tensor | None],
     activation: str,
     precision: str,
@@ -173,6 +180,7 @@ def _launch_linear(
             bias,
             scale,
             residual,
+            rows,
             *outputs,
             n_rows,
             n_out,
@@ -192,7 +200,7 @@ def _launch_linear(
         )
 
 
-def _launch_product(a: Tensor, b: Tensor, precision: str) -> Tensor:
+def _launch_product(a: Tensor, b: Tensor, precision: str, rows: Tensor | None = None) -> Tensor:
     """Compute [M, K] @ [K, N]."""
     out = a.new_empty(len(a), b.shape[1])
     if not out.numel():
@@ -201,10 +209,10 @@ def _launch_product(a: Tensor, b: Tensor, precision: str) -> Tensor:
     tiles = triton.cdiv(len(a), tile.rows) * triton.cdiv(b.shape[1], tile.columns)
     n_splits = min(triton.cdiv(_ENOUGH_TILES, tiles), triton.cdiv(a.shape[1], 16 * tile.inner))
     if n_splits < 2 or precision == "halves":
-        _launch_linear(a, b.T, (None, None, None), (out[None], None), "none", precision)
+        _launch_linear(a, b.T, (None, None, None), rows, (out[None], None), "none", precision)
         return out
     parts = out.new_empty(n_splits, *out.shape, dtype=COMPUTE_DTYPES[a.dtype])
-    _launch_linear(a, b.T, (None, None, None), (parts, None), "none", precision)
+    _launch_linear(a, b.T, (None, None, None), rows, (parts, None), "none", precision)
     return parts.sum(0).to(a.dtype)
 
 
@@ -215,6 +223,7 @@ def _linear(
     bias: Tensor | None,
     scale: Tensor | None,
     residual: Tensor | None,
+    rows: Tensor | None,
     activation: str,
     precision: str,
     keep_z: bool,
@@ -223,7 +232,8 @@ def _linear(
     y, z = _empty_outputs(x, weight, keep_z)
     if y.numel():
         outputs = y[None], z if keep_z else None
-        _launch_linear(x, weight, (bias, scale, residual), outputs, activation, precision)
+        epilogue = bias, scale, residual
+        _launch_linear(x, weight, epilogue, rows, outputs, activation, precision)
     return y, z
 
 
@@ -238,34 +248,44 @@ def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("mlff_triton::linear_backward_product", mutates_args=())
-def _product(a: Tensor, b: Tensor, precision: str) -> Tensor:
-    return _launch_product(a, b, precision)
+def _product(a: Tensor, b: Tensor, rows: Tensor | None, precision: str) -> Tensor:
+    return _launch_product(a, b, precision, rows)
 
 
 @_product.register_fake
-def _(a: Tensor, b: Tensor, precision: str) -> Tensor:
-    del precision
+def _(a: Tensor, b: Tensor, rows: Tensor | None, precision: str) -> Tensor:
+    del rows, precision
     return a.new_empty(len(a), b.shape[1])
 
 
 @torch.library.custom_op("mlff_triton::linear_backward_weight", mutates_args=())
-def _weight_gradient(t: Tensor, x: Tensor, precision: str) -> tuple[Tensor, Tensor]:
+def _weight_gradient(
+    t: Tensor, x: Tensor, rows: Tensor | None, precision: str
+) -> tuple[Tensor, Tensor]:
     """Return the gradients [N, K] and [N] of weight and bias from those of z, t [M, N]."""
     if precision == "halves":
-        weight, bias = launch_weight_gradient(t[None], x[None], with_bias=True)
+        weight, bias = launch_weight_gradient(t[None], x[None], rows, with_bias=True)
         return weight[0], bias[0]
+    t = _first_rows(t, rows)
     return _launch_product(t.T, x, precision), t.sum(0)
 
 
 @_weight_gradient.register_fake
-def _(t: Tensor, x: Tensor, precision: str) -> tuple[Tensor, Tensor]:
-    del precision
+def _(t: Tensor, x: Tensor, rows: Tensor | None, precision: str) -> tuple[Tensor, Tensor]:
+    del rows, precision
     return t.new_empty(t.shape[1], x.shape[1]), t.new_empty(t.shape[1])
 
 
+def _first_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Set all but the first rows to zero, if their number is given."""
+    if rows is None:
+        return x
+    return x.where((torch.arange(len(x), device=x.device) < rows)[:, None], 0)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, scale, _, ctx.activation, ctx.precision, _ = inputs
-    ctx.save_for_backward(x, weight, scale, output[1])
+    x, weight, _, scale, _, rows, ctx.activation, ctx.precision, _ = inputs
+    ctx.save_for_backward(x, weight, scale, rows, output[1])
     ctx.set_materialize_grads(False)
     remember_tensors(ctx, inputs)
 
@@ -274,64 +294,67 @@ def _differentiate(
     ctx: Any, grad: Tensor | None, grad_z: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """Return gradients of the inputs from those of y and, in second derivatives, of z."""
-    x, weight, _, _ = ctx.saved_tensors
+    x, weight, _, rows, _ = ctx.saved_tensors
     needed = needed_gradients(ctx)
     total, grad_scale = _slopes(ctx, grad, grad_z, needed[3])
     if total is None:
-        return (None,) * 8
+        return (None,) * 9
     grad_x = grad_weight = grad_bias = None
     if needed[0]:
-        grad_x = _product(total, weight, ctx.precision)
+        grad_x = _product(total, weight, rows, ctx.precision)
     if needed[1] or needed[2]:
-        grad_weight, grad_bias = _weight_gradient(total, x, ctx.precision)
+        grad_weight, grad_bias = _weight_gradient(total, x, rows, ctx.precision)
     if not needed[2]:
         grad_bias = None
     grad_residual = grad if needed[4] else None
-    return grad_x, grad_weight, grad_bias, grad_scale, grad_residual, None, None, None
+    return grad_x, grad_weight, grad_bias, grad_scale, grad_residual, None, None, None, None
 
 
 def _slopes(
     ctx: Any, grad: Tensor | None, grad_z: Tensor | None, with_scale: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of z and, if wanted, of the scale."""
-    _, _, scale, z = ctx.saved_tensors
+    _, _, scale, rows, z = ctx.saved_tensors
     if grad is None or (ctx.activation == "none" and scale is None):
         return grad_z if grad is None else grad if grad_z is None else grad + grad_z, None
     if scale is None or scale.shape[1] == 1:
         per_row = None if scale is None else scale[:, 0]
-        total, grad_scale = activation_slopes(grad, z, per_row, grad_z, ctx.activation, with_scale)
+        total, grad_scale = activation_slopes(
+            grad, z, per_row, grad_z, rows, ctx.activation, with_scale
+        )
         return total, grad_scale[:, None] if with_scale else None
-    total, _ = activation_slopes(grad * scale, z, None, grad_z, ctx.activation, False)
+    total, _ = activation_slopes(grad * scale, z, None, grad_z, rows, ctx.activation, False)
     return total, grad * reference.activate(z, ctx.activation)
 
 
 def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    a, b, ctx.precision = inputs
-    ctx.save_for_backward(a, b)
+    a, b, rows, ctx.precision = inputs
+    ctx.save_for_backward(a, b, rows)
     remember_tensors(ctx, inputs)
 
 
 def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    a, b = ctx.saved_tensors
+    a, b, rows = ctx.saved_tensors
     needed = needed_gradients(ctx)
-    grad_a = _product(grad, b.T, ctx.precision) if needed[0] else None
-    grad_b = _weight_gradient(a, grad, ctx.precision)[0] if needed[1] else None
-    return grad_a, grad_b, None
+    grad_a = _product(grad, b.T, rows, ctx.precision) if needed[0] else None
+    grad_b = _weight_gradient(a, grad, rows, ctx.precision)[0] if needed[1] else None
+    return grad_a, grad_b, None, None
 
 
 def _save_weight_gradient(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     del output
-    t, x, ctx.precision = inputs
-    ctx.save_for_backward(t, x)
+    t, x, rows, ctx.precision = inputs
+    ctx.save_for_backward(t, x, rows)
 
 
 def _differentiate_weight_gradient(
     ctx: Any, grad_weight: Tensor, grad_bias: Tensor
 ) -> tuple[Tensor | None, ...]:
-    t, x = ctx.saved_tensors
-    grad_t = _product(x, grad_weight.T, ctx.precision) + grad_bias
-    return grad_t, _product(t, grad_weight, ctx.precision), None
+    t, x, rows = ctx.saved_tensors
+    grad_t = _product(x, grad_weight.T, rows, ctx.precision) + grad_bias
+    grad_x = _product(t, grad_weight, rows, ctx.precision)
+    return _first_rows(grad_t, rows), grad_x, None, None
 
 
 _linear.register_autograd(_differentiate, setup_context=_save)
@@ -349,6 +372,7 @@ def linear(
     scale: Tensor | None = None,
     residual: Tensor | None = None,
     precision: str | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Apply a linear layer, activation, scale and residual in one kernel; differentiable twice.
 
@@ -369,6 +393,10 @@ def linear(
         products on matrix units of float16 and TF32; "ieee" is float32 arithmetic; "tf32" is fast,
         with mantissas of 10 bits. By default "ieee" on AMD GPUs and, on others, "halves" for more
         than 1024 rows and "tf32x3" for fewer.
+
+    rows : int64 or int32 [], optional
+        Number of rows that are computed, on the device of ``x``; the others are zero, and get no
+        gradients. By default all. Not with a residual or with factors per channel.
 
     Returns
     -------
@@ -398,6 +426,9 @@ def linear(
     activation = _one_of("activation", activation or "none", tuple(reference.ACTIVATIONS))
     shape = (*x.shape[:-1], n_out)
     n_rows = math.prod(shape[:-1])
+    scale_rows = _rows_like("scale", scale, shape, n_rows, per_row=True)
+    if rows is not None:
+        _check_rows(rows, x, scale_rows, residual)
     precision = _one_of("precision", precision or _default_precision(x, n_rows), PRECISIONS)
     if x.dtype != torch.float32:
         precision = "ieee"
@@ -407,13 +438,23 @@ def linear(
         x.reshape(n_rows, n_in),
         weight,
         None if bias is None else bias.contiguous(),
-        _rows_like("scale", scale, shape, n_rows, per_row=True),
+        scale_rows,
         _rows_like("residual", residual, shape, n_rows),
+        rows,
         activation,
         precision,
         has_epilogue and needs_grad and torch.is_grad_enabled(),
     )[0]
     return y.view(shape)
+
+
+def _check_rows(rows: Tensor, x: Tensor, scale: Tensor | None, residual: Tensor | None) -> None:
+    check_shape("rows", rows, ())
+    check_device(x, rows)
+    if rows.dtype not in (torch.int64, torch.int32):
+        raise InputError("rows must be int64 or int32")
+    if residual is not None or (scale is not None and scale.shape[1] > 1):
+        raise InputError("rows cannot be used with a residual or with factors per channel")
 
 
 def _default_precision(x: Tensor, n_rows: int) -> str:

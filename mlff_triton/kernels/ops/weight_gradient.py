@@ -27,6 +27,7 @@ _PROGRAMS = 528  # to fill a large GPU
 def _weight_gradient_kernel(
     t_ptr,
     x_ptr,
+    rows_ptr,
     sums_ptr,
     bias_sums_ptr,
     n_rows,
@@ -38,14 +39,16 @@ def _weight_gradient_kernel(
 ):
     """Write sums [splits, weights, n_out, n_in], and bias_sums [splits, weights, n_out] if wanted.
 
-    Reads t [components, n_rows, n_out] and x [components, n_rows, n_in]. Grid: (tiles of a weight,
-    splits, weights).
+    Reads t [components, n_rows, n_out] and x [components, n_rows, n_in], or only their first
+    ``rows`` rows. Grid: (tiles of a weight, splits, weights).
     """
     tiles_n = tl.cdiv(n_in, N)
     tile, split, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = tile // tiles_n * M + tl.arange(0, M)[None, :]
     n = tile % tiles_n * N + tl.arange(0, N)[None, :]
     rows = (2 * part + 1) * n_rows
+    if rows_ptr is not None:
+        rows = tl.minimum(tl.load(rows_ptr).to(tl.int32), rows)
     size = tl.cdiv(tl.cdiv(rows, tl.num_programs(1)), K) * K
     first = part * part * n_rows
     last = first + tl.minimum(rows, (split + 1) * size)
@@ -71,7 +74,7 @@ def _weight_gradient_kernel(
 
 
 def launch_weight_gradient(
-    t: Tensor, x: Tensor, *, with_bias: bool = False
+    t: Tensor, x: Tensor, rows: Tensor | None = None, *, with_bias: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weights [W, N, K] and biases [W, N], empty if they are not wanted.
 
@@ -80,15 +83,19 @@ def launch_weight_gradient(
     t, x : [1, M, N], [1, M, K] or [9, M, N], [9, M, K]
         Gradients of the products, and inputs; float32. There is one weight, or one for each of the
         three parts.
+    rows : int64 or int32 [], optional
+        Number of rows that matter, if there is one component.
+    with_bias : bool
+        If False, there is no bias.
     """
     t, x = t.contiguous(), x.contiguous()
     (n_components, n_rows, n_out), n_in = t.shape, x.shape[2]
     n_weights = math.isqrt(n_components)
     if not (t.numel() and x.numel()):
         return t.new_zeros(n_weights, n_out, n_in), t.new_zeros(n_weights, n_out)
-    rows = min(_TILE_ROWS, max(16, triton.next_power_of_2(n_out)))
-    columns = min(_TILE_COLUMNS, max(16, triton.next_power_of_2(n_in)))
-    tiles = triton.cdiv(n_out, rows) * triton.cdiv(n_in, columns)
+    tile_rows = min(_TILE_ROWS, max(16, triton.next_power_of_2(n_out)))
+    tile_columns = min(_TILE_COLUMNS, max(16, triton.next_power_of_2(n_in)))
+    tiles = triton.cdiv(n_out, tile_rows) * triton.cdiv(n_in, tile_columns)
     n_splits = min(_PROGRAMS // (tiles * n_weights), triton.cdiv(n_rows, 8 * _INNER))
     sums = t.new_empty(max(1, n_splits), n_weights, n_out, n_in)
     bias_sums = t.new_empty(len(sums), n_weights, n_out) if with_bias else None
@@ -96,13 +103,14 @@ def launch_weight_gradient(
         _weight_gradient_kernel[(tiles, len(sums), n_weights)](
             t,
             x,
+            rows,
             sums,
             bias_sums,
             n_rows,
             n_out,
             n_in,
-            M=rows,
-            N=columns,
+            M=tile_rows,
+            N=tile_columns,
             K=_INNER,
             num_warps=_WARPS,
             num_stages=_STAGES,

@@ -34,10 +34,12 @@ def reference(
     z: Tensor,
     scale: Tensor | None,
     more: Tensor | None,
+    rows: Tensor | None,
     activation: str,
     with_scale: bool,
 ) -> tuple[Tensor, ...]:
     """Compute `activation_slopes` by differentiating the activation."""
+    assert rows is None
     scales = z.new_ones(len(z)) if scale is None else scale
     pull_back = torch.func.vjp(lambda z, s: activate(z, activation) * s[:, None], z, scales)[1]
     slopes, grad_scale = pull_back(grad)
@@ -71,19 +73,19 @@ def assert_same(inputs: tuple[object, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", ["silu", "none", "tanh"])
 def test_agrees_with_the_reference(option, activation, device, dtype):
     inputs = random_inputs(option, 21, 150, device, dtype)
-    assert_same((*inputs, activation, OPTIONS[option][2]), dtype)
+    assert_same((*inputs, None, activation, OPTIONS[option][2]), dtype)
 
 
 @pytest.mark.parametrize(("n_rows", "n_columns"), [(0, 8), (500, 1), (1, 128)])
 def test_sizes(n_rows, n_columns, device, dtype):
     inputs = random_inputs("scale and more", n_rows, n_columns, device, dtype)
-    assert_same((*inputs, "silu", True), dtype)
+    assert_same((*inputs, None, "silu", True), dtype)
 
 
 def test_registered_completely(device):
     inputs = random_inputs("scale and more", 5, 8, device, torch.float64)
     inputs = [t.requires_grad_() for t in inputs]
-    torch.library.opcheck(activation_slopes, (*inputs, "silu", True))
+    torch.library.opcheck(activation_slopes, (*inputs, None, "silu", True))
     operator = torch.ops.mlff_triton.activation_slopes_backward.default
     grad, z, scale, _ = (t.detach() for t in inputs)
-    torch.library.opcheck(operator, (grad, scale, grad, z, scale, "silu", True))
+    torch.library.opcheck(operator, (grad, scale, grad, z, scale, None, "silu", True))

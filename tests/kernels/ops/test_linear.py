@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +53,32 @@ def test_halves_match_the_reference(size, activation, device):
         activation,
         scale,
     )
+
+
+@pytest.mark.parametrize("precision", ["ieee", "halves"])
+@pytest.mark.parametrize("n_rows", [0, 17, 63])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_first_rows(n_rows, activation, precision, device, dtype):
+    x, weight, bias = random_inputs(63, 33, 40, device, dtype)
+    scale = torch.linspace(0.5, 2, len(x), device=device)[:, None].to(dtype)
+    rows = torch.tensor(n_rows, device=device)
+    for epilogue in ((bias, activation), (bias, activation, scale)):
+        assert_matches(
+            partial(linear, precision=precision, rows=rows),
+            partial(reference.linear, rows=rows),
+            x,
+            weight,
+            *epilogue,
+        )
+
+
+def test_further_rows_are_not_read(device):
+    x, weight, _ = random_inputs(70, 8, 8, device, torch.float32)
+    rows = torch.tensor(5, dtype=torch.int32, device=device)
+    x[5:] = torch.nan
+    y = linear(x, weight, activation="silu", precision="halves", rows=rows)
+    assert y[:5].isfinite().all()
+    assert not y[5:].any()
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e-3, 1e20])
@@ -172,13 +200,13 @@ def test_derivatives_of_the_reference():
 def test_registered_completely(device):
     x, weight, bias = (t.requires_grad_() for t in random_inputs(3, 4, 5, device, torch.float32))
     operators = torch.ops.mlff_triton
-    arguments = (x, weight, bias, None, None, "silu", "ieee", True)
+    arguments = (x, weight, bias, None, None, None, "silu", "ieee", True)
     torch.library.opcheck(operators.linear.default, arguments)
     transposed = weight.detach().T.requires_grad_()
-    torch.library.opcheck(operators.linear_backward_product.default, (x, transposed, "ieee"))
+    torch.library.opcheck(operators.linear_backward_product.default, (x, transposed, None, "ieee"))
     other = torch.ones(3, 6, device=device, requires_grad=True)
     for precision in ("ieee", "halves"):
-        torch.library.opcheck(operators.linear_backward_weight.default, (x, other, precision))
+        torch.library.opcheck(operators.linear_backward_weight.default, (x, other, None, precision))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +219,12 @@ def test_registered_completely(device):
         ({"activation": "selu"}, "activation='selu' is unknown: use one of none, silu"),
         ({"precision": "fp8"}, "precision='fp8' is unknown: use one of ieee, tf32x3, tf32, halves"),
         ({"scale": torch.ones(3, 3)}, r"scale has the shape \[3, 3\], which does not broadcast"),
+        ({"rows": torch.ones(2).long()}, r"rows has the shape \[2\] instead of \[\]"),
+        ({"rows": torch.tensor(1.0)}, "rows must be int64 or int32"),
+        (
+            {"rows": torch.tensor(1), "residual": torch.ones(3)},
+            "rows cannot be used with a residual",
+        ),
         ({"residual": torch.ones(1, 2, 3)}, r"residual .* does not broadcast to \[2, 3\]"),
     ],
 )
