@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_floats, check_shape
+from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.irreps import add, load_parts, scale_harmonics, store_tensor
 from mlff_triton.kernels.ops.pair_embedding_backward import launch_backward, load_vector, scale_all
 
@@ -114,9 +115,11 @@ def _pair_embedding_backward(
     senders: Tensor,
     pairs: Tensor,
     reverse: Tensor,
+    with_directions: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = directions, factors, at_receivers, at_senders
-    return launch_backward(grad, inputs, (row_ptr, senders, pairs, reverse))  # type: ignore[return-value]
+    graph = row_ptr, senders, pairs, reverse
+    return launch_backward(grad, inputs, graph, with_directions=with_directions)  # type: ignore[return-value]
 
 
 @torch.library.custom_op("mlff_triton::pair_embedding_backward_twice", mutates_args=())
@@ -134,10 +137,12 @@ def _pair_embedding_backward_twice(
     senders: Tensor,
     pairs: Tensor,
     reverse: Tensor,
+    with_directions: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = directions, factors, at_receivers, at_senders
+    graph = row_ptr, senders, pairs, reverse
     changes = change_directions, change_factors, change_receivers, change_senders
-    return launch_backward(grad, inputs, (row_ptr, senders, pairs, reverse), changes)  # type: ignore[return-value]
+    return launch_backward(grad, inputs, graph, changes, with_directions=with_directions)  # type: ignore[return-value]
 
 
 @_pair_embedding.register_fake
@@ -147,32 +152,58 @@ def _(directions: Tensor, factors: Tensor, at_receivers: Tensor, *_: Any) -> Ten
 
 
 @_pair_embedding_backward.register_fake
-def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
     del grad
-    return tuple(t.new_empty(t.shape) for t in inputs[:4])
+    return _empty_gradients(*others[:4], others[-1])
 
 
 @_pair_embedding_backward_twice.register_fake
-def _(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in inputs[4:9])
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    grad = inputs[4]
+    return grad.new_empty(grad.shape), *_empty_gradients(*inputs[5:9], inputs[-1])
+
+
+def _empty_gradients(directions: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """Return tensors like the inputs, except that directions may be empty."""
+    *tensors, with_directions = others
+    n_edges = len(directions) if with_directions else 0
+    return directions.new_empty(n_edges, 3), *(t.new_empty(t.shape) for t in tensors)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     del output
     ctx.save_for_backward(*inputs)
+    remember_tensors(ctx, inputs)
 
 
-_pair_embedding.register_autograd(
-    lambda ctx, grad: (*_pair_embedding_backward(grad, *ctx.saved_tensors), *(None,) * 4),
-    setup_context=_save,
-)
-_pair_embedding_backward.register_autograd(
-    lambda ctx, *changes: (
-        *_pair_embedding_backward_twice(*changes, *ctx.saved_tensors),
-        *(None,) * 4,
-    ),
-    setup_context=_save,
-)
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    with_directions = needed_gradients(ctx)[0]
+    found = _pair_embedding_backward(grad, *ctx.saved_tensors, with_directions)
+    return found[0] if with_directions else None, *found[1:], *(None,) * 4
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    del output
+    ctx.save_for_backward(*inputs[:-1])
+    ctx.has_directions = inputs[-1]
+    remember_tensors(ctx, inputs)
+
+
+def _differentiate_backward(
+    ctx: Any, change_directions: Tensor, *changes: Tensor
+) -> tuple[Tensor | None, ...]:
+    directions = ctx.saved_tensors[1]
+    if not ctx.has_directions:
+        change_directions = torch.zeros_like(directions)
+    with_directions = needed_gradients(ctx)[1]
+    change, of_directions, *found = _pair_embedding_backward_twice(
+        change_directions, *changes, *ctx.saved_tensors, with_directions
+    )
+    return change, of_directions if with_directions else None, *found, *(None,) * 5
+
+
+_pair_embedding.register_autograd(_differentiate, setup_context=_save)
+_pair_embedding_backward.register_autograd(_differentiate_backward, setup_context=_save_backward)
 
 
 def pair_embedding(

@@ -103,8 +103,9 @@ def _pair_embedding_bwd_kernel(
 ):
     """Write the gradients of all inputs from those of the tensors, grad [9, N, F].
 
-    Gradients of directions are [blocks, E, 3], each summed over a block of channels. Those of
-    factors by the edge of an atom to itself are ``own`` [N, 3, F]. Grid: (N, blocks of channels).
+    Gradients of directions, if they are wanted, are [blocks, E, 3], each summed over a block of
+    channels. Those of factors by the edge of an atom to itself are ``own`` [N, 3, F]. Grid: (N,
+    blocks of channels).
     """
     atom = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1).to(tl.int64)
@@ -142,11 +143,12 @@ def _pair_embedding_bwd_kernel(
             store_parts(grad_factors_ptr + pair * 3 * channels + channel, channels, both, mask)
         elif sender == atom:
             own = _sum(own, scale_all(w, q))
-        grad_u_ptr = grad_directions_ptr + 3 * (block * n_edges + edge)
-        wf_a, wf_s = w * f[1], w * f[2]
-        tl.store(grad_u_ptr, tl.sum(wf_a * grad[1] + wf_s * v[0]))
-        tl.store(grad_u_ptr + 1, tl.sum(wf_a * grad[2] + wf_s * v[1]))
-        tl.store(grad_u_ptr + 2, tl.sum(wf_a * grad[3] + wf_s * v[2]))
+        if grad_directions_ptr is not None:
+            grad_u_ptr = grad_directions_ptr + 3 * (block * n_edges + edge)
+            wf_a, wf_s = w * f[1], w * f[2]
+            tl.store(grad_u_ptr, tl.sum(wf_a * grad[1] + wf_s * v[0]))
+            tl.store(grad_u_ptr + 1, tl.sum(wf_a * grad[2] + wf_s * v[1]))
+            tl.store(grad_u_ptr + 2, tl.sum(wf_a * grad[3] + wf_s * v[2]))
 
     tl.store(grad_receivers_ptr + here, grad_a, mask)
     tl.store(grad_senders_ptr + here, grad_b, mask)
@@ -220,10 +222,11 @@ def _pair_embedding_bwd_bwd_kernel(
         wf, c = scale_all(w, f), _sum(scale_all(dw, f), scale_all(w, df))
         total = add(total, scale_harmonics(c, u[0], u[1], u[2]))
         total = add(total, harmonics_change(wf, u, du))
-        grad_u_ptr = grad_directions_ptr + 3 * (block * n_edges + edge)
-        tl.store(grad_u_ptr, tl.sum(c[1] * grad[1] + c[2] * v[0] + wf[2] * dv[0]))
-        tl.store(grad_u_ptr + 1, tl.sum(c[1] * grad[2] + c[2] * v[1] + wf[2] * dv[1]))
-        tl.store(grad_u_ptr + 2, tl.sum(c[1] * grad[3] + c[2] * v[2] + wf[2] * dv[2]))
+        if grad_directions_ptr is not None:
+            grad_u_ptr = grad_directions_ptr + 3 * (block * n_edges + edge)
+            tl.store(grad_u_ptr, tl.sum(c[1] * grad[1] + c[2] * v[0] + wf[2] * dv[0]))
+            tl.store(grad_u_ptr + 1, tl.sum(c[1] * grad[2] + c[2] * v[1] + wf[2] * dv[1]))
+            tl.store(grad_u_ptr + 2, tl.sum(c[1] * grad[3] + c[2] * v[2] + wf[2] * dv[2]))
         grad_a += _dot(df, q) + _dot(f, dq)
         grad_f = _sum(scale_all(dw, q), scale_all(w, dq))
 
@@ -247,59 +250,48 @@ def _pair_embedding_bwd_bwd_kernel(
     store_parts(own_ptr + atom * 3 * channels + channel, channels, own, mask)
 
 
-class _Gradients:
-    """Outputs of a backward kernel, and their sums over blocks of channels and over atoms."""
-
-    def __init__(self, directions: Tensor, factors: Tensor, atoms: Tensor, block: int) -> None:
-        n_atoms, channels = atoms.shape
-        self.directions = directions.new_zeros(triton.cdiv(channels, block), *directions.shape)
-        self.factors = factors.new_zeros(factors.shape)
-        self.own = factors.new_empty(n_atoms, 3, channels)
-        self.receivers, self.senders = atoms.new_empty(atoms.shape), atoms.new_empty(atoms.shape)
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """All tensors that the kernel writes."""
-        return self.directions, self.factors, self.own, self.receivers, self.senders
-
-    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the gradients of directions, factors, and terms of receivers and senders."""
-        if len(self.factors):
-            torch.sum(self.own, 0, out=self.factors[0])
-        return self.directions.sum(0), self.factors, self.receivers, self.senders
-
-
 def launch_backward(
     grad: Tensor,
     inputs: tuple[Tensor, ...],
     graph: tuple[Tensor, ...],
     changes: tuple[Tensor, ...] | None = None,
+    *,
+    with_directions: bool,
 ) -> tuple[Tensor, ...]:
-    """Return gradients of the four inputs or, given their changes, also that of ``grad`` first."""
+    """Return gradients of the four inputs or, given their changes, also that of ``grad`` first.
+
+    That of the directions is empty unless it is wanted.
+    """
     directions, factors, at_receivers, at_senders = (t.contiguous() for t in inputs)
     n_atoms, channels = at_receivers.shape
     block = min(triton.next_power_of_2(max(1, channels)), _BLOCK // grad.element_size())
-    gradients = _Gradients(directions, factors, at_receivers, block)
-    change = grad.new_empty(grad.shape)
+    change = () if changes is None else (grad.new_empty(grad.shape),)
+    n_blocks = triton.cdiv(channels, block)
+    of_directions = directions.new_zeros(n_blocks, len(directions) if with_directions else 0, 3)
+    of_factors = factors.new_zeros(factors.shape)
+    of_atoms = at_receivers.new_empty(n_atoms, channels), at_senders.new_empty(n_atoms, channels)
     if grad.numel():
+        own = factors.new_empty(n_atoms, 3, channels)  # of the edges of atoms to themselves
         kernel = _pair_embedding_bwd_kernel if changes is None else _pair_embedding_bwd_bwd_kernel
-        extra_inputs = () if changes is None else tuple(t.contiguous() for t in changes)
-        extra_outputs = () if changes is None else (change,)
         with torch.cuda.device_of(grad):
-            kernel[(n_atoms, triton.cdiv(channels, block))](
-                *extra_inputs,
+            kernel[(n_atoms, n_blocks)](
+                *(() if changes is None else (t.contiguous() for t in changes)),
                 grad.contiguous(),
                 directions,
                 factors,
                 at_receivers,
                 at_senders,
                 *graph,
-                *extra_outputs,
-                *gradients.buffers,
+                *change,
+                of_directions if with_directions else None,
+                of_factors,
+                own,
+                *of_atoms,
                 n_atoms,
                 len(directions),
                 channels,
                 BLOCK=block,
                 num_warps=1,
             )
-    return gradients.sums() if changes is None else (change, *gradients.sums())
+        torch.sum(own, 0, out=of_factors[0])
+    return *change, of_directions.sum(0), of_factors, *of_atoms
