@@ -40,7 +40,7 @@ from mlff_triton.kernels.common.irreps import (
     traceless_gradient,
 )
 
-_BLOCK = 512  # bytes of a program's channels
+_BLOCK = 256  # bytes of a program's channels
 
 
 @triton.jit
