@@ -42,6 +42,18 @@ _MANY_ROWS = 1024
 
 
 @triton.jit
+def _load_scale(
+    scale_ptr, row, column, mask, n_rows, scale_row, scale_column, PER_ROW: tl.constexpr
+):
+    """Load factors [M, N], or [M, 1] with one PER_ROW."""
+    if PER_ROW:
+        scale = tl.load(scale_ptr + row * scale_row, row < n_rows, other=0.0)
+    else:
+        scale = tl.load(scale_ptr + row * scale_row + column * scale_column, mask, other=0.0)
+    return scale
+
+
+@triton.jit
 def _linear_fwd_kernel(
     x_ptr,
     weight_ptr,
@@ -64,6 +76,7 @@ def _linear_fwd_kernel(
     residual_row,
     residual_column,
     split_size,
+    PER_ROW: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -74,9 +87,10 @@ def _linear_fwd_kernel(
     """Write y [splits, n_rows, n_out], and z [n_rows, n_out] if wanted.
 
     Reads x [n_rows, n_in], weight [n_out, n_in], bias [n_out], and scale and residual [n_rows,
-    n_out], all but the bias with the strides given. With "halves", there are two of the weight, the
-    second after the first, and units [n_out]. Only the first ``rows`` rows are computed, if these
-    are given, and the others are zero. Grid: (tiles of y, splits of the inner axis).
+    n_out], all but the bias with the strides given; the scale may be PER_ROW. With "halves", there
+    are two of the weight, the second after the first, and units [n_out]. Only the first ``rows``
+    rows are computed, if these are given, and the others are zero. Grid: (tiles of y, splits of the
+    inner axis).
     """
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -116,8 +130,7 @@ def _linear_fwd_kernel(
         tl.store(z_ptr + offsets, acc.to(z_ptr.dtype.element_ty), mask)
     y = activate(acc, ACTIVATION)
     if scale_ptr is not None:
-        scale = scale_ptr + row * scale_row + column * scale_column
-        y *= tl.load(scale, mask, other=0.0).to(ACCUMULATE)
+        y *= _load_scale(scale_ptr, row, column, mask, n_rows, scale_row, scale_column, PER_ROW)
     if residual_ptr is not None:
         residual = residual_ptr + row * residual_row + column * residual_column
         y += tl.load(residual, mask, other=0.0).to(ACCUMULATE)
@@ -148,10 +161,7 @@ def _tile(x: Tensor, n_out: int, precision: str) -> _Tile:
 
 
 def _strides(x: Tensor | None) -> tuple[int, int]:
-    """Return the strides of rows and columns, 0 of a single column that is repeated."""
-    if x is None:
-        return 0, 0
-    return x.stride(0), x.stride(1) if x.shape[1] > 1 else 0
+    return (0, 0) if x is None else (x.stride(0), x.stride(1))
 
 
 def _launch_linear(
@@ -190,6 +200,7 @@ def _launch_linear(
             *_strides(scale),
             *_strides(residual),
             triton.cdiv(n_in, n_splits * tile.inner) * tile.inner,
+            PER_ROW=scale is not None and scale.shape[1] == 1,
             ACTIVATION=activation,
             PRECISION=precision,
             ACCUMULATE=accumulator(x),
