@@ -25,7 +25,7 @@ from mlff_triton.kernels.ops.reference import channel_maps as reference
 from mlff_triton.kernels.ops.weight_gradient import launch_weight_gradient
 
 _ROWS, _COLUMNS, _INNER = 64, 128, 32
-_MANY_ATOMS = 256  # from which on halves are faster
+_MANY_ATOMS = 256  # enough tiles to occupy half of a large GPU
 
 
 @triton.jit
