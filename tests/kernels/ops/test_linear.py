@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.reference.activations import ACTIVATIONS, activate
@@ -79,6 +80,29 @@ def test_further_rows_are_not_read(device):
     y = linear(x, weight, activation="silu", precision="halves", rows=rows)
     assert y[:5].isfinite().all()
     assert not y[5:].any()
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_weights_get_gradients_only_where_these_are_needed(device):
+    x, weight, bias = (t.requires_grad_() for t in random_inputs(5, 4, 3, device))
+    energy = linear(x, weight, bias, "silu").sum()
+    with Calls() as first:
+        (forces,) = torch.autograd.grad(energy, x, create_graph=True)
+    with Calls() as second:
+        forces.square().sum().backward(inputs=[weight])
+    assert "mlff_triton.linear_backward_weight.default" not in first.names
+    assert "mlff_triton.linear_backward_weight.default" in second.names
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e-3, 1e20])
