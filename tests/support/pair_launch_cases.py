@@ -96,7 +96,9 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
     attention = ConditionedAttentionWeights(wide, wide[:, 0], wide[:channels])
     conditioned_attention_(x, terms, bias, attention)
     half = wide.view(channels, 4 * channels)[:, : 2 * channels]
-    return conditioned_transition_(x, terms, ConditionedTransitionWeights(wide, half))
+    conditioned_transition_(x, terms, ConditionedTransitionWeights(wide, half))
+    wider = torch.zeros(6 * channels, channels, dtype=dtype)
+    return conditioned_transition_(x, terms, ConditionedTransitionWeights(wider, half))
 
 
 def alignments(channels: int, dtype: torch.dtype) -> object:

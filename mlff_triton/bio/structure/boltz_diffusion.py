@@ -12,18 +12,20 @@ from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz import HEADS_FIRST, SOURCES
 from mlff_triton.bio.structure.diffusion import (
-    MAX_CHANNELS,
     DiffusionLayer,
+    DiffusionWeights,
     condition_maps,
     update_samples,
 )
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.recognition import children, exact_weight, has_structure, weight
-from mlff_triton.bio.structure.updates import MAX_HEAD_CHANNELS, prepared
 from mlff_triton.bio.weights import exact, exact_norm
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.pair_stack import ConditionedAttentionWeights
+from mlff_triton.kernels.types.pair_stack import (
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+)
 
 KNOWN = {
     "AdaLN": children({"LayerNorm": "a_norm s_norm", "Linear": "s_scale s_bias"}),
@@ -52,7 +54,7 @@ KNOWN = {
 """Submodules of classes of Boltz."""
 
 
-class BoltzDiffusionForward(AutocastForward[list[DiffusionLayer]]):
+class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     """Transformer that updates the tokens of samples, which share biases.
 
     The transformers of atoms have the same class but attend within windows: their original forward
@@ -76,14 +78,10 @@ class BoltzDiffusionForward(AutocastForward[list[DiffusionLayer]]):
         is_known = bool(layers) and all(layers) and list(dict(own.named_children())) == ["layers"]
         return is_known and all(has_structure(layer, KNOWN) for layer in own.layers)
 
-    def read(self) -> list[DiffusionLayer]:
+    def read(self) -> DiffusionWeights:
         """Read the present weights."""
         layers = [_layer(layer) for layer in self.module.layers]
-        for layer in layers:
-            channels, heads = len(layer.attention.out), layer.heads
-            if channels > MAX_CHANNELS or channels > MAX_HEAD_CHANNELS * heads:
-                raise InputError(f"{channels} channels in {heads} heads are too many")
-        return [prepared(layer, self.dtype, self.backend) for layer in layers]
+        return DiffusionWeights.of(layers, self.dtype, self.backend)
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse windows of atoms, and inputs of unexpected shapes, dtypes or devices."""
@@ -112,14 +110,14 @@ class BoltzDiffusionForward(AutocastForward[list[DiffusionLayer]]):
         """Return updated tokens [B R, N, C]."""
         del begun
         a, s, bias, mask = (arguments[name] for name in ("a", "s", "bias", "mask"))
-        count, layers = arguments.get("multiplicity", 1), self.weights
+        count, weights = arguments.get("multiplicity", 1), self.weights
         dtype = self.dtype
         wanted = torch.float32 if self.backend == "triton" else dtype
         with self.without_autocast():
-            biases = bias.unflatten(-1, (len(layers), -1)).permute(3, 0, 4, 1, 2)
+            biases = bias.unflatten(-1, (len(weights.layers), -1)).permute(3, 0, 4, 1, 2)
             x = update_samples(
                 Operators.of(self.backend),
-                layers,
+                weights,
                 a.to(wanted, copy=True).contiguous().unflatten(0, (-1, count)),
                 s.unflatten(0, (-1, count)),
                 biases.to(dtype).contiguous(),
@@ -143,9 +141,10 @@ def _layer(layer: Any) -> DiffusionLayer:
         attention_conditions=_conditions(layer.adaln, layer.output_projection[0]),
         attention=ConditionedAttentionWeights(inputs, bias, weight(attention.proj_o)),
         transition_conditions=_conditions(transition.adaln, transition.output_projection[0]),
-        gate=swish[1],
-        factors=torch.cat([swish[0], weight(transition.a_to_b)]),
-        down=weight(transition.b_to_a),
+        transition=ConditionedTransitionWeights(
+            torch.cat([swish[1], swish[0], weight(transition.a_to_b)]),
+            weight(transition.b_to_a),
+        ),
         last_norm=exact_norm(norm) if isinstance(norm, nn.LayerNorm) else None,
     )
 

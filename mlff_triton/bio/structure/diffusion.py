@@ -1,35 +1,40 @@
 """Updates of the tokens of samples by a diffusion transformer, with conditions for each token.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
-AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 23 to 26 of the supplement. The
-transition has one factor more, as in Boltz.
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 23 to 26 of the supplement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear, silu
+from torch.nn.functional import layer_norm, linear
 
 from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.bio.structure.updates import MAX_HEAD_CHANNELS, prepared
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import ConditionedAttentionWeights, Conditions
+from mlff_triton.kernels.types.pair_stack import (
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    Conditions,
+)
 
-MAX_CHANNELS = 4096
+_MAX_CHANNELS = 4096
 
 
 class ConditionMaps(NamedTuple):
-    """Maps of the conditions of an update of tokens.
+    """Maps of the conditions of U updates of tokens, the maps of one above those of the next.
 
     Attributes
     ----------
-    norm, norm_bias : [2 C, S], [2 C]
-        Map of normalized conditions to logits of scales and, below, to shifts.
-    gate, gate_bias : [C, S], [C]
-        Map of conditions to logits of the gates of the update.
+    norm, norm_bias : [U 2 C, S], [U 2 C]
+        Maps of normalized conditions to logits of scales and, below, to shifts.
+    gate, gate_bias : [U C, S], [U C]
+        Maps of conditions to logits of the gates of updates.
     norm_eps, eps : float
         Added to the variances of conditions, and of tokens.
     """
@@ -53,24 +58,63 @@ class DiffusionLayer(NamedTuple):
         Maps of the conditions of both updates.
     attention : ConditionedAttentionWeights
         Attention.
-    gate : [K, C]
-        Map to the hidden channels that are activated.
-    factors : [2 K, C]
-        Map to both factors of the activated channels.
-    down : [C, K]
-        Map of the products to the update.
+    transition : ConditionedTransitionWeights
+        Transition, with one factor or the two of Boltz.
     last_norm : Norm, optional
         Normalization of the result.
     """
 
     heads: int
     attention_conditions: ConditionMaps
-    attention: ConditionedAttentionWeights
     transition_conditions: ConditionMaps
-    gate: Tensor
-    factors: Tensor
-    down: Tensor
+    attention: ConditionedAttentionWeights
+    transition: ConditionedTransitionWeights
     last_norm: Norm | None = None
+
+
+class Updates(NamedTuple):
+    """Weights of the updates of tokens by a layer, without the maps of its conditions."""
+
+    attention: ConditionedAttentionWeights
+    transition: ConditionedTransitionWeights
+    last_norm: Norm | None
+
+
+class DiffusionWeights(NamedTuple):
+    """Weights of a diffusion transformer.
+
+    Attributes
+    ----------
+    conditions : ConditionMaps
+        Maps of the conditions of all updates, attention and transition by turns.
+    layers : list of Updates
+        Other weights of each layer.
+    """
+
+    conditions: ConditionMaps
+    layers: list[Updates]
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[DiffusionLayer], dtype: torch.dtype, backend: str | None
+    ) -> DiffusionWeights:
+        """Stack the maps of conditions, and convert all weights for a backend.
+
+        Raises
+        ------
+        InputError
+            If kernels do not support the dtype or the number of channels.
+        """
+        for layer in layers:
+            channels = len(layer.attention.out)
+            if channels > _MAX_CHANNELS or channels > MAX_HEAD_CHANNELS * layer.heads:
+                raise InputError(f"{channels} channels in {layer.heads} heads are too many")
+        maps = [m for x in layers for m in (x.attention_conditions, x.transition_conditions)]
+        updates = [Updates(x.attention, x.transition, x.last_norm) for x in layers]
+        return cls(
+            prepared(stacked(maps), dtype, backend),
+            [prepared(update, dtype, backend) for update in updates],
+        )
 
 
 def condition_maps(
@@ -87,13 +131,51 @@ def condition_maps(
     return ConditionMaps(maps, biases, *gate, norm_eps, eps)
 
 
+def stacked(maps: Sequence[ConditionMaps]) -> ConditionMaps:
+    """Join the maps of several updates.
+
+    Raises
+    ------
+    InputError
+        If normalizations add different values to variances.
+    """
+    norms, norm_biases, gates, gate_biases, norm_eps, eps = zip(*maps, strict=True)
+    if len(set(norm_eps)) > 1 or len(set(eps)) > 1:
+        raise InputError("the normalizations of its layers add different values to variances")
+    parts = (torch.cat(part) for part in (norms, norm_biases, gates, gate_biases))
+    return ConditionMaps(*parts, norm_eps[0], eps[0])
+
+
+def all_conditions(
+    maps: ConditionMaps, conditions: Tensor, samples: int, updates: int
+) -> list[Conditions]:
+    """Compute the terms of all updates by two products.
+
+    Parameters
+    ----------
+    maps : ConditionMaps
+        Maps of all updates.
+    conditions : [B, R, N, S] or [B, 1, N, S]
+        Conditions of tokens, which samples may share.
+    samples, updates : int
+        Number R of samples, and of updates.
+    """
+    rows = layer_norm(conditions, conditions.shape[-1:], eps=maps.norm_eps)
+    scales = linear(rows.to(maps.norm.dtype), maps.norm, maps.norm_bias)
+    gates = linear(conditions.to(maps.gate.dtype), maps.gate, maps.gate_bias)
+    scales, gates = (x.expand(-1, samples, -1, -1) for x in (scales, gates))
+    pairs = scales.unflatten(-1, (updates, 2, -1)).unbind(-3)
+    parts = zip(pairs, gates.chunk(updates, -1), strict=True)
+    return [Conditions(*pair.unbind(-2), gate, maps.eps) for pair, gate in parts]
+
+
 def update_samples(
     operators: Operators,
-    layers: Sequence[DiffusionLayer],
+    weights: DiffusionWeights,
     x: Tensor,
     conditions: Tensor,
-    biases: Tensor,
-    mask: Tensor,
+    biases: Iterable[Tensor],
+    mask: Tensor | None,
 ) -> Tensor:
     """Update tokens by all layers, in place where possible, and return them.
 
@@ -101,36 +183,23 @@ def update_samples(
     ----------
     operators : Operators
         Operators of a backend.
-    layers : sequence of DiffusionLayer
+    weights : DiffusionWeights
         Weights.
     x : [B, R, N, C]
         Tokens of R samples.
-    conditions : [B, R, N, S]
-        Conditions of the tokens.
-    biases : [L, B, H, N, N]
-        Biases of queries and keys in all layers, which samples share.
-    mask : [B, R, N]
+    conditions : [B, R, N, S] or [B, 1, N, S]
+        Conditions of the tokens, which samples may share.
+    biases : iterable of [B, H, N, N]
+        Biases of queries and keys in each layer, which samples share.
+    mask : [B, R, N], optional
         Nonzero for tokens that are kept as keys.
     """
-    normalized: dict[float, Tensor] = {}
-    rounded = conditions.to(layers[0].gate.dtype)
-
-    def terms(maps: ConditionMaps) -> Conditions:
-        if maps.norm_eps not in normalized:
-            rows = layer_norm(conditions, conditions.shape[-1:], eps=maps.norm_eps)
-            normalized[maps.norm_eps] = rows.to(maps.norm.dtype)
-        scale, shift = linear(normalized[maps.norm_eps], maps.norm, maps.norm_bias).chunk(2, -1)
-        return Conditions(scale, shift, linear(rounded, maps.gate, maps.gate_bias), maps.eps)
-
-    for layer, bias in zip(layers, biases, strict=True):
-        first = terms(layer.attention_conditions)
+    layers = weights.layers
+    terms = all_conditions(weights.conditions, conditions, x.shape[1], 2 * len(layers))
+    pairs = zip(terms[::2], terms[1::2], strict=True)
+    for layer, bias, (first, second) in zip(layers, biases, pairs, strict=True):
         operators.conditioned_attention_(x, first, bias, layer.attention, mask)
-        second = terms(layer.transition_conditions)
-        scale, shift, gate, eps = second
-        y = operators.adaptive_norm(x, scale, shift, eps, layer.gate.dtype)
-        value, factor = linear(y, layer.factors).chunk(2, -1)
-        hidden = silu(linear(y, layer.gate)).mul_(value).mul_(factor)
-        x.addcmul_(linear(hidden, layer.down).to(x.dtype), gate.to(x.dtype).sigmoid())
+        operators.conditioned_transition_(x, second, layer.transition)
         if layer.last_norm is not None:
             x = layer_norm(x, x.shape[-1:], *layer.last_norm)
     return x

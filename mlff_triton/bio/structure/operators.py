@@ -17,8 +17,8 @@ _MODULES = {  # of operators that do not have one of their own name
     "transition_": "transition",
     "pair_average_": "pair_average",
     "outer_product_mean_": "outer_product_mean",
-    "adaptive_norm": "conditioning",
     "conditioned_attention_": "conditioning",
+    "conditioned_transition_": "conditioning",
 }
 
 
@@ -32,8 +32,8 @@ class Operators(NamedTuple):
     transition_: Callable[..., Tensor]
     pair_average_: Callable[..., Tensor]
     outer_product_mean_: Callable[..., Tensor]
-    adaptive_norm: Callable[..., Tensor]
     conditioned_attention_: Callable[..., Tensor]
+    conditioned_transition_: Callable[..., Tensor]
 
     @classmethod
     def of(cls, backend: str | None) -> Operators:

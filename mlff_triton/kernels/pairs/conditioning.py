@@ -4,9 +4,10 @@
     x <- x + O (softmax(q k / sqrt(D) + b) v sigmoid(g)) sigmoid(gate)      q, k, v, g = W y
     x <- x + D (silu(G y) (U y)) sigmoid(gate)                        transition
 
-Scales, shifts and gates are maps of the conditioning, which does not change from layer to layer:
-those of all layers can be computed by one product. Samples can share them as expanded tensors. A
-library computes the products of these wide layers, and the kernels here what lies between them.
+Transitions of Boltz have a second factor (U' y). Scales, shifts and gates are maps of the
+conditioning, which does not change from layer to layer: those of all layers can be computed by one
+product. Samples can share them as expanded tensors. A library computes the products of these wide
+layers, and the kernels here what lies between them.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
@@ -86,6 +87,7 @@ def _adaptive_norm_fwd_kernel(
 def _gated_fwd_kernel(
     x_ptr,
     gate_ptr,
+    factor_ptr,
     out_ptr,
     n_rows,
     shape,
@@ -100,13 +102,15 @@ def _gated_fwd_kernel(
 ):
     """Write ``x sigmoid(gate)`` to out, all [B, R, S, CHANNELS].
 
-    The product is multiplied by the gate if SWISH, and added to ``out`` if ADDED. Grid: (blocks of
-    M rows,).
+    The product is multiplied by the gate if SWISH, by a factor with the strides of x unless that is
+    None, and added to ``out`` if ADDED. Grid: (blocks of M rows,).
     """
     batch, row, token, inside = _locate(n_rows, shape, M)
     channel = tl.arange(0, C)
     offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
     x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    if factor_ptr is not None:
+        x *= load_rows(factor_ptr, offsets, inside, channel, CHANNELS, 1)
     offsets = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
     gate = load_rows(gate_ptr, offsets, inside, channel, CHANNELS, 1)
     exact: tl.constexpr = gate_ptr.dtype.element_ty == tl.float32
@@ -248,14 +252,17 @@ def conditioned_transition_(
         If the tensors are not on a GPU.
     """
     inputs, down = weights
-    channels, hidden = x.shape[-1], len(inputs) // 2
+    channels = x.shape[-1]
     check_same(FLOATS, {"inputs": inputs, "down": down})
-    check_shape("inputs", inputs, (2 * hidden, channels))
-    check_shape("down", down, (channels, hidden))
+    check_shape("down", down, (channels, "K"))
+    hidden = down.shape[1]
+    check_shape("inputs", inputs, ("2 K or 3 K", channels))
+    if len(inputs) not in (2 * hidden, 3 * hidden):
+        raise InputError(f"inputs has {len(inputs)} rows: use 2 or 3 times {hidden}")
     y = adaptive_norm(x, conditions.scale, conditions.shift, conditions.eps, inputs.dtype)
-    gate, up = linear(y, inputs).chunk(2, -1)
+    gate, up, *factors = linear(y, inputs).split(hidden, -1)
     y = torch.empty_like(up, memory_format=torch.contiguous_format)
-    _gate(up, gate, y, swish=True)
+    _gate(up, gate, y, swish=True, factor=factors[0] if factors else None)
     return _add(x, linear(y, down), conditions.gate)
 
 
@@ -266,9 +273,18 @@ def _add(x: Tensor, update: Tensor, gate: Tensor) -> Tensor:
 
 
 def _gate(
-    x: Tensor, gate: Tensor, out: Tensor, *, swish: bool = False, added: bool = False
+    x: Tensor,
+    gate: Tensor,
+    out: Tensor,
+    *,
+    swish: bool = False,
+    factor: Tensor | None = None,
+    added: bool = False,
 ) -> None:
-    """Write rows times gates; the activation SiLU of gates if ``swish``, and a sum if ``added``."""
+    """Write rows times gates; the activation SiLU of gates if ``swish``, and a sum if ``added``.
+
+    The rows are multiplied by ``factor``, which has their strides.
+    """
     _check(x=x, gate=gate, out=out)
     if not x.numel():
         return
@@ -277,6 +293,7 @@ def _gate(
         _gated_fwd_kernel[(triton.cdiv(n_rows, rows),)](
             x,
             gate,
+            factor,
             out,
             n_rows,
             x.shape[1:3],

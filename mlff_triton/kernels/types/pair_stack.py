@@ -185,8 +185,9 @@ class ConditionedTransitionWeights(NamedTuple):
 
     Attributes
     ----------
-    inputs : [2 K, C]
-        Maps of normalized rows to the channels that are activated, and, below, to their factors.
+    inputs : [2 K, C] or [3 K, C]
+        Maps of normalized rows to the channels that are activated, and, below, to their factors:
+        one, or the two of Boltz.
     down : [C, K]
         Map of the products to the update.
     """

@@ -78,13 +78,14 @@ def test_conditioned_attention(size, precision, device):
 
 
 @dtypes
+@pytest.mark.parametrize("factors", [1, 2])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_conditioned_transition(size, precision, device):
+def test_conditioned_transition(size, factors, precision, device):
     batch, samples, n, channels, _ = size
     x = random(batch, samples, n, channels, dtype=precision)
     terms = conditions(batch, n, channels, precision)
     given = ConditionedTransitionWeights(
-        random_map(4 * channels, channels, precision),
+        random_map((2 + 2 * factors) * channels, channels, precision),
         random_map(channels, 2 * channels, precision),
     )
     update = reference.conditioned_transition_update(x, terms, given)
@@ -120,6 +121,8 @@ def test_bad_arguments_are_refused(device):
         conditioned_transition_(x, Conditions(x[:, :1], x, x), given)
     with pytest.raises(InputError, match="down has the shape"):
         conditioned_transition_(x, Conditions(x, x, x), given._replace(down=given.inputs))
+    with pytest.raises(InputError, match="use 2 or 3 times 32"):
+        conditioned_transition_(x, Conditions(x, x, x), given._replace(inputs=given.inputs[:40]))
     with pytest.raises(InputError, match="use float16, bfloat16 or float32"):
         adaptive_norm(x.double(), x, x, 1e-5, torch.float32)
     with pytest.raises(InputError, match="channels of shift must be contiguous"):

@@ -4,11 +4,15 @@
     x <- x + O (softmax(q k / sqrt(D) + b) v sigmoid(g)) sigmoid(gate)      q, k, v, g = W y
     x <- x + D (silu(G y) (U y)) sigmoid(gate)                        transition
 
+Transitions of Boltz have a second factor (U' y).
+
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 from torch import Tensor
@@ -68,5 +72,6 @@ def conditioned_transition_update(
 ) -> Tensor:
     """Return what `conditioned_transition_` adds."""
     scale, shift, gate, eps = conditions
-    a, b = linear(adaptive_norm(x, scale, shift, eps, x.dtype), weights.inputs).chunk(2, -1)
-    return linear(silu(a) * b, weights.down) * gate.sigmoid()
+    products = linear(adaptive_norm(x, scale, shift, eps, x.dtype), weights.inputs)
+    gates, *factors = products.split(weights.down.shape[1], -1)
+    return linear(prod(factors, start=silu(gates)), weights.down) * gate.sigmoid()
