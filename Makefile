@@ -72,7 +72,7 @@ docs: .venv/documented
 
 .venv/boltz/installed: .venv/tested
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --target .venv/boltz \
-	  boltz==2.2.1 fairscale==0.4.13
+	  boltz==2.2.1 einx==0.3.0 fairscale==0.4.13 frozendict==2.5.1 rdkit==2026.9.1
 	touch $@
 
 .venv/openfold3/installed: .venv/tested

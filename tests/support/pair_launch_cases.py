@@ -17,6 +17,7 @@ from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_at
 from mlff_triton.kernels.pairs.pair_average import pair_average_
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
+from mlff_triton.kernels.pairs.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     AverageWeights,
     ConditionedAttentionWeights,
@@ -101,6 +102,14 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
     return conditioned_transition_(x, terms, ConditionedTransitionWeights(wider, half))
 
 
+def windows(dtype: torch.dtype) -> object:
+    """Attend to atoms within windows of 32 queries and 128 keys, with 4 heads of 32 channels."""
+    packed = torch.zeros(1, 5, 64, 3, 4, 32, dtype=dtype)
+    bias, mask = torch.zeros(1, 2, 4, 32, 128), torch.ones(1, 5, 64)
+    window_attention(*packed.unbind(-3), bias)
+    return window_attention(*packed.unbind(-3), bias.to(dtype), mask)
+
+
 def alignments(channels: int, dtype: torch.dtype) -> object:
     """Update an alignment by pairs of 128 channels, and those by the alignment."""
     weight, bias = torch.ones(2, channels, dtype=dtype)
@@ -127,6 +136,7 @@ def pair_calls() -> dict[str, Callable[[], object]]:
             calls[f"triangle_multiplication, {name}"] = partial(updates, channels, dtype)
             calls[f"triangle_attention_, {name}"] = partial(attention_updates, channels, dtype)
         calls[f"token_attention_, {dtype}"] = partial(token_updates, 384, dtype)
+        calls[f"window_attention, {dtype}"] = partial(windows, dtype)
         calls[f"conditioned updates, {dtype}"] = partial(conditioned, 768, dtype)
         calls[f"pair_average_, outer_product_mean_, {dtype}"] = partial(alignments, 64, dtype)
         for channels in (128, 256, 384):

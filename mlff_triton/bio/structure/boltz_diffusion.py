@@ -71,17 +71,11 @@ class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
         """Return True for a diffusion transformer of Boltz-2 with its own classes throughout."""
-        if type(module).__name__ != "DiffusionTransformer" or not is_unmodified(module, *SOURCES):
-            return False
-        own: Any = module
-        layers = [type(layer).__name__ == "DiffusionTransformerLayer" for layer in own.layers]
-        is_known = bool(layers) and all(layers) and list(dict(own.named_children())) == ["layers"]
-        return is_known and all(has_structure(layer, KNOWN) for layer in own.layers)
+        return is_unmodified(module, *SOURCES) and is_transformer(module)
 
     def read(self) -> DiffusionWeights:
         """Read the present weights."""
-        layers = [_layer(layer) for layer in self.module.layers]
-        return DiffusionWeights.of(layers, self.dtype, self.backend)
+        return DiffusionWeights.of(diffusion_layers(self.module), self.dtype, self.backend)
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse windows of atoms, and inputs of unexpected shapes, dtypes or devices."""
@@ -124,6 +118,26 @@ class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
                 mask.unflatten(0, (-1, count)),
             )
         return x.flatten(0, 1).to(a.dtype)
+
+
+def is_transformer(module: Any) -> bool:
+    """Return True for a diffusion transformer whose layers have the known structure."""
+    if type(module).__name__ != "DiffusionTransformer":
+        return False
+    layers = [type(layer).__name__ == "DiffusionTransformerLayer" for layer in module.layers]
+    is_known = bool(layers) and all(layers) and list(dict(module.named_children())) == ["layers"]
+    return is_known and all(has_structure(layer, KNOWN) for layer in module.layers)
+
+
+def diffusion_layers(module: Any) -> list[DiffusionLayer]:
+    """Read the weights of a diffusion transformer in float64.
+
+    Raises
+    ------
+    InputError
+        If it is built in another way than the package builds it.
+    """
+    return [_layer(layer) for layer in module.layers]
 
 
 def _layer(layer: Any) -> DiffusionLayer:

@@ -111,10 +111,7 @@ class DiffusionWeights(NamedTuple):
                 raise InputError(f"{channels} channels in {layer.heads} heads are too many")
         maps = [m for x in layers for m in (x.attention_conditions, x.transition_conditions)]
         updates = [Updates(x.attention, x.transition, x.last_norm) for x in layers]
-        return cls(
-            prepared(stacked(maps), dtype, backend),
-            [prepared(update, dtype, backend) for update in updates],
-        )
+        return prepared(cls(stacked(maps), updates), dtype, backend)
 
 
 def condition_maps(
@@ -142,8 +139,10 @@ def stacked(maps: Sequence[ConditionMaps]) -> ConditionMaps:
     norms, norm_biases, gates, gate_biases, norm_eps, eps = zip(*maps, strict=True)
     if len(set(norm_eps)) > 1 or len(set(eps)) > 1:
         raise InputError("the normalizations of its layers add different values to variances")
-    parts = (torch.cat(part) for part in (norms, norm_biases, gates, gate_biases))
-    return ConditionMaps(*parts, norm_eps[0], eps[0])
+    return ConditionMaps(
+        *(torch.cat(norms), torch.cat(norm_biases), torch.cat(gates), torch.cat(gate_biases)),
+        *(norm_eps[0], eps[0]),
+    )
 
 
 def all_conditions(
@@ -166,7 +165,7 @@ def all_conditions(
     scales, gates = (x.expand(-1, samples, -1, -1) for x in (scales, gates))
     pairs = scales.unflatten(-1, (updates, 2, -1)).unbind(-3)
     parts = zip(pairs, gates.chunk(updates, -1), strict=True)
-    return [Conditions(*pair.unbind(-2), gate, maps.eps) for pair, gate in parts]
+    return [Conditions(pair[..., 0, :], pair[..., 1, :], gate, maps.eps) for pair, gate in parts]
 
 
 def update_samples(
@@ -194,8 +193,22 @@ def update_samples(
     mask : [B, R, N], optional
         Nonzero for tokens that are kept as keys.
     """
-    layers = weights.layers
-    terms = all_conditions(weights.conditions, conditions, x.shape[1], 2 * len(layers))
+    terms = all_conditions(weights.conditions, conditions, x.shape[1], 2 * len(weights.layers))
+    return update_by_terms(operators, weights.layers, x, terms, biases, mask)
+
+
+def update_by_terms(
+    operators: Operators,
+    layers: Sequence[Updates],
+    x: Tensor,
+    terms: Sequence[Conditions],
+    biases: Iterable[Tensor],
+    mask: Tensor | None,
+) -> Tensor:
+    """Do the same as `update_samples` with the terms of `all_conditions`.
+
+    Biases of atoms within windows are [B, W, H, Q, T], see `window_attention`.
+    """
     pairs = zip(terms[::2], terms[1::2], strict=True)
     for layer, bias, (first, second) in zip(layers, biases, pairs, strict=True):
         operators.conditioned_attention_(x, first, bias, layer.attention, mask)

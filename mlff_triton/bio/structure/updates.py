@@ -134,7 +134,9 @@ def prepared(weights: Weights, dtype: torch.dtype, backend: str | None) -> Weigh
 def _with_wide_norms(weights: Weights, dtype: torch.dtype) -> Weights:
     parts: list[Any] = []
     for part in weights:
-        if isinstance(part, tuple) and type(part) is not tuple:
+        if isinstance(part, list):
+            parts.append([_with_wide_norms(each, dtype) for each in part])
+        elif isinstance(part, tuple) and type(part) is not tuple:
             parts.append(_with_wide_norms(part, dtype))
         else:  # a plain tuple is a Norm
             parts.append(converted(part, wide_dtype(dtype) if type(part) is tuple else dtype))

@@ -27,6 +27,7 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
+from mlff_triton.kernels.pairs.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
@@ -190,8 +191,9 @@ def conditioned_attention_(
         Tokens of R samples; float32, or of the dtype of the weights. C is at most 4096.
     conditions : Conditions
         Terms of the conditioning, which samples may share as expanded tensors.
-    bias : [B, H, S, S]
-        Biases of queries and keys, which samples share, finite, of a floating dtype.
+    bias : [B, H, S, S] or [B, W, H, Q, T]
+        Biases of queries and keys, which samples share, finite, of a floating dtype; of all tokens,
+        or of those in each window, see `window_attention`.
     weights : ConditionedAttentionWeights
         Weights, float16, bfloat16 or float32.
     mask : [B, R, S], optional
@@ -211,7 +213,7 @@ def conditioned_attention_(
     """
     inputs, inputs_bias, out = weights
     channels, width = x.shape[-1], len(inputs) // 4
-    heads = bias.shape[1]
+    heads = bias.shape[-3]
     check_same(FLOATS, {"inputs": inputs, "out": out})
     check_shape("inputs", inputs, (4 * width, channels))
     check_shape("out", out, (channels, width))
@@ -220,7 +222,8 @@ def conditioned_attention_(
     y = adaptive_norm(x, conditions.scale, conditions.shift, conditions.eps, inputs.dtype)
     products = linear(y, inputs, inputs_bias)
     q, k, v = products[..., : 3 * width].unflatten(-1, (3, heads, width // heads)).unbind(-3)
-    y = pair_attention(q, k, v, bias, mask).flatten(3)
+    attend = window_attention if bias.dim() == 5 else pair_attention
+    y = attend(q, k, v, bias, mask).flatten(3)
     _gate(y, products[..., 3 * width :], y)
     return _add(x, linear(y, out), conditions.gate)
 

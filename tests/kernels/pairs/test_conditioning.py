@@ -55,12 +55,15 @@ def test_adaptive_norm(size, precision, device):
 
 
 @dtypes
+@pytest.mark.parametrize("windows", [0, 3])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_conditioned_attention(size, precision, device):
+def test_conditioned_attention(size, windows, precision, device):
     batch, samples, n, channels, heads = size
+    n = 16 * windows or n
     x = random(batch, samples, n, channels, dtype=precision)
     terms = conditions(batch, n, channels, precision)
-    bias = random(batch, heads, n, n, dtype=precision)
+    shape = (windows, heads, 16, 32) if windows else (heads, n, n)
+    bias = random(batch, *shape, dtype=precision)
     given = ConditionedAttentionWeights(
         random_map(4 * channels, channels, precision),
         random(4 * channels, dtype=precision),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear, silu
 
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
+from mlff_triton.kernels.pairs.reference.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
@@ -55,8 +56,9 @@ def conditioned_attention_update(
     scale, shift, gate, eps = conditions
     y = adaptive_norm(x, scale, shift, eps, x.dtype)
     q, k, v, g = linear(y, weights.inputs, weights.inputs_bias).chunk(4, -1)
-    q, k, v = (part.unflatten(-1, (bias.shape[1], -1)) for part in (q, k, v))
-    y = pair_attention(q, k, v, bias, mask).flatten(3) * g.sigmoid()
+    q, k, v = (part.unflatten(-1, (bias.shape[-3], -1)) for part in (q, k, v))
+    attend = window_attention if bias.dim() == 5 else pair_attention
+    y = attend(q, k, v, bias, mask).flatten(3) * g.sigmoid()
     return linear(y, weights.out) * gate.sigmoid()
 
 

@@ -1,0 +1,294 @@
+"""One step of a network that removes noise from atoms, given the results of a trunk.
+
+What does not depend on positions and noise levels is prepared once for all steps: embedded tokens,
+the conditions of atoms, and all biases, in the layout in which attention reads them.
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 5 to 7 and 20 to 22 of the
+supplement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import pi
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag, layer_norm, linear, relu, silu
+
+from mlff_triton.bio.structure.diffusion import (
+    DiffusionWeights,
+    all_conditions,
+    update_by_terms,
+    update_samples,
+)
+from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.kernels.types.norm import Norm
+from mlff_triton.kernels.types.pair_stack import Conditions, TransitionWeights
+
+
+class ConditionWeights(NamedTuple):
+    """Weights that embed tokens and noise levels as conditions of S channels.
+
+    Attributes
+    ----------
+    norm : Norm
+        Normalization of tokens.
+    embedding, embedding_bias : [S, S], [S]
+        Map of normalized tokens.
+    frequency, phase : [F]
+        Frequencies and phases of the Fourier features of noise levels.
+    time_norm : Norm
+        Normalization of Fourier features.
+    time : [S, F]
+        Map of normalized Fourier features.
+    transitions : list of TransitionWeights
+        Transitions of the sum.
+    """
+
+    norm: Norm
+    embedding: Tensor
+    embedding_bias: Tensor
+    frequency: Tensor
+    phase: Tensor
+    time_norm: Norm
+    time: Tensor
+    transitions: list[TransitionWeights]
+
+
+class AtomMaps(NamedTuple):
+    """Maps from and to atoms of A channels.
+
+    Attributes
+    ----------
+    positions : [A, 3]
+        Map of noisy positions.
+    pool : [C, A]
+        Map of atoms to tokens.
+    token_norm, token : Norm, [C, S]
+        Normalization and map of conditions, added to tokens.
+    last_norm, spread : Norm, [A, C]
+        Normalization and map of tokens, added to atoms.
+    output_norm, output : Norm or None, [3, A]
+        Normalization and map of atoms to the update of positions.
+    """
+
+    positions: Tensor
+    pool: Tensor
+    token_norm: Norm
+    token: Tensor
+    last_norm: Norm
+    spread: Tensor
+    output_norm: Norm | None
+    output: Tensor
+
+
+class ScoreWeights(NamedTuple):
+    """Weights of the network."""
+
+    conditions: ConditionWeights
+    maps: AtomMaps
+    encoder: DiffusionWeights
+    tokens: DiffusionWeights
+    decoder: DiffusionWeights
+
+
+class TrunkResults(NamedTuple):
+    """Results of a trunk, which all steps of a run have in common.
+
+    Attributes
+    ----------
+    tokens : [B, N, S]
+        Tokens of the trunk and of the inputs, joined.
+    atoms, atom_conditions : [B, M, A]
+        Atoms without positions, and their conditions.
+    encoder_bias, decoder_bias : [B, W, Q, T, L H]
+        Biases of queries and keys in windows, for all layers.
+    token_bias : [B, N, N, L H]
+        Biases of tokens, for all layers.
+    token_mask, atom_mask : [B, N], [B, M], or None
+        1 for tokens and atoms, 0 for padding; None without padding.
+    token_of_atom : int64 [B, M]
+        Token of each atom; N for atoms of none.
+    """
+
+    tokens: Tensor
+    atoms: Tensor
+    atom_conditions: Tensor
+    encoder_bias: Tensor
+    decoder_bias: Tensor
+    token_bias: Tensor
+    token_mask: Tensor | None
+    atom_mask: Tensor | None
+    token_of_atom: Tensor
+
+
+class Pooling(NamedTuple):
+    """Means over the atoms of tokens.
+
+    Attributes
+    ----------
+    order : int64 [B, M]
+        Atoms in the order of their tokens; those of no token last.
+    begin : int64 [B, N]
+        Index of the first atom of a token in this order.
+    weight : [B, M]
+        Weights of atoms in this order.
+    """
+
+    order: Tensor
+    begin: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, token_of_atom: Tensor, n_tokens: int, dtype: torch.dtype) -> Pooling:
+        """Sort the atoms by tokens."""
+        tokens, order = token_of_atom.sort(dim=-1, stable=True)
+        edges = torch.arange(n_tokens + 1, device=tokens.device).expand(len(tokens), -1)
+        begin = torch.searchsorted(tokens, edges.contiguous())
+        counts = torch.nn.functional.pad(begin.diff(), (0, 1)).to(dtype)
+        weights = (1 / (counts + 1e-6)).gather(1, tokens)
+        return cls(order, begin[:, :-1].contiguous(), weights * (tokens < n_tokens))
+
+    def __call__(self, atoms: Tensor) -> Tensor:
+        """Return means [B, R, N, C] of atoms [B, R, M, C]."""
+        batch, rows, n_atoms = atoms.shape[:3]
+        first = torch.arange(batch * rows, device=atoms.device).view(batch, rows, 1) * n_atoms
+        means = embedding_bag(
+            (self.order[:, None] + first).flatten(),
+            atoms.flatten(0, 2),
+            (self.begin[:, None] + first).flatten(),
+            mode="sum",
+            per_sample_weights=self.weight.to(atoms.dtype).repeat_interleave(rows, 0).flatten(),
+        )
+        return means.view(batch, rows, -1, means.shape[-1])
+
+
+class Prepared(NamedTuple):
+    """Intermediate results that all steps of a run have in common; see `TrunkResults` for axes.
+
+    Attributes
+    ----------
+    tokens : [B, N, S]
+        Embedded tokens, to which noise levels are added.
+    atoms : [B, M, A]
+        Atoms without positions.
+    encoder_terms, decoder_terms : list of Conditions
+        Terms of the updates of atoms, which samples share.
+    encoder_biases, decoder_biases : [L, B, W, H, Q, T]
+        Biases of atoms.
+    token_biases : [L, B, H, N, N]
+        Biases of tokens.
+    token_mask, atom_mask : [B, 1, N], [B, 1, M], or None
+        Nonzero for tokens and atoms, zero for padding.
+    pooling : Pooling
+        Means over the atoms of tokens.
+    place : int64 [B, 1, M, 1]
+        Token of each atom; an index beyond the last one for atoms of none.
+    """
+
+    tokens: Tensor
+    atoms: Tensor
+    encoder_terms: list[Conditions]
+    decoder_terms: list[Conditions]
+    encoder_biases: Tensor
+    decoder_biases: Tensor
+    token_biases: Tensor
+    token_mask: Tensor | None
+    atom_mask: Tensor | None
+    pooling: Pooling
+    place: Tensor
+
+
+def prepare(weights: ScoreWeights, given: TrunkResults, rows: torch.dtype) -> Prepared:
+    """Compute what all steps have in common. Tokens and atoms have the dtype ``rows``."""
+    first, products = weights.conditions, weights.conditions.embedding.dtype
+    tokens = layer_norm(given.tokens.to(rows), given.tokens.shape[-1:], *first.norm)
+    tokens = linear(tokens.to(products), first.embedding, first.embedding_bias)
+    conditions = given.atom_conditions.to(rows)[:, None]
+    encoder, decoder = weights.encoder, weights.decoder
+    return Prepared(
+        tokens.to(rows),
+        given.atoms.to(rows),
+        all_conditions(encoder.conditions, conditions, 1, 2 * len(encoder.layers)),
+        all_conditions(decoder.conditions, conditions, 1, 2 * len(decoder.layers)),
+        _biases(given.encoder_bias, len(encoder.layers), products),
+        _biases(given.decoder_bias, len(decoder.layers), products),
+        _biases(given.token_bias, len(weights.tokens.layers), products),
+        None if given.token_mask is None else given.token_mask[:, None],
+        None if given.atom_mask is None else given.atom_mask[:, None],
+        Pooling.of(given.token_of_atom, given.tokens.shape[1], rows),
+        given.token_of_atom[:, None, :, None],
+    )
+
+
+def denoise(
+    operators: Operators, weights: ScoreWeights, run: Prepared, positions: Tensor, times: Tensor
+) -> Tensor:
+    """Return the update [B, R, M, 3] of the positions of R samples.
+
+    Parameters
+    ----------
+    operators : Operators
+        Operators of a backend.
+    weights : ScoreWeights
+        Weights.
+    run : Prepared
+        Intermediate results that all steps have in common.
+    positions : [B, R, M, 3]
+        Scaled noisy positions.
+    times : [B, R] or [B, 1]
+        Noise levels, which samples may share.
+    """
+    maps, samples, products = weights.maps, positions.shape[1], weights.maps.pool.dtype
+    rows = run.atoms.dtype
+    s = token_conditions(weights.conditions, run.tokens, times)
+    x = run.atoms[:, None] + linear(positions.to(rows), maps.positions)
+    masks = [m if m is None else m.expand(-1, samples, -1) for m in (run.token_mask, run.atom_mask)]
+    terms = _shared(run.encoder_terms, samples)
+    x = update_by_terms(operators, weights.encoder.layers, x, terms, run.encoder_biases, masks[1])
+
+    a = run.pooling(relu(linear(x.to(products), maps.pool)).to(rows))
+    normalized = layer_norm(s, s.shape[-1:], *maps.token_norm).to(products)
+    a = a + linear(normalized, maps.token).to(rows)
+    a = update_samples(operators, weights.tokens, a, s, run.token_biases, masks[0])
+    a = layer_norm(a, a.shape[-1:], *maps.last_norm)
+
+    spread = torch.nn.functional.pad(linear(a.to(products), maps.spread), (0, 0, 0, 1)).to(rows)
+    x = x + spread.gather(2, run.place.expand(-1, samples, -1, x.shape[-1]))
+    terms = _shared(run.decoder_terms, samples)
+    x = update_by_terms(operators, weights.decoder.layers, x, terms, run.decoder_biases, masks[1])
+    if maps.output_norm is not None:
+        x = layer_norm(x, x.shape[-1:], *maps.output_norm)
+    return linear(x, maps.output)
+
+
+def token_conditions(weights: ConditionWeights, tokens: Tensor, times: Tensor) -> Tensor:
+    """Return the conditions [B, R, N, S] of tokens [B, N, S] at noise levels [B, R]."""
+    products = weights.embedding.dtype
+    times = times.to(weights.frequency.dtype)[..., None]
+    waves = torch.cos(2 * pi * (times * weights.frequency + weights.phase)).to(tokens.dtype)
+    waves = layer_norm(waves, waves.shape[-1:], *weights.time_norm).to(products)
+    s = linear(waves, weights.time).to(tokens.dtype)[:, :, None] + tokens[:, None]
+    for norm, gate, up, down in weights.transitions:
+        y = layer_norm(s, s.shape[-1:], *norm).to(products)
+        s = linear(silu(linear(y, gate)) * linear(y, up), down).to(s.dtype) + s
+    return s
+
+
+def _biases(bias: Tensor, layers: int, products: torch.dtype) -> Tensor:
+    """Return biases [L, ..., H, Q, T], in the dtype given or that of products, if it is smaller."""
+    dtype = products if products.itemsize < bias.dtype.itemsize else bias.dtype
+    split: Tensor = bias.to(dtype).unflatten(-1, (layers, -1))
+    return split.movedim((-2, -1), (0, -3)).contiguous()
+
+
+def _shared(terms: Sequence[Conditions], samples: int) -> list[Conditions]:
+    """Expand terms to samples."""
+
+    def expand(x: Tensor) -> Tensor:
+        return x.expand(-1, samples, -1, -1)
+
+    return [Conditions(expand(x), expand(y), expand(gate), eps) for x, y, gate, eps in terms]
