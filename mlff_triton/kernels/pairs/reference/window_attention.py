@@ -33,9 +33,8 @@ def window_attention(
     k, v, kept = (x.movedim(2, 1).flatten(0, 1) for x in windows)
     q = q.unflatten(2, (-1, queries)).movedim(2, 1).flatten(0, 1)
     out = pair_attention(q, k, v, bias.flatten(0, 1), kept[..., 0, 0], scale)
-    return (
-        out.unflatten(0, (batches, -1)).movedim(1, 2).reshape(batches, rows, length, *q.shape[3:])
-    )
+    out = out.view(batches, -1, *out.shape[1:]).movedim(1, 2)
+    return out.reshape(batches, rows, length, *out.shape[4:])
 
 
 def _windows(x: Tensor, queries: int, keys: int) -> Tensor:
