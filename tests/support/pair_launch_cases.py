@@ -15,6 +15,7 @@ from mlff_triton.kernels.pairs.conditioning import (
 from mlff_triton.kernels.pairs.outer_product_mean import outer_product_mean_
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
 from mlff_triton.kernels.pairs.pair_average import pair_average_
+from mlff_triton.kernels.pairs.split_linear import split_linear, split_rows
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
 from mlff_triton.kernels.pairs.window_attention import window_attention
@@ -29,6 +30,7 @@ from mlff_triton.kernels.types.pair_stack import (
     TriangleAttentionWeights,
     TriangleWeights,
 )
+from mlff_triton.kernels.types.split_rows import SplitRows
 
 N = 24  # tokens
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -99,7 +101,20 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
     half = wide.view(channels, 4 * channels)[:, : 2 * channels]
     conditioned_transition_(x, terms, ConditionedTransitionWeights(wide, half))
     wider = torch.zeros(6 * channels, channels, dtype=dtype)
-    return conditioned_transition_(x, terms, ConditionedTransitionWeights(wider, half))
+    transition = ConditionedTransitionWeights(wider, half)
+    if dtype == torch.float32:
+        split, down = SplitRows.of(wide), SplitRows.of(half)
+        own = ConditionedAttentionWeights(split, wide[:, 0], SplitRows.of(wide[:channels]))
+        conditioned_attention_(x, terms, bias, own)
+        transition = ConditionedTransitionWeights(SplitRows.of(wider), down)
+    return conditioned_transition_(x, terms, transition)
+
+
+def splits() -> object:
+    """Apply split maps to few rows and to many."""
+    weight = SplitRows.of(torch.zeros(512, 768))
+    split_linear(split_rows(torch.zeros(N, 768)), weight, torch.zeros(512))
+    return split_linear(split_rows(torch.zeros(8192, 768)), weight)
 
 
 def windows(dtype: torch.dtype) -> object:
@@ -126,7 +141,7 @@ def alignments(channels: int, dtype: torch.dtype) -> object:
 
 def pair_calls() -> dict[str, Callable[[], object]]:
     """Operators with the channels of Boltz, Protenix and OpenFold3."""
-    calls: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Callable[[], object]] = {"split_linear": splits}
     for dtype in DTYPES:
         calls[f"triangle_attention, {dtype}"] = partial(triangles, dtype)
         for dim in (24, 48):

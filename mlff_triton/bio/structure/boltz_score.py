@@ -13,7 +13,7 @@ from mlff_triton.bio.fast_forward import Options, Reading
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz import KNOWN, SOURCES, transition
 from mlff_triton.bio.structure.boltz_diffusion import diffusion_layers, is_transformer
-from mlff_triton.bio.structure.diffusion import DiffusionWeights
+from mlff_triton.bio.structure.diffusion import DiffusionWeights, prepared_maps
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.recognition import exact_weight, has_structure, weight
 from mlff_triton.bio.structure.remembered import Remembered
@@ -26,7 +26,6 @@ from mlff_triton.bio.structure.score_network import (
     denoise,
     prepare,
 )
-from mlff_triton.bio.structure.updates import prepared
 from mlff_triton.bio.weights import exact, exact_norm, wide_dtype
 from mlff_triton.errors import InputError
 
@@ -171,7 +170,7 @@ class BoltzScoreForward(AutocastForward[ScoreWeights]):
             _maps(own, self.rows),
             *stacks,
         )
-        return prepared(weights, self.dtype, self.backend)
+        return prepared_maps(weights, self.dtype, self.backend)
 
     @property
     def rows(self) -> torch.dtype:
@@ -277,16 +276,16 @@ class BoltzScoreForward(AutocastForward[ScoreWeights]):
         """Return the update of positions [B R, M, 3]."""
         if begun is not None:
             return begun
-        given, rows = _given(arguments), self.rows
+        given, dtypes = _given(arguments), (self.rows, self.dtype)
         assert given is not None
         with self.without_autocast():
             run = self._last.get(given.tensors)
             if run is None or run.reading is not self._reading:
-                run = self._begin_run(given, rows)
+                run = self._begin_run(given, *dtypes)
             return run.step(arguments["r_noisy"], arguments["times"])
 
-    def _begin_run(self, given: Given, rows: torch.dtype) -> Run:
-        """Prepare what all steps have in common. Tokens and atoms have the dtype ``rows``."""
+    def _begin_run(self, given: Given, rows: torch.dtype, products: torch.dtype) -> Run:
+        """Prepare what all steps have in common, with the dtypes of `prepare`."""
         self._last.forget()
         owned, masks = given.atom_to_token, (given.token_pad_mask, given.atom_pad_mask)
         token = torch.where(owned.sum(-1) > 0, owned.argmax(-1), owned.shape[-1])
@@ -300,11 +299,12 @@ class BoltzScoreForward(AutocastForward[ScoreWeights]):
             token_of_atom=token,
         )
         assert self._reading is not None
+        operators = Operators.of(self.backend)
         run = Run(
             self._reading,
-            Operators.of(self.backend),
+            operators,
             self.weights,
-            prepare(self.weights, trunk, rows),
+            prepare(operators, self.weights, trunk, rows, products),
             captures=self.options.captures(self.backend, self.module),
         )
         self._last.set(given.tensors, run)

@@ -7,14 +7,14 @@ AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 23 to 26 of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear
+from torch.nn.functional import layer_norm
 
 from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.structure.updates import MAX_HEAD_CHANNELS, prepared
+from mlff_triton.bio.structure.updates import MAX_HEAD_CHANNELS, Weights, prepared
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (
@@ -22,7 +22,10 @@ from mlff_triton.kernels.types.pair_stack import (
     ConditionedTransitionWeights,
     Conditions,
 )
+from mlff_triton.kernels.types.split_rows import SplitRows
 
+_ALIGNED = 8  # channels of maps that can be split
+_WIDE = 128  # channels from which products of halves are more exact than those in float32
 _MAX_CHANNELS = 4096
 
 
@@ -39,9 +42,9 @@ class ConditionMaps(NamedTuple):
         Added to the variances of conditions, and of tokens.
     """
 
-    norm: Tensor
+    norm: Tensor | SplitRows
     norm_bias: Tensor
-    gate: Tensor
+    gate: Tensor | SplitRows
     gate_bias: Tensor
     norm_eps: float
     eps: float
@@ -111,7 +114,31 @@ class DiffusionWeights(NamedTuple):
                 raise InputError(f"{channels} channels in {layer.heads} heads are too many")
         maps = [m for x in layers for m in (x.attention_conditions, x.transition_conditions)]
         updates = [Updates(x.attention, x.transition, x.last_norm) for x in layers]
-        return prepared(cls(stacked(maps), updates), dtype, backend)
+        return prepared_maps(cls(stacked(maps), updates), dtype, backend)
+
+
+def prepared_maps(weights: Weights, dtype: torch.dtype, backend: str | None) -> Weights:
+    """Convert weights for a backend. Kernels multiply by halves of wide maps in float32.
+
+    Raises
+    ------
+    InputError
+        If the kernels do not support the dtype.
+    """
+    found = prepared(weights, dtype, backend)
+    return _split(found) if backend == "triton" and dtype == torch.float32 else found
+
+
+def _split(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        gains = value.dim() == 2 and value.shape[1] >= _WIDE and not value.shape[1] % _ALIGNED
+        return SplitRows.of(value) if gains else value
+    if isinstance(value, list):
+        return list(map(_split, value))
+    is_done = type(value) in (tuple, SplitRows)  # a plain tuple is a Norm
+    if isinstance(value, tuple) and not is_done:
+        return type(value)(*map(_split, value))
+    return value
 
 
 def condition_maps(
@@ -136,7 +163,7 @@ def stacked(maps: Sequence[ConditionMaps]) -> ConditionMaps:
     InputError
         If normalizations add different values to variances.
     """
-    norms, norm_biases, gates, gate_biases, norm_eps, eps = zip(*maps, strict=True)
+    norms, norm_biases, gates, gate_biases, norm_eps, eps = map(list, zip(*maps, strict=True))
     if len(set(norm_eps)) > 1 or len(set(eps)) > 1:
         raise InputError("the normalizations of its layers add different values to variances")
     return ConditionMaps(
@@ -146,12 +173,14 @@ def stacked(maps: Sequence[ConditionMaps]) -> ConditionMaps:
 
 
 def all_conditions(
-    maps: ConditionMaps, conditions: Tensor, samples: int, updates: int
+    operators: Operators, maps: ConditionMaps, conditions: Tensor, samples: int, updates: int
 ) -> list[Conditions]:
     """Compute the terms of all updates by two products.
 
     Parameters
     ----------
+    operators : Operators
+        Operators of a backend.
     maps : ConditionMaps
         Maps of all updates.
     conditions : [B, R, N, S] or [B, 1, N, S]
@@ -160,8 +189,8 @@ def all_conditions(
         Number R of samples, and of updates.
     """
     rows = layer_norm(conditions, conditions.shape[-1:], eps=maps.norm_eps)
-    scales = linear(rows.to(maps.norm.dtype), maps.norm, maps.norm_bias)
-    gates = linear(conditions.to(maps.gate.dtype), maps.gate, maps.gate_bias)
+    scales = operators.linear_map(rows, maps.norm, maps.norm_bias)
+    gates = operators.linear_map(conditions, maps.gate, maps.gate_bias)
     scales, gates = (x.expand(-1, samples, -1, -1) for x in (scales, gates))
     pairs = scales.unflatten(-1, (updates, 2, -1)).unbind(-3)
     parts = zip(pairs, gates.chunk(updates, -1), strict=True)
@@ -193,8 +222,9 @@ def update_samples(
     mask : [B, R, N], optional
         Nonzero for tokens that are kept as keys.
     """
-    terms = all_conditions(weights.conditions, conditions, x.shape[1], 2 * len(weights.layers))
-    return update_by_terms(operators, weights.layers, x, terms, biases, mask)
+    layers = weights.layers
+    terms = all_conditions(operators, weights.conditions, conditions, x.shape[1], 2 * len(layers))
+    return update_by_terms(operators, layers, x, terms, biases, mask)
 
 
 def update_by_terms(

@@ -19,6 +19,7 @@ _MODULES = {  # of operators that do not have one of their own name
     "outer_product_mean_": "outer_product_mean",
     "conditioned_attention_": "conditioning",
     "conditioned_transition_": "conditioning",
+    "linear_map": "split_linear",
 }
 
 
@@ -34,6 +35,7 @@ class Operators(NamedTuple):
     outer_product_mean_: Callable[..., Tensor]
     conditioned_attention_: Callable[..., Tensor]
     conditioned_transition_: Callable[..., Tensor]
+    linear_map: Callable[..., Tensor]
 
     @classmethod
     def of(cls, backend: str | None) -> Operators:

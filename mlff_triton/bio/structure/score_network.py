@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, layer_norm, linear, relu, silu
+from torch.nn.functional import embedding_bag, layer_norm, pad, relu, silu
 
 from mlff_triton.bio.structure.diffusion import (
     DiffusionWeights,
@@ -148,7 +148,7 @@ class Pooling(NamedTuple):
         tokens, order = token_of_atom.sort(dim=-1, stable=True)
         edges = torch.arange(n_tokens + 1, device=tokens.device).expand(len(tokens), -1)
         begin = torch.searchsorted(tokens, edges.contiguous())
-        counts = torch.nn.functional.pad(begin.diff(), (0, 1)).to(dtype)
+        counts = pad(begin.diff(), (0, 1)).to(dtype)
         weights = (1 / (counts + 1e-6)).gather(1, tokens)
         return cls(order, begin[:, :-1].contiguous(), weights * (tokens < n_tokens))
 
@@ -202,20 +202,32 @@ class Prepared(NamedTuple):
     place: Tensor
 
 
-def prepare(weights: ScoreWeights, given: TrunkResults, rows: torch.dtype) -> Prepared:
-    """Compute what all steps have in common. Tokens and atoms have the dtype ``rows``."""
-    first, products = weights.conditions, weights.conditions.embedding.dtype
+def prepare(
+    operators: Operators,
+    weights: ScoreWeights,
+    given: TrunkResults,
+    rows: torch.dtype,
+    products: torch.dtype,
+) -> Prepared:
+    """Compute what all steps have in common.
+
+    Tokens and atoms have the dtype ``rows``, and the operands of products the dtype ``products``.
+    """
+    first = weights.conditions
     tokens = layer_norm(given.tokens.to(rows), given.tokens.shape[-1:], *first.norm)
-    tokens = linear(tokens.to(products), first.embedding, first.embedding_bias)
+    tokens = operators.linear_map(tokens, first.embedding, first.embedding_bias)
     conditions = given.atom_conditions.to(rows)[:, None]
-    encoder, decoder = weights.encoder, weights.decoder
+    encoder, decoder = (
+        (stack, all_conditions(operators, stack.conditions, conditions, 1, 2 * len(stack.layers)))
+        for stack in (weights.encoder, weights.decoder)
+    )
     return Prepared(
         tokens.to(rows),
         given.atoms.to(rows),
-        all_conditions(encoder.conditions, conditions, 1, 2 * len(encoder.layers)),
-        all_conditions(decoder.conditions, conditions, 1, 2 * len(decoder.layers)),
-        _biases(given.encoder_bias, len(encoder.layers), products),
-        _biases(given.decoder_bias, len(decoder.layers), products),
+        encoder[1],
+        decoder[1],
+        _biases(given.encoder_bias, len(encoder[0].layers), products),
+        _biases(given.decoder_bias, len(decoder[0].layers), products),
         _biases(given.token_bias, len(weights.tokens.layers), products),
         None if given.token_mask is None else given.token_mask[:, None],
         None if given.atom_mask is None else given.atom_mask[:, None],
@@ -242,39 +254,40 @@ def denoise(
     times : [B, R] or [B, 1]
         Noise levels, which samples may share.
     """
-    maps, samples, products = weights.maps, positions.shape[1], weights.maps.pool.dtype
-    rows = run.atoms.dtype
-    s = token_conditions(weights.conditions, run.tokens, times)
-    x = run.atoms[:, None] + linear(positions.to(rows), maps.positions)
+    maps, samples, rows = weights.maps, positions.shape[1], run.atoms.dtype
+
+    def apply(weight: Tensor, x: Tensor, norm: Norm | None = None) -> Tensor:
+        x = x if norm is None else layer_norm(x, x.shape[-1:], *norm)
+        return operators.linear_map(x, weight).to(rows)
+
+    s = token_conditions(operators, weights.conditions, run.tokens, times)
+    x = run.atoms[:, None] + apply(maps.positions, positions)
     masks = [m if m is None else m.expand(-1, samples, -1) for m in (run.token_mask, run.atom_mask)]
     terms = _shared(run.encoder_terms, samples)
     x = update_by_terms(operators, weights.encoder.layers, x, terms, run.encoder_biases, masks[1])
 
-    a = run.pooling(relu(linear(x.to(products), maps.pool)).to(rows))
-    normalized = layer_norm(s, s.shape[-1:], *maps.token_norm).to(products)
-    a = a + linear(normalized, maps.token).to(rows)
+    a = run.pooling(relu(apply(maps.pool, x))) + apply(maps.token, s, maps.token_norm)
     a = update_samples(operators, weights.tokens, a, s, run.token_biases, masks[0])
-    a = layer_norm(a, a.shape[-1:], *maps.last_norm)
 
-    spread = torch.nn.functional.pad(linear(a.to(products), maps.spread), (0, 0, 0, 1)).to(rows)
+    spread = pad(apply(maps.spread, a, maps.last_norm), (0, 0, 0, 1))
     x = x + spread.gather(2, run.place.expand(-1, samples, -1, x.shape[-1]))
     terms = _shared(run.decoder_terms, samples)
     x = update_by_terms(operators, weights.decoder.layers, x, terms, run.decoder_biases, masks[1])
-    if maps.output_norm is not None:
-        x = layer_norm(x, x.shape[-1:], *maps.output_norm)
-    return linear(x, maps.output)
+    return apply(maps.output, x, maps.output_norm)
 
 
-def token_conditions(weights: ConditionWeights, tokens: Tensor, times: Tensor) -> Tensor:
+def token_conditions(
+    operators: Operators, weights: ConditionWeights, tokens: Tensor, times: Tensor
+) -> Tensor:
     """Return the conditions [B, R, N, S] of tokens [B, N, S] at noise levels [B, R]."""
-    products = weights.embedding.dtype
+    apply = operators.linear_map
     times = times.to(weights.frequency.dtype)[..., None]
     waves = torch.cos(2 * pi * (times * weights.frequency + weights.phase)).to(tokens.dtype)
-    waves = layer_norm(waves, waves.shape[-1:], *weights.time_norm).to(products)
-    s = linear(waves, weights.time).to(tokens.dtype)[:, :, None] + tokens[:, None]
+    waves = layer_norm(waves, waves.shape[-1:], *weights.time_norm)
+    s = apply(waves, weights.time).to(tokens.dtype)[:, :, None] + tokens[:, None]
     for norm, gate, up, down in weights.transitions:
-        y = layer_norm(s, s.shape[-1:], *norm).to(products)
-        s = linear(silu(linear(y, gate)) * linear(y, up), down).to(s.dtype) + s
+        y = layer_norm(s, s.shape[-1:], *norm)
+        s = apply(silu(apply(y, gate)) * apply(y, up), down).to(s.dtype) + s
     return s
 
 

@@ -15,6 +15,8 @@ AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 import triton
 import triton.language as tl
@@ -23,16 +25,20 @@ from torch.nn.functional import linear
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
+from mlff_triton.kernels.pairs.split_linear import empty_split, split_block, split_linear
 from mlff_triton.kernels.pairs.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,
 )
+from mlff_triton.kernels.types.split_rows import SplitRows
+
+Map: TypeAlias = Tensor | SplitRows
+Results: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 
 _ELEMENTS = 2048  # per program
 _MOST_CHANNELS = 4096
@@ -48,11 +54,29 @@ def _locate(n_rows, shape, M: tl.constexpr):
 
 
 @triton.jit
+def _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS: tl.constexpr):
+    """Store rows [M, C] contiguously, split if ``low_ptr`` is not None. The others are zero."""
+    M: tl.constexpr = y.shape[0]
+    place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    stored = inside[:, None] & (channel < CHANNELS)[None, :]
+    offsets = place[:, None] * CHANNELS + channel[None, :]
+    if low_ptr is None:
+        tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), stored)
+    else:
+        high, low, unit = split_block(tl.where(stored, y, 0.0))
+        tl.store(out_ptr + offsets, high, stored)
+        tl.store(low_ptr + offsets, low, stored)
+        tl.store(unit_ptr + place, unit, inside)
+
+
+@triton.jit
 def _adaptive_norm_fwd_kernel(
     x_ptr,
     scale_ptr,
     shift_ptr,
     out_ptr,
+    low_ptr,
+    unit_ptr,
     n_rows,
     shape,
     x_strides,
@@ -65,7 +89,8 @@ def _adaptive_norm_fwd_kernel(
 ):
     """Write out [B, R, S, CHANNELS] from x, scale and shift of this shape.
 
-    Grid: (blocks of M rows,).
+    If ``low_ptr`` is not None, the rows are split, and their high halves are ``out``. Grid: (blocks
+    of M rows,).
     """
     batch, row, token, inside = _locate(n_rows, shape, M)
     channel = tl.arange(0, C)
@@ -76,12 +101,9 @@ def _adaptive_norm_fwd_kernel(
     scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
     offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]
     shift = load_rows(shift_ptr, offsets, inside, channel, CHANNELS, 1)
-    exact: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
+    exact: tl.constexpr = low_ptr is not None or out_ptr.dtype.element_ty == tl.float32
     y = gated((x - mean[:, None]) * rstd[:, None], scale, exact) + shift
-    place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    stored = inside[:, None] & (channel < CHANNELS)[None, :]
-    pointers = out_ptr + place[:, None] * CHANNELS + channel[None, :]
-    tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+    _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
 
 
 @triton.jit
@@ -90,6 +112,8 @@ def _gated_fwd_kernel(
     gate_ptr,
     factor_ptr,
     out_ptr,
+    low_ptr,
+    unit_ptr,
     n_rows,
     shape,
     x_strides,
@@ -104,7 +128,8 @@ def _gated_fwd_kernel(
     """Write ``x sigmoid(gate)`` to out, all [B, R, S, CHANNELS].
 
     The product is multiplied by the gate if SWISH, by a factor with the strides of x unless that is
-    None, and added to ``out`` if ADDED. Grid: (blocks of M rows,).
+    None, and added to ``out`` if ADDED. Other results are contiguous, and split if ``low_ptr`` is
+    not None. Grid: (blocks of M rows,).
     """
     batch, row, token, inside = _locate(n_rows, shape, M)
     channel = tl.arange(0, C)
@@ -116,12 +141,14 @@ def _gated_fwd_kernel(
     gate = load_rows(gate_ptr, offsets, inside, channel, CHANNELS, 1)
     exact: tl.constexpr = gate_ptr.dtype.element_ty == tl.float32
     y = gated(gate, gate, exact) * x if SWISH else gated(x, gate, exact)
-    offsets = batch * out_strides[0] + row * out_strides[1] + token * out_strides[2]
     if ADDED:
+        offsets = batch * out_strides[0] + row * out_strides[1] + token * out_strides[2]
         y += load_rows(out_ptr, offsets, inside, channel, CHANNELS, 1)
-    stored = inside[:, None] & (channel < CHANNELS)[None, :]
-    pointers = out_ptr + offsets[:, None] + channel[None, :]
-    tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+        stored = inside[:, None] & (channel < CHANNELS)[None, :]
+        pointers = out_ptr + offsets[:, None] + channel[None, :]
+        tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+    else:
+        _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
 
 
 def adaptive_norm(
@@ -153,15 +180,33 @@ def adaptive_norm(
     """
     _check(x=x, scale=scale, shift=shift)
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    if not out.numel():
-        return out
+    _launch_adaptive_norm(x, scale, shift, eps, (out, None, None))
+    return out
+
+
+def _normalized(x: Tensor, conditions: Conditions, weight: Map) -> Tensor | SplitRows:
+    """Normalize rows, and round or split them for their product with a weight."""
+    scale, shift, _, eps = conditions
+    if isinstance(weight, Tensor):
+        return adaptive_norm(x, scale, shift, eps, weight.dtype)
+    _check(x=x, scale=scale, shift=shift)
+    out = empty_split(x.shape, x.device)
+    _launch_adaptive_norm(x, scale, shift, eps, out)
+    return out
+
+
+def _launch_adaptive_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, out: Results
+) -> None:
+    if not x.numel():
+        return
     n_rows, block, rows, warps = _blocks(x)
     with torch.cuda.device_of(x):
         _adaptive_norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
             x,
             scale,
             shift,
-            out,
+            *out,
             n_rows,
             x.shape[1:3],
             x.stride()[:-1],
@@ -173,7 +218,6 @@ def adaptive_norm(
             M=rows,
             num_warps=warps,
         )
-    return out
 
 
 def conditioned_attention_(
@@ -195,7 +239,7 @@ def conditioned_attention_(
         Biases of queries and keys, which samples share, finite, of a floating dtype; of all tokens,
         or of those in each window, see `window_attention`.
     weights : ConditionedAttentionWeights
-        Weights, float16, bfloat16 or float32.
+        Weights, float16, bfloat16 or float32, or split.
     mask : [B, R, S], optional
         Nonzero for tokens that are kept as keys; all by default.
 
@@ -212,20 +256,16 @@ def conditioned_attention_(
         If the tensors are not on a GPU.
     """
     inputs, inputs_bias, out = weights
-    channels, width = x.shape[-1], len(inputs) // 4
-    heads = bias.shape[-3]
-    check_same(FLOATS, {"inputs": inputs, "out": out})
-    check_shape("inputs", inputs, (4 * width, channels))
-    check_shape("out", out, (channels, width))
+    channels, heads = x.shape[-1], bias.shape[-3]
+    width = _check_maps("inputs", inputs, "out", out, channels) // 4
+    _check_map("out", out, (channels, width))
     if not heads or width % heads:
         raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
-    y = adaptive_norm(x, conditions.scale, conditions.shift, conditions.eps, inputs.dtype)
-    products = linear(y, inputs, inputs_bias)
+    products = _product(_normalized(x, conditions, inputs), inputs, inputs_bias)
     q, k, v = products[..., : 3 * width].unflatten(-1, (3, heads, width // heads)).unbind(-3)
     attend = window_attention if bias.dim() == 5 else pair_attention
     y = attend(q, k, v, bias, mask).flatten(3)
-    _gate(y, products[..., 3 * width :], y)
-    return _add(x, linear(y, out), conditions.gate)
+    return _add(x, _product(_gated(y, products[..., 3 * width :], out), out), conditions.gate)
 
 
 def conditioned_transition_(
@@ -240,7 +280,7 @@ def conditioned_transition_(
     conditions : Conditions
         Terms of the conditioning, which samples may share as expanded tensors.
     weights : ConditionedTransitionWeights
-        Weights, float16, bfloat16 or float32, with at most 4096 hidden channels.
+        Weights, float16, bfloat16 or float32, or split, with at most 4096 hidden channels.
 
     Returns
     -------
@@ -255,40 +295,82 @@ def conditioned_transition_(
         If the tensors are not on a GPU.
     """
     inputs, down = weights
-    channels = x.shape[-1]
-    check_same(FLOATS, {"inputs": inputs, "down": down})
-    check_shape("down", down, (channels, "K"))
-    hidden = down.shape[1]
-    check_shape("inputs", inputs, ("2 K or 3 K", channels))
-    if len(inputs) not in (2 * hidden, 3 * hidden):
-        raise InputError(f"inputs has {len(inputs)} rows: use 2 or 3 times {hidden}")
-    y = adaptive_norm(x, conditions.scale, conditions.shift, conditions.eps, inputs.dtype)
-    gate, up, *factors = linear(y, inputs).split(hidden, -1)
-    y = torch.empty_like(up, memory_format=torch.contiguous_format)
-    _gate(up, gate, y, swish=True, factor=factors[0] if factors else None)
-    return _add(x, linear(y, down), conditions.gate)
+    rows = _check_maps("inputs", inputs, "down", down, x.shape[-1])
+    hidden = _high(down).shape[1]
+    _check_map("down", down, (x.shape[-1], hidden))
+    if rows not in (2 * hidden, 3 * hidden):
+        raise InputError(f"inputs has {rows} rows: use 2 or 3 times {hidden}")
+    products = _product(_normalized(x, conditions, inputs), inputs)
+    gate, up, *factors = products.split(hidden, -1)
+    y = _gated(up, gate, down, swish=True, factor=factors[0] if factors else None)
+    return _add(x, _product(y, down), conditions.gate)
+
+
+def _high(weight: Map) -> Tensor:
+    """Return a weight, or its high half."""
+    return weight if isinstance(weight, Tensor) else weight.high
+
+
+def _check_maps(first: str, inputs: Map, last: str, out: Map, channels: int) -> int:
+    """Raise unless two maps have one dtype; return the number of rows of the first one.
+
+    Split maps count as float32.
+    """
+    dtypes = {x.dtype if isinstance(x, Tensor) else torch.float32 for x in (inputs, out)}
+    if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
+        raise InputError(f"{first} and {last} must be float16, bfloat16, or float32 or split")
+    check_shape(first, _high(inputs), ("rows", channels))
+    return len(_high(inputs))
+
+
+def _check_map(name: str, weight: Map, shape: tuple[int, int]) -> None:
+    check_shape(name, _high(weight), shape)
+
+
+def _product(x: Tensor | SplitRows, weight: Map, bias: Tensor | None = None) -> Tensor:
+    """Apply a linear map to rows that were made for it."""
+    if isinstance(x, Tensor):
+        assert isinstance(weight, Tensor)
+        return linear(x, weight, bias)
+    assert not isinstance(weight, Tensor)
+    return split_linear(x, weight, bias)
+
+
+def _gated(
+    x: Tensor, gate: Tensor, weight: Map, *, swish: bool = False, factor: Tensor | None = None
+) -> Tensor | SplitRows:
+    """Return rows times gates, rounded or split for their product with a weight.
+
+    Gates are activated by SiLU if ``swish``. The rows are multiplied by ``factor``, which has their
+    strides.
+    """
+    if isinstance(weight, Tensor):
+        y = x.new_empty(x.shape)
+        _launch_gated(x, gate, factor, (y, None, None), swish=swish)
+        return y
+    split = empty_split(x.shape, x.device)
+    _launch_gated(x, gate, factor, split, swish=swish)
+    return split
 
 
 def _add(x: Tensor, update: Tensor, gate: Tensor) -> Tensor:
     """Add a gated update to rows in place, and return these."""
-    _gate(update, gate, x, added=True)
+    _launch_gated(update, gate, None, (x, None, None), added=True)
     return x
 
 
-def _gate(
+def _launch_gated(
     x: Tensor,
     gate: Tensor,
-    out: Tensor,
+    factor: Tensor | None,
+    out: Results,
     *,
     swish: bool = False,
-    factor: Tensor | None = None,
     added: bool = False,
 ) -> None:
-    """Write rows times gates; the activation SiLU of gates if ``swish``, and a sum if ``added``.
-
-    The rows are multiplied by ``factor``, which has their strides.
-    """
-    _check(x=x, gate=gate, out=out)
+    _check(x=x, gate=gate)
+    if added:
+        _check(x=x, out=out[0])
     if not x.numel():
         return
     n_rows, block, rows, warps = _blocks(x)
@@ -297,12 +379,12 @@ def _gate(
             x,
             gate,
             factor,
-            out,
+            *out,
             n_rows,
             x.shape[1:3],
             x.stride()[:-1],
             gate.stride()[:-1],
-            out.stride()[:-1],
+            out[0].stride()[:-1],
             SWISH=swish,
             ADDED=added,
             CHANNELS=x.shape[-1],

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mlff_triton.kernels.types.norm import Norm
+from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 class TriangleWeights(NamedTuple):
@@ -163,7 +164,9 @@ class Conditions(NamedTuple):
 
 
 class ConditionedAttentionWeights(NamedTuple):
-    """Weights of conditioned attention with H heads of D channels, which have one dtype.
+    """Weights of conditioned attention with H heads of D channels.
+
+    They have one dtype. Maps may be split for products in float32.
 
     Attributes
     ----------
@@ -175,13 +178,15 @@ class ConditionedAttentionWeights(NamedTuple):
         Map of gated outputs to the update.
     """
 
-    inputs: Tensor
+    inputs: Tensor | SplitRows
     inputs_bias: Tensor | None
-    out: Tensor
+    out: Tensor | SplitRows
 
 
 class ConditionedTransitionWeights(NamedTuple):
-    """Weights of a conditioned SwiGLU transition with K hidden channels, which have one dtype.
+    """Weights of a conditioned SwiGLU transition with K hidden channels.
+
+    They have one dtype. Maps may be split for products in float32.
 
     Attributes
     ----------
@@ -192,5 +197,5 @@ class ConditionedTransitionWeights(NamedTuple):
         Map of the products to the update.
     """
 
-    inputs: Tensor
-    down: Tensor
+    inputs: Tensor | SplitRows
+    down: Tensor | SplitRows

@@ -37,9 +37,9 @@ TOKENS, PAIRS, ATOMS = 24, 16, 32
 SIZES = {"atom_encoder_depth": 2, "token_transformer_depth": 2, "atom_decoder_depth": 1}
 
 
-def make(device: str = "cpu", **options: Any) -> nn.Module:
+def make(device: str = "cpu", tokens: int = TOKENS, **options: Any) -> nn.Module:
     made = diffusion.DiffusionModule(
-        TOKENS, ATOMS, dim_fourier=16, token_transformer_heads=4, **SIZES, **options
+        tokens, ATOMS, dim_fourier=16, token_transformer_heads=4, **SIZES, **options
     )
     return randomize(made).to(device)
 
@@ -57,7 +57,7 @@ def join(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
     return joined
 
 
-def trunk(lengths: tuple[int, ...], device: str = "cpu") -> dict[str, Any]:
+def trunk(lengths: tuple[int, ...], device: str = "cpu", tokens: int = TOKENS) -> dict[str, Any]:
     """Return what all steps have in common, for one or two proteins."""
     features = protein_features(lengths[0], 1, "cpu")
     if len(lengths) > 1:
@@ -65,11 +65,11 @@ def trunk(lengths: tuple[int, ...], device: str = "cpu") -> dict[str, Any]:
     n, batch = max(lengths), len(lengths)
     prepared = randomize(
         conditioning.DiffusionConditioning(
-            TOKENS, PAIRS, ATOMS, PAIRS, token_transformer_heads=4, atom_feature_dim=388, **SIZES
+            tokens, PAIRS, ATOMS, PAIRS, token_transformer_heads=4, atom_feature_dim=388, **SIZES
         )
     )
     torch.manual_seed(n)
-    s_trunk, s_inputs = torch.randn(2, batch, n, TOKENS)
+    s_trunk, s_inputs = torch.randn(2, batch, n, tokens)
     with torch.inference_mode():
         z, positions = torch.randn(2, batch, n, n, PAIRS)
         found = prepared(s_trunk, z, positions, features)
@@ -143,8 +143,10 @@ def test_a_normalization_after_layers_of_atoms():
     assert_close(*compare(model, trunk((5,)), 1, backend="torch"))
 
 
-def test_kernels_are_as_exact_as_boltz(device):
-    assert_as_exact(*compare(make(device), trunk((9,), device), 2, backend="triton"))
+@pytest.mark.parametrize("tokens", [TOKENS, 64])
+def test_kernels_are_as_exact_as_boltz(tokens, device):
+    given = trunk((9,), device, tokens)
+    assert_as_exact(*compare(make(device, tokens), given, 2, backend="triton"))
 
 
 @pytest.mark.gpu
@@ -153,8 +155,10 @@ def test_kernels_are_as_exact_as_boltz(device):
     [((1,), 1, True), ((17,), 3, False), ((17, 13), 2, True), ((300,), 2, True)],
     ids=str,
 )
-def test_graphs_are_as_exact_as_boltz(lengths, samples, equal):
-    assert_as_exact(*compare(make("cuda"), trunk(lengths, "cuda"), samples, equal=equal))
+@pytest.mark.parametrize("tokens", [TOKENS, 384])
+def test_graphs_are_as_exact_as_boltz(lengths, samples, equal, tokens):
+    given = trunk(lengths, "cuda", tokens)
+    assert_as_exact(*compare(make("cuda", tokens), given, samples, equal=equal))
 
 
 def test_masks_keep_padding_out():

@@ -17,6 +17,7 @@ from mlff_triton.kernels.types.pair_stack import (
     ConditionedTransitionWeights,
     Conditions,
 )
+from mlff_triton.kernels.types.split_rows import SplitRows
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,
@@ -39,6 +40,38 @@ def conditions(batch: int, n: int, channels: int, precision: torch.dtype) -> Con
 def shared(terms: Conditions, samples: int) -> Conditions:
     """Expand terms to samples."""
     return Conditions(*(x.expand(-1, samples, -1, -1) for x in terms[:3]), terms.eps)
+
+
+def split(weights, device):
+    """Split the maps of weights, but not biases."""
+    maps = {name: SplitRows.of(x) for name, x in weights._asdict().items() if x.dim() > 1}
+    moved = {name: SplitRows(*(x.to(device) for x in rows)) for name, rows in maps.items()}
+    return weights._replace(**moved)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_split_weights(size, device):
+    batch, samples, n, channels, heads = size
+    x, precision = random(batch, samples, n, channels, dtype=torch.float32), torch.float32
+    terms = conditions(batch, n, channels, precision)
+    bias = random(batch, heads, n, n, dtype=precision)
+    attention = ConditionedAttentionWeights(
+        random_map(4 * channels, channels, precision),
+        random(4 * channels, dtype=precision),
+        random_map(channels, channels, precision),
+    )
+    transition = ConditionedTransitionWeights(
+        random_map(6 * channels, channels, precision),
+        random_map(channels, 2 * channels, precision),
+    )
+    exact = x + reference.conditioned_attention_update(x, terms, bias, attention)
+    exact += reference.conditioned_transition_update(exact, terms, transition)
+    moved = shared(Conditions(*to(terms[:3], device, precision)), samples)
+    found = x.to(device, precision)
+    given = attention._replace(inputs_bias=attention.inputs_bias.to(device, precision))
+    conditioned_attention_(found, moved, bias.to(device, precision), split(given, device))
+    conditioned_transition_(found, moved, split(transition, device))
+    assert_within(found.cpu(), exact, BOUNDS[precision])
 
 
 @dtypes

@@ -25,6 +25,7 @@ from mlff_triton.kernels.types.pair_stack import (
     ConditionedTransitionWeights,
     Conditions,
 )
+from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 def adaptive_norm(
@@ -55,11 +56,16 @@ def conditioned_attention_update(
     """Return what `conditioned_attention_` adds."""
     scale, shift, gate, eps = conditions
     y = adaptive_norm(x, scale, shift, eps, x.dtype)
-    q, k, v, g = linear(y, weights.inputs, weights.inputs_bias).chunk(4, -1)
+    inputs, bias_of_inputs, out = (
+        _unsplit(weights.inputs),
+        weights.inputs_bias,
+        _unsplit(weights.out),
+    )
+    q, k, v, g = linear(y, inputs, bias_of_inputs).chunk(4, -1)
     q, k, v = (part.unflatten(-1, (bias.shape[-3], -1)) for part in (q, k, v))
     attend = window_attention if bias.dim() == 5 else pair_attention
     y = attend(q, k, v, bias, mask).flatten(3) * g.sigmoid()
-    return linear(y, weights.out) * gate.sigmoid()
+    return linear(y, out) * gate.sigmoid()
 
 
 def conditioned_transition_(
@@ -74,6 +80,13 @@ def conditioned_transition_update(
 ) -> Tensor:
     """Return what `conditioned_transition_` adds."""
     scale, shift, gate, eps = conditions
-    products = linear(adaptive_norm(x, scale, shift, eps, x.dtype), weights.inputs)
-    gates, *factors = products.split(weights.down.shape[1], -1)
-    return linear(prod(factors, start=silu(gates)), weights.down) * gate.sigmoid()
+    inputs, down = map(_unsplit, weights)
+    products = linear(adaptive_norm(x, scale, shift, eps, x.dtype), inputs)
+    gates, *factors = products.split(down.shape[1], -1)
+    return linear(prod(factors, start=silu(gates)), down) * gate.sigmoid()
+
+
+def _unsplit(weight: Tensor | SplitRows) -> Tensor:
+    """Return a weight, which only kernels take in halves."""
+    assert isinstance(weight, Tensor)
+    return weight
