@@ -43,9 +43,15 @@ def split_block(x):
     exponent = tl.maximum(exponent - _EXPONENT, 1)
     unit = (exponent << 23).to(tl.float32, bitcast=True)
     scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    x *= scale[:, None]
+    high, low = split_scaled(x * scale[:, None])
+    return high, low, unit
+
+
+@triton.jit
+def split_scaled(x):
+    """Return high and low halves of scaled values."""
     high = x.to(tl.float16)
-    return high, (x - high.to(tl.float32)).to(tl.float16), unit
+    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit

@@ -7,7 +7,8 @@ those of keys overlap and reach beyond both ends of the sequence. The sum is ove
 the query's window. Samples share biases.
 
 Each program owns a window and a head of one sample, whose scores fit on chip. It reads the keys of
-its window from the sequence, so overlaps need no copies.
+its window from the sequence, so overlaps need no copies. Products in float32 are those of float16
+halves, see `mlff_triton.kernels.types.split_rows`.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 7 of the supplement.
@@ -25,11 +26,21 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.row_blocks import exact_exp, product_precision
+from mlff_triton.kernels.pairs.row_blocks import exact_exp
+from mlff_triton.kernels.pairs.split_linear import split_block, split_scaled
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_UNIT = tl.constexpr(2.0**13)  # of weights that are split
 _LARGEST_DIM = 64
 _SIDES = (16, 32, 64, 128)
+
+
+@triton.jit
+def _multiply(x_high, x_low, y_high, y_low):
+    """Return the product of x [M, K] and y [K, N] without that of both low halves."""
+    acc = tl.dot(x_low, y_high)
+    acc = tl.dot(x_high, y_low, acc)
+    return tl.dot(x_high, y_high, acc)
 
 
 @triton.jit
@@ -46,7 +57,6 @@ def _window_attention_fwd_kernel(
     v_strides,
     out_strides,
     SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
@@ -85,7 +95,13 @@ def _window_attention_fwd_kernel(
 
     EXACT: tl.constexpr = q.dtype == tl.float32
     q = (q.to(tl.float32) * SCALE).to(q.dtype)
-    scores = tl.dot(q, k.T, biases, input_precision=PRECISION)  # [M, N]
+    if EXACT:
+        q_high, q_low, q_unit = split_block(q)
+        k_high, k_low, k_unit = split_block(k)
+        scores = _multiply(q_high, q_low, k_high.T, k_low.T)  # [M, N]
+        scores = scores * q_unit[:, None] * k_unit[None, :] + biases
+    else:
+        scores = tl.dot(q, k.T, biases)
     scores = tl.where(kept[None, :], scores, float("-inf"))
     level = tl.max(scores, 1)
     level = tl.where(level == float("-inf"), 0.0, level)  # without kept keys
@@ -95,8 +111,13 @@ def _window_attention_fwd_kernel(
         weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
     total = tl.sum(weights, 1)
     total = tl.where(total > 0, total, 1.0)[:, None]
-    out = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    out = tl.div_rn(out, total) if EXACT else out / total
+    if EXACT:
+        v_high, v_low, v_unit = split_block(v.T)  # columns share the sum
+        high, low = split_scaled(weights * _UNIT)
+        out = _multiply(high, low, v_high.T, v_low.T) * v_unit[None, :]
+        out = tl.div_rn(out, total * _UNIT)
+    else:
+        out = tl.dot(weights.to(v.dtype), v) / total
     out_ptr += batch * out_strides[0] + row * out_strides[1] + head * out_strides[3]
     pointers = out_ptr + query.to(tl.int64)[:, None] * out_strides[2] + dim[None, :]
     tl.store(pointers, out.to(out_ptr.dtype.element_ty), inside)
@@ -164,7 +185,6 @@ def window_attention(
             v.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            PRECISION=product_precision(q),
             DIM=dim,
             D=block_side(dim),
             M=queries,
