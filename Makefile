@@ -27,6 +27,7 @@ test-structure: $(STRUCTURE:%=.venv/%/installed)
 	for each in $(STRUCTURE); do \
 	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each*.py \
 	  || exit; done
+	PYTHONPATH=$(CURDIR)/.venv/boltz $(BIN)/python -m pytest tests/test_examples.py -k test_structure
 
 # An hour of damaged, hostile and absurd input, with new seeds; `runs/fuzz` keeps what fails.
 fuzz: .venv/tested

@@ -257,6 +257,20 @@ def test_binding(tmp_path, monkeypatch):
     assert float(rows[0]["affinity"]) < float(rows[1]["affinity"])
 
 
+def test_structure(tmp_path):
+    for package in ("boltz", "einx", "rdkit"):
+        pytest.importorskip(package, reason="needs boltz, einx and RDKit, see the example")
+    options = ("--device", "cpu", "--backend", "torch", "--steps", 3, "--peptide", "GSYW")
+    out = run("16_structure.py", *options, cwd=tmp_path)
+    assert "random weights: the structure means nothing" in out
+    (difference,) = re.findall(r"difference: (\S+)$", out, re.MULTILINE)
+    assert float(difference) < 1e-5
+    lines = (tmp_path / "complex.pdb").read_text().splitlines()
+    assert sum(line.startswith("ATOM") and line[12:16].strip() == "CA" for line in lines) == 4
+    assert sum(line.startswith("HETATM") for line in lines) == 11
+    assert all(abs(float(line[30:38])) < 9999 for line in lines[:-1])
+
+
 def write_dualbind(folder):
     """Write modules with the package's names: the double of the model, and a loader of nothing."""
     double = (ROOT / "tests" / "bio" / "binding" / "dualbind_double.py").read_text()

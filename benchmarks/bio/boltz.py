@@ -1,4 +1,4 @@
-"""Workloads of bench ``models``: blocks of Boltz-2's trunk, with random weights.
+"""Workloads of bench ``models``: Boltz-2 and blocks of its trunk, with random weights.
 
 None of the weights is zero, unlike in a new model, whose output maps and gates start as zeros.
 Updates are smaller the more blocks there are, so that their sums do not grow. In half precision,
@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.bio.boltz_features import protein_features
+from benchmarks.bio.boltz_model import RECYCLES, STEPS, build_boltz2
+
+SEQUENCES = 1024
 TOKEN_CHANNELS, PAIR_CHANNELS, HEADS = 384, 128, 16
 OUTPUTS = ("p_out", "linear_o", "fc3", "proj_o")
 """Maps whose results are added to tokens or pairs."""
@@ -26,10 +30,11 @@ class Autocast(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, **inputs: Tensor) -> Any:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
         """Call the module."""
-        with torch.autocast(inputs["z"].device.type, torch.bfloat16):
-            return self.inner(**inputs)
+        device = next(self.inner.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16):
+            return self.inner(*args, **inputs)
 
 
 def randomize(model: nn.Module, blocks: int) -> nn.Module:
@@ -57,6 +62,8 @@ class Trunk:
     limit = 1e-4
     runs_in_graphs = True
     has_half = True
+    has_kernels = False
+    is_long = False
 
     @property
     def name(self) -> str:
@@ -106,9 +113,75 @@ class Trunk:
         return max(1 - _cosine(actual[name].cpu(), expected[name]) for name in expected)
 
 
+@dataclass(frozen=True)
+class Forward:
+    """Whole prediction of one protein with an alignment of 1,024 sequences.
+
+    The trunk runs once and then again for each recycling. One sample is drawn, and its confidence
+    predicted. The error is one minus the least cosine similarity of tokens, pairs and positions.
+    """
+
+    length: int
+    recycles: int = RECYCLES
+    steps: int = STEPS
+    package = "boltz"
+    limit = 1e-2
+    runs_in_graphs = False
+    has_half = True
+    has_kernels = True
+    is_long = True
+
+    @property
+    def name(self) -> str:
+        """Name in the results, with what is not run by default."""
+        shortened = (self.recycles, self.steps) != (RECYCLES, STEPS)
+        return f"boltz2-forward-{self.length}" + (
+            f"-{self.recycles}-recycles-{self.steps}-steps" if shortened else ""
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.length
+
+    def build(self, device: torch.device) -> nn.Module:
+        """Build the model with random weights, in the sizes of the published one."""
+        return build_boltz2(device)
+
+    def half(self, model: nn.Module) -> nn.Module:
+        """Run the model under autocast."""
+        return Autocast(model)
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """Make the features."""
+        return protein_features(self.length, SEQUENCES, device)
+
+    def call(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Predict a structure, always from the same random numbers."""
+        torch.manual_seed(0)
+        found = model(
+            inputs,
+            recycling_steps=self.recycles,
+            num_sampling_steps=self.steps,
+            diffusion_samples=1,
+            max_parallel_samples=5,
+            run_confidence_sequentially=True,
+        )
+        return {name: found[name] for name in ("s", "z", "sample_atom_coords")}
+
+    def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+        """Return one minus the least cosine similarity."""
+        return max(1 - _cosine(actual[name].cpu(), expected[name]) for name in expected)
+
+
 def _cosine(x: Tensor, y: Tensor) -> float:
     x, y = x.double().flatten(), y.double().flatten()
     return float(x @ y / (x.norm() * y.norm()))
 
 
-WORKLOADS = tuple(Trunk(blocks, length) for blocks in (1, 64) for length in (256, 512, 768, 1024))
+LENGTHS = 256, 512, 768, 1024
+WORKLOADS = (
+    *(Trunk(blocks, length) for blocks in (1, 64) for length in LENGTHS),
+    *(Forward(length) for length in LENGTHS),
+    *(Forward(length, recycles=0, steps=20) for length in LENGTHS),
+)

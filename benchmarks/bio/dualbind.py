@@ -88,6 +88,8 @@ class DualBind:
     limit = 1e-6
     runs_in_graphs = False
     has_half = False
+    has_kernels = False
+    is_long = False
 
     @property
     def name(self) -> str:

