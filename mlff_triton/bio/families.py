@@ -22,6 +22,7 @@ from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.bio.structure.boltz_alignment import BoltzAlignmentForward
 from mlff_triton.bio.structure.boltz_diffusion import BoltzDiffusionForward
 from mlff_triton.bio.structure.boltz_score import BoltzScoreForward
+from mlff_triton.bio.structure.boltz_windows import BoltzAtomForward
 from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
 from mlff_triton.bio.structure.openfold3_alignment import OpenFold3AlignmentForward
 from mlff_triton.bio.structure.protenix import ProtenixBlockForward
@@ -69,6 +70,7 @@ FAMILIES = (
             BoltzBlockForward,
             BoltzAlignmentForward,
             BoltzScoreForward,
+            BoltzAtomForward,
             BoltzDiffusionForward,
             OpenFold3BlockForward,
             OpenFold3AlignmentForward,

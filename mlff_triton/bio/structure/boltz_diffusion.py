@@ -15,6 +15,7 @@ from mlff_triton.bio.structure.diffusion import (
     DiffusionLayer,
     DiffusionWeights,
     condition_maps,
+    layered_biases,
     update_samples,
 )
 from mlff_triton.bio.structure.mask_check import MaskCheck
@@ -57,8 +58,7 @@ KNOWN = {
 class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     """Transformer that updates the tokens of samples, which share biases.
 
-    The transformers of atoms have the same class but attend within windows: their original forward
-    runs.
+    Those of atoms have the same class but attend within windows.
     """
 
     supported = "the diffusion transformer of Boltz-2"
@@ -108,13 +108,12 @@ class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
         dtype = self.dtype
         wanted = torch.float32 if self.backend == "triton" else dtype
         with self.without_autocast():
-            biases = bias.unflatten(-1, (len(weights.layers), -1)).permute(3, 0, 4, 1, 2)
             x = update_samples(
                 Operators.of(self.backend),
                 weights,
                 a.to(wanted, copy=True).contiguous().unflatten(0, (-1, count)),
                 s.unflatten(0, (-1, count)),
-                biases.to(dtype).contiguous(),
+                layered_biases(bias, len(weights.layers), dtype),
                 mask.unflatten(0, (-1, count)),
             )
         return x.flatten(0, 1).to(a.dtype)

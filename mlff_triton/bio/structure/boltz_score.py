@@ -13,6 +13,12 @@ from mlff_triton.bio.fast_forward import Options, Reading
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz import KNOWN, SOURCES, transition
 from mlff_triton.bio.structure.boltz_diffusion import diffusion_layers, is_transformer
+from mlff_triton.bio.structure.boltz_windows import (
+    check_sides,
+    first_problem,
+    is_atom_transformer,
+    window_problems,
+)
 from mlff_triton.bio.structure.diffusion import DiffusionWeights, prepared_maps
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.recognition import exact_weight, has_structure, weight
@@ -46,7 +52,6 @@ DECODER = ["a_to_q_trans", "atom_decoder", "atom_feat_to_atom_pos_update"]
 CONDITIONS = ("q", "c", "atom_enc_bias", "atom_dec_bias", "token_trans_bias")
 FEATURES = ("token_pad_mask", "atom_pad_mask", "atom_to_token")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-SIDES = (16, 32, 64, 128)
 
 
 class Given(NamedTuple):
@@ -140,23 +145,18 @@ class BoltzScoreForward(AutocastForward[ScoreWeights]):
         names = [list(dict(x.named_children())) for x in (own.single_conditioner, encoder, decoder)]
         if names != [CONDITIONER, ENCODER, DECODER]:
             return False
-        atoms = [encoder.atom_encoder, decoder.atom_decoder]
-        if any(list(dict(x.named_children())) != ["diffusion_transformer"] for x in atoms):
-            return False
-        stacks = own.token_transformer, *(x.diffusion_transformer for x in atoms)
+        atoms = encoder.atom_encoder, decoder.atom_decoder
+        stacks_fit = all(map(is_atom_transformer, atoms)) and is_transformer(own.token_transformer)
         transitions = own.single_conditioner.transitions
-        return all(map(is_transformer, stacks)) and all(
-            has_structure(each, KNOWN) for each in transitions
-        )
+        return stacks_fit and all(has_structure(each, KNOWN) for each in transitions)
 
     def read(self) -> ScoreWeights:
         """Read the present weights."""
         own = self.module
         encoder, decoder = own.atom_attention_encoder, own.atom_attention_decoder
         atoms = encoder.atom_encoder, decoder.atom_decoder
-        sides = {(x.attn_window_queries, x.attn_window_keys) for x in atoms}
-        if len(sides) > 1 or not all(side in SIDES for pair in sides for side in pair):
-            raise InputError("windows of atoms do not have 16, 32, 64 or 128 queries and keys")
+        for each in atoms:
+            check_sides(each)
         stacks = (
             DiffusionWeights.of(diffusion_layers(stack), self.dtype, self.backend)
             for stack in (
@@ -236,28 +236,15 @@ class BoltzScoreForward(AutocastForward[ScoreWeights]):
 
     def _value_refusal(self, given: Given) -> str | None:
         transformer = self.module.atom_attention_encoder.atom_encoder
-        queries, keys = transformer.attn_window_queries, transformer.attn_window_keys
-        owned, masks = given.atom_to_token, (given.token_pad_mask, given.atom_pad_mask)
-        n_atoms = masks[1].shape[1]
-        places = torch.arange(1, n_atoms + 1, device=owned.device, dtype=self.parameter.dtype)
-        expected = _windows(places.expand(len(owned), -1), queries, keys)
-        found = given.to_keys(places.expand(len(owned), -1)[..., None].contiguous())
-        if found.shape != (*expected.shape, 1):
-            return "the windows of atoms have other sizes than its network expects"
+        owned, mask = given.atom_to_token, given.token_pad_mask
         problems = {
-            "a mask has values other than 0 and 1": [((x != 0) & (x != 1)).any() for x in masks],
-            "an atom belongs to several tokens": [
-                ((owned != 0) & (owned != 1)).any() | (owned.sum(-1) > 1).any()
-            ],
-            "a window of atoms is all padding": [
-                (_windows(masks[1], queries, keys) == 0).all(-1).any()
-            ],
-            "the keys of windows are not those of Boltz-2": [(found.squeeze(-1) != expected).any()],
+            "the mask of tokens has values other than 0 and 1": ((mask != 0) & (mask != 1)).any(),
+            "an atom belongs to several tokens": ((owned != 0) & (owned != 1)).any()
+            | (owned.sum(-1) > 1).any(),
         }
-        flags = torch.stack([x for each in problems.values() for x in each]).tolist()
-        return next(
-            (reason for reason, each in problems.items() if any(flags.pop(0) for _ in each)), None
-        )
+        with self.without_autocast():
+            found = window_problems(transformer, given.to_keys, given.atom_pad_mask)
+        return first_problem(problems | found)
 
     def begin(self, arguments: Mapping[str, Any]) -> Tensor | None:
         """Replay the graph of a step, if there is one for these inputs."""
@@ -328,12 +315,6 @@ def _given(arguments: Mapping[str, Any]) -> Given | None:
     if not callable(to_keys) or not all(isinstance(x, Tensor) for x in parts):
         return None
     return Given._make([*parts, to_keys])
-
-
-def _windows(atoms: Tensor, queries: int, keys: int) -> Tensor:
-    """Return the keys [B, W, T] of windows of atoms [B, M], with zeros beyond both ends."""
-    beyond = (keys - queries) // 2
-    return torch.nn.functional.pad(atoms, (beyond, beyond)).unfold(1, keys, queries)
 
 
 def _are_equal(times: Tensor) -> bool:

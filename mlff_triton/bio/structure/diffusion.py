@@ -197,6 +197,16 @@ def all_conditions(
     return [Conditions(pair[..., 0, :], pair[..., 1, :], gate, maps.eps) for pair, gate in parts]
 
 
+def layered_biases(bias: Tensor, layers: int, products: torch.dtype) -> Tensor:
+    """Return biases [L, ..., H, Q, T] of [..., Q, T, L H].
+
+    They keep their dtype, or have the dtype of products if that is smaller.
+    """
+    dtype = products if products.itemsize < bias.dtype.itemsize else bias.dtype
+    split: Tensor = bias.to(dtype).unflatten(-1, (layers, -1))
+    return split.movedim((-2, -1), (0, -3)).contiguous()
+
+
 def update_samples(
     operators: Operators,
     weights: DiffusionWeights,

@@ -21,6 +21,7 @@ from torch.nn.functional import embedding_bag, layer_norm, pad, relu, silu
 from mlff_triton.bio.structure.diffusion import (
     DiffusionWeights,
     all_conditions,
+    layered_biases,
     update_by_terms,
     update_samples,
 )
@@ -226,9 +227,9 @@ def prepare(
         given.atoms.to(rows),
         encoder[1],
         decoder[1],
-        _biases(given.encoder_bias, len(encoder[0].layers), products),
-        _biases(given.decoder_bias, len(decoder[0].layers), products),
-        _biases(given.token_bias, len(weights.tokens.layers), products),
+        layered_biases(given.encoder_bias, len(encoder[0].layers), products),
+        layered_biases(given.decoder_bias, len(decoder[0].layers), products),
+        layered_biases(given.token_bias, len(weights.tokens.layers), products),
         None if given.token_mask is None else given.token_mask[:, None],
         None if given.atom_mask is None else given.atom_mask[:, None],
         Pooling.of(given.token_of_atom, given.tokens.shape[1], rows),
@@ -289,13 +290,6 @@ def token_conditions(
         y = layer_norm(s, s.shape[-1:], *norm)
         s = apply(silu(apply(y, gate)) * apply(y, up), down).to(s.dtype) + s
     return s
-
-
-def _biases(bias: Tensor, layers: int, products: torch.dtype) -> Tensor:
-    """Return biases [L, ..., H, Q, T], in the dtype given or that of products, if it is smaller."""
-    dtype = products if products.itemsize < bias.dtype.itemsize else bias.dtype
-    split: Tensor = bias.to(dtype).unflatten(-1, (layers, -1))
-    return split.movedim((-2, -1), (0, -3)).contiguous()
 
 
 def _shared(terms: Sequence[Conditions], samples: int) -> list[Conditions]:

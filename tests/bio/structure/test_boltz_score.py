@@ -256,7 +256,7 @@ def test_restored_models_are_as_before():
         (lambda given: given["feats"]["atom_pad_mask"].zero_(), "all padding"),
         (
             lambda given: given["diffusion_conditioning"].update(to_keys=lambda x: x),
-            "windows of atoms have other sizes",
+            "keys of windows are not",
         ),
         (
             lambda given: given["diffusion_conditioning"].update(
