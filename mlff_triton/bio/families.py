@@ -21,7 +21,7 @@ from mlff_triton.bio.genomics.enformer import EnformerForward
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.bio.structure.boltz_alignment import BoltzAlignmentForward
 from mlff_triton.bio.structure.boltz_diffusion import BoltzDiffusionForward
-from mlff_triton.bio.structure.boltz_score import BoltzScoreForward
+from mlff_triton.bio.structure.boltz_score import Boltz1ScoreForward, BoltzScoreForward
 from mlff_triton.bio.structure.boltz_windows import BoltzAtomForward
 from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
 from mlff_triton.bio.structure.openfold3_alignment import OpenFold3AlignmentForward
@@ -70,6 +70,7 @@ FAMILIES = (
             BoltzBlockForward,
             BoltzAlignmentForward,
             BoltzScoreForward,
+            Boltz1ScoreForward,
             BoltzAtomForward,
             BoltzDiffusionForward,
             OpenFold3BlockForward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, contains, eq, is_, itemgetter
 from typing import Any
@@ -58,9 +59,11 @@ class Snapshot:
         self._types = list(map(type, self._modules))
         inner = self._modules[1:]
         self._hooks = _hooks(inner)
-        self._inner = list(map(vars, inner))
+        checkpointed = [m for m in inner if is_checkpointed(m)]
+        self._inner = [vars(m) for m in inner if m not in checkpointed]
         self._modal = [vars(m) for m in inner if _is_modal(m)]
         self._read = [(own, n) for own in map(vars, self._modules) for n in CONSTANTS if n in own]
+        self._read += [(vars(m), "forward") for m in checkpointed]
         self._constants = [
             copy.copy(v) if type(v) is list else v for v in self._current_constants()
         ]
@@ -107,6 +110,16 @@ class Snapshot:
     def _total_version(self) -> int:
         """Sum the counters of changes in place, which only grow."""
         return sum(map(attrgetter("_version"), self._tensors))
+
+
+def is_checkpointed(module: nn.Module) -> bool:
+    """Return True if fairscale checkpoints the activations of a module.
+
+    Its ``forward`` then does nothing else unless gradients are required.
+    """
+    own: Any = vars(module).get("forward")
+    is_wrapped = isinstance(own, partial) and own.func.__module__.startswith("fairscale.")
+    return is_wrapped and own.args[0] is type(module).forward
 
 
 def are_hooked(modules: Iterable[nn.Module]) -> bool:

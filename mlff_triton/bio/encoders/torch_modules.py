@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.snapshot import is_checkpointed
 
 ACTIVATIONS: dict[Any, str] = {
     functional.gelu: "gelu",
@@ -39,15 +40,16 @@ def is_unmodified(module: nn.Module, *sources: str) -> bool:
     """Return True if a module and its submodules compute what their classes are known for.
 
     Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
-    ``sources``, and no instance has a ``forward`` of its own. Names that end with a dot are those
-    of packages, and stand for the modules inside alone.
+    ``sources``, and no instance has a ``forward`` of its own, but for checkpoints of submodules.
+    Names that end with a dot are those of packages, and stand for the modules inside alone.
     """
     modules = list(module.modules())
     packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn", *sources))
     kinds: set[Any] = set(map(type, modules))
     origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
     is_known = all(o in sources or o.startswith(packages) for o in origins)
-    return is_known and not any(map(_has_foreign_forward, modules))
+    foreign = [each for each in modules if _has_foreign_forward(each)]
+    return is_known and all(each is not module and is_checkpointed(each) for each in foreign)
 
 
 def is_norm(module: Any) -> bool:

@@ -31,9 +31,11 @@ from mlff_triton.kernels.types.pair_stack import (
 KNOWN = {
     "AdaLN": children({"LayerNorm": "a_norm s_norm", "Linear": "s_scale s_bias"}),
     "AttentionPairBias": children(
-        {"Linear": "proj_q proj_k proj_v proj_g proj_o", "Rearrange": "proj_z"}
+        {"Linear": "proj_q proj_k proj_v proj_g proj_o", "Rearrange Sequential": "proj_z"}
     ),
-    "Sequential": children({"Linear": "0", "Sigmoid SwiGLU": "1"}),
+    "Sequential": children(
+        {"Linear LayerNorm": "0", "Linear Sigmoid SwiGLU": "1", "Rearrange nothing": "2"}
+    ),
     "ConditionedTransitionBlock": children(
         {
             "AdaLN": "adaln",
@@ -48,7 +50,7 @@ KNOWN = {
             "Linear": "output_projection_linear",
             "Sequential": "output_projection",
             "ConditionedTransitionBlock": "transition",
-            "LayerNorm Identity": "post_lnorm",
+            "LayerNorm Identity nothing": "post_lnorm",
         }
     ),
 }
@@ -71,7 +73,8 @@ class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
         """Return True for a diffusion transformer of Boltz-2 with its own classes throughout."""
-        return is_unmodified(module, *SOURCES) and is_transformer(module)
+        is_known = is_unmodified(module, *SOURCES) and is_transformer(module)
+        return is_known and hasattr(module, "pair_bias_attn")  # which Boltz-1 does not have
 
     def read(self) -> DiffusionWeights:
         """Read the present weights."""
@@ -141,14 +144,15 @@ def diffusion_layers(module: Any) -> list[DiffusionLayer]:
 
 def _layer(layer: Any) -> DiffusionLayer:
     attention, transition = layer.pair_bias_attn, layer.transition
-    if attention.proj_z.pattern != HEADS_FIRST:
+    order = attention.proj_z
+    if (order[-1] if isinstance(order, nn.Sequential) else order).pattern != HEADS_FIRST:
         raise InputError("the axes of biases have an unknown order")
     others = attention.proj_k, attention.proj_v, attention.proj_g
     inputs = torch.cat([exact_weight(attention.proj_q), *map(weight, others)])
     bias = inputs.new_zeros(len(inputs))
     bias[: len(attention.proj_q.bias)] = exact(attention.proj_q.bias)
     swish = weight(transition.swish_gate[0]).chunk(2)
-    norm = layer.post_lnorm
+    norm = getattr(layer, "post_lnorm", None)
     return DiffusionLayer(
         heads=attention.num_heads,
         attention_conditions=_conditions(layer.adaln, layer.output_projection[0]),

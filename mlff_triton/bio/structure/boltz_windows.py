@@ -87,7 +87,8 @@ class BoltzAtomForward(AutocastForward[DiffusionWeights]):
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
         """Return True for a transformer of atoms of Boltz-2 with its own classes throughout."""
-        return is_unmodified(module, *SOURCES) and is_atom_transformer(module)
+        is_known = is_unmodified(module, *SOURCES) and is_atom_transformer(module)
+        return is_known and hasattr(module.diffusion_transformer, "pair_bias_attn")
 
     def read(self) -> DiffusionWeights:
         """Read the present weights."""

@@ -202,9 +202,13 @@ def layered_biases(bias: Tensor, layers: int, products: torch.dtype) -> Tensor:
 
     They keep their dtype, or have the dtype of products if that is smaller.
     """
-    dtype = products if products.itemsize < bias.dtype.itemsize else bias.dtype
-    split: Tensor = bias.to(dtype).unflatten(-1, (layers, -1))
+    split: Tensor = rounded_biases(bias, products).unflatten(-1, (layers, -1))
     return split.movedim((-2, -1), (0, -3)).contiguous()
+
+
+def rounded_biases(bias: Tensor, products: torch.dtype) -> Tensor:
+    """Convert biases to the dtype of products if that is smaller."""
+    return bias.to(products if products.itemsize < bias.dtype.itemsize else bias.dtype)
 
 
 def update_samples(

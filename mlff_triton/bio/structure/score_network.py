@@ -21,7 +21,6 @@ from torch.nn.functional import embedding_bag, layer_norm, pad, relu, silu
 from mlff_triton.bio.structure.diffusion import (
     DiffusionWeights,
     all_conditions,
-    layered_biases,
     update_by_terms,
     update_samples,
 )
@@ -37,7 +36,7 @@ class ConditionWeights(NamedTuple):
     ----------
     norm : Norm
         Normalization of tokens.
-    embedding, embedding_bias : [S, S], [S]
+    embedding, embedding_bias : [S, I], [S]
         Map of normalized tokens.
     frequency, phase : [F]
         Frequencies and phases of the Fourier features of noise levels.
@@ -101,13 +100,13 @@ class TrunkResults(NamedTuple):
 
     Attributes
     ----------
-    tokens : [B, N, S]
+    tokens : [B, N, I]
         Tokens of the trunk and of the inputs, joined.
     atoms, atom_conditions : [B, M, A]
         Atoms without positions, and their conditions.
-    encoder_bias, decoder_bias : [B, W, Q, T, L H]
-        Biases of queries and keys in windows, for all layers.
-    token_bias : [B, N, N, L H]
+    encoder_biases, decoder_biases : [L, B, W, H, Q, T]
+        Biases of queries and keys in windows of atoms, for all layers.
+    token_biases : [L, B, H, N, N]
         Biases of tokens, for all layers.
     token_mask, atom_mask : [B, N], [B, M], or None
         1 for tokens and atoms, 0 for padding; None without padding.
@@ -118,9 +117,9 @@ class TrunkResults(NamedTuple):
     tokens: Tensor
     atoms: Tensor
     atom_conditions: Tensor
-    encoder_bias: Tensor
-    decoder_bias: Tensor
-    token_bias: Tensor
+    encoder_biases: Tensor
+    decoder_biases: Tensor
+    token_biases: Tensor
     token_mask: Tensor | None
     atom_mask: Tensor | None
     token_of_atom: Tensor
@@ -203,44 +202,33 @@ class Prepared(NamedTuple):
     place: Tensor
 
 
-def prepare(
-    operators: Operators,
-    weights: ScoreWeights,
-    given: TrunkResults,
-    rows: torch.dtype,
-    products: torch.dtype,
-) -> Prepared:
-    """Compute what all steps have in common.
-
-    Tokens and atoms have the dtype ``rows``, and the operands of products the dtype ``products``.
-    """
-    first = weights.conditions
-    tokens = layer_norm(given.tokens.to(rows), given.tokens.shape[-1:], *first.norm)
+def prepare(operators: Operators, weights: ScoreWeights, given: TrunkResults) -> Prepared:
+    """Compute what all steps have in common, in the dtype of the tokens and atoms given."""
+    first, rows = weights.conditions, given.atoms.dtype
+    tokens = layer_norm(given.tokens, given.tokens.shape[-1:], *first.norm)
     tokens = operators.linear_map(tokens, first.embedding, first.embedding_bias)
-    conditions = given.atom_conditions.to(rows)[:, None]
-    encoder, decoder = (
-        (stack, all_conditions(operators, stack.conditions, conditions, 1, 2 * len(stack.layers)))
-        for stack in (weights.encoder, weights.decoder)
-    )
+
+    def terms(stack: DiffusionWeights) -> list[Conditions]:
+        conditions = given.atom_conditions[:, None]
+        return all_conditions(operators, stack.conditions, conditions, 1, 2 * len(stack.layers))
+
     return Prepared(
         tokens.to(rows),
-        given.atoms.to(rows),
-        encoder[1],
-        decoder[1],
-        layered_biases(given.encoder_bias, len(encoder[0].layers), products),
-        layered_biases(given.decoder_bias, len(decoder[0].layers), products),
-        layered_biases(given.token_bias, len(weights.tokens.layers), products),
-        None if given.token_mask is None else given.token_mask[:, None],
-        None if given.atom_mask is None else given.atom_mask[:, None],
-        Pooling.of(given.token_of_atom, given.tokens.shape[1], rows),
-        given.token_of_atom[:, None, :, None],
+        given.atoms,
+        terms(weights.encoder),
+        terms(weights.decoder),
+        *(given.encoder_biases, given.decoder_biases, given.token_biases),
+        token_mask=None if given.token_mask is None else given.token_mask[:, None],
+        atom_mask=None if given.atom_mask is None else given.atom_mask[:, None],
+        pooling=Pooling.of(given.token_of_atom, given.tokens.shape[1], rows),
+        place=given.token_of_atom[:, None, :, None],
     )
 
 
 def denoise(
     operators: Operators, weights: ScoreWeights, run: Prepared, positions: Tensor, times: Tensor
-) -> Tensor:
-    """Return the update [B, R, M, 3] of the positions of R samples.
+) -> tuple[Tensor, Tensor]:
+    """Return the updates [B, R, M, 3] of the positions of R samples, and their tokens [B, R, N, C].
 
     Parameters
     ----------
@@ -270,11 +258,12 @@ def denoise(
     a = run.pooling(relu(apply(maps.pool, x))) + apply(maps.token, s, maps.token_norm)
     a = update_samples(operators, weights.tokens, a, s, run.token_biases, masks[0])
 
-    spread = pad(apply(maps.spread, a, maps.last_norm), (0, 0, 0, 1))
+    a = layer_norm(a, a.shape[-1:], *maps.last_norm)
+    spread = pad(apply(maps.spread, a), (0, 0, 0, 1))
     x = x + spread.gather(2, run.place.expand(-1, samples, -1, x.shape[-1]))
     terms = _shared(run.decoder_terms, samples)
     x = update_by_terms(operators, weights.decoder.layers, x, terms, run.decoder_biases, masks[1])
-    return apply(maps.output, x, maps.output_norm)
+    return apply(maps.output, x, maps.output_norm), a
 
 
 def token_conditions(

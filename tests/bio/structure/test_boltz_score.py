@@ -250,7 +250,10 @@ def test_restored_models_are_as_before():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda given: given["feats"].pop("atom_pad_mask"), "conditioning is not that of Boltz-2"),
+        (
+            lambda given: given["feats"].pop("atom_pad_mask"),
+            "conditioning is not that of the score network of Boltz-2",
+        ),
         (lambda given: given["feats"]["token_pad_mask"].mul_(0.5), "other than 0 and 1"),
         (lambda given: given["feats"]["atom_to_token"].add_(1), "belongs to several tokens"),
         (lambda given: given["feats"]["atom_pad_mask"].zero_(), "all padding"),
@@ -266,7 +269,7 @@ def test_restored_models_are_as_before():
         ),
         (
             lambda given: given.update(s_trunk=given["s_trunk"][:, 1:]),
-            "s_trunk does not have the size",
+            "does not fit to tokens or atoms",
         ),
     ],
 )
@@ -276,7 +279,7 @@ def test_other_inputs_are_refused(change, reason):
     r, t = noisy(given, 1)
     inputs = {"r_noisy": r, "times": t}
     assert model.forward.refusal(given | inputs) is None
-    assert "of other sizes" in model.forward.refusal(given | inputs | {"multiplicity": 2})
+    assert "other sizes" in model.forward.refusal(given | inputs | {"multiplicity": 2})
     change(given)
     assert reason in model.forward.refusal(given | inputs)
 
