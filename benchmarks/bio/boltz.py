@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchmarks.bio.boltz_features import protein_features
 from benchmarks.bio.boltz_model import RECYCLES, STEPS, build_boltz2
 
-SEQUENCES = 1024
+SEQUENCES, CHECKED = 1024, 512
 TOKEN_CHANNELS, PAIR_CHANNELS, HEADS = 384, 128, 16
 OUTPUTS = ("p_out", "linear_o", "fc3", "proj_o")
 """Maps whose results are added to tokens or pairs."""
@@ -63,7 +63,8 @@ class Trunk:
     runs_in_graphs = True
     has_half = True
     has_kernels = False
-    is_long = False
+    is_checked = True
+    short = None
 
     @property
     def name(self) -> str:
@@ -129,7 +130,16 @@ class Forward:
     runs_in_graphs = False
     has_half = True
     has_kernels = True
-    is_long = True
+
+    @property
+    def is_checked(self) -> bool:
+        """True if a call in float32 takes seconds at most."""
+        return not self.recycles and self.length <= CHECKED
+
+    @property
+    def short(self) -> Forward:
+        """Pass through the trunk, and as many steps as it takes to capture one."""
+        return Forward(self.length, recycles=0, steps=4)
 
     @property
     def name(self) -> str:
@@ -146,7 +156,7 @@ class Forward:
 
     def build(self, device: torch.device) -> nn.Module:
         """Build the model with random weights, in the sizes of the published one."""
-        return build_boltz2(device)
+        return copy.deepcopy(build_boltz2(device))
 
     def half(self, model: nn.Module) -> nn.Module:
         """Run the model under autocast."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -90,10 +91,9 @@ SIZES: dict[str, Any] = {
 """Arguments of Boltz-2, of which ``boltz predict`` gives some."""
 
 
-def build_boltz2(
-    device: torch.device | str, *, use_kernels: bool = False, **changes: Any
-) -> nn.Module:
-    """Build Boltz-2 with random weights, none of which is zero.
+@lru_cache(maxsize=1)
+def build_boltz2(device: torch.device | str) -> nn.Module:
+    """Build Boltz-2 with random weights, none of which is zero, once per device.
 
     The updates of stacks are smaller the more blocks there are, so that their sums do not grow.
     """
@@ -109,8 +109,7 @@ def build_boltz2(
             use_templates=True,
             use_templates_v2=True,
             bond_type_feature=True,
-            use_kernels=use_kernels,
-            **{**SIZES, **changes},
+            **SIZES,
         )
     model.to(device).eval()
     randomize(model)

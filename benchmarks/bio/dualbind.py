@@ -89,7 +89,8 @@ class DualBind:
     runs_in_graphs = False
     has_half = False
     has_kernels = False
-    is_long = False
+    is_checked = True
+    short = None
 
     @property
     def name(self) -> str:

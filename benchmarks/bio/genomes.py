@@ -86,7 +86,8 @@ class Enformer:
     runs_in_graphs = True
     has_half = True
     has_kernels = False
-    is_long = False
+    is_checked = True
+    short = None
 
     @property
     def name(self) -> str:
@@ -145,7 +146,8 @@ class AlphaGenome:
     runs_in_graphs = False
     has_half = True
     has_kernels = False
-    is_long = False
+    is_checked = True
+    short = None
 
     @property
     def name(self) -> str:

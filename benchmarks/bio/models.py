@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -26,7 +27,7 @@ from benchmarks.engine.peers import graphed
 from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
-from mlff_triton._common.timing import Timing, measure, reset_peak
+from mlff_triton._common.timing import Timing, measure, peak_mib, reset_peak, synchronize
 
 BENCH = "models"
 Step = Callable[[], Any]
@@ -51,8 +52,10 @@ class Workload(Protocol):
         True if the model as shipped runs in half precision.
     has_kernels : bool
         True if the model as shipped can call kernels of another package.
-    is_long : bool
-        True if a call takes seconds, so that a few calls have to suffice.
+    is_checked : bool
+        True if results are compared with those of the model as shipped, in float32.
+    short : Workload or None
+        Short call that warms up a long one, which is timed once then.
     """
 
     name: str
@@ -62,7 +65,8 @@ class Workload(Protocol):
     runs_in_graphs: bool
     has_half: bool
     has_kernels: bool
-    is_long: bool
+    is_checked: bool
+    short: Workload | None
 
     def build(self, device: torch.device) -> nn.Module:
         """Build the model in float32."""
@@ -222,24 +226,40 @@ def _measure(
 ) -> tuple[Timing, float | None]:
     """Compare, time, and compare again, as a replayed graph may be right only once.
 
-    The error is None if the model as shipped needs more memory than there is.
+    The error is None if the model as shipped needs more memory than there is, or too much time.
     """
-    expected = truth(workload, lab.device)
+    expected = truth(workload, lab.device) if workload.is_checked else None
     clean_up(lab.device)  # so that this memory does not count as the implementation's
     with torch.inference_mode():
         model, inputs = workload.build(lab.device), workload.inputs(lab.device)
         if implementation.is_half:
             model = workload.half(model)
+        if workload.short is not None:
+            implementation.prepare(workload.short, model, inputs)()
+            step = implementation.prepare(workload, model, inputs)
+            timing, found = _time_once(step, lab.device)
+            return timing, None if expected is None else workload.error(found, expected)
         step = implementation.prepare(workload, model, inputs)
         before = None if expected is None else workload.error(step(), expected)
         clean_up(lab.device)
         reset_peak(lab.device)
-        effort = {"warm_up": 1, "repeats": (1, 20)} if workload.is_long else {}
-        timing = measure(step, lab.device, seconds=lab.budget.sampling, **effort)
+        timing = measure(step, lab.device, seconds=lab.budget.sampling)
         if expected is None:
             return timing, None
         after = workload.error(step(), expected)
     return timing, float(np.max([before, after]))  # NaN counts as the largest
+
+
+def _time_once(step: Step, device: torch.device) -> tuple[Timing, Any]:
+    """Time one call, and return its results."""
+    clean_up(device)
+    reset_peak(device)
+    synchronize(device)
+    start = time.perf_counter()
+    found = step()
+    synchronize(device)
+    elapsed = (time.perf_counter() - start) * 1e3
+    return Timing(elapsed, elapsed, elapsed, peak_mib(device)), found
 
 
 @lru_cache(maxsize=1)

