@@ -13,7 +13,7 @@ PEERS = ("torch", "warp", "warp-graph", "warp-compile")
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
 ACCELERATED = "accelerated-"  # prefix of our precisions
-MODEL_PEERS = ("reference-graph", "half", "half-graph", "compile", "compile-half")
+MODEL_PEERS = ("reference-graph", "half", "half-kernels", "half-graph", "compile", "compile-half")
 COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET
 SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
     "command": "mlff-triton md",
