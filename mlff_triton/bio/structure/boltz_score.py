@@ -131,22 +131,20 @@ class Boltz1ScoreForward(BoltzScoreForward):
         if not isinstance(cache, Mapping):
             return None
         encoder, decoder = (cache.get(f"atom{name}", {}) for name in ("encoder", "decoder"))
-        stacks = self._depths(encoder, decoder, cache)
+        parts = zip((encoder, decoder, cache), self._depths, strict=True)
         biases = [
-            part.get(f"layer_{i}", {}).get("z") for part, depth in stacks for i in range(depth)
+            part.get(f"layer_{i}", {}).get("z") for part, depth in parts for i in range(depth)
         ]
         atoms = [encoder.get("q"), encoder.get("c")]
         return given_parts(arguments, atoms, biases, encoder.get("to_keys"))
 
-    def _depths(self, *parts: Any) -> list[tuple[Any, int]]:
-        """Return parts of the cache of encoder, decoder and tokens, with numbers of layers."""
+    @property
+    def _depths(self) -> list[int]:
+        """Numbers of layers of the encoder, the decoder and the transformer of tokens."""
         own = self.module
-        stacks = (
-            self.atom_transformer.diffusion_transformer,
-            own.atom_attention_decoder.atom_decoder.diffusion_transformer,
-            own.token_transformer,
-        )
-        return [(part, len(stack.layers)) for part, stack in zip(parts, stacks, strict=True)]
+        atoms = self.atom_transformer, own.atom_attention_decoder.atom_decoder
+        stacks = [*(each.diffusion_transformer for each in atoms), own.token_transformer]
+        return [len(stack.layers) for stack in stacks]
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse samplers without a cache, and what the base class refuses."""
@@ -158,19 +156,17 @@ class Boltz1ScoreForward(BoltzScoreForward):
     def bias_shapes(self, given: Given, samples: int) -> list[tuple[int, ...]]:
         """Return the sizes of biases, of which atoms have one for every sample."""
         batch, windows, queries, keys = self.windows(given)
-        n = given.token_mask.shape[1]
-        counts = [depth for _, depth in self._depths({}, {}, {})]
+        n, atoms = given.token_mask.shape[1], sum(self._depths[:2])
         heads = [x.shape[1] if x.dim() > 1 else 0 for x in given.biases]
-        tokens = sum(counts[:2])
         return [
-            (batch, h, n, n) if i >= tokens else (batch * samples * windows, h, queries, keys)
-            for i, h in enumerate(heads)
+            *((batch * samples * windows, h, queries, keys) for h in heads[:atoms]),
+            *((batch, h, n, n) for h in heads[atoms:]),
         ]
 
     def biases(self, given: Given, products: torch.dtype) -> Biases:
         """Return all biases."""
         batch, windows, _, _ = self.windows(given)
-        first, second = (depth for _, depth in self._depths({}, {}, {})[:2])
+        first, second, _ = self._depths
         found = [rounded_biases(x, products) for x in given.biases]
 
         def one_sample(x: Tensor) -> Tensor:
