@@ -124,20 +124,22 @@ def accelerated(precision: str) -> Implementation:
     """Accelerate the model; raise if it falls back on the forward that it is compared with."""
 
     def prepare(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
-        from mlff_triton.bio import FallbackWarning, accelerate
-
-        warnings.simplefilter("error", FallbackWarning)
-        return eager(workload, accelerate(model, precision=precision), inputs)
+        return eager(workload, accelerate_once(model, precision), inputs)
 
     return Implementation(prepare, precision=precision)
 
 
 def autocast(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
     """Accelerate the model in the precision that autocast gives its parts."""
-    from mlff_triton.bio import FallbackWarning, accelerate
+    return eager(workload, workload.half(accelerate_once(model)), inputs)
+
+
+def accelerate_once(model: nn.Module, precision: str | None = None) -> nn.Module:
+    """Accelerate a model, unless it is for a short call already, so that weights are read once."""
+    from mlff_triton.bio import FallbackWarning, accelerate, report
 
     warnings.simplefilter("error", FallbackWarning)
-    return eager(workload, workload.half(accelerate(model)), inputs)
+    return model if report(model) else accelerate(model, precision=precision)
 
 
 def with_kernels(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
