@@ -26,6 +26,7 @@ STRUCTURE = boltz openfold3 protenix
 test-structure: $(STRUCTURE:%=.venv/%/installed)
 	for each in $(STRUCTURE); do \
 	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each*.py \
+	  tests/benchmarks/test_structure_models.py \
 	  || exit; done
 	PYTHONPATH=$(CURDIR)/.venv/boltz $(BIN)/python -m pytest tests/test_examples.py -k test_structure
 
@@ -82,8 +83,9 @@ docs: .venv/documented
 	touch $@
 
 .venv/protenix/installed: .venv/tested
-	$(BIN)/pip install --quiet --no-deps --target .venv/protenix \
-	  optree==0.20.0 protenix==2.0.0 rdkit==2026.9.1
+	$(BIN)/pip install --quiet --no-deps --target .venv/protenix absl-py==2.5.1 \
+	  contextlib2==21.6.0 ml_collections==1.1.0 optree==0.20.0 protenix==2.0.0 pyyaml==6.0.3 \
+	  rdkit==2026.9.1
 	touch $@
 
 clean:

@@ -162,6 +162,12 @@ class Forward:
         """Run the model under autocast."""
         return Autocast(model)
 
+    def enable_kernels(self, model: nn.Module) -> None:
+        """Let the model call cuEquivariance's kernels."""
+        for module in model.modules():
+            if hasattr(module, "use_kernels"):
+                module.use_kernels = True
+
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """Make the features."""
         return protein_features(self.length, SEQUENCES, device)

@@ -22,7 +22,9 @@ from torch import nn
 from benchmarks.bio.boltz import WORKLOADS as BOLTZ
 from benchmarks.bio.dualbind import WORKLOADS as DUALBIND
 from benchmarks.bio.genomes import WORKLOADS as GENOMES
+from benchmarks.bio.openfold3 import WORKLOADS as OPENFOLD3
 from benchmarks.bio.protein_mpnn import WORKLOADS as PROTEIN_MPNN
+from benchmarks.bio.protenix import WORKLOADS as PROTENIX
 from benchmarks.engine.peers import graphed
 from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
@@ -51,7 +53,8 @@ class Workload(Protocol):
     has_half : bool
         True if the model as shipped runs in half precision.
     has_kernels : bool
-        True if the model as shipped can call kernels of another package.
+        True if the model as shipped can call kernels, for which there is a method
+        ``enable_kernels``.
     is_checked : bool
         True if results are compared with those of the model as shipped, in float32.
     short : Workload or None
@@ -144,9 +147,7 @@ def accelerate_once(model: nn.Module, precision: str | None = None) -> nn.Module
 
 def with_kernels(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
     """Let the model call the kernels that its package supports."""
-    for module in model.modules():
-        if hasattr(module, "use_kernels"):
-            module.use_kernels = True
+    workload.enable_kernels(model)  # type: ignore[attr-defined]
     return eager(workload, model, inputs)
 
 
@@ -185,7 +186,9 @@ IMPLEMENTATIONS = {
     "compile": Implementation(compiled, captures=True),
     "compile-half": Implementation(compiled, captures=True, is_half=True),
 }
-CASES: dict[str, Workload] = {one.name: one for one in (*PROTEIN_MPNN, *DUALBIND, *GENOMES, *BOLTZ)}
+CASES: dict[str, Workload] = {
+    one.name: one for one in (*PROTEIN_MPNN, *DUALBIND, *GENOMES, *BOLTZ, *OPENFOLD3, *PROTENIX)
+}
 
 
 def run_models(lab: Lab, names: Sequence[str], implementations: Sequence[str]) -> None:

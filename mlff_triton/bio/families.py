@@ -25,8 +25,10 @@ from mlff_triton.bio.structure.boltz_score import Boltz1ScoreForward, BoltzScore
 from mlff_triton.bio.structure.boltz_windows import BoltzAtomForward
 from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
 from mlff_triton.bio.structure.openfold3_alignment import OpenFold3AlignmentForward
+from mlff_triton.bio.structure.openfold3_diffusion import OpenFold3DiffusionForward
 from mlff_triton.bio.structure.protenix import ProtenixBlockForward
 from mlff_triton.bio.structure.protenix_alignment import ProtenixAlignmentForward
+from mlff_triton.bio.structure.protenix_diffusion import ProtenixDiffusionForward
 
 Adapter: TypeAlias = type[FastForward[Any]]
 
@@ -75,8 +77,10 @@ FAMILIES = (
             BoltzDiffusionForward,
             OpenFold3BlockForward,
             OpenFold3AlignmentForward,
+            OpenFold3DiffusionForward,
             ProtenixBlockForward,
             ProtenixAlignmentForward,
+            ProtenixDiffusionForward,
         ),
         parts=(),
         resembles=lambda _: False,

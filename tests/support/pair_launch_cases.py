@@ -11,6 +11,7 @@ from mlff_triton.kernels.pairs.attention_update import token_attention_, triangl
 from mlff_triton.kernels.pairs.conditioning import (
     conditioned_attention_,
     conditioned_transition_,
+    conditioned_windows_,
 )
 from mlff_triton.kernels.pairs.outer_product_mean import outer_product_mean_
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
@@ -29,6 +30,8 @@ from mlff_triton.kernels.types.pair_stack import (
     TransitionWeights,
     TriangleAttentionWeights,
     TriangleWeights,
+    WindowAttentionWeights,
+    WindowConditions,
 )
 from mlff_triton.kernels.types.split_rows import SplitRows
 
@@ -122,6 +125,13 @@ def windows(dtype: torch.dtype) -> object:
     packed = torch.zeros(1, 5, 64, 3, 4, 32, dtype=dtype)
     bias, mask = torch.zeros(1, 2, 4, 32, 128), torch.ones(1, 5, 64)
     window_attention(*packed.unbind(-3), bias)
+    x, shared = torch.zeros(1, 5, 64, 128), torch.zeros(1, 1, 64, 128, dtype=dtype)
+    terms = WindowConditions(*[shared.expand(-1, 5, -1, -1)] * 5)
+    wide, starts = torch.zeros(256, 128, dtype=dtype), torch.zeros(2, dtype=torch.int32)
+    maps = wide, wide[:, 0].contiguous(), wide, wide[:128]
+    for chained in (False, True):
+        weights = WindowAttentionWeights(*maps, chained)
+        conditioned_windows_(x, terms, bias, weights, mask, starts)
     return window_attention(*packed.unbind(-3), bias.to(dtype), mask)
 
 

@@ -21,6 +21,8 @@ from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,
+    WindowAttentionWeights,
+    WindowConditions,
 )
 from mlff_triton.kernels.types.split_rows import SplitRows
 
@@ -59,26 +61,29 @@ class DiffusionLayer(NamedTuple):
         Number of heads of attention.
     attention_conditions, transition_conditions : ConditionMaps
         Maps of the conditions of both updates.
-    attention : ConditionedAttentionWeights
+    attention : ConditionedAttentionWeights or WindowAttentionWeights
         Attention.
     transition : ConditionedTransitionWeights
         Transition, with one factor or the two of Boltz.
     last_norm : Norm, optional
         Normalization of the result.
+    key_conditions : ConditionMaps, optional
+        Maps of the conditions of keys, without gates, for `WindowAttentionWeights`.
     """
 
     heads: int
     attention_conditions: ConditionMaps
     transition_conditions: ConditionMaps
-    attention: ConditionedAttentionWeights
+    attention: ConditionedAttentionWeights | WindowAttentionWeights
     transition: ConditionedTransitionWeights
     last_norm: Norm | None = None
+    key_conditions: ConditionMaps | None = None
 
 
 class Updates(NamedTuple):
     """Weights of the updates of tokens by a layer, without the maps of its conditions."""
 
-    attention: ConditionedAttentionWeights
+    attention: ConditionedAttentionWeights | WindowAttentionWeights
     transition: ConditionedTransitionWeights
     last_norm: Norm | None
 
@@ -99,9 +104,16 @@ class DiffusionWeights(NamedTuple):
 
     @classmethod
     def of(
-        cls, layers: Sequence[DiffusionLayer], dtype: torch.dtype, backend: str | None
+        cls,
+        layers: Sequence[DiffusionLayer],
+        dtype: torch.dtype,
+        backend: str | None,
+        *,
+        split: bool = True,
     ) -> DiffusionWeights:
         """Stack the maps of conditions, and convert all weights for a backend.
+
+        Wide maps are split for kernels that compute in float32, unless ``split`` is False.
 
         Raises
         ------
@@ -114,7 +126,8 @@ class DiffusionWeights(NamedTuple):
                 raise InputError(f"{channels} channels in {layer.heads} heads are too many")
         maps = [m for x in layers for m in (x.attention_conditions, x.transition_conditions)]
         updates = [Updates(x.attention, x.transition, x.last_norm) for x in layers]
-        return prepared_maps(cls(stacked(maps), updates), dtype, backend)
+        convert = prepared_maps if split else prepared
+        return convert(cls(stacked(maps), updates), dtype, backend)
 
 
 def prepared_maps(weights: Weights, dtype: torch.dtype, backend: str | None) -> Weights:
@@ -245,17 +258,22 @@ def update_by_terms(
     operators: Operators,
     layers: Sequence[Updates],
     x: Tensor,
-    terms: Sequence[Conditions],
+    terms: Sequence[Conditions | WindowConditions],
     biases: Iterable[Tensor],
     mask: Tensor | None,
+    starts: Tensor | None = None,
 ) -> Tensor:
-    """Do the same as `update_samples` with the terms of `all_conditions`.
+    """Do the same as `update_samples` with the terms of `all_conditions` or `window_conditions`.
 
-    Biases of atoms within windows are [B, W, H, Q, T], see `window_attention`.
+    Biases of atoms within windows are [B, W, H, Q, T], see `window_attention`. If keys have a
+    normalization of their own, ``starts`` [W] may be the first ones of windows.
     """
     pairs = zip(terms[::2], terms[1::2], strict=True)
     for layer, bias, (first, second) in zip(layers, biases, pairs, strict=True):
-        operators.conditioned_attention_(x, first, bias, layer.attention, mask)
+        if isinstance(layer.attention, WindowAttentionWeights):
+            operators.conditioned_windows_(x, first, bias, layer.attention, mask, starts)
+        else:
+            operators.conditioned_attention_(x, first, bias, layer.attention, mask)
         operators.conditioned_transition_(x, second, layer.transition)
         if layer.last_norm is not None:
             x = layer_norm(x, x.shape[-1:], *layer.last_norm)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from mlff_triton.bio.structure.diffusion import ConditionMaps, condition_maps
 from mlff_triton.bio.structure.recognition import exact_weight, weight
-from mlff_triton.bio.weights import exact, exact_norm
+from mlff_triton.bio.weights import exact, exact_norm, wide_dtype
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (
+    ConditionedAttentionWeights,
     OuterProductWeights,
     TokenAttentionWeights,
     TriangleAttentionWeights,
     TriangleWeights,
+    WindowAttentionWeights,
 )
 
 
@@ -92,3 +96,60 @@ def token_attention(first_norm: Any, mha: Any) -> TokenAttentionWeights:
     key, value, gate, out = map(weight, others)
     query = exact_weight(mha.linear_q)
     return TokenAttentionWeights(norm(first_norm), query, key, value, gate, out, bias)
+
+
+def conditioned_attention(mha: Any) -> ConditionedAttentionWeights:
+    """Read the weights of attention whose tokens are normalized with conditions."""
+    others = mha.linear_k, mha.linear_v, mha.linear_g
+    maps = torch.cat([exact_weight(mha.linear_q), *map(weight, others)])
+    return ConditionedAttentionWeights(maps, _query_bias(mha, maps), weight(mha.linear_o))
+
+
+def window_attention(mha: Any, *, chained: bool) -> WindowAttentionWeights:
+    """Read the weights of attention within windows, whose keys are normalized separately."""
+    queries = torch.cat([exact_weight(mha.linear_q), weight(mha.linear_g)])
+    keys = torch.cat([weight(mha.linear_k), weight(mha.linear_v)])
+    bias = _query_bias(mha, queries)
+    return WindowAttentionWeights(queries, bias, keys, weight(mha.linear_o), chained)
+
+
+def _query_bias(mha: Any, maps: Tensor) -> Tensor | None:
+    """Return the bias of queries, with zeros for the other rows of the maps."""
+    if mha.linear_q.bias is None:
+        return None
+    bias = maps.new_zeros(len(maps))
+    bias[: len(mha.linear_q.bias)] = exact(mha.linear_q.bias)
+    return bias
+
+
+def conditions(
+    own_norm: Any, norm_of_conditions: Any, scale: Any, shift: Any, gate: Any = None
+) -> ConditionMaps:
+    """Read the maps of the conditions of an update, or of a normalization without a gate.
+
+    Raises
+    ------
+    InputError
+        If normalizations have other parameters than the scale of that of the conditions.
+    """
+    if own_norm.weight is not None or own_norm.bias is not None:
+        raise InputError("a normalization with conditions has parameters of its own")
+    if norm_of_conditions.bias is not None:
+        raise InputError("a normalization of conditions has a shift")
+    scales = exact_weight(scale), exact(scale.bias)
+    no_gate = scales[0][:0], scales[1][:0]
+    gates = no_gate if gate is None else (exact_weight(gate), exact(gate.bias))
+    return condition_maps(norm(norm_of_conditions), scales, weight(shift), gates, own_norm.eps)
+
+
+def wide_weight(linear: Any, dtype: torch.dtype) -> Tensor:
+    """Return the weight of a map that computes in float32 in every precision, in a wide dtype.
+
+    Raises
+    ------
+    InputError
+        If it has a bias, or computes in another dtype of its own.
+    """
+    if linear.bias is not None or linear.precision not in (None, torch.float32):
+        raise InputError("a map has a bias, or computes in a dtype of its own")
+    return exact(linear.weight).to(wide_dtype(dtype))

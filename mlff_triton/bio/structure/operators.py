@@ -19,6 +19,7 @@ _MODULES = {  # of operators that do not have one of their own name
     "outer_product_mean_": "outer_product_mean",
     "conditioned_attention_": "conditioning",
     "conditioned_transition_": "conditioning",
+    "conditioned_windows_": "conditioning",
     "linear_map": "split_linear",
 }
 
@@ -35,6 +36,7 @@ class Operators(NamedTuple):
     outer_product_mean_: Callable[..., Tensor]
     conditioned_attention_: Callable[..., Tensor]
     conditioned_transition_: Callable[..., Tensor]
+    conditioned_windows_: Callable[..., Tensor]
     linear_map: Callable[..., Tensor]
 
     @classmethod

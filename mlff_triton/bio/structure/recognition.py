@@ -37,10 +37,11 @@ def has_structure(module: nn.Module, known: Mapping[str, Children]) -> bool:
 
     Classes that are not known must not have any.
     """
-    return all(_has_children(part, known.get(type(part).__name__, {})) for part in module.modules())
+    return all(has_children(part, known.get(type(part).__name__, {})) for part in module.modules())
 
 
-def _has_children(module: nn.Module, expected: Children) -> bool:
+def has_children(module: nn.Module, expected: Children) -> bool:
+    """Return True if a module has the expected submodules, and no others."""
     found = {name: type(child).__name__ for name, child in module.named_children()}
     names: Iterable[str] = found.keys() | expected.keys()
     return all(found.get(name, OPTIONAL) in expected.get(name, ()) for name in names)

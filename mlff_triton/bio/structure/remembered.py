@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -43,6 +43,15 @@ class Remembered(Generic[Value]):
 
     def __reduce__(self) -> tuple[type[Remembered[Value]], tuple[()]]:
         return Remembered, ()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings and sequences."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(part)
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:

@@ -10,9 +10,9 @@ supplement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import pi
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from mlff_triton.bio.structure.diffusion import (
 )
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import Conditions, TransitionWeights
+from mlff_triton.kernels.types.pair_stack import Conditions, TransitionWeights, WindowConditions
 
 
 class ConditionWeights(NamedTuple):
@@ -36,7 +36,7 @@ class ConditionWeights(NamedTuple):
     ----------
     norm : Norm
         Normalization of tokens.
-    embedding, embedding_bias : [S, I], [S]
+    embedding, embedding_bias : [S, I], [S] or None
         Map of normalized tokens.
     frequency, phase : [F]
         Frequencies and phases of the Fourier features of noise levels.
@@ -50,7 +50,7 @@ class ConditionWeights(NamedTuple):
 
     norm: Norm
     embedding: Tensor
-    embedding_bias: Tensor
+    embedding_bias: Tensor | None
     frequency: Tensor
     phase: Tensor
     time_norm: Norm
@@ -143,14 +143,16 @@ class Pooling(NamedTuple):
     weight: Tensor
 
     @classmethod
-    def of(cls, token_of_atom: Tensor, n_tokens: int, dtype: torch.dtype) -> Pooling:
-        """Sort the atoms by tokens."""
+    def of(
+        cls, token_of_atom: Tensor, n_tokens: int, dtype: torch.dtype, eps: float = 1e-6
+    ) -> Pooling:
+        """Sort the atoms by tokens. ``eps`` is added to their numbers, which means divide by."""
         tokens, order = token_of_atom.sort(dim=-1, stable=True)
         edges = torch.arange(n_tokens + 1, device=tokens.device).expand(len(tokens), -1)
         begin = torch.searchsorted(tokens, edges.contiguous())
         counts = pad(begin.diff(), (0, 1)).to(dtype)
-        weights = (1 / (counts + 1e-6)).gather(1, tokens)
-        return cls(order, begin[:, :-1].contiguous(), weights * (tokens < n_tokens))
+        weights = (1 / (counts + eps)).gather(1, tokens).masked_fill(tokens == n_tokens, 0)
+        return cls(order, begin[:, :-1].contiguous(), weights)
 
     def __call__(self, atoms: Tensor) -> Tensor:
         """Return means [B, R, N, C] of atoms [B, R, M, C]."""
@@ -175,45 +177,46 @@ class Prepared(NamedTuple):
         Embedded tokens, to which noise levels are added.
     atoms : [B, M, A]
         Atoms without positions.
-    encoder_terms, decoder_terms : list of Conditions
+    encoder_terms, decoder_terms : list of Conditions and WindowConditions
         Terms of the updates of atoms, which samples share.
-    encoder_biases, decoder_biases : [L, B, W, H, Q, T]
-        Biases of atoms.
-    token_biases : [L, B, H, N, N]
-        Biases of tokens.
+    encoder_biases, decoder_biases : iterable of [B, W, H, Q, T]
+        Biases of atoms in each layer.
+    token_biases : iterable of [B, H, N, N]
+        Biases of tokens in each layer.
     token_mask, atom_mask : [B, 1, N], [B, 1, M], or None
         Nonzero for tokens and atoms, zero for padding.
     pooling : Pooling
         Means over the atoms of tokens.
     place : int64 [B, 1, M, 1]
         Token of each atom; an index beyond the last one for atoms of none.
+    starts : int32 [W], optional
+        First key of each window, see `window_attention`.
     """
 
     tokens: Tensor
     atoms: Tensor
-    encoder_terms: list[Conditions]
-    decoder_terms: list[Conditions]
-    encoder_biases: Tensor
-    decoder_biases: Tensor
-    token_biases: Tensor
+    encoder_terms: Sequence[Conditions | WindowConditions]
+    decoder_terms: Sequence[Conditions | WindowConditions]
+    encoder_biases: Iterable[Tensor]
+    decoder_biases: Iterable[Tensor]
+    token_biases: Iterable[Tensor]
     token_mask: Tensor | None
     atom_mask: Tensor | None
     pooling: Pooling
     place: Tensor
+    starts: Tensor | None = None
 
 
 def prepare(operators: Operators, weights: ScoreWeights, given: TrunkResults) -> Prepared:
     """Compute what all steps have in common, in the dtype of the tokens and atoms given."""
-    first, rows = weights.conditions, given.atoms.dtype
-    tokens = layer_norm(given.tokens, given.tokens.shape[-1:], *first.norm)
-    tokens = operators.linear_map(tokens, first.embedding, first.embedding_bias)
+    rows = given.atoms.dtype
 
     def terms(stack: DiffusionWeights) -> list[Conditions]:
         conditions = given.atom_conditions[:, None]
         return all_conditions(operators, stack.conditions, conditions, 1, 2 * len(stack.layers))
 
     return Prepared(
-        tokens.to(rows),
+        embedded(operators, weights.conditions, given.tokens.to(rows)),
         given.atoms,
         terms(weights.encoder),
         terms(weights.decoder),
@@ -223,6 +226,13 @@ def prepare(operators: Operators, weights: ScoreWeights, given: TrunkResults) ->
         pooling=Pooling.of(given.token_of_atom, given.tokens.shape[1], rows),
         place=given.token_of_atom[:, None, :, None],
     )
+
+
+def embedded(operators: Operators, weights: ConditionWeights, tokens: Tensor) -> Tensor:
+    """Return the conditions [B, N, S] of tokens [B, N, T], without noise levels."""
+    rows = layer_norm(tokens, tokens.shape[-1:], *weights.norm)
+    found: Tensor = operators.linear_map(rows, weights.embedding, weights.embedding_bias)
+    return found.to(tokens.dtype)
 
 
 def denoise(
@@ -252,8 +262,8 @@ def denoise(
     s = token_conditions(operators, weights.conditions, run.tokens, times)
     x = run.atoms[:, None] + apply(maps.positions, positions)
     masks = [m if m is None else m.expand(-1, samples, -1) for m in (run.token_mask, run.atom_mask)]
-    terms = _shared(run.encoder_terms, samples)
-    x = update_by_terms(operators, weights.encoder.layers, x, terms, run.encoder_biases, masks[1])
+    terms, biases, starts = _shared(run.encoder_terms, samples), run.encoder_biases, run.starts
+    x = update_by_terms(operators, weights.encoder.layers, x, terms, biases, masks[1], starts)
 
     a = run.pooling(relu(apply(maps.pool, x))) + apply(maps.token, s, maps.token_norm)
     a = update_samples(operators, weights.tokens, a, s, run.token_biases, masks[0])
@@ -261,8 +271,8 @@ def denoise(
     a = layer_norm(a, a.shape[-1:], *maps.last_norm)
     spread = pad(apply(maps.spread, a), (0, 0, 0, 1))
     x = x + spread.gather(2, run.place.expand(-1, samples, -1, x.shape[-1]))
-    terms = _shared(run.decoder_terms, samples)
-    x = update_by_terms(operators, weights.decoder.layers, x, terms, run.decoder_biases, masks[1])
+    terms, biases = _shared(run.decoder_terms, samples), run.decoder_biases
+    x = update_by_terms(operators, weights.decoder.layers, x, terms, biases, masks[1], starts)
     return apply(maps.output, x, maps.output_norm), a
 
 
@@ -281,10 +291,12 @@ def token_conditions(
     return s
 
 
-def _shared(terms: Sequence[Conditions], samples: int) -> list[Conditions]:
+def _shared(
+    terms: Sequence[Conditions | WindowConditions], samples: int
+) -> list[Conditions | WindowConditions]:
     """Expand terms to samples."""
 
-    def expand(x: Tensor) -> Tensor:
-        return x.expand(-1, samples, -1, -1)
+    def expand(each: tuple[Any, ...]) -> list[Any]:
+        return [x.expand(-1, samples, -1, -1) if isinstance(x, Tensor) else x for x in each]
 
-    return [Conditions(expand(x), expand(y), expand(gate), eps) for x, y, gate, eps in terms]
+    return [type(each)(*expand(each)) for each in terms]

@@ -28,12 +28,19 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
-from mlff_triton.kernels.pairs.split_linear import empty_split, split_block, split_linear
+from mlff_triton.kernels.pairs.split_linear import (
+    empty_split,
+    linear_map,
+    split_block,
+    split_linear,
+)
 from mlff_triton.kernels.pairs.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,
+    WindowAttentionWeights,
+    WindowConditions,
 )
 from mlff_triton.kernels.types.split_rows import SplitRows
 
@@ -304,6 +311,65 @@ def conditioned_transition_(
     gate, up, *factors = products.split(hidden, -1)
     y = _gated(up, gate, down, swish=True, factor=factors[0] if factors else None)
     return _add(x, _product(y, down), conditions.gate)
+
+
+def conditioned_windows_(
+    x: Tensor,
+    conditions: WindowConditions,
+    bias: Tensor,
+    weights: WindowAttentionWeights,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """Update atoms of samples by conditioned attention within windows in place, without gradients.
+
+    Keys have a normalization of their own. Vectors are computed once per atom, not once per window
+    that it is a key of.
+
+    Parameters
+    ----------
+    x : [B, R, W Q, C]
+        Atoms of R samples; float32, or of the dtype of the weights. C is at most 4096.
+    conditions : WindowConditions
+        Terms of the conditioning, which samples may share as expanded tensors.
+    bias : [B, W, H, Q, T]
+        Biases of the queries and keys of each window, see `window_attention`.
+    weights : WindowAttentionWeights
+        Weights, float16, bfloat16 or float32, or split.
+    mask : [B, R, W Q], optional
+        Nonzero for atoms that are kept as keys; all by default.
+    starts : int32 [W], optional
+        First key of each window, see `window_attention`.
+
+    Returns
+    -------
+    [B, R, W Q, C]
+        ``x``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    queries, queries_bias, keys, out, chained = weights
+    check_shape("bias", bias, ("B", "W", "H", "Q", "T"))
+    channels, heads = x.shape[-1], bias.shape[2]
+    width = _check_maps("queries", queries, "out", out, channels) // 2
+    _check_map("keys", keys, (2 * width, channels))
+    _check_map("out", out, (channels, width))
+    if not heads or width % heads:
+        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
+    scale, shift, gate, key_scale, key_shift, eps = conditions
+    rows = torch.float32 if isinstance(queries, SplitRows) else queries.dtype
+    y = adaptive_norm(x, scale, shift, eps, rows)
+    of_keys = adaptive_norm(y if chained else x, key_scale, key_shift, eps, rows)
+    q, g = linear_map(y, queries, queries_bias).chunk(2, -1)
+    k, v = linear_map(of_keys, keys).chunk(2, -1)
+    q, k, v = (part.unflatten(-1, (heads, -1)) for part in (q, k, v))
+    y = window_attention(q, k, v, bias, mask, starts=starts).flatten(3)
+    return _add(x, _product(_gated(y, g, out), out), gate)
 
 
 def _high(weight: Map) -> Tensor:

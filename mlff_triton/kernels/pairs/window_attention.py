@@ -2,9 +2,9 @@
 
     s_ij = scale q_i . k_j + bias_ij      out_i = sum_j softmax_j(s_ij) v_j
 
-A window has Q queries and T keys with the same center. Windows of queries follow each other, and
-those of keys overlap and reach beyond both ends of the sequence. The sum is over the kept keys of
-the query's window. Samples share biases.
+A window has Q queries and T keys, with the same center unless first keys are given. Windows of
+queries follow each other, and those of keys overlap and may reach beyond both ends of the sequence.
+The sum is over the kept keys of the query's window. Samples share biases.
 
 Each program owns a window and a head of one sample, whose scores fit on chip. It reads the keys of
 its window from the sequence, so overlaps need no copies. Products in float32 are those of float16
@@ -50,6 +50,7 @@ def _window_attention_fwd_kernel(
     v_ptr,
     bias_ptr,
     mask_ptr,
+    starts_ptr,
     out_ptr,
     shape,
     q_strides,
@@ -64,8 +65,9 @@ def _window_attention_fwd_kernel(
 ):
     """Write out [B, R, windows M, H, DIM].
 
-    Reads q, k and v of this shape, bias [B, windows, H, M, N], and mask [B, R, windows M] or None.
-    Grid: (H, windows, R and B, from the innermost to the outermost,).
+    Reads q, k and v of this shape, bias [B, windows, H, M, N], mask [B, R, windows M] or None, and
+    the first keys of windows, starts [windows], or None. Grid: (H, windows, R and B, from the
+    innermost to the outermost,).
     """
     rows, windows, heads = shape
     program = tl.program_id(0)
@@ -75,7 +77,10 @@ def _window_attention_fwd_kernel(
     batch = (program // (heads * windows * rows)).to(tl.int64)
     length = windows * M
     query, dim = window * M + tl.arange(0, M), tl.arange(0, D)
-    key = window * M - (N - M) // 2 + tl.arange(0, N)
+    start = window * M - (N - M) // 2
+    if starts_ptr is not None:
+        start = tl.load(starts_ptr + window)
+    key = start + tl.arange(0, N)
     exists = (key >= 0) & (key < length)
     inside = (dim < DIM)[None, :]
     kept = exists
@@ -130,6 +135,7 @@ def window_attention(
     bias: Tensor,
     mask: Tensor | None = None,
     scale: float | None = None,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """Compute attention within windows, without gradients.
 
@@ -146,6 +152,9 @@ def window_attention(
         Values of masked keys must be finite.
     scale : float, optional
         Factor of the queries; 1 / sqrt(D) by default.
+    starts : int32 [W], optional
+        First key of each window, which may be before the first atom; by default such that keys have
+        the center of their queries.
 
     Returns
     -------
@@ -165,7 +174,7 @@ def window_attention(
     >>> window_attention(q, k, v, torch.randn(1, 3, 4, 32, 128, device="cuda")).shape
     torch.Size([1, 5, 96, 4, 32])
     """
-    _check(q, k, v, bias, mask)
+    _check(q, k, v, bias, mask, starts)
     batches, rows, _, heads, dim = q.shape
     windows, _, queries, keys = bias.shape[1:]
     out = q.new_empty(q.shape)
@@ -178,6 +187,7 @@ def window_attention(
             v,
             bias.contiguous(),
             None if mask is None else mask.contiguous(),
+            starts,
             out,
             (rows, windows, heads),
             q.stride()[:-1],
@@ -194,9 +204,11 @@ def window_attention(
     return out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> None:
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, starts: Tensor | None
+) -> None:
     """Raise unless the arguments of `window_attention` fit together."""
-    check_device(*(x for x in (q, k, v, bias, mask) if x is not None))
+    check_device(*(x for x in (q, k, v, bias, mask, starts) if x is not None))
     check_shape("q", q, ("B", "R", "W Q", "H", "D"))
     check_shape("k", k, q.shape)
     check_shape("v", v, q.shape)
@@ -209,6 +221,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -
         raise InputError(f"{windows} windows of {queries} do not have {length} atoms")
     if mask is not None:
         check_shape("mask", mask, (batches, rows, length))
+    if starts is not None:
+        check_shape("starts", starts, (windows,))
     check_same(FLOATS, {"q": q, "k": k, "v": v})
     if bias.dtype not in FLOATS:
         raise InputError(f"bias is {bias.dtype}: use float16, bfloat16 or float32")

@@ -199,3 +199,52 @@ class ConditionedTransitionWeights(NamedTuple):
 
     inputs: Tensor | SplitRows
     down: Tensor | SplitRows
+
+
+class WindowConditions(NamedTuple):
+    """Terms of the conditioning of attention within windows, of tokens as queries and as keys.
+
+    Attributes
+    ----------
+    scale, shift : [B, R, S, C]
+        Logits of the scales of normalized queries, and their shifts.
+    gate : [B, R, S, C]
+        Logits of the gates of the update.
+    key_scale, key_shift : [B, R, S, C]
+        Logits of the scales of normalized keys, and their shifts.
+    eps : float
+        Added to the variances.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    gate: Tensor
+    key_scale: Tensor
+    key_shift: Tensor
+    eps: float = 1e-5
+
+
+class WindowAttentionWeights(NamedTuple):
+    """Weights of attention within windows, whose keys have a normalization of their own.
+
+    They have one dtype. Maps may be split for products in float32.
+
+    Attributes
+    ----------
+    queries : [2 H D, C]
+        Maps of queries to vectors and, below, to logits of the gates of attention outputs.
+    queries_bias : [2 H D], optional
+        Added to these.
+    keys : [2 H D, C]
+        Maps of keys to vectors and, below, to values.
+    out : [C, H D]
+        Map of gated attention outputs to the update.
+    chained : bool
+        True if the normalization of keys reads normalized queries, as in Protenix.
+    """
+
+    queries: Tensor | SplitRows
+    queries_bias: Tensor | None
+    keys: Tensor | SplitRows
+    out: Tensor | SplitRows
+    chained: bool = False

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 
 from tests.kernels.pairs.cases import assert_no_worse
 
-ATOL = 1e-5
-"""Largest difference between outputs in float32."""
+CLOSE = 1e-5
+"""Largest difference between outputs in float32, relative to the largest output.
+
+A rounding error grows with the values that it is made in, so that an absolute bound would be one on
+the size of random inputs.
+"""
+
+BLOCK_SIZES = [(16, 1), (2, 17), (1, 100), (1, 511)]
+"""Numbers of samples and tokens. One token has few rounding errors, so 16 samples are compared."""
 
 
 def randomize(module: nn.Module) -> nn.Module:
@@ -24,7 +31,7 @@ def randomize(module: nn.Module) -> nn.Module:
         if p.dim() > 1:
             p.data *= p.shape[-1] ** -0.5
     for part in module.modules():
-        if type(part).__name__.endswith("LayerNorm") and part.weight is not None:
+        if type(part).__name__.endswith("LayerNorm") and getattr(part, "weight", None) is not None:
             part.weight.data = 1 + part.weight.data / 4  # type: ignore[union-attr, operator]
     return module.eval()
 
@@ -102,8 +109,9 @@ def assert_close(
         assert x.shape == y.shape
         kept = mask.cpu().bool()
         rounded = truth[kept].float()
-        torch.testing.assert_close(x.cpu()[kept], y.cpu()[kept], rtol=0, atol=ATOL)
-        torch.testing.assert_close(x.cpu()[kept], rounded, rtol=0, atol=ATOL)
+        atol = CLOSE * float(rounded.abs().max())
+        torch.testing.assert_close(x.cpu()[kept], y.cpu()[kept], rtol=0, atol=atol)
+        torch.testing.assert_close(x.cpu()[kept], rounded, rtol=0, atol=atol)
 
 
 def assert_as_exact(

@@ -14,6 +14,7 @@ from mlff_triton import bio
 from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
 from mlff_triton.errors import UnsupportedModelError
 from tests.bio.structure.cases import (
+    BLOCK_SIZES,
     assert_as_exact,
     assert_close,
     exact_results,
@@ -98,7 +99,7 @@ def test_kernels_are_as_exact_as_openfold3(name, device):
 
 @pytest.mark.gpu
 @blocks
-@pytest.mark.parametrize("size", [(1, 1), (2, 17), (1, 100), (1, 511)], ids=str)
+@pytest.mark.parametrize("size", BLOCK_SIZES, ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_openfold3(name, size):
     block = make(name, "cuda")
     given, masks = arguments(block, *size, "cuda")

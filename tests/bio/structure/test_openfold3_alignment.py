@@ -97,7 +97,7 @@ def test_kernels_are_as_exact_as_openfold3(name, device):
 
 @pytest.mark.gpu
 @blocks
-@pytest.mark.parametrize("size", [(1, 1, 1), (5, 2, 17), (70, 1, 300)], ids=str)
+@pytest.mark.parametrize("size", [(1, 16, 1), (5, 2, 17), (70, 1, 300)], ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_openfold3(name, size):
     given, masks = arguments(*size, "cuda")
     found, own, exact = compare(make(name, "cuda"), given, masks)

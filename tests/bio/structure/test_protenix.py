@@ -15,6 +15,7 @@ from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.bio.structure.protenix import ProtenixBlockForward
 from tests.bio.structure.cases import (
+    BLOCK_SIZES,
     assert_as_exact,
     assert_close,
     exact_results,
@@ -55,13 +56,14 @@ def arguments(
 ) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
     """Return the arguments of a block, and the masks of its results.
 
-    Padding is not masked among tokens, so only one sample has them.
+    Padding is not masked among tokens, so samples of tokens have none.
     """
     torch.manual_seed(n)
     s, z, mask, pair_mask = inputs(batch, n, TOKENS, PAIRS, device)
     if block.c_s == 0:
         return (None, z, pair_mask), (pair_mask,)
-    return (s[:1], z[:1], pair_mask[:1]), (mask[:1], pair_mask[:1])
+    whole = mask.all(1)
+    return (s[whole], z[whole], pair_mask[whole]), (mask[whole], pair_mask[whole])
 
 
 def run(block: nn.Module, **options: Any) -> Callable[..., tuple[Tensor, ...]]:
@@ -100,7 +102,7 @@ def test_kernels_are_as_exact_as_protenix(name, device):
 
 @pytest.mark.gpu
 @blocks
-@pytest.mark.parametrize("size", [(1, 1), (2, 17), (1, 100), (1, 511)], ids=str)
+@pytest.mark.parametrize("size", BLOCK_SIZES, ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_protenix(name, size):
     block = make(name, "cuda")
     given, masks = arguments(block, *size, "cuda")

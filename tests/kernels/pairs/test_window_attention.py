@@ -18,18 +18,21 @@ SIZES = [(1, 1, 1, 1, 32, 32, 128), (2, 3, 5, 2, 24, 32, 128), (1, 2, 3, 1, 8, 1
 
 
 @dtypes
+@pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_window_attention(size, masked, precision, device):
+def test_window_attention(size, masked, placed, precision, device):
     batches, samples, windows, heads, dim, queries, keys = size
     length = windows * queries
     packed = random(batches, samples, length, 3, heads, dim, dtype=precision)
     bias = random(batches, windows, heads, queries, keys, dtype=precision)
     mask = random_mask(batches, samples, length) if masked else None
-    exact = reference(*packed.unbind(-3), bias, mask)
+    starts = torch.randint(-4, length, (windows,), dtype=torch.int32) if placed else None
+    exact = reference(*packed.unbind(-3), bias, mask, starts=starts)
     moved = packed.to(device, precision).unbind(-3)  # parts of one product, without copies
     kept = None if mask is None else mask.to(device)
-    found = window_attention(*moved, bias.to(device, precision), kept)
+    first = None if starts is None else starts.to(device)
+    found = window_attention(*moved, bias.to(device, precision), kept, starts=first)
     assert found.dtype is precision
     assert_within(found.cpu(), exact, BOUNDS[precision])
 

@@ -24,6 +24,8 @@ from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,
+    WindowAttentionWeights,
+    WindowConditions,
 )
 from mlff_triton.kernels.types.split_rows import SplitRows
 
@@ -84,6 +86,39 @@ def conditioned_transition_update(
     products = linear(adaptive_norm(x, scale, shift, eps, x.dtype), inputs)
     gates, *factors = products.split(down.shape[1], -1)
     return linear(prod(factors, start=silu(gates)), down) * gate.sigmoid()
+
+
+def conditioned_windows_(
+    x: Tensor,
+    conditions: WindowConditions,
+    bias: Tensor,
+    weights: WindowAttentionWeights,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """Compute `mlff_triton.kernels.pairs.conditioning.conditioned_windows_`."""
+    return x.add_(conditioned_windows_update(x, conditions, bias, weights, mask, starts))
+
+
+def conditioned_windows_update(
+    x: Tensor,
+    conditions: WindowConditions,
+    bias: Tensor,
+    weights: WindowAttentionWeights,
+    mask: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """Return what `conditioned_windows_` adds."""
+    scale, shift, gate, key_scale, key_shift, eps = conditions
+    queries, keys, out = map(_unsplit, (weights.queries, weights.keys, weights.out))
+    y = adaptive_norm(x, scale, shift, eps, x.dtype)
+    of_keys = adaptive_norm(y if weights.chained else x, key_scale, key_shift, eps, x.dtype)
+    q, g = linear(y, queries, weights.queries_bias).chunk(2, -1)
+    k, v = linear(of_keys, keys).chunk(2, -1)
+    q, k, v = (part.unflatten(-1, (bias.shape[2], -1)) for part in (q, k, v))
+    y = window_attention(q, k, v, bias, mask, starts=starts).flatten(3)
+    update: Tensor = linear(y * g.sigmoid(), out) * gate.sigmoid()
+    return update
 
 
 def _unsplit(weight: Tensor | SplitRows) -> Tensor:

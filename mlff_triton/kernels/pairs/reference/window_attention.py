@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
 
@@ -24,22 +23,20 @@ def window_attention(
     bias: Tensor,
     mask: Tensor | None = None,
     scale: float | None = None,
+    starts: Tensor | None = None,
 ) -> Tensor:
     """Compute `mlff_triton.kernels.pairs.window_attention.window_attention`."""
     batches, rows, length = q.shape[:3]
-    queries, keys = bias.shape[-2:]
-    kept = torch.ones_like(q[..., 0, 0]) if mask is None else (mask != 0).to(q.dtype)
-    windows = (_windows(x, queries, keys) for x in (k, v, kept[..., None, None]))
-    k, v, kept = (x.movedim(2, 1).flatten(0, 1) for x in windows)
-    q = q.unflatten(2, (-1, queries)).movedim(2, 1).flatten(0, 1)
-    out = pair_attention(q, k, v, bias.flatten(0, 1), kept[..., 0, 0], scale)
-    out = out.view(batches, -1, *out.shape[1:]).movedim(1, 2)
-    return out.reshape(batches, rows, length, *out.shape[4:])
-
-
-def _windows(x: Tensor, queries: int, keys: int) -> Tensor:
-    """Return the keys of all windows [B, R, W, T, H, D], with zeros beyond both ends."""
-    beyond = (keys - queries) // 2
-    padded = pad(x, (0, 0, 0, 0, beyond, beyond))
-    windows: Tensor = padded.unfold(2, keys, queries).movedim(-1, 3)
-    return windows
+    count, _, queries, keys = bias.shape[1:]
+    if starts is None:
+        starts = torch.arange(count, device=q.device) * queries - (keys - queries) // 2
+    index = starts[:, None] + torch.arange(keys, device=q.device)  # of keys, [W, T]
+    kept = ((index >= 0) & (index < length)).expand(batches, rows, -1, -1)
+    index = index.clamp(0, length - 1)
+    if mask is not None:
+        kept = kept & (mask[:, :, index] != 0)
+    windows = q.unflatten(2, (count, queries)), k[:, :, index], v[:, :, index], kept
+    q, k, v, kept = (x.transpose(1, 2).flatten(0, 1) for x in windows)
+    out = pair_attention(q, k, v, bias.flatten(0, 1), kept, scale)
+    found: Tensor = out.unflatten(0, (batches, count)).transpose(1, 2).flatten(2, 3)
+    return found

@@ -1,0 +1,332 @@
+"""Base class of adapters for score networks that compute their biases from pairs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from mlff_triton.bio.fast_forward import Options, Reading
+from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs
+from mlff_triton.bio.structure.autocast import AutocastForward
+from mlff_triton.bio.structure.biases import BiasMaps
+from mlff_triton.bio.structure.diffusion import DiffusionLayer, DiffusionWeights
+from mlff_triton.bio.structure.mask_check import MaskCheck
+from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.bio.structure.remembered import Remembered, tensors_in
+from mlff_triton.bio.structure.score_network import (
+    AtomMaps,
+    ConditionWeights,
+    Pooling,
+    Prepared,
+    ScoreWeights,
+    denoise,
+    embedded,
+)
+from mlff_triton.bio.structure.updates import prepared
+from mlff_triton.bio.structure.window_conditions import window_conditions
+from mlff_triton.errors import InputError
+
+WINDOW_SIDES = 16, 32, 64, 128
+"""Numbers of queries and of keys per window that kernels support."""
+MAX_WINDOW_HEAD_CHANNELS = 64
+
+
+class Transformer(NamedTuple):
+    """Layers of a transformer, and maps of pairs to their biases, in float64."""
+
+    layers: list[DiffusionLayer]
+    biases: BiasMaps
+
+
+class Collected(NamedTuple):
+    """Weights of a score network, in float64 where backends convert them.
+
+    Attributes
+    ----------
+    conditions : ConditionWeights
+        Weights that embed tokens and noise levels.
+    maps : AtomMaps
+        Maps from and to atoms.
+    encoder, tokens, decoder : Transformer
+        Transformers of atoms, tokens and again atoms.
+    """
+
+    conditions: ConditionWeights
+    maps: AtomMaps
+    encoder: Transformer
+    tokens: Transformer
+    decoder: Transformer
+
+
+class PairScoreWeights(NamedTuple):
+    """Weights of a score network for a backend.
+
+    Attributes
+    ----------
+    network : ScoreWeights
+        Weights of its steps.
+    biases : list of BiasMaps
+        Maps of pairs to the biases of its three transformers.
+    encoder, decoder : list of DiffusionLayer
+        Layers of atoms in float64, for terms that steps share.
+    """
+
+    network: ScoreWeights
+    biases: list[BiasMaps]
+    encoder: list[DiffusionLayer]
+    decoder: list[DiffusionLayer]
+
+
+class Noisy(NamedTuple):
+    """Arguments that change from step to step.
+
+    Attributes
+    ----------
+    x : [R, A, 3]
+        Noisy positions of R samples.
+    levels : [R] or [1]
+        Noise levels.
+    """
+
+    x: Tensor
+    levels: Tensor
+
+
+class Given(NamedTuple):
+    """Results of modules that run once, as they are.
+
+    Attributes
+    ----------
+    tokens : [1, N, T]
+        Tokens of the trunk and of the inputs, joined.
+    atoms : [1, A, C]
+        Conditions of atoms.
+    pairs : [1, N, N, P]
+        Conditions of pairs of tokens.
+    atom_pairs : [W, Q, K, P]
+        Conditions of pairs of atoms in windows.
+    token_of_atom : int64 [A]
+        Token of each atom.
+    eps : float
+        Added to numbers of atoms, which means over atoms divide by.
+    atom_mask, token_mask : [A], [N], optional
+        1 for atoms and tokens, 0 for padding.
+    starts : int32 [W], optional
+        First key of each window; by default such that keys have the center of their queries.
+    """
+
+    tokens: Tensor
+    atoms: Tensor
+    pairs: Tensor
+    atom_pairs: Tensor
+    token_of_atom: Tensor
+    eps: float = 0.0
+    atom_mask: Tensor | None = None
+    token_mask: Tensor | None = None
+    starts: Tensor | None = None
+
+
+class _Run(NamedTuple):
+    """Sampling run: the weights that it was prepared with, and its step."""
+
+    reading: Reading[PairScoreWeights]
+    step: Callable[[Inputs], Outputs]
+
+
+class ScoreForward(AutocastForward[PairScoreWeights]):
+    """Score network whose steps share all terms that do not depend on positions or noise.
+
+    These are computed in the first step with new arguments, in part by the original modules, and
+    dropped when one of the arguments is freed. On a GPU the third step and later ones replay a CUDA
+    graph. Arguments that were made in inference mode must not be changed in place during a run.
+    """
+
+    names: tuple[str, str]
+    """Names of the arguments that change from step to step: positions and noise levels."""
+
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        super().__init__(module, options, model)
+        self._last: Remembered[_Run] = Remembered()
+        self._check = MaskCheck()
+
+    @abstractmethod
+    def collect(self) -> Collected:
+        """Read the weights."""
+
+    @abstractmethod
+    def window(self) -> tuple[int, int]:
+        """Return the numbers of queries and of keys per window of atoms."""
+
+    @abstractmethod
+    def noisy(self, arguments: Mapping[str, Any]) -> Noisy | str:
+        """Return the arguments that change, or the reason why they are refused."""
+
+    @abstractmethod
+    def prepare(self, arguments: Mapping[str, Any]) -> Given:
+        """Run the modules that run once."""
+
+    def masks(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Return the masks among the arguments."""
+        del arguments
+        return []
+
+    @property
+    def rows(self) -> torch.dtype:
+        """Dtype of tokens and atoms, which kernels update in float32."""
+        return torch.float32 if self.backend == "triton" else self.dtype
+
+    def read(self) -> PairScoreWeights:
+        """Read the present weights.
+
+        Tensor cores round sums towards zero. So only tokens, of many channels, multiply by halves.
+        """
+        queries, keys = self.window()
+        if queries not in WINDOW_SIDES or keys not in WINDOW_SIDES or queries > keys:
+            raise InputError(f"windows of atoms have {queries} queries and {keys} keys")
+        found, dtype, backend = self.collect(), self.dtype, self.backend
+        for layer in (*found.encoder.layers, *found.decoder.layers):
+            assert isinstance(layer.attention.out, Tensor)
+            width = layer.attention.out.shape[1]
+            if width > MAX_WINDOW_HEAD_CHANNELS * layer.heads:
+                raise InputError(f"{width} channels of atoms in {layer.heads} heads are too many")
+        transformers = found.encoder, found.tokens, found.decoder
+        network = ScoreWeights(
+            prepared(found.conditions, dtype, backend),
+            prepared(found.maps, dtype, backend),
+            *(
+                DiffusionWeights.of(each.layers, dtype, backend, split=each is found.tokens)
+                for each in transformers
+            ),
+        )
+        biases = [prepared(each.biases, dtype, backend) for each in transformers]
+        return PairScoreWeights(network, biases, found.encoder.layers, found.decoder.layers)
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Refuse inputs of unexpected shapes, dtypes or devices, and masks of other values."""
+        reason = self._refusal(arguments)
+        if reason is not None:
+            self._last.forget()  # the original forward may overwrite what a run was prepared from
+        return reason
+
+    def _refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        if self.parameter.dtype not in (torch.float32, torch.float64):
+            return "its parameters are not float32; use the precision option of bio.accelerate"
+        if not all(isinstance(arguments.get(name), Tensor) for name in self.names):
+            return "positions and noise levels are not tensors"
+        found = self.noisy(arguments)
+        if isinstance(found, str):
+            return found
+        x, levels = found
+        if x.dim() != 3 or not x.numel() or levels.shape not in ((1,), (len(x),)):
+            return "positions or noise levels are not those of samples of one complex"
+        if not (x.is_floating_point() and levels.is_floating_point()):
+            return "positions or noise levels are not of a floating dtype"
+        device = self.parameter.device
+        if any(part.device != device for part in tensors_in(arguments)):
+            return "inputs and parameters are on different devices"
+        if self._last.get(self._fixed(arguments)) is not None:
+            return None
+        reasons = map(self._check.refusal, self.masks(arguments))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def begin(self, arguments: Mapping[str, Any]) -> Outputs | None:
+        """Replay the graph of a step, if there is one for these inputs."""
+        run = self._last.get(self._fixed(arguments))
+        if run is None or run.reading is not self._reading or not isinstance(run.step, GraphCache):
+            return None
+        if not all(isinstance(arguments.get(name), Tensor) for name in self.names):
+            return None
+        found = self.noisy(arguments)
+        on_gpu = not isinstance(found, str) and all(part.is_cuda for part in found)
+        return run.step.replay(self._inputs(found)) if on_gpu else None
+
+    def compute(self, arguments: Mapping[str, Any], begun: Outputs | None) -> Tensor:
+        """Return positions with less noise."""
+        fixed = self._fixed(arguments)
+        run = self._last.get(fixed)
+        if run is None or run.reading is not self._reading:
+            self._last.forget()  # frees its memory first
+            run, begun = self._begin_run(self.prepare(arguments)), None
+            self._last.set(fixed, run)
+        if begun is None:
+            with self.without_autocast():
+                begun = run.step(self._inputs(self.noisy(arguments)))
+        given: Tensor = arguments[self.names[0]]
+        return begun[0].view(given.shape).to(given.dtype)
+
+    def _inputs(self, noisy: Noisy | str) -> list[Tensor]:
+        assert isinstance(noisy, Noisy)
+        return [part.to(self.parameter.dtype) for part in noisy]
+
+    def _fixed(self, arguments: Mapping[str, Any]) -> list[Tensor]:
+        """Return the tensors among the arguments that do not change from step to step."""
+        return list(tensors_in({k: v for k, v in arguments.items() if k not in self.names}))
+
+    def _begin_run(self, given: Given) -> _Run:
+        assert self._reading is not None
+        operators, network = Operators.of(self.backend), self.weights.network
+        sigma, mask = float(self.module.sigma_data), given.atom_mask
+        with self.without_autocast():
+            fixed = self._fixed_terms(operators, given)
+
+        def step(inputs: Inputs, _: Any = None) -> Outputs:
+            x, levels = inputs
+            assert x is not None
+            assert levels is not None
+            kept = 1 if mask is None else mask[:, None].to(x.dtype)
+            x, level = kept * x, levels[:, None, None]
+            variance = sigma**2 + level**2
+            missing = fixed.atoms.shape[1] - x.shape[1]
+            scaled = pad(x / variance.sqrt(), (0, 0, 0, missing))[None]
+            times = torch.log(levels / sigma)[None] / 4
+            update, _ = denoise(operators, network, fixed, scaled, times)
+            update = update[0, :, : x.shape[1]].to(x.dtype)
+            x = sigma**2 / variance * x + sigma * level / variance.sqrt() * update
+            return (kept * x,)
+
+        captures = self.options.captures(self.backend, self.module)
+        return _Run(self._reading, GraphCache(step) if captures else step)
+
+    def _fixed_terms(self, operators: Operators, given: Given) -> Prepared:
+        """Compute what does not change from the results of modules that run once."""
+        network, biases, *_ = self.weights
+        rows, dtype = self.rows, self.dtype
+        count, total = given.atoms.shape[1], given.atom_pairs.shape[:2].numel()
+        atoms = pad(given.atoms.to(rows), (0, 0, 0, total - count))
+        n_tokens, token = given.tokens.shape[1], given.token_of_atom.long()
+        if given.atom_mask is not None:
+            token = token.where(given.atom_mask != 0, n_tokens)
+        token = pad(token, (0, total - count), value=n_tokens)[None]
+        pairs = given.atom_pairs.to(rows), given.pairs.to(rows), given.atom_pairs.to(rows)
+        encoder, tokens, decoder = (
+            each.biases(operators, z) for each, z in zip(biases, pairs, strict=True)
+        )
+        return Prepared(
+            embedded(operators, network.conditions, given.tokens.to(rows)),
+            atoms,
+            window_conditions(self.weights.encoder, atoms[:, None], dtype),
+            window_conditions(self.weights.decoder, atoms[:, None], dtype),
+            [bias[None] for bias in encoder],
+            [bias[None] for bias in decoder],
+            tokens,
+            _unless_whole(None if given.token_mask is None else given.token_mask[None], rows),
+            _unless_whole(token < n_tokens, rows),
+            Pooling.of(token, n_tokens, rows, given.eps),
+            token[:, None, :, None],
+            given.starts,
+        )
+
+    def refresh(self) -> None:
+        """Forget the weights, and all terms that were computed with them."""
+        super().refresh()
+        self._last.forget()
+
+
+def _unless_whole(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask [B, 1, N] of one [B, N], or None if it keeps everything."""
+    return None if mask is None or bool((mask != 0).all()) else mask.to(dtype)[:, None]
