@@ -103,7 +103,7 @@ def _adaptive_norm_fwd_kernel(
     channel = tl.arange(0, C)
     offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
     x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
-    mean, rstd = moments(x, channel, CHANNELS, EPS)
+    mean, rstd = moments((x,), CHANNELS, EPS)
     offsets = batch * scale_strides[0] + row * scale_strides[1] + token * scale_strides[2]
     scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
     offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]

@@ -19,15 +19,15 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
+from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
+    add_product,
     chunk,
     gated,
+    load_chunks,
     load_rows,
-    load_weight,
-    moments,
+    multiply_rows,
     normalize,
-    normalized_product,
-    product_precision,
 )
 from mlff_triton.kernels.types.norm import Norm
 
@@ -47,7 +47,7 @@ def _gated_update_fwd_kernel(
     x_strides,
     y_strides,
     EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
@@ -59,7 +59,7 @@ def _gated_update_fwd_kernel(
     """Add updates to rows x [B, R, S, CHANNELS] in place.
 
     Reads y [B, R, S, WIDTH / DIM, DIM] and weights gate [WIDTH, CHANNELS] and out
-    [CHANNELS, WIDTH]. Grid: (blocks of M rows,).
+    [CHANNELS, WIDTH] from `weight_operands`. Grid: (blocks of M rows,).
     """
     rows, length = shape
     place = tl.program_id(0) * M + tl.arange(0, M)
@@ -69,40 +69,18 @@ def _gated_update_fwd_kernel(
     offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
     y_ptrs = y_ptr + batch * y_strides[0] + row * y_strides[1] + token * y_strides[2]
     half: tl.constexpr = gate_ptr.dtype.element_ty
-    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
-    mean, rstd = moments(x, channel, CHANNELS, EPS)
-    x = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS).to(half)
+    EXACT: tl.constexpr = HALVES or half == tl.float32
+    x = load_chunks(x_ptr, offsets, inside, CHANNELS, 1, C, CHUNK)
+    x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
     for first in range(0, WIDTH, K):
-        gate = normalized_product(
-            x,
-            x_ptr,
-            offsets,
-            inside,
-            1,
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
-            gate_ptr,
-            first,
-            WIDTH,
-            CHANNELS,
-            PRECISION,
-            False,
-            CHUNK,
-            K,
-        )  # [M, K]
+        gate = multiply_rows(x, gate_ptr, first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
         column = first + tl.arange(0, K)
         columns = (column // DIM).to(tl.int64) * y_strides[3] + column % DIM
         loaded = inside[:, None] & (column < WIDTH)[None, :]
         y = tl.load(y_ptrs[:, None] + columns[None, :], loaded, other=0.0).to(tl.float32)
-        y = gated(y, gate, half == tl.float32).to(half)
-        weight = load_weight(out_ptr, 0, first, CHANNELS, WIDTH, C, K)
-        if CHUNK < C:
-            acc += tl.dot(y, weight.T, input_precision=PRECISION)
-        else:
-            acc = tl.dot(y, weight.T, acc, input_precision=PRECISION)
+        y = gated(y, gate, EXACT)
+        acc = add_product(acc, y, out_ptr, first, CHANNELS, WIDTH, HALVES)
     acc += load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     stored = inside[:, None] & (channel < CHANNELS)[None, :]
@@ -168,25 +146,24 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
     *_, rows, length, channels = x.shape
     n_rows, block = x[..., 0].numel(), block_side(channels)
     y = y if y.stride(-1) == 1 else y.contiguous()
-    tile = Tile.of(block, gate.element_size())
+    tile, halves = Tile.of(block, gate.element_size()), takes_halves(gate)
     with torch.cuda.device_of(x):
         _gated_update_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
             y,
             *norm_arguments(norm),
-            gate.contiguous(),
-            out.contiguous(),
+            *weight_operands(gate, out, halves=halves),
             n_rows,
             (rows, length),
             x.stride()[:-1],
             y.stride()[:-1],
             EPS=norm[2],
-            PRECISION=product_precision(gate),
+            HALVES=halves,
             CHANNELS=channels,
             WIDTH=len(gate),
             DIM=y.shape[-1],
             C=block,
-            CHUNK=chunk(block, gate),
+            CHUNK=chunk(block, halves),
             M=tile.rows,
             K=min(tile.columns, block_side(len(gate))),
             num_warps=tile.warps,

@@ -30,8 +30,9 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
+from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
-from mlff_triton.kernels.pairs.row_blocks import load_rows, load_weight, product_precision
+from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows
 from mlff_triton.kernels.types.pair_stack import OuterProductWeights
 
 _ALIGNMENT = 16  # bytes
@@ -51,7 +52,7 @@ def _outer_product_update_fwd_kernel(
     rows,
     n,
     EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
     FACTORS: tl.constexpr,
     C: tl.constexpr,
@@ -61,8 +62,8 @@ def _outer_product_update_fwd_kernel(
     """Add updates to rows of pairs z [B, n, n, CHANNELS] in place, from ``first_row`` on.
 
     Reads products [B, rows, FACTORS, n, FACTORS], counts [B, n, n] and weight
-    [CHANNELS, FACTORS FACTORS]. EPS is None if counts are at least one. Grid: (blocks of M pairs of
-    a row, rows, B).
+    [CHANNELS, FACTORS FACTORS] from `weight_operands`. EPS is None if counts are at least
+    one. Grid: (blocks of M pairs of a row, rows, B).
     """
     row, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = tl.program_id(0) * M + tl.arange(0, M)
@@ -76,11 +77,9 @@ def _outer_product_update_fwd_kernel(
         pointers = products_ptr + offsets[:, None] + factor[None, :]
         products = tl.load(pointers, inside, other=0.0)  # [M, K]
         # Beyond FACTORS, the products are zero.
-        weight = load_weight(weight_ptr, 0, left * FACTORS, CHANNELS, FACTORS * FACTORS, C, K)
-        if PRECISION == "bf16x6":
-            acc += tl.dot(products, weight.T, input_precision=PRECISION)
-        else:
-            acc = tl.dot(products, weight.T, acc, input_precision=PRECISION)
+        acc = add_product(
+            acc, products, weight_ptr, left * FACTORS, CHANNELS, FACTORS * FACTORS, HALVES
+        )
     pair = (batch * n + first_row + row) * n + token
     count = tl.load(counts_ptr + pair, known, other=1.0)
     bias = tl.zeros((C,), tl.float32)
@@ -174,7 +173,8 @@ def outer_product_mean_(
     a, b = factors.flatten(2, 3)
     counts = _counts(msa, mask)
     block = block_side(channels)
-    tile = _Tile.of(block, left)
+    tile, halves = _Tile.of(block, left), takes_halves(out)
+    (operand,) = weight_operands(out, halves=halves)
     step = max(1, _BYTES // (batches * n * k * k * left.element_size()))
     for first in range(0, n, step):
         rows = min(step, n - first)
@@ -184,13 +184,13 @@ def outer_product_mean_(
                 z,
                 products,
                 counts,
-                out.contiguous(),
+                operand,
                 None if out_bias is None else out_bias.contiguous(),
                 first,
                 rows,
                 n,
                 EPS=eps,
-                PRECISION=product_precision(left),
+                HALVES=halves,
                 CHANNELS=channels,
                 FACTORS=k,
                 C=block,

@@ -32,7 +32,8 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.row_blocks import exact_exp, product_precision
+from mlff_triton.kernels.pairs.halves import multiply_halves, split_halves
+from mlff_triton.kernels.pairs.row_blocks import exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
@@ -94,6 +95,37 @@ def _weigh(
 
 
 @triton.jit
+def _scale_queries(block, SCALE: tl.constexpr, HALVES: tl.constexpr):
+    """Return a scaled block of queries, or its halves."""
+    if HALVES:
+        scaled = split_halves(block * SCALE)
+    else:
+        scaled = (block.to(tl.float32) * SCALE).to(block.dtype)
+    return scaled
+
+
+@triton.jit
+def _score(queries, keys, biases, HALVES: tl.constexpr):
+    """Return the scores [M, N] of queries from `_scale_queries` and keys [N, D]."""
+    if HALVES:
+        high, low = split_halves(keys)
+        scores = biases.to(tl.float32) + multiply_halves(queries, (high.T, low.T))
+    else:
+        scores = tl.dot(queries, keys.T, biases.to(tl.float32))
+    return scores
+
+
+@triton.jit
+def _add_values(acc, weights, values, HALVES: tl.constexpr):
+    """Return ``acc`` [M, D] plus the values [N, D] of keys times their weights [M, N]."""
+    if HALVES:
+        acc += multiply_halves(split_halves(weights), split_halves(values))
+    else:
+        acc = tl.dot(weights.to(values.dtype), values, acc)
+    return acc
+
+
+@triton.jit
 def _pair_attention_fwd_kernel(
     q,
     k,
@@ -109,12 +141,13 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Write out [B, R, H, S, DIM].
@@ -123,52 +156,63 @@ def _pair_attention_fwd_kernel(
     mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. Grid: (blocks of
     M queries, H, R and B, from the innermost to the outermost,).
     """
-    batches, rows, heads, queries, length = shape
-    blocks = tl.cdiv(queries, M)
+    batches, rows, heads, tokens, length = shape
+    blocks, groups = tl.cdiv(tokens, M), tl.cdiv(rows, ROWS)
     program = tl.program_id(0)
     first = program % blocks * M
     head = program // blocks % heads
-    row = program // (blocks * heads) % rows
-    batch = program // (blocks * heads * rows)
+    group = program // (blocks * heads) % groups
+    batch = program // (blocks * heads * groups)
     vectors = (batches, rows, heads, length, DIM)
-    q = describe(q, (batches, rows, heads, queries, DIM), q_strides, (1, 1, 1, M, D), DESCRIBED)
+    q = describe(q, (batches, rows, heads, tokens, DIM), q_strides, (1, 1, 1, M, D), DESCRIBED)
     k = describe(k, vectors, k_strides, (1, 1, 1, N, D), DESCRIBED)
     v = describe(v, vectors, v_strides, (1, 1, 1, N, D), DESCRIBED)
-    bias = describe(bias, (batches * heads, queries, length), bias_strides, (1, M, N), DESCRIBED)
-
-    block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-    EXACT: tl.constexpr = block.dtype == tl.float32
-    block = (block.to(tl.float32) * SCALE).to(block.dtype)
+    bias = describe(bias, (batches * heads, tokens, length), bias_strides, (1, M, N), DESCRIBED)
 
     unmasked, end = length, length
     if mask_ptr is not None:
-        index = batch.to(tl.int64) * rows + row
-        unmasked, end = tl.load(range_ptr + 2 * index), tl.load(range_ptr + 2 * index + 1)
-        mask_ptr += index * length
-    peak = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
+        end = 0
+    queries, row_numbers, states = (), (), ()
+    for r in tl.static_range(ROWS):
+        row = tl.minimum(group * ROWS + r, rows - 1)  # the last one may be computed twice
+        block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
+        queries = queries + (_scale_queries(block, SCALE, HALVES),)  # noqa: RUF005
+        row_numbers = row_numbers + (row,)  # noqa: RUF005
+        peak, total = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
+        states = states + ((peak, total, tl.zeros([M, D], tl.float32)),)  # noqa: RUF005
+        if mask_ptr is not None:
+            index = batch.to(tl.int64) * rows + row
+            unmasked = tl.minimum(unmasked, tl.load(range_ptr + 2 * index))
+            end = tl.maximum(end, tl.load(range_ptr + 2 * index + 1))
     whole = unmasked // N * N
     for MASKED in tl.static_range(2):
         begin, stop = (whole, end) if MASKED else (0, whole)
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
-            biases = biases.to(tl.float32)
-            keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            scores = tl.dot(block, keys.T, biases, input_precision=PRECISION)  # [M, N]
-            weights, peak, total, acc = _weigh(
-                scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
-            )
-            values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+            after = ()
+            for r in tl.static_range(ROWS):
+                row = row_numbers[r]
+                row_mask_ptr = mask_ptr
+                if mask_ptr is not None:
+                    row_mask_ptr += (batch.to(tl.int64) * rows + row) * length
+                keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
+                scores = _score(queries[r], keys, biases, HALVES)
+                weights, peak, total, acc = _weigh(
+                    scores, row_mask_ptr, start, length, *states[r], HALVES, MASKED == 1, N
+                )
+                values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
+                after = after + ((peak, total, _add_values(acc, weights, values, HALVES)),)  # noqa: RUF005
+            states = after
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
-    total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
-    acc = tl.div_rn(acc, total) if EXACT else acc / total
-    out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
-    out_ptr += head * out_strides[2]
+    inside = (token < tokens)[:, None] & (dim < DIM)[None, :]
+    out_ptr += batch.to(tl.int64) * out_strides[0] + head * out_strides[2]
     pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]
-    inside = (token < queries)[:, None] & (dim < DIM)[None, :]
-    tl.store(pointers, acc.to(out_ptr.dtype.element_ty), inside)
+    for r in tl.static_range(ROWS):
+        _, total, acc = states[r]
+        total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
+        acc = tl.div_rn(acc, total) if HALVES else acc / total
+        row_pointers = pointers + row_numbers[r].to(tl.int64) * out_strides[1]
+        tl.store(row_pointers, acc.to(out_ptr.dtype.element_ty), inside)
 
 
 class Tile(NamedTuple):
@@ -176,6 +220,7 @@ class Tile(NamedTuple):
 
     queries: int
     keys: int
+    rows: int
     warps: int
     stages: int
 
@@ -183,7 +228,7 @@ class Tile(NamedTuple):
     def of(cls, block: int, q: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of queries."""
         stages = 3 if has_large_memory(q) else 2 if block <= 32 else 1
-        return cls(64, 64 if q.element_size() == 2 else 32, 4, stages)
+        return cls(64, *((64, 2) if q.element_size() == 2 else (32, 1)), 4, stages)
 
 
 def pair_attention(
@@ -310,7 +355,7 @@ def launch_pair_attention(
     out, bias = out.transpose(2, 3), aligned(bias.flatten(0, 1))
     described = has_descriptors(q)
     ranges = None if mask is None else _key_ranges(mask)
-    programs = triton.cdiv(queries, tile.queries) * heads * rows * batches
+    programs = triton.cdiv(queries, tile.queries) * heads * triton.cdiv(rows, tile.rows) * batches
     with torch.cuda.device_of(q):
         _pair_attention_fwd_kernel[(programs,)](
             given(q, (1, 1, 1, tile.queries, block), described),
@@ -327,12 +372,13 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            PRECISION=product_precision(q),
+            HALVES=q.dtype == torch.float32,
             DESCRIBED=described,
             DIM=dim,
             D=block,
             M=tile.queries,
             N=tile.keys,
+            ROWS=tile.rows,
             STAGES=tile.stages,  # named, these hold for loads of biases too
             num_warps=tile.warps,
         )

@@ -1,11 +1,4 @@
-"""Products of planes in float32, from products of their halves in float16 on tensor cores.
-
-    x = high + low / 2^11      x y = high high + (low high + high low) / 2^11
-
-The product of both low halves is below the precision of float32 and left out. Scaled by 2^11, low
-halves of small numbers stay normal. Tensor cores truncate sums
-(https://doi.org/10.7717/peerj-cs.330), so that sums of a few products are added in float32.
-"""
+"""Products of planes in float32, from products of their halves, for which see `halves`."""
 
 from __future__ import annotations
 
@@ -18,16 +11,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory
-
-_UNIT = tl.constexpr(2.0**11)
-_1_UNIT = tl.constexpr(2.0**-11)
-
-
-@triton.jit
-def split_halves(x):
-    """Return the high and the low half of float32 values."""
-    high = x.to(tl.float16)
-    return high, ((x - high.to(tl.float32)) * _UNIT).to(tl.float16)
+from mlff_triton.kernels.pairs.halves import multiply_halves
 
 
 @triton.jit
@@ -78,8 +62,7 @@ def _plane_products_fwd_kernel(
         b_high = _load_block(b, plane, column, inner, N, K, TURNED).T
         a_low = _load_block(a, planes + plane, row, inner, M, K, TURNED)
         b_low = _load_block(b, planes + plane, column, inner, N, K, TURNED).T
-        low = tl.dot(a_high, b_low, tl.dot(a_low, b_high))
-        acc += tl.dot(a_high, b_high, low * _1_UNIT)
+        acc += multiply_halves((a_high, a_low), (b_high, b_low))
     out.store([plane, row, column], tl.reshape(acc, (1, M, N)))
 
 

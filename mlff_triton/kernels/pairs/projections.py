@@ -21,13 +21,12 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
+from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
-    load_rows,
-    moments,
+    load_chunks,
+    multiply_rows,
     normalize,
-    normalized_product,
-    product_precision,
 )
 from mlff_triton.kernels.types.norm import Norm
 
@@ -37,50 +36,25 @@ _MOST_CHANNELS = 512
 @triton.jit
 def _write_projection(
     x,
-    x_ptr,
-    offsets,
     inside,
     factor,
-    mean,
-    rstd,
-    norm_weight_ptr,
-    norm_bias_ptr,
     weight_ptr,
     bias_ptr,
     out_ptrs,
     head_stride,
     dim_stride,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write one map of a block of rows, for which see `normalized_product`, times factors [M].
+    """Write one map of normalized rows, for which see `multiply_rows`, times factors [M].
 
     The results of the rows are at ``out_ptrs`` [M]. K of them are computed at a time.
     """
     for first in range(0, WIDTH, K):
-        y = normalized_product(
-            x,
-            x_ptr,
-            offsets,
-            inside,
-            1,
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
-            weight_ptr,
-            first,
-            WIDTH,
-            CHANNELS,
-            PRECISION,
-            False,
-            CHUNK,
-            K,
-        )  # [M, K]
+        y = multiply_rows(x, weight_ptr, first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
         column = first + tl.arange(0, K)
         if bias_ptr is not None:
             y += tl.load(bias_ptr + column, column < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -104,7 +78,7 @@ def _projections_fwd_kernel(
     x_strides,
     out_strides,
     EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTHS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -116,20 +90,19 @@ def _projections_fwd_kernel(
 ):
     """Write out_k [B, R, S, WIDTHS[k] / DIMS[k], DIMS[k]] for all maps k.
 
-    Reads x [B, R, S, CHANNELS], mask [B, R, S] or None, weights [WIDTHS[k], CHANNELS] and biases
-    [WIDTHS[k]] or None. ``out_strides`` has those of all five axes of each map in turn. BLOCKS[k]
-    outputs of a map are computed at a time. Grid: (blocks of M rows,).
+    Reads x [B, R, S, CHANNELS], mask [B, R, S] or None, weights [WIDTHS[k], CHANNELS] from
+    `weight_operands`, and biases [WIDTHS[k]] or None. ``out_strides`` has those of all five axes of
+    each map in turn. BLOCKS[k] outputs of a map are computed at a time. Grid: (blocks of M rows,).
     """
     rows, length = shape
     place = tl.program_id(0) * M + tl.arange(0, M)
     inside = place < n_rows
     token, row = (place % length).to(tl.int64), (place // length % rows).to(tl.int64)
-    batch, channel = (place // length // rows).to(tl.int64), tl.arange(0, C)
+    batch = (place // length // rows).to(tl.int64)
     offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
-    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
-    mean, rstd = moments(x, channel, CHANNELS, EPS)
-    x = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS)
-    x = x.to(weight_ptrs[0].dtype.element_ty)
+    half: tl.constexpr = weight_ptrs[0].dtype.element_ty
+    x = load_chunks(x_ptr, offsets, inside, CHANNELS, 1, C, CHUNK)
+    x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     if mask_ptr is not None:
         kept = tl.load(mask_ptr + place, inside, other=0).to(tl.float32)
     else:
@@ -139,24 +112,17 @@ def _projections_fwd_kernel(
         out_offsets += token * out_strides[5 * k + 2]
         _write_projection(
             x,
-            x_ptr,
-            offsets,
             inside,
             kept * SCALES[k],
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
             weight_ptrs[k],
             bias_ptrs[k],
             out_ptrs[k] + out_offsets,
             out_strides[5 * k + 3],
             out_strides[5 * k + 4],
-            PRECISION,
+            HALVES,
             CHANNELS,
             WIDTHS[k],
             DIMS[k],
-            CHUNK,
             BLOCKS[k],
         )
 
@@ -238,13 +204,13 @@ def project_rows(
     *_, rows, length, channels = x.shape
     n_rows, block = x[..., 0].numel(), block_side(channels)
     weight = maps[0].weight
-    tile = Tile.of(block, weight.element_size())
+    tile, halves = Tile.of(block, weight.element_size()), takes_halves(weight)
     with torch.cuda.device_of(x):
         _projections_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
             None if mask is None else mask.contiguous(),
             *norm_arguments(norm),
-            tuple(m.weight.contiguous() for m in maps),
+            tuple(weight_operands(*(m.weight for m in maps), halves=halves)),
             tuple(None if m.bias is None else m.bias.contiguous() for m in maps),
             tuple(m.out for m in maps),
             n_rows,
@@ -252,14 +218,14 @@ def project_rows(
             x.stride()[:-1],
             tuple(stride for m in maps for stride in m.out.stride()),
             EPS=norm[2],
-            PRECISION=product_precision(weight),
+            HALVES=halves,
             CHANNELS=channels,
             WIDTHS=tuple(len(m.weight) for m in maps),
             DIMS=tuple(m.out.shape[-1] for m in maps),
             SCALES=tuple(float(m.scale) for m in maps),
             BLOCKS=tuple(min(block_side(len(m.weight)), tile.columns) for m in maps),
             C=block,
-            CHUNK=chunk(block, weight),
+            CHUNK=chunk(block, halves),
             M=tile.rows,
             num_warps=tile.warps,
             num_stages=tile.stages,

@@ -1,8 +1,7 @@
 """Normalized rows, their products with weights, and gates, inside kernels.
 
-Products of rows in float32 are sums over chunks of channels. Splitting float32 operands for tensor
-cores takes registers for three times the rows, so that few channels fit at a time. Sums of chunks
-are added in float32, because tensor cores truncate theirs (https://doi.org/10.7717/peerj-cs.330).
+Products in float32 are those of halves, for which see `halves`. They are sums over chunks of
+channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
 adds to that. This shows in float32 alone, where exact ones replace them.
@@ -10,32 +9,21 @@ adds to that. This shows in float32 alone, where exact ones replace them.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+
+from mlff_triton.kernels.pairs.halves import multiply_halves, row_scales, split_halves
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
 _LN_2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
-_CHUNK = 32
+_CHUNK = 32  # channels of one sum on tensor cores, in float32
 
 
-def chunk(block: int, weight: Tensor) -> int:
-    """Return the channels at a time of products with a weight, for a block of all channels."""
-    return min(block, _CHUNK) if weight.dtype == torch.float32 else block
-
-
-def product_precision(x: Tensor) -> str:
-    """Return the precision of `tl.dot` for operators on pairs.
-
-    Three parts in bfloat16 hold all bits of float32, and two in TF32 do not. Six products in
-    bfloat16 take tensor cores as long as three in TF32.
-    """
-    if x.dtype != torch.float32 or torch.version.hip is not None or triton.knobs.runtime.interpret:
-        return "ieee"
-    return "bf16x6"
+def chunk(block: int, halves: bool) -> int:
+    """Return the channels per chunk of products, of halves or not, for a block of all channels."""
+    return min(block, _CHUNK) if halves else block
 
 
 @triton.jit
@@ -47,81 +35,137 @@ def load_rows(x_ptr, offsets, inside, channel, channels, stride):
 
 
 @triton.jit
-def moments(x, channel, channels, EPS: tl.constexpr):
-    """Return mean and inverse standard deviation of rows [M, C], zero from ``channels`` on."""
-    mean = tl.div_rn(tl.sum(x, 1), channels * 1.0)
-    centered = tl.where((channel < channels)[None, :], x - mean[:, None], 0.0)
-    variance = tl.div_rn(tl.sum(centered * centered, 1), channels * 1.0)
+def load_chunks(x_ptr, offsets, inside, channels, stride, C: tl.constexpr, CHUNK: tl.constexpr):
+    """Load rows as `load_rows` does, as a tuple of chunks [M, CHUNK] of C channels."""
+    chunks = ()
+    for start in tl.static_range(0, C, CHUNK):
+        channel = start + tl.arange(0, CHUNK)
+        chunks = chunks + (load_rows(x_ptr, offsets, inside, channel, channels, stride),)  # noqa: RUF005
+    return chunks
+
+
+@triton.jit
+def moments(chunks, channels, EPS: tl.constexpr):
+    """Return mean and inverse standard deviation of rows, a tuple of chunks [M, CHUNK].
+
+    The rows are zero from ``channels`` on.
+    """
+    CHUNK: tl.constexpr = chunks[0].shape[1]
+    total = chunks[0]
+    for k in tl.static_range(1, len(chunks)):
+        total += chunks[k]
+    mean = tl.div_rn(tl.sum(total, 1), channels * 1.0)
+    squares = tl.zeros_like(total)
+    for k in tl.static_range(len(chunks)):
+        inside = tl.arange(0, CHUNK) + k * CHUNK < channels
+        centered = tl.where(inside[None, :], chunks[k] - mean[:, None], 0.0)
+        squares += centered * centered
+    variance = tl.div_rn(tl.sum(squares, 1), channels * 1.0)
     return mean, tl.div_rn(1.0, tl.sqrt_rn(variance + EPS))
 
 
 @triton.jit
-def normalize(x, mean, rstd, weight_ptr, bias_ptr, channel, channels):
-    """Normalize rows [M, C]. Weight and bias are [channels], and the bias may be None."""
-    inside = channel < channels
-    weight = tl.load(weight_ptr + channel, inside, other=0.0).to(tl.float32)
-    x = (x - mean[:, None]) * rstd[:, None] * weight[None, :]
-    if bias_ptr is not None:
-        x += tl.load(bias_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
-    return x
+def normalize(
+    chunks,
+    weight_ptr,
+    bias_ptr,
+    channels,
+    dtype: tl.constexpr,
+    EPS: tl.constexpr,
+    HALVES: tl.constexpr,
+):
+    """Normalize rows, a tuple of chunks [M, CHUNK], for `multiply_rows`.
+
+    Weight and bias are [channels], and the bias may be None. Returns the chunks in a dtype, or, if
+    HALVES, their halves: the high and the low one of the first chunk, and so on.
+    """
+    CHUNK: tl.constexpr = chunks[0].shape[1]
+    mean, rstd = moments(chunks, channels, EPS)
+    rows = ()
+    for k in tl.static_range(len(chunks)):
+        channel = tl.arange(0, CHUNK) + k * CHUNK
+        inside = channel < channels
+        weight = tl.load(weight_ptr + channel, inside, other=0.0).to(tl.float32)
+        x = (chunks[k] - mean[:, None]) * rstd[:, None] * weight[None, :]
+        if bias_ptr is not None:
+            x += tl.load(bias_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
+        rows = rows + (split_halves(x) if HALVES else (x.to(dtype),))
+    return rows
 
 
 @triton.jit
 def load_weight(weight_ptr, row, column, n_rows, n_columns, M: tl.constexpr, K: tl.constexpr):
     """Load a block [M, K] of a weight [n_rows, n_columns], zero beyond its ends."""
-    rows, columns = row + tl.arange(0, M), column + tl.arange(0, K)
+    rows, columns = tl.arange(0, M) + row, tl.arange(0, K) + column
     inside = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
     return tl.load(weight_ptr + rows[:, None] * n_columns + columns[None, :], inside, other=0.0)
 
 
 @triton.jit
-def _multiply(x, weight, PRECISION: tl.constexpr, TURNED: tl.constexpr):
-    """Return ``x weight^T``, or its transpose if TURNED."""
-    if TURNED:
-        y = tl.dot(weight, x.T, input_precision=PRECISION)
-    else:
-        y = tl.dot(x, weight.T, input_precision=PRECISION)
-    return y
+def _load_halves(weight_ptr, row, column, n_rows, n_columns, M: tl.constexpr, K: tl.constexpr):
+    """Load the high and the low halves of such a block, from halves [2, n_rows, n_columns]."""
+    high = load_weight(weight_ptr, row, column, n_rows, n_columns, M, K)
+    low_ptr = weight_ptr + n_rows * n_columns
+    return high, load_weight(low_ptr, row, column, n_rows, n_columns, M, K)
 
 
 @triton.jit
-def normalized_product(
-    x,
-    x_ptr,
-    offsets,
-    inside,
-    stride,
-    mean,
-    rstd,
-    norm_weight_ptr,
-    norm_bias_ptr,
+def multiply_rows(
+    rows,
     weight_ptr,
     first,
     n_out,
     channels,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     TURNED: tl.constexpr,
-    CHUNK: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Multiply normalized rows by K rows of a weight [n_out, channels], from ``first`` on.
+    """Multiply rows from `normalize` by K rows of a weight [n_out, channels], from ``first`` on.
 
-    The result is [M, K], or [K, M] if TURNED. If all channels are one chunk, ``x`` [M, CHUNK] are
-    the rows, and otherwise these are loaded and normalized anew, chunk by chunk.
+    The weight is from `weight_operands`, [2, n_out, channels] if HALVES. The result is [M, K], or
+    [K, M] if TURNED.
     """
-    if x.shape[1] == CHUNK:
-        weight = load_weight(weight_ptr, first, 0, n_out, channels, K, CHUNK)
-        y = _multiply(x, weight, PRECISION, TURNED)
+    CHUNK: tl.constexpr = rows[0].shape[1]
+    if HALVES:
+        y = tl.zeros((K, rows[0].shape[0]) if TURNED else (rows[0].shape[0], K), tl.float32)
+        for k in tl.static_range(len(rows) // 2):
+            high, low = _load_halves(weight_ptr, first, k * CHUNK, n_out, channels, K, CHUNK)
+            if TURNED:
+                y += multiply_halves((high, low), (rows[2 * k].T, rows[2 * k + 1].T))
+            else:
+                y += multiply_halves((rows[2 * k], rows[2 * k + 1]), (high.T, low.T))
     else:
-        M: tl.constexpr = x.shape[0]
-        y = tl.zeros((K, M) if TURNED else (M, K), tl.float32)
-        for start in range(0, channels, CHUNK):
-            channel = start + tl.arange(0, CHUNK)
-            part = load_rows(x_ptr, offsets, inside, channel, channels, stride)
-            part = normalize(part, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, channels)
-            weight = load_weight(weight_ptr, first, start, n_out, channels, K, CHUNK)
-            y += _multiply(part.to(weight.dtype), weight, PRECISION, TURNED)
+        weight = load_weight(weight_ptr, first, 0, n_out, channels, K, CHUNK)
+        x, y = (weight, rows[0].T) if TURNED else (rows[0], weight.T)
+        y = tl.dot(x, y, input_precision="ieee")
     return y
+
+
+@triton.jit
+def add_product(
+    acc,
+    x,
+    weight_ptr,
+    first,
+    n_out,
+    n_in,
+    HALVES: tl.constexpr,
+):
+    """Add products of rows x [M, K] and K columns of a weight [n_out, n_in] to a sum [M, C].
+
+    The weight is from `weight_operands`, [2, n_out, n_in] if HALVES.
+    """
+    C: tl.constexpr = acc.shape[1]
+    K: tl.constexpr = x.shape[1]
+    if HALVES:
+        high, low = _load_halves(weight_ptr, 0, first, n_out, n_in, C, K)
+        scale, inverse = row_scales(x)
+        y = multiply_halves(split_halves(x * scale[:, None]), (high.T, low.T))
+        acc += y * inverse[:, None]
+    else:
+        weight = load_weight(weight_ptr, 0, first, n_out, n_in, C, K)
+        acc = tl.dot(x.to(weight.dtype), weight.T, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit

@@ -21,15 +21,15 @@ from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
+from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
+    add_product,
     chunk,
     gated,
+    load_chunks,
     load_rows,
-    load_weight,
-    moments,
+    multiply_rows,
     normalize,
-    normalized_product,
-    product_precision,
 )
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
@@ -46,7 +46,7 @@ def _transition_fwd_kernel(
     down_ptr,
     n_rows,
     EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
     HIDDEN: tl.constexpr,
     C: tl.constexpr,
@@ -56,64 +56,25 @@ def _transition_fwd_kernel(
 ):
     """Add updates to rows x [n_rows, CHANNELS] in place.
 
-    Reads weights [HIDDEN, CHANNELS], and ``down`` [CHANNELS, HIDDEN]. Grid: (blocks of M rows,).
+    Reads weights [HIDDEN, CHANNELS], and ``down`` [CHANNELS, HIDDEN], from `weight_operands`.
+    Grid: (blocks of M rows,).
     """
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     channel = tl.arange(0, C)
-    inside = (row < n_rows)[:, None] & (channel < CHANNELS)[None, :]
-    half: tl.constexpr = up_ptr.dtype.element_ty
     offsets, known = row * CHANNELS, row < n_rows
-    x = load_rows(x_ptr, offsets, known, channel, CHANNELS, 1)  # [M, C]
-    mean, rstd = moments(x, channel, CHANNELS, EPS)
-    y = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channel, CHANNELS).to(half)
+    half: tl.constexpr = up_ptr.dtype.element_ty
+    EXACT: tl.constexpr = HALVES or half == tl.float32
+    x = load_chunks(x_ptr, offsets, known, CHANNELS, 1, C, CHUNK)
+    y = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
     for first in range(0, HIDDEN, K):
-        gate = normalized_product(
-            y,
-            x_ptr,
-            offsets,
-            known,
-            1,
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
-            gate_ptr,
-            first,
-            HIDDEN,
-            CHANNELS,
-            PRECISION,
-            False,
-            CHUNK,
-            K,
-        )  # [M, K]
-        up = normalized_product(
-            y,
-            x_ptr,
-            offsets,
-            known,
-            1,
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
-            up_ptr,
-            first,
-            HIDDEN,
-            CHANNELS,
-            PRECISION,
-            False,
-            CHUNK,
-            K,
-        )
-        hidden = (gated(gate, gate, half == tl.float32) * up).to(half)
-        weight = load_weight(down_ptr, 0, first, CHANNELS, HIDDEN, C, K)
-        if CHUNK < C:
-            acc += tl.dot(hidden, weight.T, input_precision=PRECISION)
-        else:
-            acc = tl.dot(hidden, weight.T, acc, input_precision=PRECISION)
+        gate = multiply_rows(y, gate_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)  # [M, K]
+        up = multiply_rows(y, up_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)
+        hidden = gated(gate, gate, EXACT) * up
+        acc = add_product(acc, hidden, down_ptr, first, CHANNELS, HIDDEN, HALVES)
     acc += load_rows(x_ptr, offsets, known, channel, CHANNELS, 1)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
+    inside = known[:, None] & (channel < CHANNELS)[None, :]
     tl.store(pointers, acc.to(x_ptr.dtype.element_ty), inside)
 
 
@@ -177,19 +138,19 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     if not x.numel():
         return x
     n_rows, block = x[..., 0].numel(), block_side(channels)
-    tile = _Tile.of(block, up)
+    tile, halves = _Tile.of(block, up), takes_halves(up)
     with torch.cuda.device_of(x):
         _transition_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
             *norm_arguments(norm),
-            *(w.contiguous() for w in (gate, up, down)),
+            *weight_operands(gate, up, down, halves=halves),
             n_rows,
             EPS=norm[2],
-            PRECISION=product_precision(up),
+            HALVES=halves,
             CHANNELS=channels,
             HIDDEN=len(up),
             C=block,
-            CHUNK=chunk(block, up),
+            CHUNK=chunk(block, halves),
             M=tile.rows,
             K=tile.hidden,
             num_warps=tile.warps,

@@ -28,15 +28,14 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
-from mlff_triton.kernels.pairs.plane_products import plane_products, split_halves
+from mlff_triton.kernels.pairs.halves import split_halves, takes_halves, weight_operands
+from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     gated,
-    load_rows,
-    moments,
+    load_chunks,
+    multiply_rows,
     normalize,
-    normalized_product,
-    product_precision,
 )
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
@@ -68,75 +67,38 @@ def _triangle_factors_fwd_kernel(
     n,
     side,
     EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     C: tl.constexpr,
     CHUNK: tl.constexpr,
-    HALVES: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
     """Write planes [2, B, C, side, side], zero beyond the first ``n`` rows and columns.
 
-    If HALVES, these are [2, 2, B, C, side, side], with the high and the low half of each factor
-    from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and weights [2 C, C].
+    In float32, these are [2, 2, B, C, side, side], with the high and the low half of each factor
+    from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and weights [2 C, C]
+    from `weight_operands`.
     Grid: (blocks of M places of a plane, B).
     """
+    half: tl.constexpr = project_ptr.dtype.element_ty
+    EXACT: tl.constexpr = HALVES or half == tl.float32
     batch, batches = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     place, pair, inside = _locate(n, side, M)
     pair += batch * n * n
     kept = inside.to(tl.float32)
     if mask_ptr is not None:
         kept = tl.load(mask_ptr + pair, inside, other=0).to(tl.float32)
-    channels, offsets = tl.arange(0, C), pair * C
-    x = load_rows(z_ptr, offsets, inside, channels, C, 1)  # [M, C]
-    mean, rstd = moments(x, channels, C, EPS)
-    x = normalize(x, mean, rstd, norm_weight_ptr, norm_bias_ptr, channels, C)
-    x = x.to(project_ptr.dtype.element_ty)
+    x = load_chunks(z_ptr, pair * C, inside, C, 1, C, CHUNK)
+    x = normalize(x, norm_weight_ptr, norm_bias_ptr, C, half, EPS, HALVES)
     area = side.to(tl.int64) * side
     for first in range(0, 2 * C, K):
-        y = normalized_product(
-            x,
-            z_ptr,
-            offsets,
-            inside,
-            1,
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
-            project_ptr,
-            first,
-            2 * C,
-            C,
-            PRECISION,
-            True,
-            CHUNK,
-            K,
-        )  # [K, M]
-        gate = normalized_product(
-            x,
-            z_ptr,
-            offsets,
-            inside,
-            1,
-            mean,
-            rstd,
-            norm_weight_ptr,
-            norm_bias_ptr,
-            gate_ptr,
-            first,
-            2 * C,
-            C,
-            PRECISION,
-            True,
-            CHUNK,
-            K,
-        )
-        y = gated(y, gate, HALVES) * kept[None, :]
+        y = multiply_rows(x, project_ptr, first, 2 * C, C, HALVES, True, K)  # [K, M]
+        gate = multiply_rows(x, gate_ptr, first, 2 * C, C, HALVES, True, K)
+        y = gated(y, gate, EXACT) * kept[None, :]
         factor, channel = first // C, first % C + tl.arange(0, K)
-        plane = (factor * (2 * batches if HALVES else batches) + batch) * C + channel
+        plane = (factor * (2 * batches if EXACT else batches) + batch) * C + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
-        if HALVES:
+        if EXACT:
             y, low = split_halves(y)
             tl.store(pointers + batches * C * area, low, (place < area)[None, :])
         tl.store(pointers, y.to(planes_ptr.dtype.element_ty), (place < area)[None, :])
@@ -156,7 +118,7 @@ def _triangle_update_fwd_kernel(
     side,
     EPS_IN: tl.constexpr,
     EPS_OUT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     C: tl.constexpr,
     CHUNK: tl.constexpr,
     M: tl.constexpr,
@@ -164,62 +126,23 @@ def _triangle_update_fwd_kernel(
 ):
     """Add updates to pairs z [B, n, n, C] in place.
 
-    Reads sums [B, C, side, side] and weights [C, C]. Grid: (blocks of M places of a plane, B).
+    Reads sums [B, C, side, side] and weights [C, C] from `weight_operands`. Grid: (blocks of M
+    places of a plane, B).
     """
-    batch, channel = tl.program_id(1).to(tl.int64), tl.arange(0, C)
+    batch = tl.program_id(1).to(tl.int64)
     place, pair, inside = _locate(n, side, M)
     pair += batch * n * n
     half: tl.constexpr = project_ptr.dtype.element_ty
+    EXACT: tl.constexpr = HALVES or half == tl.float32
     offsets, area = pair * C, side.to(tl.int64) * side
-    x = load_rows(z_ptr, offsets, inside, channel, C, 1)  # [M, C]
-    mean, rstd = moments(x, channel, C, EPS_IN)
-    x = normalize(x, mean, rstd, norm_in_weight_ptr, norm_in_bias_ptr, channel, C).to(half)
-    places = batch * C * area + place
-    sums = load_rows(sums_ptr, places, inside, channel, C, area)  # [M, C]
-    sums_mean, sums_rstd = moments(sums, channel, C, EPS_OUT)
-    sums = normalize(
-        sums, sums_mean, sums_rstd, norm_out_weight_ptr, norm_out_bias_ptr, channel, C
-    ).to(half)
+    x = load_chunks(z_ptr, offsets, inside, C, 1, C, CHUNK)
+    x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, C, half, EPS_IN, HALVES)
+    sums = load_chunks(sums_ptr, batch * C * area + place, inside, C, area, C, CHUNK)
+    sums = normalize(sums, norm_out_weight_ptr, norm_out_bias_ptr, C, half, EPS_OUT, HALVES)
     for first in range(0, C, K):
-        y = normalized_product(
-            sums,
-            sums_ptr,
-            places,
-            inside,
-            area,
-            sums_mean,
-            sums_rstd,
-            norm_out_weight_ptr,
-            norm_out_bias_ptr,
-            project_ptr,
-            first,
-            C,
-            C,
-            PRECISION,
-            False,
-            CHUNK,
-            K,
-        )  # [M, K]
-        gate = normalized_product(
-            x,
-            z_ptr,
-            offsets,
-            inside,
-            1,
-            mean,
-            rstd,
-            norm_in_weight_ptr,
-            norm_in_bias_ptr,
-            gate_ptr,
-            first,
-            C,
-            C,
-            PRECISION,
-            False,
-            CHUNK,
-            K,
-        )
-        y = gated(y, gate, half == tl.float32)
+        y = multiply_rows(sums, project_ptr, first, C, C, HALVES, False, K)  # [M, K]
+        gate = multiply_rows(x, gate_ptr, first, C, C, HALVES, False, K)
+        y = gated(y, gate, EXACT)
         pointers = z_ptr + offsets[:, None] + first + tl.arange(0, K)[None, :]
         y += tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
         tl.store(pointers, y.to(z_ptr.dtype.element_ty), inside[:, None])
@@ -288,25 +211,23 @@ def triangle_multiplication_(
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
-    tile = _Tile.of(channels, sums.element_size())
-    part = chunk(channels, weights.project_in)  # pairs in parts are loaded before any is updated
+    tile, halves = _Tile.of(channels, sums.element_size()), takes_halves(weights.gate_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
             z,
             sums,
             *norm_arguments(weights.norm_in),
             *norm_arguments(weights.norm_out),
-            weights.project_out.contiguous(),
-            weights.gate_out.contiguous(),
+            *weight_operands(weights.project_out, weights.gate_out, halves=halves),
             n,
             side,
             EPS_IN=weights.norm_in[2],
             EPS_OUT=weights.norm_out[2],
-            PRECISION=product_precision(sums),
+            HALVES=halves,
             C=channels,
-            CHUNK=part,
+            CHUNK=chunk(channels, halves),
             M=tile.pairs,
-            K=tile.columns if part == channels else channels,
+            K=tile.columns,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -319,7 +240,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
     Each factor in float32 is split into two halves, [2, 2, B, C, side, side].
     """
     batches, n, _, channels = z.shape
-    project = weights.project_in.contiguous()
+    project = weights.project_in
     halves = project.dtype == torch.float32
     side = triton.cdiv(n, _ALIGNMENT) * _ALIGNMENT
     shape = (2, batches, channels, side, side)
@@ -333,16 +254,14 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             z,
             None if mask is None else mask.contiguous(),
             *norm_arguments(weights.norm_in),
-            project,
-            weights.gate_in.contiguous(),
+            *weight_operands(project, weights.gate_in, halves=takes_halves(project)),
             planes,
             n,
             side,
             EPS=weights.norm_in[2],
-            PRECISION=product_precision(project),
+            HALVES=takes_halves(project),
             C=channels,
-            CHUNK=chunk(channels, weights.project_in),
-            HALVES=halves,
+            CHUNK=chunk(channels, takes_halves(project)),
             M=tile.pairs,
             K=tile.columns,
             num_warps=tile.warps,
