@@ -24,8 +24,8 @@ from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
     chunk,
     gated,
+    load_again,
     load_chunks,
-    load_rows,
     multiply_rows,
     normalize,
 )
@@ -81,7 +81,7 @@ def _gated_update_fwd_kernel(
         y = tl.load(y_ptrs[:, None] + columns[None, :], loaded, other=0.0).to(tl.float32)
         y = gated(y, gate, EXACT)
         acc = add_product(acc, y, out_ptr, first, CHANNELS, WIDTH, HALVES)
-    acc += load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)
+    acc += load_again(x_ptr, offsets, inside, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     stored = inside[:, None] & (channel < CHANNELS)[None, :]
     tl.store(pointers, acc.to(x_ptr.dtype.element_ty), stored)

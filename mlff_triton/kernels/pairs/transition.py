@@ -26,8 +26,8 @@ from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
     chunk,
     gated,
+    load_again,
     load_chunks,
-    load_rows,
     multiply_rows,
     normalize,
 )
@@ -72,7 +72,7 @@ def _transition_fwd_kernel(
         up = multiply_rows(y, up_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)
         hidden = gated(gate, gate, EXACT) * up
         acc = add_product(acc, hidden, down_ptr, first, CHANNELS, HIDDEN, HALVES)
-    acc += load_rows(x_ptr, offsets, known, channel, CHANNELS, 1)
+    acc += load_again(x_ptr, offsets, known, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     inside = known[:, None] & (channel < CHANNELS)[None, :]
     tl.store(pointers, acc.to(x_ptr.dtype.element_ty), inside)

@@ -33,6 +33,7 @@ from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     gated,
+    load_again,
     load_chunks,
     multiply_rows,
     normalize,
@@ -143,8 +144,9 @@ def _triangle_update_fwd_kernel(
         y = multiply_rows(sums, project_ptr, first, C, C, HALVES, False, K)  # [M, K]
         gate = multiply_rows(x, gate_ptr, first, C, C, HALVES, False, K)
         y = gated(y, gate, EXACT)
-        pointers = z_ptr + offsets[:, None] + first + tl.arange(0, K)[None, :]
-        y += tl.load(pointers, inside[:, None], other=0.0).to(tl.float32)
+        channel = first + tl.arange(0, K)
+        y += load_again(z_ptr, offsets, inside, channel, C)
+        pointers = z_ptr + offsets[:, None] + channel[None, :]
         tl.store(pointers, y.to(z_ptr.dtype.element_ty), inside[:, None])
 
 

@@ -62,6 +62,23 @@ def test_gated_update(size, turned, precision, device):
     assert_within(found.cpu().double() - x, update, BOUNDS[precision])
 
 
+def test_rows_weights_and_outputs_of_thousands(device):
+    """In float32, large values are as exact as others."""
+    x, (scale, shift, eps) = torch.randn(1, 1, 9, 64), norm(64, torch.float32)
+    layer = 1e3 * scale.float(), 1e3 * shift.float(), eps
+    weight, gate, out = (random_map(64, 64, torch.float32).float() for _ in range(3))
+    y = layer_norm(x.double(), (64,), layer[0].double(), layer[1].double(), eps)
+    found = torch.empty(1, 1, 9, 1, 64, device=device)
+    moved = to(layer, device, torch.float32)
+    project_rows(x.to(device), moved, [Projection(1e4 * weight.to(device), found)])
+    assert_within(found.flatten(3).cpu(), linear(y, 1e4 * weight.double()), BOUNDS[torch.float32])
+    attended = 1e5 * torch.randn(1, 1, 9, 2, 32)
+    update = linear(attended.double().flatten(3) * linear(y, gate.double()).sigmoid(), out.double())
+    rows = x.clone().to(device)
+    gated_update_(rows, attended.to(device), moved, gate.to(device), out.to(device))
+    assert_within(rows.cpu().double(), x + update, BOUNDS[torch.float32])
+
+
 def test_bad_arguments_are_refused(device):
     x, weight = torch.ones(1, 2, 5, 16, device=device), torch.ones(8, 16, device=device)
     layer = torch.ones(16, device=device), None, 1e-5

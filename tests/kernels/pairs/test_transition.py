@@ -70,6 +70,16 @@ def test_large_gates_do_not_overflow(device):
     assert_within(found.cpu(), exact, 1e-5)
 
 
+def test_hidden_values_beyond_float16(device):
+    """Hidden values of 1e8 are as exact as others."""
+    given, x = weights(64, 128, torch.float32), torch.randn(9, 64)
+    given = given._replace(gate=1e4 * given.gate, up=1e4 * given.up)
+    given = to(given, "cpu", torch.float32)
+    update = reference.transition_update(x.double(), to(given, "cpu", torch.float64))
+    found = transition_(x.clone().to(device), to(given, device, torch.float32))
+    assert_within(found.cpu().double() - x, update, BOUNDS[torch.float32])
+
+
 def test_strides_of_weights_do_not_matter(device):
     given = to(weights(16, 64, torch.float32), device, torch.float32)
     x = torch.randn(5, 16, device=device)
