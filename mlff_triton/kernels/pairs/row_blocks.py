@@ -9,8 +9,10 @@ adds to that. This shows in float32 alone, where exact ones replace them.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mlff_triton.kernels.pairs.halves import multiply_halves, row_scales, split_halves
 
@@ -18,12 +20,25 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
 _LN_2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
+_GROUP = tl.constexpr(8)  # rows of one of two joined weights
 _CHUNK = 32  # channels of one sum on tensor cores, in float32
 
 
 def chunk(block: int, halves: bool) -> int:
     """Return the channels per chunk of products, of halves or not, for a block of all channels."""
     return min(block, _CHUNK) if halves else block
+
+
+def joined(first: Tensor, second: Tensor) -> Tensor:
+    """Return two weights [n_out, C] as one, [2 n_out, C], for `multiply_twice`.
+
+    Eight rows of either take turns. If their number is not a multiple of eight, zeros follow.
+    """
+    padded = triton.cdiv(len(first), _GROUP.value) * _GROUP.value
+    weights = torch.stack([first, second])
+    if padded > len(first):
+        weights = torch.nn.functional.pad(weights, (0, 0, 0, padded - len(first)))
+    return weights.unflatten(1, (-1, _GROUP.value)).transpose(0, 1).flatten(0, 2)
 
 
 @triton.jit
@@ -150,6 +165,32 @@ def multiply_rows(
         x, y = (weight, rows[0].T) if TURNED else (rows[0], weight.T)
         y = tl.dot(x, y, input_precision="ieee")
     return y
+
+
+@triton.jit
+def multiply_twice(
+    rows,
+    weight_ptr,
+    first,
+    n_out,
+    channels,
+    HALVES: tl.constexpr,
+    TURNED: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Multiply rows by K rows of each of two weights that are `joined`, as `multiply_rows` does.
+
+    One product takes fewer registers and waits than two. Both results lie in the same threads.
+    """
+    both = multiply_rows(rows, weight_ptr, 2 * first, 2 * n_out, channels, HALVES, TURNED, 2 * K)
+    M: tl.constexpr = both.shape[1] if TURNED else both.shape[0]
+    if TURNED:
+        both = tl.permute(tl.reshape(both, (K // _GROUP, 2, _GROUP, M)), (0, 2, 3, 1))
+    else:
+        both = tl.permute(tl.reshape(both, (M, K // _GROUP, 2, _GROUP)), (0, 1, 3, 2))
+    y, z = tl.split(both)
+    shape: tl.constexpr = (K, M) if TURNED else (M, K)
+    return tl.reshape(y, shape), tl.reshape(z, shape)
 
 
 @triton.jit

@@ -26,9 +26,10 @@ from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
     chunk,
     gated,
+    joined,
     load_again,
     load_chunks,
-    multiply_rows,
+    multiply_twice,
     normalize,
 )
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
@@ -41,8 +42,7 @@ def _transition_fwd_kernel(
     x_ptr,
     norm_weight_ptr,
     norm_bias_ptr,
-    gate_ptr,
-    up_ptr,
+    inputs_ptr,
     down_ptr,
     n_rows,
     EPS: tl.constexpr,
@@ -56,20 +56,20 @@ def _transition_fwd_kernel(
 ):
     """Add updates to rows x [n_rows, CHANNELS] in place.
 
-    Reads weights [HIDDEN, CHANNELS], and ``down`` [CHANNELS, HIDDEN], from `weight_operands`.
-    Grid: (blocks of M rows,).
+    Reads the `joined` weights of gates and factors, [2 HIDDEN, CHANNELS], and ``down`` [CHANNELS,
+    HIDDEN], from `weight_operands`. Grid: (blocks of M rows,).
     """
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     channel = tl.arange(0, C)
     offsets, known = row * CHANNELS, row < n_rows
-    half: tl.constexpr = up_ptr.dtype.element_ty
+    half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
     x = load_chunks(x_ptr, offsets, known, CHANNELS, 1, C, CHUNK)
     y = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
     for first in range(0, HIDDEN, K):
-        gate = multiply_rows(y, gate_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)  # [M, K]
-        up = multiply_rows(y, up_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)
+        # Both are [M, K].
+        gate, up = multiply_twice(y, inputs_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)
         hidden = gated(gate, gate, EXACT) * up
         acc = add_product(acc, hidden, down_ptr, first, CHANNELS, HIDDEN, HALVES)
     acc += load_again(x_ptr, offsets, known, channel, CHANNELS)
@@ -143,7 +143,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
         _transition_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
             *norm_arguments(norm),
-            *weight_operands(gate, up, down, halves=halves),
+            *weight_operands(joined(gate, up), down, halves=halves),
             n_rows,
             EPS=norm[2],
             HALVES=halves,

@@ -33,9 +33,11 @@ from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     gated,
+    joined,
     load_again,
     load_chunks,
     multiply_rows,
+    multiply_twice,
     normalize,
 )
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
@@ -62,8 +64,7 @@ def _triangle_factors_fwd_kernel(
     mask_ptr,
     norm_weight_ptr,
     norm_bias_ptr,
-    project_ptr,
-    gate_ptr,
+    inputs_ptr,
     planes_ptr,
     n,
     side,
@@ -77,11 +78,11 @@ def _triangle_factors_fwd_kernel(
     """Write planes [2, B, C, side, side], zero beyond the first ``n`` rows and columns.
 
     In float32, these are [2, 2, B, C, side, side], with the high and the low half of each factor
-    from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and weights [2 C, C]
-    from `weight_operands`.
+    from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and the `joined`
+    weights [4 C, C] of factors and gates, from `weight_operands`.
     Grid: (blocks of M places of a plane, B).
     """
-    half: tl.constexpr = project_ptr.dtype.element_ty
+    half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
     batch, batches = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     place, pair, inside = _locate(n, side, M)
@@ -93,8 +94,7 @@ def _triangle_factors_fwd_kernel(
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, C, half, EPS, HALVES)
     area = side.to(tl.int64) * side
     for first in range(0, 2 * C, K):
-        y = multiply_rows(x, project_ptr, first, 2 * C, C, HALVES, True, K)  # [K, M]
-        gate = multiply_rows(x, gate_ptr, first, 2 * C, C, HALVES, True, K)
+        y, gate = multiply_twice(x, inputs_ptr, first, 2 * C, C, HALVES, True, K)  # [K, M]
         y = gated(y, gate, EXACT) * kept[None, :]
         factor, channel = first // C, first % C + tl.arange(0, K)
         plane = (factor * (2 * batches if EXACT else batches) + batch) * C + channel
@@ -256,7 +256,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             z,
             None if mask is None else mask.contiguous(),
             *norm_arguments(weights.norm_in),
-            *weight_operands(project, weights.gate_in, halves=takes_halves(project)),
+            *weight_operands(joined(project, weights.gate_in), halves=takes_halves(project)),
             planes,
             n,
             side,
