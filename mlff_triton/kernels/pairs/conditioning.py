@@ -103,12 +103,12 @@ def _adaptive_norm_fwd_kernel(
     channel = tl.arange(0, C)
     offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
     x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
-    mean, rstd = moments((x,), CHANNELS, EPS)
+    exact: tl.constexpr = low_ptr is not None or out_ptr.dtype.element_ty == tl.float32
+    mean, rstd = moments((x,), CHANNELS, EPS, exact)
     offsets = batch * scale_strides[0] + row * scale_strides[1] + token * scale_strides[2]
     scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
     offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]
     shift = load_rows(shift_ptr, offsets, inside, channel, CHANNELS, 1)
-    exact: tl.constexpr = low_ptr is not None or out_ptr.dtype.element_ty == tl.float32
     y = gated((x - mean[:, None]) * rstd[:, None], scale, exact) + shift
     _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
 

@@ -71,23 +71,30 @@ def load_chunks(x_ptr, offsets, inside, channels, stride, C: tl.constexpr, CHUNK
 
 
 @triton.jit
-def moments(chunks, channels, EPS: tl.constexpr):
+def _inverse_root(x, EXACT: tl.constexpr):
+    """Return ``1 / sqrt(x)``, in float32 to the last bit if EXACT."""
+    return tl.div_rn(1.0, tl.sqrt_rn(x)) if EXACT else tl.rsqrt(x)
+
+
+@triton.jit
+def moments(chunks, channels: tl.constexpr, EPS: tl.constexpr, EXACT: tl.constexpr):
     """Return mean and inverse standard deviation of rows, a tuple of chunks [M, CHUNK].
 
-    The rows are zero from ``channels`` on.
+    The rows are zero from ``channels`` on. In float32, the results are exact to the last bits if
+    EXACT.
     """
     CHUNK: tl.constexpr = chunks[0].shape[1]
     total = chunks[0]
     for k in tl.static_range(1, len(chunks)):
         total += chunks[k]
-    mean = tl.div_rn(tl.sum(total, 1), channels * 1.0)
+    mean = tl.sum(total, 1) * (1 / channels)
     squares = tl.zeros_like(total)
     for k in tl.static_range(len(chunks)):
         inside = tl.arange(0, CHUNK) + k * CHUNK < channels
         centered = tl.where(inside[None, :], chunks[k] - mean[:, None], 0.0)
         squares += centered * centered
-    variance = tl.div_rn(tl.sum(squares, 1), channels * 1.0)
-    return mean, tl.div_rn(1.0, tl.sqrt_rn(variance + EPS))
+    variance = tl.sum(squares, 1) * (1 / channels)
+    return mean, _inverse_root(variance + EPS, EXACT)
 
 
 @triton.jit
@@ -95,7 +102,7 @@ def normalize(
     chunks,
     weight_ptr,
     bias_ptr,
-    channels,
+    channels: tl.constexpr,
     dtype: tl.constexpr,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
@@ -106,7 +113,7 @@ def normalize(
     HALVES, their halves: the high and the low one of the first chunk, and so on.
     """
     CHUNK: tl.constexpr = chunks[0].shape[1]
-    mean, rstd = moments(chunks, channels, EPS)
+    mean, rstd = moments(chunks, channels, EPS, HALVES or dtype == tl.float32)
     rows = ()
     for k in tl.static_range(len(chunks)):
         channel = tl.arange(0, CHUNK) + k * CHUNK
