@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ halves = pytest.mark.parametrize("precision", list(BOUNDS)[:2], ids=str)
 
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
 """Mean error below which nothing is compared, relative to the mean output."""
+
+_FEWEST_ROWS = 16
 
 
 def random(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -82,6 +85,15 @@ def assert_no_worse(
     error, allowed = (rms(x.cpu().double() - exact) / size for x in (found, own))
     limit = max(allowed, ROUNDING[precision])
     assert error <= limit, f"the mean error is {error:.2e}, that of PyTorch {allowed:.2e}"
+
+
+def pooled(compare: Callable[[], tuple[Tensor, ...]], n_rows: int) -> list[Tensor]:
+    """Return the results of comparisons with fresh inputs, joined, if one has few rows.
+
+    The mean error of a handful of numbers is a coin toss.
+    """
+    runs = [compare() for _ in range(max(1, _FEWEST_ROWS // n_rows))]
+    return [torch.cat([x.cpu().flatten() for x in parts]) for parts in zip(*runs, strict=True)]
 
 
 def rms(x: Tensor) -> float:

@@ -19,6 +19,7 @@ from tests.kernels.pairs.cases import (
     assert_no_worse,
     dtypes,
     norm,
+    pooled,
     random,
     random_map,
     random_mask,
@@ -66,19 +67,24 @@ NODES = {
 def test_triangle_attention(size, node, precision, device):
     """The update, which is the result less the pairs, is at least as exact as that of PyTorch."""
     batch, n, channels, heads, dim = size
-    given = pair_weights(channels, heads, dim, precision)
-    z = random(batch, n, n, channels, dtype=precision)
-    mask = random_mask(batch, n, n) if n > 1 else None
-    update = reference.triangle_attention_update(z, given, mask, **NODES[node])
-    rounded = (to(x, device, precision) for x in (z, given, mask))
-    own = reference.triangle_attention_update(*rounded, **NODES[node])
-    found = z.to(device, torch.float32)
-    result = triangle_attention_(
-        found, to(given, device, precision), to(mask, device, torch.float32), **NODES[node]
-    )
-    assert result is found
-    assert_within(found.cpu().double() - z, update, BOUNDS[precision])
-    assert_no_worse(found, z + update, z.float() + own.cpu(), precision, scale=update)
+
+    def compare():
+        given = pair_weights(channels, heads, dim, precision)
+        z = random(batch, n, n, channels, dtype=precision)
+        mask = random_mask(batch, n, n) if n > 1 else None
+        update = reference.triangle_attention_update(z, given, mask, **NODES[node])
+        rounded = (to(x, device, precision) for x in (z, given, mask))
+        own = reference.triangle_attention_update(*rounded, **NODES[node])
+        found = z.to(device, torch.float32)
+        result = triangle_attention_(
+            found, to(given, device, precision), to(mask, device, torch.float32), **NODES[node]
+        )
+        assert result is found
+        assert_within(found.cpu().double() - z, update, BOUNDS[precision])
+        return found, z + update, z.float() + own.cpu(), update
+
+    found, exact, own, update = pooled(compare, batch * n * n)
+    assert_no_worse(found, exact, own, precision, scale=update)
 
 
 def test_nodes_and_biases_are_views_of_each_other(device):
@@ -111,21 +117,26 @@ def test_residual_streams_in_half_precision(n, device):
 def test_token_attention(size, precision, device):
     """Samples share their biases."""
     batch, samples, n, channels, heads, dim = size
-    given = token_weights(channels, heads, dim, precision)
-    s = random(batch, samples, n, channels, dtype=precision)
-    bias = random(batch, heads, n, n, dtype=precision)
-    mask = torch.ones(batch, samples, n)
-    mask[..., n - n // 4 :] = 0
-    update = reference.token_attention_update(s, bias, given, mask)
-    rounded = (to(x, device, precision) for x in (s, bias, given, mask))
-    own = reference.token_attention_update(*rounded)
-    found = s.to(device, torch.float32)
-    result = token_attention_(
-        found, bias.to(device, precision), to(given, device, precision), mask.bool().to(device)
-    )
-    assert result is found
-    assert_within(found.cpu().double() - s, update, BOUNDS[precision])
-    assert_no_worse(found, s + update, s.float() + own.cpu(), precision, scale=update)
+
+    def compare():
+        given = token_weights(channels, heads, dim, precision)
+        s = random(batch, samples, n, channels, dtype=precision)
+        bias = random(batch, heads, n, n, dtype=precision)
+        mask = torch.ones(batch, samples, n)
+        mask[..., n - n // 4 :] = 0
+        update = reference.token_attention_update(s, bias, given, mask)
+        rounded = (to(x, device, precision) for x in (s, bias, given, mask))
+        own = reference.token_attention_update(*rounded)
+        found = s.to(device, torch.float32)
+        result = token_attention_(
+            found, bias.to(device, precision), to(given, device, precision), mask.bool().to(device)
+        )
+        assert result is found
+        assert_within(found.cpu().double() - s, update, BOUNDS[precision])
+        return found, s + update, s.float() + own.cpu(), update
+
+    found, exact, own, update = pooled(compare, batch * samples * n)
+    assert_no_worse(found, exact, own, precision, scale=update)
 
 
 @dtypes

@@ -16,6 +16,7 @@ from tests.kernels.pairs.cases import (
     assert_no_worse,
     dtypes,
     norm,
+    pooled,
     random,
     random_map,
     spread,
@@ -46,26 +47,32 @@ def weights(
 def test_outer_product_mean(size, eps, precision, device):
     """The update, which is the result less the pairs, is at least as exact as that of PyTorch."""
     batch, depth, n, channels, factors, pairs = size
-    given = weights(channels, factors, pairs, precision)
-    z, msa = (
-        random(batch, *shape, dtype=precision) for shape in ((n, n, pairs), (depth, n, channels))
-    )
-    mask = (torch.rand(batch, depth, n) < 0.8).double()
-    mask[..., :1] = 1
-    update = reference.outer_product_update(msa, given, mask, eps=eps)
-    rounded = (to(x, device, precision) for x in (msa, given, mask))
-    own = reference.outer_product_update(*rounded, eps=eps)
-    found = z.to(device, torch.float32)
-    result = outer_product_mean_(
-        found,
-        msa.to(device, precision),
-        to(given, device, precision),
-        to(mask, device, torch.float32),
-        eps=eps,
-    )
-    assert result is found
-    assert_within(found.cpu().double() - z, update, BOUNDS[precision])
-    assert_no_worse(found, z + update, z.float() + own.cpu(), precision, scale=update)
+
+    def compare():
+        given = weights(channels, factors, pairs, precision)
+        z, msa = (
+            random(batch, *shape, dtype=precision)
+            for shape in ((n, n, pairs), (depth, n, channels))
+        )
+        mask = (torch.rand(batch, depth, n) < 0.8).double()
+        mask[..., :1] = 1
+        update = reference.outer_product_update(msa, given, mask, eps=eps)
+        rounded = (to(x, device, precision) for x in (msa, given, mask))
+        own = reference.outer_product_update(*rounded, eps=eps)
+        found = z.to(device, torch.float32)
+        result = outer_product_mean_(
+            found,
+            msa.to(device, precision),
+            to(given, device, precision),
+            to(mask, device, torch.float32),
+            eps=eps,
+        )
+        assert result is found
+        assert_within(found.cpu().double() - z, update, BOUNDS[precision])
+        return found, z + update, z.float() + own.cpu(), update
+
+    found, exact, own, update = pooled(compare, batch * n * n)
+    assert_no_worse(found, exact, own, precision, scale=update)
 
 
 def test_rows_at_a_time_do_not_matter(device, monkeypatch):

@@ -15,6 +15,7 @@ from tests.kernels.pairs.cases import (
     assert_no_worse,
     dtypes,
     norm,
+    pooled,
     random,
     random_map,
     spread,
@@ -46,19 +47,26 @@ def weights(
 def test_pair_average(size, precision, device):
     """The update, which is the result less the alignment, is as exact as that of PyTorch."""
     batch, depth, n, channels, pairs, heads, dim = size
-    given = weights(channels, pairs, heads, dim, precision)
-    msa = random(batch, depth, n, channels, dtype=precision)
-    z, mask = random(batch, n, n, pairs, dtype=precision), torch.ones(batch, n, n)
-    mask[..., n - n // 3 :] = 0
-    update = reference.pair_average_update(msa, z, given, mask)
-    own = reference.pair_average_update(*(to(x, device, precision) for x in (msa, z, given, mask)))
-    found = msa.to(device, torch.float32)
-    result = pair_average_(
-        found, z.to(device, precision), to(given, device, precision), mask.to(device)
-    )
-    assert result is found
-    assert_within(found.cpu().double() - msa, update, BOUNDS[precision])
-    assert_no_worse(found, msa + update, msa.float() + own.cpu(), precision, scale=update)
+
+    def compare():
+        given = weights(channels, pairs, heads, dim, precision)
+        msa = random(batch, depth, n, channels, dtype=precision)
+        z, mask = random(batch, n, n, pairs, dtype=precision), torch.ones(batch, n, n)
+        mask[..., n - n // 3 :] = 0
+        update = reference.pair_average_update(msa, z, given, mask)
+        own = reference.pair_average_update(
+            *(to(x, device, precision) for x in (msa, z, given, mask))
+        )
+        found = msa.to(device, torch.float32)
+        result = pair_average_(
+            found, z.to(device, precision), to(given, device, precision), mask.to(device)
+        )
+        assert result is found
+        assert_within(found.cpu().double() - msa, update, BOUNDS[precision])
+        return found, msa + update, msa.float() + own.cpu(), update
+
+    found, exact, own, update = pooled(compare, batch * depth * n)
+    assert_no_worse(found, exact, own, precision, scale=update)
 
 
 def test_tokens_without_others_stay_finite(device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,7 +12,16 @@ from mlff_triton.kernels.pairs.reference import transition as reference
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 from mlff_triton.testing import assert_within
-from tests.kernels.pairs.cases import BOUNDS, assert_no_worse, dtypes, norm, random, spread, to
+from tests.kernels.pairs.cases import (
+    BOUNDS,
+    assert_no_worse,
+    dtypes,
+    norm,
+    pooled,
+    random,
+    spread,
+    to,
+)
 
 
 def weights(
@@ -32,14 +43,19 @@ def weights(
 def test_transition(size, precision, device):
     """The update, which is the result less the rows, is at least as exact as that of PyTorch."""
     *shape, channels, hidden = size
-    given, x = weights(channels, hidden, precision), random(*shape, channels, dtype=precision)
-    update = reference.transition_update(x, given)
-    rounded = (to(each, device, precision) for each in (x, given))
-    own = x.float() + reference.transition_update(*rounded).cpu()
-    found = x.to(device, torch.float32)
-    assert transition_(found, to(given, device, precision)) is found
-    assert_within(found.cpu().double() - x, update, BOUNDS[precision])
-    assert_no_worse(found, x + update, own, precision, scale=update)
+
+    def compare():
+        given, x = weights(channels, hidden, precision), random(*shape, channels, dtype=precision)
+        update = reference.transition_update(x, given)
+        rounded = (to(each, device, precision) for each in (x, given))
+        own = x.float() + reference.transition_update(*rounded).cpu()
+        found = x.to(device, torch.float32)
+        assert transition_(found, to(given, device, precision)) is found
+        assert_within(found.cpu().double() - x, update, BOUNDS[precision])
+        return found, x + update, own, update
+
+    found, exact, own, update = pooled(compare, math.prod(shape))
+    assert_no_worse(found, exact, own, precision, scale=update)
 
 
 @pytest.mark.parametrize("n_rows", [1, 17, 100])

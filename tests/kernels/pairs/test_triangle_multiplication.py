@@ -10,7 +10,16 @@ from mlff_triton.kernels.pairs.reference import triangle_multiplication as refer
 from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 from mlff_triton.testing import assert_within
-from tests.kernels.pairs.cases import BOUNDS, assert_no_worse, dtypes, norm, random, spread, to
+from tests.kernels.pairs.cases import (
+    BOUNDS,
+    assert_no_worse,
+    dtypes,
+    norm,
+    pooled,
+    random,
+    spread,
+    to,
+)
 
 
 def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> TriangleWeights:
@@ -27,18 +36,23 @@ def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> Tria
 def test_triangle_multiplication(size, incoming, precision, device):
     """The update, which is the result less the pairs, is at least as exact as that of PyTorch."""
     batch, n, channels = size
-    given, z = weights(channels, precision), random(batch, n, n, channels, dtype=precision)
-    mask = (torch.rand(batch, n, n) < 0.8).double() if n > 1 else None
-    update = reference.triangle_update(z, given, mask, incoming=incoming)
-    rounded = (to(x, device, precision) for x in (z, given, mask))
-    own = z.float() + reference.triangle_update(*rounded, incoming=incoming).cpu()
-    found = z.to(device, torch.float32)
-    result = triangle_multiplication_(
-        found, to(given, device, precision), to(mask, device, torch.float32), incoming=incoming
-    )
-    assert result is found
-    assert_within(found.cpu().double() - z, update, BOUNDS[precision])
-    assert_no_worse(found, z + update, own, precision, scale=update)
+
+    def compare():
+        given, z = weights(channels, precision), random(batch, n, n, channels, dtype=precision)
+        mask = (torch.rand(batch, n, n) < 0.8).double() if n > 1 else None
+        update = reference.triangle_update(z, given, mask, incoming=incoming)
+        rounded = (to(x, device, precision) for x in (z, given, mask))
+        own = z.float() + reference.triangle_update(*rounded, incoming=incoming).cpu()
+        found = z.to(device, torch.float32)
+        result = triangle_multiplication_(
+            found, to(given, device, precision), to(mask, device, torch.float32), incoming=incoming
+        )
+        assert result is found
+        assert_within(found.cpu().double() - z, update, BOUNDS[precision])
+        return found, z + update, own, update
+
+    found, exact, own, update = pooled(compare, batch * n * n)
+    assert_no_worse(found, exact, own, precision, scale=update)
 
 
 @pytest.mark.parametrize("n", [1, 17, 100])
