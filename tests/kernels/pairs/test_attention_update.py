@@ -164,9 +164,15 @@ def test_pairs_that_are_not_numbers_are_seen(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ending", [False, True], ids=["starting", "ending"])
-def test_more_than_2_31_elements(ending):
-    """Rows beyond 2**31 elements are right; a mask ends all rows of keys."""
-    n, channels, heads, precision = 2901, 256, 8, torch.bfloat16
+@pytest.mark.parametrize(
+    ("channels", "precision"), [(256, torch.bfloat16), (128, torch.float32)], ids=str
+)
+def test_thousands_of_tokens(channels, precision, ending):
+    """Rows of thousands of tokens are right; a mask ends all rows of keys.
+
+    With 256 channels, the pairs have more than 2**31 elements.
+    """
+    n, heads = 2901, channels // 32
     given = to(pair_weights(channels, heads, 32, precision), "cuda", precision)
     z = torch.randn(1, n, n, channels, device="cuda", dtype=precision)
     mask = torch.ones(1, n, n, device="cuda", dtype=torch.bool)

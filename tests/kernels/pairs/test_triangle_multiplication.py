@@ -68,16 +68,21 @@ def test_residual_streams_in_half_precision(n, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
-def test_more_elements_than_fit_in_32_bits(incoming, device):
-    """The last tokens, if all others are masked, get the update that they get alone."""
-    n, last, channels, precision = 2901, 64, 256, torch.bfloat16
+@pytest.mark.parametrize(
+    ("channels", "precision"), [(256, torch.bfloat16), (128, torch.float32)], ids=str
+)
+def test_thousands_of_tokens(channels, precision, incoming, device):
+    """The last tokens, if all others are masked, get the update that they get alone.
+
+    Planes have more elements than fit in 32 bits.
+    """
+    n, last = 2901, 64
     given = to(weights(channels, precision), device, precision)
     z = torch.randn(1, n, n, channels, device=device, dtype=precision)
     mask = torch.zeros(1, n, n, device=device)
     mask[:, -last:, -last:] = 1
-    alone = triangle_multiplication_(
-        z[:, -last:, -last:].float(), given, mask[:, -last:, -last:], incoming=incoming
-    )
+    few = z[:, -last:, -last:].float().contiguous()
+    alone = triangle_multiplication_(few, given, mask[:, -last:, -last:], incoming=incoming)
     found = triangle_multiplication_(z, given, mask, incoming=incoming)[:, -last:, -last:]
     assert_within(found.float().cpu(), alone.cpu(), BOUNDS[precision])
 
