@@ -26,6 +26,11 @@ def has_large_memory(tensor: Tensor) -> bool:
     return shared_memory(tensor) >= 200 * KIB
 
 
+def register_limit(registers: int | None) -> dict[str, int]:
+    """Return launch options that let more programs share a multiprocessor of an NVIDIA GPU."""
+    return {"maxnreg": registers} if registers and torch.version.hip is None else {}
+
+
 @cache
 def total_memory(device: torch.device) -> int | None:
     """Return the memory of a GPU in bytes; None for any other device."""

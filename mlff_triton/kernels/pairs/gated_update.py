@@ -18,6 +18,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
@@ -94,14 +95,18 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
     @classmethod
-    def of(cls, block: int, size: int) -> Tile:
-        """Return block sizes for a block of channels, and bytes per element of the weights."""
-        if size > 2:
-            return cls(32 if block <= 256 else 16, 16, 4 if block <= 128 else 8, 1)
+    def of(cls, block: int, weight: Tensor) -> Tile:
+        """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
+        single = weight.element_size() > 2
+        if block <= 128 and single:
+            return cls(64, 32, 4, 1, 168)
         if block <= 128:
-            return cls(64, 128, 4, 1)
+            return cls(64, 32, 4, 2 if has_large_memory(weight) else 1, 128)
+        if single:
+            return cls(32 if block <= 256 else 16, 16, 8, 1)
         return cls(64 if block <= 256 else 32, 32, 8, 1)
 
 
@@ -146,7 +151,7 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
     *_, rows, length, channels = x.shape
     n_rows, block = x[..., 0].numel(), block_side(channels)
     y = y if y.stride(-1) == 1 else y.contiguous()
-    tile, halves = Tile.of(block, gate.element_size()), takes_halves(gate)
+    tile, halves = Tile.of(block, gate), takes_halves(gate)
     with torch.cuda.device_of(x):
         _gated_update_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
@@ -168,6 +173,7 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
             K=min(tile.columns, block_side(len(gate))),
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **register_limit(tile.registers),
         )
     return x
 

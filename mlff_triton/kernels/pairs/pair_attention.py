@@ -30,7 +30,7 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
-from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.halves import multiply_halves, split_halves
 from mlff_triton.kernels.pairs.row_blocks import exact_exp
@@ -223,12 +223,16 @@ class Tile(NamedTuple):
     rows: int
     warps: int
     stages: int
+    registers: int | None = None
 
     @classmethod
     def of(cls, block: int, q: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of queries."""
-        stages = 3 if has_large_memory(q) else 2 if block <= 32 else 1
-        return cls(64, *((64, 2) if q.element_size() == 2 else (32, 1)), 4, stages)
+        large, half = has_large_memory(q), q.element_size() == 2
+        if large and half and block <= 32:
+            return cls(64, 128, 1, 4, 2, 128)
+        stages = 3 if large else 2 if block <= 32 else 1
+        return cls(64, 64 if half else 32, 1, 4, stages)
 
 
 def pair_attention(
@@ -381,6 +385,7 @@ def launch_pair_attention(
             ROWS=tile.rows,
             STAGES=tile.stages,  # named, these hold for loads of biases too
             num_warps=tile.warps,
+            **register_limit(tile.registers),
         )
 
 

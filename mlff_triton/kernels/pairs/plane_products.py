@@ -76,7 +76,7 @@ class _Tile(NamedTuple):
     @classmethod
     def of(cls, planes: Tensor) -> _Tile:
         """Return block sizes on the GPU of planes."""
-        return cls(128, 64, 64, 4, 3) if has_large_memory(planes) else cls(64, 64, 32, 4, 2)
+        return cls(128, 128, 64, 8, 3) if has_large_memory(planes) else cls(64, 64, 32, 4, 2)
 
 
 def plane_products(a: Tensor, b: Tensor, *, turned: bool = False) -> Tensor:

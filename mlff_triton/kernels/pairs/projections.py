@@ -20,6 +20,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
@@ -134,14 +135,17 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
     @classmethod
-    def of(cls, block: int, size: int) -> Tile:
-        """Return block sizes for a block of channels, and bytes per element of the weights."""
-        if size > 2:
-            return cls(32 if block <= 256 else 16, 32, 4 if block <= 128 else 8, 1)
+    def of(cls, block: int, weight: Tensor) -> Tile:
+        """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
+        large, single = has_large_memory(weight), weight.element_size() > 2
         if block <= 128:
-            return cls(64, 64, 4, 2)
+            stages = (2 if single else 3) if large else 1
+            return cls(64, 32, 4, stages, None if single else 128)
+        if single:
+            return cls(32 if block <= 256 else 16, 32, 8, 1)
         return cls(64 if block <= 256 else 32, 64, 8, 1)
 
 
@@ -204,7 +208,7 @@ def project_rows(
     *_, rows, length, channels = x.shape
     n_rows, block = x[..., 0].numel(), block_side(channels)
     weight = maps[0].weight
-    tile, halves = Tile.of(block, weight.element_size()), takes_halves(weight)
+    tile, halves = Tile.of(block, weight), takes_halves(weight)
     with torch.cuda.device_of(x):
         _projections_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
@@ -229,6 +233,7 @@ def project_rows(
             M=tile.rows,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **register_limit(tile.registers),
         )
 
 

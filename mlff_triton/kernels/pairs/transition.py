@@ -19,7 +19,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
@@ -83,15 +83,16 @@ class _Tile(NamedTuple):
     hidden: int  # channels at a time
     warps: int
     stages: int
+    registers: int | None = None
 
     @classmethod
     def of(cls, block: int, weight: Tensor) -> _Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
-        if weight.element_size() > 2:
-            return cls(32 if block <= 256 else 16, 16, 4 if block <= 128 else 8, 1)
         stages = 2 if has_large_memory(weight) else 1
         if block <= 128:
-            return cls(64, 64, 4, stages)
+            return cls(64, 32, 4, 1 if weight.element_size() > 2 else stages, 168)
+        if weight.element_size() > 2:
+            return cls(32 if block <= 256 else 16, 16, 8, 1)
         return cls(64 if block <= 256 else 32, 32, 8, stages)
 
 
@@ -155,5 +156,6 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
             K=tile.hidden,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **register_limit(tile.registers),
         )
     return x

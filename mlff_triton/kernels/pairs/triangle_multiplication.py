@@ -5,11 +5,11 @@
     incoming   t_ij = sum_k a_ki b_kj
     z_ij <- z_ij + (W' norm(t_ij)) sigmoid(G' x_ij)
 
-The sums over triangles are one product of matrices per channel: in half precision, a library
-computes them, and in float32, `plane_products`. The kernel before it normalizes pairs and writes
-the factors a and b channel by channel, with sides padded so that all rows are aligned. The kernel
-after it normalizes the products over channels, and adds the update in place. Neither normalized
-pairs nor gates are stored.
+The sums over triangles are one product of matrices per channel: in half precision and for few
+tokens, a library computes them, and otherwise `plane_products`. The kernel before it normalizes
+pairs and writes the factors a and b channel by channel, with sides padded so that all rows are
+aligned. The kernel after it normalizes the products over channels, and adds the update in place.
+Neither normalized pairs nor gates are stored.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 12 and 13 of the supplement.
@@ -27,6 +27,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.halves import split_halves, takes_halves, weight_operands
 from mlff_triton.kernels.pairs.plane_products import plane_products
@@ -43,6 +44,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
 _ALIGNMENT = 8  # elements of two bytes, that is 16 bytes
+_FEWEST_TOKENS = 64
 _CHANNELS = (16, 32, 64, 128, 256)
 
 
@@ -77,13 +79,14 @@ def _triangle_factors_fwd_kernel(
 ):
     """Write planes [2, B, C, side, side], zero beyond the first ``n`` rows and columns.
 
-    In float32, these are [2, 2, B, C, side, side], with the high and the low half of each factor
-    from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and the `joined`
-    weights [4 C, C] of factors and gates, from `weight_operands`.
-    Grid: (blocks of M places of a plane, B).
+    If factors in float32 are split, these are [2, 2, B, C, side, side], with the high and the low
+    half of each from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and the
+    `joined` weights [4 C, C] of factors and gates, from `weight_operands`. Grid: (blocks of M
+    places of a plane, B).
     """
     half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
+    SPLIT: tl.constexpr = EXACT and planes_ptr.dtype.element_ty == tl.float16
     batch, batches = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     place, pair, inside = _locate(n, side, M)
     pair += batch * n * n
@@ -97,9 +100,9 @@ def _triangle_factors_fwd_kernel(
         y, gate = multiply_twice(x, inputs_ptr, first, 2 * C, C, HALVES, True, K)  # [K, M]
         y = gated(y, gate, EXACT) * kept[None, :]
         factor, channel = first // C, first % C + tl.arange(0, K)
-        plane = (factor * (2 * batches if EXACT else batches) + batch) * C + channel
+        plane = (factor * (2 * batches if SPLIT else batches) + batch) * C + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
-        if EXACT:
+        if SPLIT:
             y, low = split_halves(y)
             tl.store(pointers + batches * C * area, low, (place < area)[None, :])
         tl.store(pointers, y.to(planes_ptr.dtype.element_ty), (place < area)[None, :])
@@ -157,12 +160,18 @@ class _Tile(NamedTuple):
     stages: int
 
     @classmethod
-    def of(cls, channels: int, size: int) -> _Tile:
-        """Return block sizes for numbers of channels, and of bytes per element of the weights."""
-        warps = 4 if channels <= 128 else 8
-        if size > 2:
-            return cls(32, min(channels, 64), warps, 1)
-        return cls(64, min(channels, 64), warps, 1)
+    def of_factors(cls, channels: int, weight: Tensor) -> _Tile:
+        """Return block sizes of the first kernel, in the dtype and on the GPU of a weight."""
+        stages = 2 if has_large_memory(weight) else 1
+        return cls(
+            64 if channels <= 128 else 32, min(channels, 32), 4 if channels <= 128 else 8, stages
+        )
+
+    @classmethod
+    def of_update(cls, channels: int, weight: Tensor) -> _Tile:
+        """Return block sizes of the last kernel, in the dtype of a weight."""
+        small = weight.element_size() > 2 and channels > 128
+        return cls(32 if small else 64, min(channels, 64), 4 if channels <= 128 else 8, 1)
 
 
 def triangle_multiplication_(
@@ -213,7 +222,8 @@ def triangle_multiplication_(
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
-    tile, halves = _Tile.of(channels, sums.element_size()), takes_halves(weights.gate_out)
+    tile = _Tile.of_update(channels, weights.gate_out)
+    halves = takes_halves(weights.gate_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
             z,
@@ -239,18 +249,19 @@ def triangle_multiplication_(
 def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
     """Return the gated factors a and b of all pairs, [2, B, C, side, side] with aligned rows.
 
-    Each factor in float32 is split into two halves, [2, 2, B, C, side, side].
+    Each factor in float32 is split into two halves, [2, 2, B, C, side, side]. Sums over few tokens
+    are more exact without.
     """
     batches, n, _, channels = z.shape
     project = weights.project_in
-    halves = project.dtype == torch.float32
+    halves = project.dtype == torch.float32 and n >= _FEWEST_TOKENS
     side = triton.cdiv(n, _ALIGNMENT) * _ALIGNMENT
     shape = (2, batches, channels, side, side)
     if halves:
         planes = project.new_empty(2, *shape, dtype=torch.float16)
     else:
         planes = project.new_empty(shape)
-    tile = _Tile.of(channels, project.element_size())
+    tile = _Tile.of_factors(channels, project)
     with torch.cuda.device_of(z):
         _triangle_factors_fwd_kernel[(triton.cdiv(side * side, tile.pairs), batches)](
             z,

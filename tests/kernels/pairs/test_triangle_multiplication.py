@@ -32,7 +32,9 @@ def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> Tria
 
 @dtypes
 @pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
-@pytest.mark.parametrize("size", [(1, 1, 16), (2, 17, 32), (1, 33, 128), (1, 9, 256)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(1, 1, 16), (2, 17, 32), (1, 33, 128), (1, 9, 256), (1, 65, 64)], ids=str
+)
 def test_triangle_multiplication(size, incoming, precision, device):
     """The update, which is the result less the pairs, is at least as exact as that of PyTorch."""
     batch, n, channels = size
