@@ -38,6 +38,7 @@ from mlff_triton.kernels.pairs.row_blocks import exact_exp
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
+_FEWEST_KEYS = 64  # of products in halves, which lack one bit
 
 
 @triton.jit
@@ -109,9 +110,9 @@ def _score(queries, keys, biases, HALVES: tl.constexpr):
     """Return the scores [M, N] of queries from `_scale_queries` and keys [N, D]."""
     if HALVES:
         high, low = split_halves(keys)
-        scores = biases.to(tl.float32) + multiply_halves(queries, (high.T, low.T))
+        scores = biases + multiply_halves(queries, (high.T, low.T))
     else:
-        scores = tl.dot(queries, keys.T, biases.to(tl.float32))
+        scores = tl.dot(queries, keys.T, biases, input_precision="ieee")
     return scores
 
 
@@ -121,7 +122,7 @@ def _add_values(acc, weights, values, HALVES: tl.constexpr):
     if HALVES:
         acc += multiply_halves(split_halves(weights), split_halves(values))
     else:
-        acc = tl.dot(weights.to(values.dtype), values, acc)
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
     return acc
 
 
@@ -147,7 +148,6 @@ def _pair_attention_fwd_kernel(
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
-    ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Write out [B, R, H, S, DIM].
@@ -157,62 +157,49 @@ def _pair_attention_fwd_kernel(
     M queries, H, R and B, from the innermost to the outermost,).
     """
     batches, rows, heads, tokens, length = shape
-    blocks, groups = tl.cdiv(tokens, M), tl.cdiv(rows, ROWS)
+    blocks = tl.cdiv(tokens, M)
     program = tl.program_id(0)
     first = program % blocks * M
     head = program // blocks % heads
-    group = program // (blocks * heads) % groups
-    batch = program // (blocks * heads * groups)
+    row = program // (blocks * heads) % rows
+    batch = program // (blocks * heads * rows)
     vectors = (batches, rows, heads, length, DIM)
     q = describe(q, (batches, rows, heads, tokens, DIM), q_strides, (1, 1, 1, M, D), DESCRIBED)
     k = describe(k, vectors, k_strides, (1, 1, 1, N, D), DESCRIBED)
     v = describe(v, vectors, v_strides, (1, 1, 1, N, D), DESCRIBED)
     bias = describe(bias, (batches * heads, tokens, length), bias_strides, (1, M, N), DESCRIBED)
 
+    block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
+    EXACT: tl.constexpr = block.dtype == tl.float32
+    queries = _scale_queries(block, SCALE, HALVES)
     unmasked, end = length, length
     if mask_ptr is not None:
-        end = 0
-    queries, row_numbers, states = (), (), ()
-    for r in tl.static_range(ROWS):
-        row = tl.minimum(group * ROWS + r, rows - 1)  # the last one may be computed twice
-        block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-        queries = queries + (_scale_queries(block, SCALE, HALVES),)  # noqa: RUF005
-        row_numbers = row_numbers + (row,)  # noqa: RUF005
-        peak, total = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
-        states = states + ((peak, total, tl.zeros([M, D], tl.float32)),)  # noqa: RUF005
-        if mask_ptr is not None:
-            index = batch.to(tl.int64) * rows + row
-            unmasked = tl.minimum(unmasked, tl.load(range_ptr + 2 * index))
-            end = tl.maximum(end, tl.load(range_ptr + 2 * index + 1))
+        index = batch.to(tl.int64) * rows + row
+        unmasked, end = tl.load(range_ptr + 2 * index), tl.load(range_ptr + 2 * index + 1)
+        mask_ptr += index * length
+    peak = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
     whole = unmasked // N * N
     for MASKED in tl.static_range(2):
         begin, stop = (whole, end) if MASKED else (0, whole)
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
-            after = ()
-            for r in tl.static_range(ROWS):
-                row = row_numbers[r]
-                row_mask_ptr = mask_ptr
-                if mask_ptr is not None:
-                    row_mask_ptr += (batch.to(tl.int64) * rows + row) * length
-                keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-                scores = _score(queries[r], keys, biases, HALVES)
-                weights, peak, total, acc = _weigh(
-                    scores, row_mask_ptr, start, length, *states[r], HALVES, MASKED == 1, N
-                )
-                values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-                after = after + ((peak, total, _add_values(acc, weights, values, HALVES)),)  # noqa: RUF005
-            states = after
+            keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
+            scores = _score(queries, keys, biases.to(tl.float32), HALVES)
+            weights, peak, total, acc = _weigh(
+                scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
+            )
+            values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
+            acc = _add_values(acc, weights, values, HALVES)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
-    inside = (token < tokens)[:, None] & (dim < DIM)[None, :]
-    out_ptr += batch.to(tl.int64) * out_strides[0] + head * out_strides[2]
+    total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
+    acc = tl.div_rn(acc, total) if EXACT else acc / total
+    out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
+    out_ptr += head * out_strides[2]
     pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]
-    for r in tl.static_range(ROWS):
-        _, total, acc = states[r]
-        total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
-        acc = tl.div_rn(acc, total) if HALVES else acc / total
-        row_pointers = pointers + row_numbers[r].to(tl.int64) * out_strides[1]
-        tl.store(row_pointers, acc.to(out_ptr.dtype.element_ty), inside)
+    inside = (token < tokens)[:, None] & (dim < DIM)[None, :]
+    tl.store(pointers, acc.to(out_ptr.dtype.element_ty), inside)
 
 
 class Tile(NamedTuple):
@@ -220,7 +207,6 @@ class Tile(NamedTuple):
 
     queries: int
     keys: int
-    rows: int
     warps: int
     stages: int
     registers: int | None = None
@@ -230,9 +216,9 @@ class Tile(NamedTuple):
         """Return block sizes for a block of channels, in the dtype and on the GPU of queries."""
         large, half = has_large_memory(q), q.element_size() == 2
         if large and half and block <= 32:
-            return cls(64, 128, 1, 4, 2, 128)
+            return cls(64, 128, 4, 2, 128)
         stages = 3 if large else 2 if block <= 32 else 1
-        return cls(64, 64 if half else 32, 1, 4, stages)
+        return cls(64, 64 if half else 32, 4, stages)
 
 
 def pair_attention(
@@ -359,7 +345,7 @@ def launch_pair_attention(
     out, bias = out.transpose(2, 3), aligned(bias.flatten(0, 1))
     described = has_descriptors(q)
     ranges = None if mask is None else _key_ranges(mask)
-    programs = triton.cdiv(queries, tile.queries) * heads * triton.cdiv(rows, tile.rows) * batches
+    programs = triton.cdiv(queries, tile.queries) * heads * rows * batches
     with torch.cuda.device_of(q):
         _pair_attention_fwd_kernel[(programs,)](
             given(q, (1, 1, 1, tile.queries, block), described),
@@ -376,13 +362,12 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            HALVES=q.dtype == torch.float32,
+            HALVES=q.dtype == torch.float32 and k.shape[3] >= _FEWEST_KEYS,
             DESCRIBED=described,
             DIM=dim,
             D=block,
             M=tile.queries,
             N=tile.keys,
-            ROWS=tile.rows,
             STAGES=tile.stages,  # named, these hold for loads of biases too
             num_warps=tile.warps,
             **register_limit(tile.registers),
