@@ -234,11 +234,11 @@ def pair_attention(
     Parameters
     ----------
     q : [B, R, S, H, D]
-        Queries of R rows of S tokens; float16, bfloat16 or float32. D is at most 128. Parts of one
-        product need no copy, nor do transposed axes and overlapping windows: the vectors of a head
-        must be contiguous and aligned to 16 bytes.
+        Queries of R rows of S tokens; float16, bfloat16 or float32, at most 65504. D is at most
+        128. Parts of one product need no copy, nor do transposed axes and overlapping windows: the
+        vectors of a head must be contiguous and aligned to 16 bytes.
     k, v : [B, R, T, H, D]
-        Keys and values of T tokens.
+        Keys and values of T tokens, at most 65504.
     bias : [B, H, S, T]
         Biases of queries and keys, finite, of a floating dtype.
     mask : [B, R, T], optional

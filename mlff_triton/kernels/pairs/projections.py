@@ -184,7 +184,7 @@ def project_rows(
         Normalization of the rows.
     maps : sequence of Projection
         Maps with weights in float16, bfloat16 or float32, and their results. Products have this
-        precision, and sums float32.
+        precision, and sums float32. Weights and normalized rows must not exceed 65504.
     mask : [B, R, S], optional
         Factor of the results; 1 by default.
 

@@ -38,7 +38,8 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
     weights = torch.stack([first, second])
     if padded > len(first):
         weights = torch.nn.functional.pad(weights, (0, 0, 0, padded - len(first)))
-    return weights.unflatten(1, (-1, _GROUP.value)).transpose(0, 1).flatten(0, 2)
+    groups: Tensor = weights.unflatten(1, (-1, _GROUP.value))
+    return groups.transpose(0, 1).flatten(0, 2)
 
 
 @triton.jit
@@ -66,7 +67,8 @@ def load_chunks(x_ptr, offsets, inside, channels, stride, C: tl.constexpr, CHUNK
     chunks = ()
     for start in tl.static_range(0, C, CHUNK):
         channel = start + tl.arange(0, CHUNK)
-        chunks = chunks + (load_rows(x_ptr, offsets, inside, channel, channels, stride),)  # noqa: RUF005
+        part = load_rows(x_ptr, offsets, inside, channel, channels, stride)
+        chunks = chunks + (part,)  # type: ignore[assignment] # noqa: RUF005
     return chunks
 
 

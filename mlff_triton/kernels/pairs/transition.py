@@ -104,7 +104,8 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     x : [..., C]
         Pairs or tokens, contiguous; float32, or of the dtype of the weights. C is at most 512.
     weights : TransitionWeights
-        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
+        Weights, float16, bfloat16 or float32, at most 65504. Products have this precision, and sums
+        float32.
 
     Returns
     -------
