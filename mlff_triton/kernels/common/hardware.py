@@ -27,7 +27,10 @@ def has_large_memory(tensor: Tensor) -> bool:
 
 
 def register_limit(registers: int | None) -> dict[str, int]:
-    """Return launch options that let more programs share a multiprocessor of an NVIDIA GPU."""
+    """Return launch options that limit the registers of a thread, on NVIDIA GPUs; none for None.
+
+    Compilers spend registers that only hide latency, and take them from other programs.
+    """
     return {"maxnreg": registers} if registers and torch.version.hip is None else {}
 
 
@@ -45,14 +48,6 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def register_limit(registers: int) -> dict[str, int]:
-    """Return launch options that limit the registers of a thread, on NVIDIA GPUs.
-
-    Compilers spend registers that only hide latency, and take them from other programs.
-    """
-    return {"maxnreg": registers} if torch.version.hip is None else {}
 
 
 def exact_precision(x: Tensor) -> str:
