@@ -32,13 +32,12 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.halves import multiply_halves, split_halves
 from mlff_triton.kernels.pairs.row_blocks import exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
-_FEWEST_KEYS = 64  # of products in halves, which lack one bit
+_FEWEST_KEYS = 64  # of products in float32 on tensor cores
 
 
 @triton.jit
@@ -96,37 +95,6 @@ def _weigh(
 
 
 @triton.jit
-def _scale_queries(block, SCALE: tl.constexpr, HALVES: tl.constexpr):
-    """Return a scaled block of queries, or its halves."""
-    if HALVES:
-        scaled = split_halves(block * SCALE)
-    else:
-        scaled = (block.to(tl.float32) * SCALE).to(block.dtype)
-    return scaled
-
-
-@triton.jit
-def _score(queries, keys, biases, HALVES: tl.constexpr):
-    """Return the scores [M, N] of queries from `_scale_queries` and keys [N, D]."""
-    if HALVES:
-        high, low = split_halves(keys)
-        scores = biases + multiply_halves(queries, (high.T, low.T))
-    else:
-        scores = tl.dot(queries, keys.T, biases, input_precision="ieee")
-    return scores
-
-
-@triton.jit
-def _add_values(acc, weights, values, HALVES: tl.constexpr):
-    """Return ``acc`` [M, D] plus the values [N, D] of keys times their weights [M, N]."""
-    if HALVES:
-        acc += multiply_halves(split_halves(weights), split_halves(values))
-    else:
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
 def _pair_attention_fwd_kernel(
     q,
     k,
@@ -142,7 +110,7 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
-    HALVES: tl.constexpr,
+    PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
@@ -171,7 +139,7 @@ def _pair_attention_fwd_kernel(
 
     block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
     EXACT: tl.constexpr = block.dtype == tl.float32
-    queries = _scale_queries(block, SCALE, HALVES)
+    queries = (block.to(tl.float32) * SCALE).to(block.dtype)
     unmasked, end = length, length
     if mask_ptr is not None:
         index = batch.to(tl.int64) * rows + row
@@ -186,12 +154,12 @@ def _pair_attention_fwd_kernel(
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            scores = _score(queries, keys, biases.to(tl.float32), HALVES)
+            scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=PRECISION)
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
             values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-            acc = _add_values(acc, weights, values, HALVES)
+            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     acc = tl.div_rn(acc, total) if EXACT else acc / total
@@ -234,11 +202,11 @@ def pair_attention(
     Parameters
     ----------
     q : [B, R, S, H, D]
-        Queries of R rows of S tokens; float16, bfloat16 or float32, at most 65504. D is at most
-        128. Parts of one product need no copy, nor do transposed axes and overlapping windows: the
-        vectors of a head must be contiguous and aligned to 16 bytes.
+        Queries of R rows of S tokens; float16, bfloat16 or float32. D is at most 128. Parts of one
+        product need no copy, nor do transposed axes and overlapping windows: the vectors of a head
+        must be contiguous and aligned to 16 bytes.
     k, v : [B, R, T, H, D]
-        Keys and values of T tokens, at most 65504.
+        Keys and values of T tokens.
     bias : [B, H, S, T]
         Biases of queries and keys, finite, of a floating dtype.
     mask : [B, R, T], optional
@@ -362,7 +330,7 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            HALVES=q.dtype == torch.float32 and k.shape[3] >= _FEWEST_KEYS,
+            PRECISION=_precision(q, k.shape[3]),
             DESCRIBED=described,
             DIM=dim,
             D=block,
@@ -372,6 +340,16 @@ def launch_pair_attention(
             num_warps=tile.warps,
             **register_limit(tile.registers),
         )
+
+
+def _precision(q: Tensor, n_keys: int) -> str:
+    """Return the precision of `tl.dot` for queries and a number of keys.
+
+    Three parts in bfloat16 hold all bits of float32, and two halves in float16 do not: errors were
+    above those of PyTorch.
+    """
+    splits = q.dtype == torch.float32 and torch.version.hip is None and n_keys >= _FEWEST_KEYS
+    return "bf16x6" if splits and not triton.knobs.runtime.interpret else "ieee"
 
 
 def _key_ranges(mask: Tensor) -> Tensor:
