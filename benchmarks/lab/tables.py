@@ -355,7 +355,7 @@ def pairs_table(folder: Path) -> str:
             if ours:
                 ratio = _ratio(best, ours)
                 error = _error(ours) + (f" ({_error(best)})" if best else "")
-            cells += [f"**{_ms(ours)}**", peer, ratio, error]
+            cells += [f"**{_ms(ours)}**" if ours else "–", peer, ratio, error]
         lines.append(cells)
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 

@@ -109,6 +109,14 @@ def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
     assert f"trains {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
 
 
+def test_blocks_of_pairs_in_the_readme_are_measured():
+    text = " ".join(README.read_text().split())
+    case = measured("pairs")["pair-block-512"]
+    ours, theirs = case["triton-bf16"].ms_p50, case["cuequivariance-bf16"].ms_p50
+    assert f"512 tokens takes {ours:.3g} ms in bfloat16" in text
+    assert f"Boltz takes {theirs / ours:.1f} times as long" in text
+
+
 def measured(bench: str) -> selection.Times:
     return selection.passed(read_rows(docs_benchmarks.RESULTS / f"{bench}.csv"))
 
