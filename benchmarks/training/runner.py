@@ -25,7 +25,6 @@ from benchmarks.training.cases import (
     loss_of,
 )
 from mlff_triton._common.timing import Timing, measure
-from mlff_triton.kernels.common.compilation import compile_ahead
 from mlff_triton.torchmd_net.patch import accelerate
 from mlff_triton.training.step import TrainingStep
 
@@ -137,6 +136,8 @@ def stepper(
 
 def compile_kernels(model: nn.Module, batch: Batch) -> None:
     """Compile the kernels of `gradients` and of a training step side by side, which saves time."""
+    from mlff_triton.kernels.common.compilation import compile_ahead  # imports Triton
+
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def launch() -> None:
