@@ -41,9 +41,12 @@ def is_unmodified(module: nn.Module, *sources: str) -> bool:
 
     Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
     ``sources``, and no instance has a ``forward`` of its own, but for checkpoints of submodules.
-    Names that end with a dot are those of packages, and stand for the modules inside alone.
+    Names that end with a dot are those of packages, and stand for the modules inside alone. Modules
+    in TorchScript have no such methods.
     """
     modules = list(module.modules())
+    if any(isinstance(each, torch.jit.ScriptModule) for each in modules):
+        return False
     packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn", *sources))
     kinds: set[Any] = set(map(type, modules))
     origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
