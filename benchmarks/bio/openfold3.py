@@ -9,8 +9,7 @@ cosine similarity of the distances between predicted tokens, to which the whole 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,12 +21,11 @@ from benchmarks.bio.random_weights import no_initialization, randomize
 from benchmarks.bio.structures import (
     ATOMS,
     PER_TOKEN,
-    Predicting,
-    distance_error,
+    Prediction,
     outermost,
 )
 
-CYCLES, STEPS, SEQUENCES, CHECKED = 4, 200, 1024, 256
+SEQUENCES = 1024
 OUTPUTS = ("linear_o", "linear_out", "tri_mul_out.linear_z", "tri_mul_in.linear_z")
 """Maps whose results are added to tokens, pairs or alignments."""
 INITIAL = ("lecun_normal", "he_normal", "glorot_uniform", "kaiming_normal", "final", "gating")
@@ -35,48 +33,15 @@ INITIAL = ("lecun_normal", "he_normal", "glorot_uniform", "kaiming_normal", "fin
 
 
 @dataclass(frozen=True)
-class Forward:
-    """Prediction of one protein, in so many cycles of the trunk and steps of the sampler."""
+class Forward(Prediction):
+    """Whole prediction of the package."""
 
-    length: int
-    cycles: int = CYCLES
-    steps: int = STEPS
-    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    cycles: int = 4
     package = "openfold3"
-    limit = 1e-2
-    runs_in_graphs = False
-    has_half = True
-    has_kernels = True
-
-    @property
-    def is_checked(self) -> bool:
-        """True if a call in float32 takes seconds at most."""
-        return self.cycles <= 2 and self.length <= CHECKED
-
-    @property
-    def short(self) -> Forward:
-        """One cycle, and as many steps as it takes to capture one."""
-        return replace(self, cycles=1, steps=4)
-
-    @property
-    def name(self) -> str:
-        """Name in the results."""
-        short = (self.cycles, self.steps) != (CYCLES, STEPS)
-        suffix = f"-{self.cycles}-cycles-{self.steps}-steps" if short else ""
-        return f"openfold3-forward-{self.length}{suffix}"
-
-    @property
-    def size(self) -> int:
-        """Number of tokens."""
-        return self.length
 
     def build(self, device: torch.device) -> nn.Module:
         """Build the model with random weights."""
         return copy.deepcopy(build_openfold3(device, **self.changes))
-
-    def half(self, model: nn.Module) -> nn.Module:
-        """Run the model under autocast."""
-        return Predicting(model)
 
     def enable_kernels(self, model: nn.Module) -> None:
         """Let the model call cuEquivariance's attention, or its own where that is missing."""
@@ -100,10 +65,6 @@ class Forward:
         torch.manual_seed(0)
         _, result = model(batch=dict(inputs))
         return {"positions": result["atom_positions_predicted"]}
-
-    def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-        """Compare distances."""
-        return distance_error(actual["positions"], expected["positions"])
 
 
 @lru_cache(maxsize=1)

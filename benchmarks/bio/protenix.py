@@ -13,7 +13,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from io import StringIO
 from typing import Any
@@ -27,61 +27,27 @@ from benchmarks.bio.random_weights import no_initialization, randomize
 from benchmarks.bio.structures import (
     ATOMS,
     PER_TOKEN,
-    Predicting,
-    distance_error,
+    Prediction,
     outermost,
 )
 
 NAME = "protenix_base_default_v1.0.0"
 """Configuration that the package predicts with by default."""
-CYCLES, STEPS, SEQUENCES, CHECKED = 10, 200, 256, 256
+SEQUENCES = 256
 OUTPUTS = ("linear_z", "linear_o", "linear_no_bias", "linear_nobias_b", "linear_no_bias_out")
 """Maps whose results are added to tokens, pairs or alignments."""
 
 
 @dataclass(frozen=True)
-class Forward:
-    """Prediction of one protein, in so many cycles of the trunk and steps of the sampler."""
+class Forward(Prediction):
+    """Whole prediction of the package."""
 
-    length: int
-    cycles: int = CYCLES
-    steps: int = STEPS
-    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    cycles: int = 10
     package = "protenix"
-    limit = 1e-2
-    runs_in_graphs = False
-    has_half = True
-    has_kernels = True
-
-    @property
-    def is_checked(self) -> bool:
-        """True if a call in float32 takes seconds at most."""
-        return self.cycles <= 2 and self.length <= CHECKED
-
-    @property
-    def short(self) -> Forward:
-        """One cycle, and as many steps as it takes to capture one."""
-        return replace(self, cycles=1, steps=4)
-
-    @property
-    def name(self) -> str:
-        """Name in the results."""
-        short = (self.cycles, self.steps) != (CYCLES, STEPS)
-        suffix = f"-{self.cycles}-cycles-{self.steps}-steps" if short else ""
-        return f"protenix-forward-{self.length}{suffix}"
-
-    @property
-    def size(self) -> int:
-        """Number of tokens."""
-        return self.length
 
     def build(self, device: torch.device) -> nn.Module:
         """Build the model with random weights."""
         return copy.deepcopy(build_protenix(device, **self.changes))
-
-    def half(self, model: nn.Module) -> nn.Module:
-        """Run the model under autocast."""
-        return Predicting(model)
 
     def enable_kernels(self, model: nn.Module) -> None:
         """Let the model call the triangle kernels of cuEquivariance, as it does by default."""
@@ -107,10 +73,6 @@ class Forward:
             mode="inference",
         )
         return {"positions": result["coordinate"]}
-
-    def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-        """Compare distances."""
-        return distance_error(actual["positions"], expected["positions"])
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,59 @@ from torch import Tensor, nn
 ATOMS = (7, 6, 6, 8, 6, 6, 6, 8)
 """Atomic numbers of a residue of average size, that begins with N, C-alpha, C and O."""
 PER_TOKEN = len(ATOMS)
+CHECKED = 256
+"""Largest number of tokens whose results are compared with those in float32."""
+
+Self = TypeVar("Self", bound="Prediction")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction of one protein, in so many cycles of the trunk and steps of the sampler.
+
+    Defaults of a package are those of its class; names of other workloads say how many there are.
+    ``changes`` are other options of the model than those of the default prediction.
+    """
+
+    length: int
+    cycles: int = 1
+    steps: int = 200
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    package: ClassVar[str]
+    limit = 1e-2
+    runs_in_graphs = False
+    has_half = True
+    has_kernels = True
+
+    @property
+    def is_checked(self) -> bool:
+        """True if a call in float32 takes seconds at most."""
+        return self.cycles <= 2 and self.length <= CHECKED
+
+    @property
+    def short(self: Self) -> Self:
+        """One cycle, and as many steps as it takes to capture one."""
+        return replace(self, cycles=1, steps=4)
+
+    @property
+    def name(self) -> str:
+        """Name in the results."""
+        is_default = (self.cycles, self.steps) == (type(self).cycles, type(self).steps)
+        suffix = "" if is_default else f"-{self.cycles}-cycles-{self.steps}-steps"
+        return f"{self.package}-forward-{self.length}{suffix}"
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.length
+
+    def half(self, model: nn.Module) -> nn.Module:
+        """Run the model under autocast."""
+        return Predicting(model)
+
+    def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+        """Compare distances."""
+        return distance_error(actual["positions"], expected["positions"])
 
 
 class Predicting(nn.Module):

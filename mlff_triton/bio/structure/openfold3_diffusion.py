@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import ConditionMaps, DiffusionLayer
 from mlff_triton.bio.structure.openfold3 import SOURCES, transition
@@ -19,8 +18,9 @@ from mlff_triton.bio.structure.openfold_layers import (
     wide_weight,
     window_attention,
 )
-from mlff_triton.bio.structure.recognition import children, has_children, has_structure, weight
+from mlff_triton.bio.structure.recognition import children, weight
 from mlff_triton.bio.structure.score_forward import (
+    BLOCK,
     Collected,
     Given,
     Noisy,
@@ -34,7 +34,6 @@ from mlff_triton.kernels.types.pair_stack import ConditionedTransitionWeights
 EPS = 1e-9
 """Added to numbers of atoms per token, as upstream."""
 MASKS = "atom_mask", "token_mask"
-BLOCK = "DiffusionTransformerBlock"
 _ATTENTION = {"Linear": "linear_ada_out linear_z", "Attention": "mha", "Sigmoid": "sigmoid"}
 KNOWN = {
     BLOCK: children(
@@ -85,15 +84,7 @@ class OpenFold3DiffusionForward(ScoreForward):
 
     supported = "the diffusion module of OpenFold3"
     names = "xl_noisy", "t"
-
-    @classmethod
-    def fits(cls, module: nn.Module) -> bool:
-        """Return True for a diffusion module of OpenFold3 with its own classes throughout."""
-        if type(module).__name__ != "DiffusionModule" or not is_unmodified(module, *SOURCES):
-            return False
-        blocks = [part for part in module.modules() if type(part).__name__ == BLOCK]
-        known = has_children(module, MODULE) and bool(blocks)
-        return known and all(has_structure(block, KNOWN) for block in blocks)
+    sources, parts, known = SOURCES, MODULE, KNOWN
 
     def collect(self) -> Collected:
         """Read the weights."""

@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import ConditionMaps, DiffusionLayer
 from mlff_triton.bio.structure.openfold_layers import (
@@ -20,8 +18,9 @@ from mlff_triton.bio.structure.openfold_layers import (
     window_attention,
 )
 from mlff_triton.bio.structure.protenix import NORM, SOURCES, transition
-from mlff_triton.bio.structure.recognition import children, has_children, has_structure, weight
+from mlff_triton.bio.structure.recognition import children, weight
 from mlff_triton.bio.structure.score_forward import (
+    BLOCK,
     Collected,
     Given,
     Noisy,
@@ -36,7 +35,6 @@ FEATURES = (
     *("ref_pos", "ref_charge", "ref_mask", "ref_atom_name_chars"),
     *("ref_element", "d_lm", "v_lm", "pad_info"),
 )
-BLOCK = "DiffusionTransformerBlock"
 KNOWN = {
     BLOCK: children(
         {
@@ -89,15 +87,7 @@ class ProtenixDiffusionForward(ScoreForward):
 
     supported = "the diffusion module of Protenix"
     names = "x_noisy", "t_hat_noise_level"
-
-    @classmethod
-    def fits(cls, module: nn.Module) -> bool:
-        """Return True for a diffusion module of Protenix with its own classes throughout."""
-        if type(module).__name__ != "DiffusionModule" or not is_unmodified(module, *SOURCES):
-            return False
-        blocks = [part for part in module.modules() if type(part).__name__ == BLOCK]
-        known = has_children(module, MODULE) and bool(blocks)
-        return known and all(has_structure(block, KNOWN) for block in blocks)
+    sources, parts, known = SOURCES, MODULE, KNOWN
 
     def collect(self) -> Collected:
         """Read the weights. Maps that compute in float32 do so in every precision."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.fast_forward import Options, Reading
 from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs
 from mlff_triton.bio.structure.autocast import AutocastForward
@@ -17,6 +18,7 @@ from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import DiffusionLayer, DiffusionWeights
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.bio.structure.recognition import Children, has_children, has_structure
 from mlff_triton.bio.structure.remembered import Remembered, tensors_in
 from mlff_triton.bio.structure.score_network import (
     AtomMaps,
@@ -31,6 +33,8 @@ from mlff_triton.bio.structure.updates import prepared
 from mlff_triton.bio.structure.window_conditions import window_conditions
 from mlff_triton.errors import InputError
 
+BLOCK = "DiffusionTransformerBlock"
+"""Name of the class of a block of transformers."""
 WINDOW_SIDES = 16, 32, 64, 128
 """Numbers of queries and of keys per window that kernels support."""
 MAX_WINDOW_HEAD_CHANNELS = 64
@@ -146,8 +150,23 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
     graph. Arguments that were made in inference mode must not be changed in place during a run.
     """
 
-    names: tuple[str, str]
+    names: ClassVar[tuple[str, str]]
     """Names of the arguments that change from step to step: positions and noise levels."""
+    sources: ClassVar[tuple[str, ...]]
+    """Python modules and packages that the classes come from, as for `is_unmodified`."""
+    parts: ClassVar[Children]
+    """Submodules of the network."""
+    known: ClassVar[Mapping[str, Children]]
+    """Submodules of classes of the package, among them those of a block of its transformers."""
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return True for a score network of the package with its own classes throughout."""
+        if type(module).__name__ != "DiffusionModule" or not is_unmodified(module, *cls.sources):
+            return False
+        blocks = [part for part in module.modules() if type(part).__name__ == BLOCK]
+        is_known = has_children(module, cls.parts) and bool(blocks)
+        return is_known and all(has_structure(block, cls.known) for block in blocks)
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
