@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
 from mlff_triton._common.cuda_graphs import GraphPool, is_capturing, record
 
@@ -85,6 +84,8 @@ class GraphCache:
 
         Triton's driver gives the current stream faster than PyTorch does.
         """
+        from triton.runtime import driver  # here, as `mlff_triton.bio` is imported without Triton
+
         last = self._stream
         if last is None or driver.active.get_current_stream(device.index) != last.cuda_stream:
             self._stream = torch.cuda.current_stream(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 if not torch.cuda.is_available():
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ImportError("tests cannot choose Triton's interpreter: Triton is imported already")
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
 
 

@@ -373,8 +373,9 @@ def test_first_example_of_the_guide_prints_what_it_says(tmp_path, monkeypatch, c
     assert "second\t0\ttarget\t5\t255\t4=1D5=" in (tmp_path / "reads.sam").read_text()
 
 
-def test_importing_bio_loads_no_aligner():
-    code = "import sys, mlff_triton.bio; print('mlff_triton.bio.alignment' in sys.modules)"
+@pytest.mark.parametrize("module", ["mlff_triton.bio.alignment", "triton"])
+def test_importing_bio_loads_no_aligner_and_no_triton(module):
+    code = f"import sys, mlff_triton.bio; print({module!r} in sys.modules)"
     done = subprocess.run(  # noqa: S603 - the code is above
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
