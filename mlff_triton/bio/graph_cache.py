@@ -36,10 +36,18 @@ class GraphCache:
         tuple of tensors. Must not wait for the GPU.
     capacity : int
         Number of shapes to remember. The least recently used one is dropped first.
+    overwrites : bool
+        True if the function overwrites its inputs, of which it then gets copies.
     """
 
-    def __init__(self, function: Callable[[Inputs, Any], Outputs], capacity: int = 16) -> None:
-        self._function, self._capacity = function, capacity
+    def __init__(
+        self,
+        function: Callable[[Inputs, Any], Outputs],
+        capacity: int = 16,
+        *,
+        overwrites: bool = False,
+    ) -> None:
+        self._function, self._capacity, self._overwrites = function, capacity, overwrites
         self._captured: OrderedDict[tuple[object, ...], _CapturedGraph | None] = OrderedDict()
         self._pool: GraphPool | None = None
         self._stream: torch.cuda.Stream | None = None  # of the last replay
@@ -48,14 +56,14 @@ class GraphCache:
     def __call__(self, inputs: Inputs, option: Any = None) -> Outputs:
         """Return what the function returns, in tensors that the caller may keep."""
         if is_capturing(_present(inputs)[0]):
-            return self._function(inputs, option)
+            return self._run(inputs, option)
         with self._lock:
             key = _key(inputs, option)
             if key not in self._captured:
                 self._captured[key] = None
                 while len(self._captured) > self._capacity:
                     self._captured.popitem(last=False)
-                return self._function(inputs, option)
+                return self._run(inputs, option)
             if self._captured[key] is None:
                 self._captured[key] = self._capture(inputs, option)
             outputs = self.replay(inputs, option)
@@ -79,6 +87,10 @@ class GraphCache:
             captured.graph.replay()
             return tuple(output.clone() for output in captured.outputs)
 
+    def _run(self, inputs: Inputs, option: Any) -> Outputs:
+        """Run the function without a graph."""
+        return self._function(_copies(inputs) if self._overwrites else inputs, option)
+
     def _wait_for_last_replay(self, device: torch.device) -> None:
         """Make the current stream wait for the stream of the last replay, if they differ.
 
@@ -96,7 +108,7 @@ class GraphCache:
     def _capture(self, inputs: Inputs, option: Any) -> _CapturedGraph:
         if self._pool is None:
             self._pool = GraphPool()
-        own = [None if x is None else x.clone() for x in inputs]
+        own = _copies(inputs)
         present = _present(own)
         with torch.no_grad(), torch.cuda.device_of(present[0]):
             graph, outputs = record(lambda: self._function(own, option), self._pool)
@@ -105,6 +117,10 @@ class GraphCache:
 
 def _present(inputs: Inputs) -> list[Tensor]:
     return [x for x in inputs if x is not None]
+
+
+def _copies(inputs: Inputs) -> list[Tensor | None]:
+    return [None if x is None else x.clone() for x in inputs]
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

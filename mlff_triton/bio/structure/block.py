@@ -10,19 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.bio.structure.autocast import AutocastForward
+from mlff_triton.bio.structure.block_update import BlockUpdate, graphs_on, is_small, update_block
 from mlff_triton.bio.structure.mask_check import MaskCheck
-from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.structure.updates import (
-    AlignmentWeights,
-    BlockWeights,
-    TokenWeights,
-    check_sizes,
-    prepared,
-    update_alignment,
-    update_pairs,
-    update_tokens,
-)
+from mlff_triton.bio.structure.packed import Packed
+from mlff_triton.bio.structure.updates import BlockWeights, check_sizes, prepared
 
 ROWS = (torch.float32, torch.bfloat16, torch.float16)
 Results = tuple[Tensor | None, Tensor]
@@ -52,11 +45,12 @@ class Inputs(NamedTuple):
     in_place: bool = False
 
 
-class BlockForward(AutocastForward[BlockWeights]):
+class BlockForward(AutocastForward[Packed]):
     """Block that updates pairs, and tokens or an alignment if it has any.
 
     Results of pairs with padding differ from those of the original forward, and others do not
-    depend on them. Chunk sizes and choices of kernels among the arguments have no effect.
+    depend on them. Chunk sizes and choices of kernels among the arguments have no effect. Blocks of
+    few tokens run as CUDA graphs, which blocks of the same shapes share.
     """
 
     token_axes: ClassVar[int] = 1
@@ -65,6 +59,7 @@ class BlockForward(AutocastForward[BlockWeights]):
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
         self._checks = MaskCheck(), MaskCheck()
+        self._graphs: GraphCache | None = None  # kept while there are blocks
 
     @property
     @abstractmethod
@@ -88,15 +83,17 @@ class BlockForward(AutocastForward[BlockWeights]):
         """Dtype of the products of tokens."""
         return self.dtype
 
-    def read(self) -> BlockWeights:
+    def read(self) -> Packed:
         """Read the present weights."""
         weights = self.collect()
         pairs, tokens = weights
         if self.backend == "triton":
             check_sizes(weights)
-        return BlockWeights(
-            prepared(pairs, self.dtype, self.backend),
-            None if tokens is None else prepared(tokens, self.token_dtype, self.backend),
+        return Packed.of(
+            BlockWeights(
+                prepared(pairs, self.dtype, self.backend),
+                None if tokens is None else prepared(tokens, self.token_dtype, self.backend),
+            )
         )
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
@@ -149,40 +146,37 @@ class BlockForward(AutocastForward[BlockWeights]):
         return self.outputs(s, z)
 
     def _run(self, given: Inputs) -> Results:
-        operators, (pairs, tokens), s = Operators.of(self.backend), self.weights, given.s
-        axes, dtype, token_dtype = self.token_axes, self.dtype, self.token_dtype
+        s, z, mask, pair_mask, in_place = given
+        if not self.updates_tokens:
+            s = mask = None
+        exact, packed = self.backend == "triton", self.weights
+        how = BlockUpdate(
+            self.backend,
+            self.token_axes,
+            token_rows=torch.float32 if exact else self.token_dtype,
+            pair_rows=torch.float32 if exact else self.dtype,
+            tokens=self.result_dtype(z if s is None else s),
+            pairs=self.result_dtype(z),
+            places=packed.places,
+        )
         with self.without_autocast():
-            z = self._rows(given.z, dtype, 3, overwrites=given.in_place)
-            pair_mask = _flat(given.pair_mask, 2, z.dtype)
-            if tokens is not None:
-                s = self._rows(s, token_dtype, axes + 1)
-                mask = _flat(given.mask, axes, s.dtype)
-            if isinstance(tokens, AlignmentWeights):
-                update_alignment(operators, tokens, s, z, mask, pair_mask)
-            update_pairs(operators, pairs, z, pair_mask)
-            if isinstance(tokens, TokenWeights):
-                read = z if self.backend == "triton" else z.to(s.dtype)
-                s = update_tokens(operators, tokens, s, read, mask)
-            if tokens is not None:
-                s = s.view(given.s.shape).to(self.result_dtype(given.s))
-            return s, z.view(given.z.shape).to(self.result_dtype(given.z))
+            if self._is_captured(s, z):
+                self._graphs = graphs_on(z.device)
+                found = self._graphs([s, z, mask, pair_mask, *packed.tensors], how)
+            else:
+                s = None if s is None else s.to(how.token_rows, copy=True)
+                z = z if in_place else z.to(how.pair_rows, copy=True)
+                found = update_block(packed.weights, [s, z, mask, pair_mask], how)
+        return (found[0] if len(found) > 1 else given.s), found[-1]
+
+    def _is_captured(self, s: Tensor | None, z: Tensor) -> bool:
+        """Return True if a graph is to compute the update."""
+        may_be = self.options.captures(self.backend, self.module)
+        return may_be and (self.options.cuda_graph is True or is_small(s, z))
 
     def result_dtype(self, x: Tensor) -> torch.dtype:
         """Return the dtype of a result, for the input that it updates."""
         return x.dtype
 
-    def _rows(
-        self, x: Tensor, dtype: torch.dtype, axes: int, *, overwrites: bool = False
-    ) -> Tensor:
-        """Return contiguous rows that may be overwritten, with one axis before the last ones.
-
-        Kernels update those in float32.
-        """
-        wanted = torch.float32 if self.backend == "triton" else dtype
-        rows = x.to(wanted, copy=not overwrites).contiguous()
-        return rows.view(-1, *x.shape[x.dim() - axes :])
-
-
-def _flat(mask: Tensor | None, axes: int, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask with one axis before the last ones."""
-    return None if mask is None else mask.to(dtype).reshape(-1, *mask.shape[mask.dim() - axes :])
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_graphs": None}

@@ -166,7 +166,7 @@ def test_autocast_leaves_the_tokens_of_boltz_2_in_float32():
     block = make("boltz-2")
     forward = BoltzBlockForward(block, bio.fast_forward.Options(backend="torch"))
     with torch.autocast("cpu", torch.bfloat16):
-        pairs, tokens = forward.read()
+        pairs, tokens = forward.read().weights
     assert pairs.outgoing.project_in.dtype == torch.bfloat16
     assert tokens.attention.query.dtype == torch.float32
 

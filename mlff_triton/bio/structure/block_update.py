@@ -1,0 +1,114 @@
+"""The update of a block as a function of tensors, and the CUDA graphs that blocks share.
+
+The weights are among the tensors, so one graph serves all blocks of a stack: a call copies weights
+and inputs into it and replays it. For few tokens, launches take longer than kernels do, and there
+are dozens in each block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs
+from mlff_triton.bio.structure.operators import Operators
+from mlff_triton.bio.structure.packed import unpacked
+from mlff_triton.bio.structure.updates import (
+    AlignmentWeights,
+    BlockWeights,
+    TokenWeights,
+    update_alignment,
+    update_pairs,
+    update_tokens,
+)
+
+_MOST_ELEMENTS = 2**25  # of pairs or tokens; kernels of more take longer than their launches
+_SHAPES = 8  # per device
+
+_GRAPHS: WeakValueDictionary[torch.device, GraphCache] = WeakValueDictionary()
+
+
+class BlockUpdate(NamedTuple):
+    """All about the update of a block but its tensors.
+
+    Attributes
+    ----------
+    backend : {"triton", "torch"}
+        Operators.
+    token_axes : int
+        Number of axes of tokens: 1, or 2 for an alignment.
+    token_rows, pair_rows : torch.dtype
+        Dtypes in which tokens and pairs are updated.
+    tokens, pairs : torch.dtype
+        Dtypes of the results.
+    places : Any
+        Places of the `BlockWeights`, see `Packed`.
+    """
+
+    backend: str | None
+    token_axes: int
+    token_rows: torch.dtype
+    pair_rows: torch.dtype
+    tokens: torch.dtype
+    pairs: torch.dtype
+    places: Any
+
+
+def update_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate) -> Outputs:
+    """Return updated tokens, if there are weights for them, and pairs.
+
+    The inputs are tokens, pairs and their masks, for which see
+    `mlff_triton.bio.structure.block.Inputs`. Tokens and pairs may be overwritten.
+    """
+    given_s, given_z, mask, pair_mask = inputs
+    assert given_z is not None
+    operators, axes, (pairs, tokens) = Operators.of(how.backend), how.token_axes, weights
+    z = _rows(given_z, how.pair_rows, 3)
+    pair_mask = _flat(pair_mask, 2, z.dtype)
+    if tokens is None:
+        update_pairs(operators, pairs, z, pair_mask)
+        return (z.view(given_z.shape).to(how.pairs),)
+    assert given_s is not None
+    s = _rows(given_s, how.token_rows, axes + 1)
+    mask = _flat(mask, axes, s.dtype)
+    if isinstance(tokens, AlignmentWeights):
+        update_alignment(operators, tokens, s, z, mask, pair_mask)
+    update_pairs(operators, pairs, z, pair_mask)
+    if isinstance(tokens, TokenWeights):
+        s = update_tokens(operators, tokens, s, z.to(how.token_rows), mask)
+    return s.view(given_s.shape).to(how.tokens), z.view(given_z.shape).to(how.pairs)
+
+
+def _update_packed(inputs: Inputs, how: BlockUpdate) -> Outputs:
+    """Update a block whose packed weights come after its inputs."""
+    tensors = [x for x in inputs[4:] if x is not None]
+    return update_block(unpacked(tensors, how.places), inputs[:4], how)
+
+
+def graphs_on(device: torch.device) -> GraphCache:
+    """Return the graphs of all blocks on a device, which exist as long as blocks keep them.
+
+    Their inputs are those of `update_block`, and the tensors of `Packed`.
+    """
+    found = _GRAPHS.get(device)
+    if found is None:
+        found = _GRAPHS[device] = GraphCache(_update_packed, _SHAPES, overwrites=True)
+    return found
+
+
+def is_small(s: Tensor | None, z: Tensor) -> bool:
+    """Return True if a block is worth a graph."""
+    return z.numel() <= _MOST_ELEMENTS and (s is None or s.numel() <= _MOST_ELEMENTS)
+
+
+def _rows(x: Tensor, dtype: torch.dtype, axes: int) -> Tensor:
+    """Return contiguous rows with one axis before the last ones."""
+    return x.to(dtype).contiguous().view(-1, *x.shape[x.dim() - axes :])
+
+
+def _flat(mask: Tensor | None, axes: int, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask with one axis before the last ones."""
+    return None if mask is None else mask.to(dtype).reshape(-1, *mask.shape[mask.dim() - axes :])
