@@ -1,4 +1,4 @@
-# `make run` simulates a peptide in water and aligns proteins, `make test` checks everything,
+# `make run` simulates a peptide in water and aligns proteins, `make test` checks it,
 # `make docs` builds the documentation.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +7,7 @@ CHECK_VERSION := import sys; sys.version_info >= (3, 10) or sys.exit( \
   "make run PYTHON=python3.12; make clean removes an old .venv" \
   % ((sys.executable,) + sys.version_info[:2]))
 
-.PHONY: run test test-bio-4 test-structure fuzz lint types docs clean
+.PHONY: run test test-slow test-bio-4 test-structure fuzz lint types docs clean
 
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
@@ -15,7 +15,11 @@ run: .venv/installed
 	$(BIN)/python examples/07_align.py
 
 test: .venv/tested lint types
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+# All kernels for all targets, and others that take long.
+test-slow: .venv/tested
+	$(BIN)/python -m pytest -n auto -m slow
 
 # Tests of `bio` with transformers 4, installed over the version that `make test` uses.
 test-bio-4: .venv/transformers-4/installed

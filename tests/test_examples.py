@@ -213,7 +213,7 @@ def test_design(tmp_path, data_folder):
         assert set(letters) <= set("ACDEFGHIKLMNPQRSTVWY")
 
 
-@pytest.mark.parametrize("model", ["enformer", "alphagenome"])
+@pytest.mark.parametrize("model", ["enformer", pytest.param("alphagenome", marks=pytest.mark.slow)])
 def test_genome(model, tmp_path):
     pytest.importorskip(f"{model}_pytorch", reason=f"needs {model}-pytorch, see the example")
     (tmp_path / "window.fasta").write_text(

@@ -14,6 +14,7 @@ from benchmarks.systems import models, systems
 from tests.support.benchmark_rows import CPU
 
 
+@pytest.mark.slow
 def test_steps_of_openmm_are_held_against_the_truth(lab):
     pytest.importorskip("openmm", reason="OpenMM is not installed")
     case = Case("openmm", "21", partial(systems.water, 7), "shipped")

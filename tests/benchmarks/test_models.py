@@ -169,6 +169,7 @@ def short(monkeypatch):
     return genomes.Enformer(1024, target=4, dim=384, depth=1), genomes.AlphaGenome(2048)
 
 
+@pytest.mark.slow
 def test_genomic_models_are_held_against_those_as_shipped(lab, short, monkeypatch, capfd):
     monkeypatch.setattr(
         "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")

@@ -530,6 +530,7 @@ def test_shadow_energy_and_drift_see_what_they_should():
     assert error < 0.01 * dissipation < drift(np.array(energies[1:-1]), times)[1]
 
 
+@pytest.mark.slow
 def test_nve_conserves_energy():
     """Alanine dipeptide at about 300 K in steps of 0.5 fs drifts by less than 1e-6 eV/atom/ps."""
     path = resources.files("mlff_triton") / "structures" / "alanine_dipeptide_water.xyz"

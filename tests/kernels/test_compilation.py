@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,39 +14,62 @@ import pytest
 from mlff_triton.testing.launches import TARGETS
 
 CHECKOUT = Path(__file__).parents[2]
-HALVES = tuple(TARGETS)[::2], tuple(TARGETS)[1::2]
+COMMON_TARGETS = ("sm_90", "gfx942")  # one per compiler
+COMMON = [("--common", target) for target in COMMON_TARGETS]
+ALL = [tuple(TARGETS)[::2], tuple(TARGETS)[1::2]]
 
-pytestmark = pytest.mark.timeout(2400)  # two cores with an empty cache need 10 to 20 minutes
+pytestmark = pytest.mark.timeout(2400)  # two cores with an empty cache need 3 or 10 minutes
+
+Compilations = dict[str, tuple[list[list[str]], str]]
 
 
-@pytest.fixture(scope="module")
-def compilations() -> dict[str, tuple[list[list[str]], str]]:
+def compilations(arguments: Sequence[tuple[str, ...]]) -> Compilations:
     """Compile in other processes: kernels of each target, and the error that ended the process."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     processes = [
         subprocess.Popen(  # noqa: S603 - the script is ours
-            [sys.executable, "-m", "tests.support.launch_cases", *targets],
+            [sys.executable, "-m", "tests.support.launch_cases", *each],
             cwd=CHECKOUT,
             env=environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for targets in HALVES
+        for each in arguments
     ]
     results = {}
-    for process, targets in zip(processes, HALVES, strict=True):
+    for process, each in zip(processes, arguments, strict=True):
         out, err = process.communicate()
         rows = [json.loads(line) for line in out.splitlines()]
         crash = err[-2000:] if process.returncode else ""
-        results |= {t: ([row for row in rows if row[0] == t], crash) for t in targets}
+        results |= {t: ([row for row in rows if row[0] == t], crash) for t in each}
     return results
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_kernel_compiles(target, compilations):
-    rows, crash = compilations[target]
+@pytest.fixture(scope="module")
+def common() -> Compilations:
+    return compilations(COMMON)
+
+
+@pytest.fixture(scope="module")
+def thorough() -> Compilations:
+    return compilations(ALL)
+
+
+def check(rows: list[list[str]], crash: str) -> None:
+    """Assert that there are kernels, and that all compile."""
     failures = [f"{case}, {kernel}: {error}" for _, case, kernel, error in rows if error]
     assert not crash, f"after {rows[-1:]}: {crash}"
     assert rows
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("target", COMMON_TARGETS)
+def test_common_kernels_compile(target, common):
+    check(*common[target])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles(target, thorough):
+    check(*thorough[target])

@@ -1,8 +1,9 @@
 """Calls of all operators, to compile the kernels that they launch.
 
 ``python -m tests.support.launch_cases sm_90 gfx942`` compiles all launches and prints one JSON list
-``[target, case, kernel, error or null]`` for each. To add a public operator, add a line to `CASES`,
-which covers its gradients and second derivatives. A whole step covers the operators of the engine.
+``[target, case, kernel, error or null]`` for each; ``--common`` before the targets leaves out most
+of the precisions and sizes. To add a public operator, add a line to `CASES`, which covers its
+gradients and second derivatives. A whole step covers the operators of the engine.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ from tests.support.tensornet2_launch_cases import tensornet2_calls
 
 N, E, F = 4, 8, 64
 WIDE_TARGETS = ("sm_90", "sm_100")  # which have the copy engine that `wide_linear` needs
-THOROUGH_TARGETS = ("sm_90", "gfx942")  # one per compiler
+HALVES = {"sm_90": torch.bfloat16, "gfx942": torch.float16}  # thorough targets, one per compiler
 STEPS = [(21, "O(3)"), (4099, "O(3)")]  # with different block sizes
 MORE_STEPS = [(21, "SO(3)"), (1021, "O(3)")]  # for the thorough targets only
 ROW = 64
@@ -435,25 +436,42 @@ def parts(sizes: list[int], dtype: torch.dtype) -> dict[str, Callable[[], object
     }
 
 
+def common_cases(target: str) -> dict[str, Callable[[], object]]:
+    """Operators and steps in single precision and in one half precision, for a thorough target."""
+    single, half = torch.float32, HALVES[target]
+    made = few_cases(target) | residue_calls() | binding_calls() | genomic_calls()
+    return made | pair_calls(single, half) | tensornet2_calls(single)
+
+
+def all_cases(target: str) -> dict[str, Callable[[], object]]:
+    """Operators and steps in all precisions, and more sizes."""
+    single, double, *halves = torch.float32, torch.float64, torch.float16, torch.bfloat16
+    made = common_cases(target) | pair_calls(*halves) | tensornet2_calls(double)
+    made |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
+    made |= parts([16], single) | parts([16, 4096], double)
+    return made | token_calls(single) | token_calls(double) | more_alignments()
+
+
+def few_cases(target: str) -> dict[str, Callable[[], object]]:
+    """One case per operator, and steps in single precision."""
+    single = torch.float32
+    made = calls(single) | steps(STEPS, single) | parts([4096], single)
+    made |= {"neighbor_list": neighbor_rows, "renewed_rows": renewed_rows, "dynamics": moves}
+    made |= {"attention, half": half_attention} | token_calls(torch.float16)
+    made |= alignments() | {"edit_distance": edit_distances}
+    return made | wide_calls() if target in WIDE_TARGETS else made
+
+
 def main() -> None:
-    """Compile all cases for the targets named on the command line, and print the results."""
-    for target in sys.argv[1:]:
-        single, double = torch.float32, torch.float64
-        all_calls = calls(single) | steps(STEPS, single) | parts([4096], single)
-        all_calls |= {"neighbor_list": neighbor_rows, "attention, half": half_attention}
-        all_calls |= {"renewed_rows": renewed_rows}
-        all_calls |= {"dynamics": moves}
-        all_calls |= token_calls(torch.float16)
-        all_calls |= alignments() | {"edit_distance": edit_distances}
-        if target in WIDE_TARGETS:
-            all_calls |= wide_calls()
-        if target in THOROUGH_TARGETS:
-            all_calls |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
-            all_calls |= parts([16], single) | parts([16, 4096], double)
-            all_calls |= token_calls(single) | token_calls(double) | more_alignments()
-            all_calls |= residue_calls() | binding_calls() | genomic_calls()
-            all_calls |= pair_calls() | tensornet2_calls()
-        for case, kernel, error in compile_distinct(all_calls, target):
+    """Compile cases for the targets named on the command line, and print the results."""
+    first, *targets = sys.argv[1:]
+    is_common = first == "--common"
+    for target in targets if is_common else (first, *targets):
+        if is_common:
+            cases = common_cases(target)
+        else:
+            cases = (all_cases if target in HALVES else few_cases)(target)
+        for case, kernel, error in compile_distinct(cases, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 
 

@@ -36,7 +36,6 @@ from mlff_triton.kernels.types.pair_stack import (
 from mlff_triton.kernels.types.split_rows import SplitRows
 
 N = 24  # tokens
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def triangles(dtype: torch.dtype, n: int = N, heads: int = 4) -> object:
@@ -149,10 +148,10 @@ def alignments(channels: int, dtype: torch.dtype) -> object:
     return outer_product_mean_(z, msa, given._replace(out_bias=None), eps=1e-3)
 
 
-def pair_calls() -> dict[str, Callable[[], object]]:
+def pair_calls(*dtypes: torch.dtype) -> dict[str, Callable[[], object]]:
     """Operators with the channels of Boltz, Protenix and OpenFold3."""
     calls: dict[str, Callable[[], object]] = {"split_linear": splits}
-    for dtype in DTYPES:
+    for dtype in dtypes:
         calls[f"triangle_attention, {dtype}"] = partial(triangles, dtype)
         for dim in (24, 48):
             calls[f"pair_attention, {dim} channels, {dtype}"] = partial(samples, dim, dtype)

@@ -132,34 +132,23 @@ def charged_engine_step(n_atoms: int, kind: str, dtype: torch.dtype) -> object:
     return evaluate_charged_step(operators, p, systems, given, atoms)
 
 
-def tensornet2_calls() -> dict[str, Callable[[], object]]:
+def tensornet2_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Operators of TensorNet2, by name."""
-    single, double = torch.float32, torch.float64
-    sizes = [(64, single, True), (128, single, True), (256, single, True), (128, single, False)]
-    of_charges = {f"charges, {dtype}": partial(charges, dtype) for dtype in (single, double)}
+    is_single = dtype == torch.float32
+    channels = (64, 128, 256) if is_single else (64, 128)
+    sizes = [(64, True), (128, True), (256, True), (128, False)] if is_single else [(64, False)]
+    systems = [(21, "all pairs"), (4096, "all pairs"), (4096, "reaction field")]
     of_predictions = {
-        f"predict_charges, F = {f}, {dtype}": partial(predictions, f, dtype)
-        for f, dtype in [(64, single), (128, single), (256, single), (64, double), (128, double)]
+        f"predict_charges, F = {f}, {dtype}": partial(predictions, f, dtype) for f in channels
     }
     of_steps = {
         f"TensorNet2, {n_atoms} atoms, {kind}, {dtype}": partial(
             charged_engine_step, n_atoms, kind, dtype
         )
-        for n_atoms, kind, dtype in [
-            (21, "all pairs", single),
-            (4096, "all pairs", single),
-            (4096, "reaction field", single),
-            (21, "reaction field", double),
-        ]
+        for n_atoms, kind in (systems if is_single else [(21, "reaction field")])
     }
-    return (
-        of_charges
-        | of_predictions
-        | of_steps
-        | {
-            f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(
-                messages, f, dtype, halves
-            )
-            for f, dtype, halves in [*sizes, (64, double, False)]
-        }
-    )
+    of_messages = {
+        f"edge_messages, F = {f}, {dtype}, halves: {halves}": partial(messages, f, dtype, halves)
+        for f, halves in sizes
+    }
+    return {f"charges, {dtype}": partial(charges, dtype)} | of_predictions | of_steps | of_messages

@@ -79,7 +79,11 @@ def test_the_box_changes_at_constant_pressure(alone: Results) -> None:
 
 
 @needs_mpiexec
-@pytest.mark.parametrize("n_ranks", [2, 3, 4] + [8] * ((os.cpu_count() or 1) >= 4))
+@pytest.mark.parametrize(
+    "n_ranks",
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4]
+    + [8] * ((os.cpu_count() or 1) >= 4),
+)
 def test_ranks_have_the_results_of_one_process(
     alone: Results, tmp_path: Path, n_ranks: int
 ) -> None:

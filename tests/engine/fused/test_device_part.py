@@ -152,6 +152,7 @@ def test_new_atoms_in_the_same_buffers(new_steps):
     assert steps.n_builds == 2
 
 
+@pytest.mark.slow
 def test_shells_that_outgrow_their_rows(new_steps):
     """Ghosts come closer, so that the first shell gets more atoms."""
     steps = new_steps()
@@ -181,6 +182,7 @@ def test_rows_shrink_with_the_number_of_own_atoms(new_steps):
         assert device_part._buffers._state.neighbors.sizes[0] == reserved(n_own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(5, 120, 5), (120, 30, 120)])
 def test_other_numbers_of_atoms(new_steps, sizes):
     steps = new_steps()
