@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.binding.halves import halves
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.halves import split_halves
 from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
 
 _PARTS = tl.constexpr(PARTS)
@@ -104,7 +104,7 @@ def _complex_tokens_kernel(
             tl.store(queries_ptr + offsets, total, there)
         else:
             out_ptr = keys_ptr if part == 2 else values_ptr
-            high, low = halves(total)
+            high, low = split_halves(total)
             tl.store(out_ptr + offsets, high, there)
             tl.store(out_ptr + (row + n_tokens)[:, None] * C + column[None, :], low, there)
 

@@ -24,8 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate, signed
-from mlff_triton.kernels.binding.halves import added, halves, multiply, store_halves
+from mlff_triton.kernels.binding.halves import added, multiply, store_halves
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape
+from mlff_triton.kernels.common.halves import split_halves
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.types.complexes import FRAMES, Tokens
 
@@ -80,7 +81,7 @@ def _frame_attention_kernel(
     for k in tl.static_range(3):
         y = load_coordinate(coordinates_ptr, token, frame, k, n_tokens)
         q += y[:, None] * tl.load(directions_ptr + (3 + k) * C)[None, :]
-    q_high, q_low = halves(q)  # [M, D]
+    q_high, q_low = split_halves(q)  # [M, D]
     slope_0 = signed(tl.sum(q * tl.load(directions_ptr + 6 * C)[None, :], 1), frame, 0)
     slope_1 = signed(tl.sum(q * tl.load(directions_ptr + 7 * C)[None, :], 1), frame, 1)
     slope_2 = signed(tl.sum(q * tl.load(directions_ptr + 8 * C)[None, :], 1), frame, 2)
@@ -119,7 +120,7 @@ def _frame_attention_kernel(
         v_high = tl.load(values_ptr + pointers, known[:, None], other=0.0)  # [N, D]
         pointers = (key + n_tokens)[:, None] * C + column[None, :]
         v_low = tl.load(values_ptr + pointers, known[:, None], other=0.0)
-        high, low = halves(weights)
+        high, low = split_halves(weights)
         small_acc = small_acc * rescale[:, None]
         nothing = tl.zeros((M, D), tl.float32)
         sums, small_acc = multiply(high, low, v_high, v_low, nothing, small_acc)

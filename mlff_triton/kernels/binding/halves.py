@@ -2,9 +2,8 @@
 
     x w = x_high w_high + (x_low w_high + x_high w_low) / 2^11
 
-The product of both low halves is left out, as it is below the precision of float32: see
-`mlff_triton.kernels.types.halves`. All factors, and all results that kernels store as halves, must
-be in the range of float16, up to 65504.
+See `mlff_triton.kernels.common.halves`. All factors, and all results that kernels store as halves,
+must be in the range of float16, up to 65504.
 """
 
 from __future__ import annotations
@@ -12,21 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mlff_triton.kernels.common.halves import split_halves
 from mlff_triton.kernels.types.halves import SCALE
 
-_SCALE = tl.constexpr(SCALE)
 _1_SCALE = tl.constexpr(1 / SCALE)
-
-
-@triton.jit
-def halves(x):
-    """Split float32 values into their high and their scaled low halves.
-
-    Values larger than 65504 become infinite, so that products with them are infinite or NaN.
-    """
-    high = x.to(tl.float16)
-    low = ((x - high.to(tl.float32)) * _SCALE).to(tl.float16)
-    return high, low
 
 
 @triton.jit
@@ -40,7 +28,7 @@ def load_halves(x_ptr, row, column, n_rows, SIZE: tl.constexpr):
 @triton.jit
 def store_halves(x, x_ptr, row, column, n_rows, n_live, SIZE: tl.constexpr):
     """Store x [M, N] at rows below ``n_live`` and columns of halves [2, n_rows, SIZE]."""
-    high, low = halves(x)
+    high, low = split_halves(x)
     live = (row < n_live)[:, None]
     tl.store(x_ptr + row[:, None] * SIZE + column[None, :], high, live)
     tl.store(x_ptr + (row + n_rows)[:, None] * SIZE + column[None, :], low, live)

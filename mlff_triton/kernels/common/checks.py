@@ -11,6 +11,7 @@ from mlff_triton._common.availability import check_triton
 from mlff_triton.errors import InputError
 
 FLOATS = (torch.float32, torch.float64)
+_INTEGERS = (torch.int64, torch.int32)
 
 
 def check_device(*tensors: Tensor) -> None:
@@ -67,10 +68,17 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
         raise InputError(f"{name} has the shape {list(tensor.shape)} instead of [{wanted}]")
 
 
+def check_integers(**tensors: Tensor | None) -> None:
+    """Raise `InputError` unless the named tensors are int64, int32 or None."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype not in _INTEGERS:
+            raise InputError(f"{name} is {tensor.dtype}: use int64 or int32")
+
+
 def check_pointers(row_ptr: Tensor) -> None:
     """Raise `InputError` unless a tensor can be the row pointer of consecutive segments."""
     check_shape("row_ptr", row_ptr, ("B + 1",))
-    if row_ptr.dtype not in (torch.int64, torch.int32) or not len(row_ptr):
+    if row_ptr.dtype not in _INTEGERS or not len(row_ptr):
         raise InputError("row_ptr must be int64 or int32, with at least one element")
 
 
@@ -102,10 +110,8 @@ def check_graph(
     BackendError
         If their device is not a GPU.
     """
-    graph = row_ptr, senders, reverse
-    check_device(x, *graph)
-    if any(index.dtype not in (torch.int64, torch.int32) for index in graph):
-        raise InputError("row_ptr, senders and reverse must be int64 or int32")
+    check_device(x, row_ptr, senders, reverse)
+    check_integers(row_ptr=row_ptr, senders=senders, reverse=reverse)
     check_shape("row_ptr", row_ptr, (n_atoms + 1,))
     check_shape("senders", senders, (n_edges,))
     check_shape("reverse", reverse, (n_edges,))

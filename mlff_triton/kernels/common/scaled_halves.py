@@ -25,9 +25,15 @@ def _split(x, largest):
     """Return high and low halves and the unit of a block, given the largest absolute values."""
     exponent = largest.to(tl.int32, bitcast=True) & _EXPONENT
     unit = tl.maximum(exponent - _14, _SMALLEST)
-    x *= (-unit + _LARGEST).to(tl.float32, bitcast=True)
+    high, low = split_scaled(x * (-unit + _LARGEST).to(tl.float32, bitcast=True))
+    return high, low, unit.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split_scaled(x):
+    """Return high and low halves of values in their unit."""
     high = x.to(tl.float16)
-    return high, (x - high.to(tl.float32)).to(tl.float16), unit.to(tl.float32, bitcast=True)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit

@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.blocks import channel_block
 from mlff_triton.kernels.common.checks import (
     check_device,
     check_floats,
@@ -198,7 +199,7 @@ def launch_edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) ->
     out = _empty_sums(directions, factors, row_ptr)
     _, n_atoms, channels = out.shape
     if out.numel():
-        block = min(triton.next_power_of_2(channels), 512 // out.element_size())
+        block = channel_block(out)
         with torch.cuda.device_of(out):
             _edge_tensors_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
                 directions.contiguous(),

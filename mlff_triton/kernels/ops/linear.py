@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.common.checks import check_device, check_shape, expanded
+from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.hardware import exact_precision
@@ -462,8 +462,7 @@ def linear(
 def _check_rows(rows: Tensor, x: Tensor, scale: Tensor | None, residual: Tensor | None) -> None:
     check_shape("rows", rows, ())
     check_device(x, rows)
-    if rows.dtype not in (torch.int64, torch.int32):
-        raise InputError("rows must be int64 or int32")
+    check_integers(rows=rows)
     if residual is not None or (scale is not None and scale.shape[1] > 1):
         raise InputError("rows cannot be used with a residual or with factors per channel")
 

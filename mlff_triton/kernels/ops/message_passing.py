@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common.blocks import channel_block
 from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
 from mlff_triton.kernels.common.irreps import add, load_parts, load_tensor, store_tensor
 
@@ -155,12 +156,6 @@ def _with_dense_layout(x: Tensor) -> Tensor:
     return x if x.movedim(1, 0).is_contiguous() else x.contiguous()
 
 
-def _block(x: Tensor) -> int:
-    """Return channels per program, few enough to keep nine components and sums in registers."""
-    channels: int = triton.next_power_of_2(x.shape[2])
-    return min(channels, 512 // x.element_size())
-
-
 def _launch_sum(
     y: Tensor, factors: Tensor, graph: tuple[Tensor, Tensor, Tensor], transposed: bool
 ) -> Tensor:
@@ -168,7 +163,7 @@ def _launch_sum(
     out = torch.empty_like(y)
     _, n_atoms, channels = y.shape
     if out.numel():
-        block = _block(y)
+        block = channel_block(y)
         with torch.cuda.device_of(y):
             _message_passing_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
                 y,
@@ -193,7 +188,7 @@ def _launch_products(
     _, n_atoms, channels = y.shape
     out = y.new_zeros(len(senders), n_factors, channels)  # of edges that belong to no atom
     if out.numel() and y.numel():
-        block = _block(y)
+        block = channel_block(y)
         with torch.cuda.device_of(y):
             _message_passing_bwd_factors_kernel[(n_atoms, triton.cdiv(channels, block))](
                 grad,

@@ -17,8 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import check_device, check_floats, check_shape
+from mlff_triton.kernels.common.blocks import channel_block
+from mlff_triton.kernels.common.checks import (
+    check_device,
+    check_floats,
+    check_integers,
+    check_shape,
+)
 from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.irreps import add, load_parts, scale_harmonics, store_tensor
 from mlff_triton.kernels.ops.pair_embedding_backward import launch_backward, load_vector, scale_all
@@ -70,7 +75,7 @@ def _launch(inputs: tuple[Tensor, ...], graph: tuple[Tensor, ...]) -> Tensor:
     n_atoms, channels = at_receivers.shape
     out = directions.new_empty(9, n_atoms, channels)
     if out.numel():
-        block = min(triton.next_power_of_2(channels), 512 // out.element_size())
+        block = channel_block(out)
         with torch.cuda.device_of(out):
             _pair_embedding_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
                 directions,
@@ -268,11 +273,10 @@ def pair_embedding(
     )
     graph = {"row_ptr": row_ptr, "senders": senders, "pairs": pairs, "reverse": reverse}
     check_device(directions, *graph.values())
+    check_integers(**graph)
     for name, index in graph.items():
         n = len(at_receivers) + 1 if name == "row_ptr" else len(directions)
         check_shape(name, index, (n,))
-        if index.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"{name} must be int64 or int32")
     tensors: Tensor = _pair_embedding(
         directions, factors, at_receivers, at_senders, *graph.values()
     )

@@ -25,8 +25,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import check_device, check_floats, check_shape
+from mlff_triton.kernels.common.blocks import channel_block
+from mlff_triton.kernels.common.checks import (
+    check_device,
+    check_floats,
+    check_integers,
+    check_shape,
+)
 from mlff_triton.kernels.common.irreps import (
     add,
     dot_parts,
@@ -117,17 +122,11 @@ def _pair_messages_bwd_factors_kernel(
     )
 
 
-def _block(x: Tensor) -> int:
-    """Return channels per program, few enough to keep nine components and sums in registers."""
-    channels: int = triton.next_power_of_2(x.shape[2])
-    return min(channels, 512 // x.element_size())
-
-
 def _launch_sum(y: Tensor, factors: Tensor, *graph: Tensor) -> Tensor:
     out = y.new_empty(y.shape)
     _, n_atoms, channels = y.shape
     if out.numel():
-        block = _block(y)
+        block = channel_block(y)
         with torch.cuda.device_of(y):
             _pair_messages_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
                 y.contiguous(),
@@ -147,7 +146,7 @@ def _launch_products(grad: Tensor, y: Tensor, n_pairs: int, *graph: Tensor) -> T
     out = y.new_zeros(n_pairs, 3, channels)
     if y.numel() and n_pairs:
         own = y.new_empty(n_atoms, 3, channels)
-        block = _block(y)
+        block = channel_block(y)
         with torch.cuda.device_of(y):
             _pair_messages_bwd_factors_kernel[(n_atoms, triton.cdiv(channels, block))](
                 grad.contiguous(),
@@ -266,7 +265,6 @@ def pair_messages(
     check_device(y, row_ptr, senders, pairs)
     check_shape("row_ptr", row_ptr, (n_atoms + 1,))
     check_shape("pairs", pairs, (len(senders),))
-    if any(index.dtype not in (torch.int64, torch.int32) for index in (row_ptr, senders, pairs)):
-        raise InputError("row_ptr, senders and pairs must be int64 or int32")
+    check_integers(row_ptr=row_ptr, senders=senders, pairs=pairs)
     message: Tensor = _pair_messages(y, factors, row_ptr, senders, pairs)
     return message

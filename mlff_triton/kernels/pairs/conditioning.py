@@ -25,13 +25,13 @@ from torch.nn.functional import linear
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.scaled_halves import split_along
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
 from mlff_triton.kernels.pairs.split_linear import (
     empty_split,
     linear_map,
-    split_block,
     split_linear,
 )
 from mlff_triton.kernels.pairs.window_attention import window_attention
@@ -70,10 +70,10 @@ def _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS: tl.constexp
     if low_ptr is None:
         tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), stored)
     else:
-        high, low, unit = split_block(tl.where(stored, y, 0.0))
+        high, low, unit = split_along(tl.where(stored, y, 0.0), 1)
         tl.store(out_ptr + offsets, high, stored)
         tl.store(low_ptr + offsets, low, stored)
-        tl.store(unit_ptr + place, unit, inside)
+        tl.store(unit_ptr + place[:, None], unit, inside[:, None])
 
 
 @triton.jit

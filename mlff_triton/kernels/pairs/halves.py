@@ -1,13 +1,7 @@
-"""Float32 values as two halves in float16, whose products take tensor cores.
+"""Halves of operators on pairs in float32, for which see `mlff_triton.kernels.common.halves`.
 
-    x = high + low / 2^11      x y = high high + (low high + high low) / 2^11
-
-The product of both low halves is below the precision of float32 and left out. Scaled by 2^11, low
-halves of small numbers stay normal. Values must not exceed 65504, the largest number in float16:
-rows that may are scaled by a power of two.
-
-Tensor cores truncate sums (https://doi.org/10.7717/peerj-cs.330), so that sums of a few products
-are added in float32.
+Rows that may exceed 65504 are scaled by a power of two. Tensor cores truncate sums
+(https://doi.org/10.7717/peerj-cs.330), so that sums of a few products are added in float32.
 """
 
 from __future__ import annotations
@@ -17,24 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_UNIT = tl.constexpr(2.0**11)
-_1_UNIT = tl.constexpr(2.0**-11)
+from mlff_triton.kernels.common.halves import split_halves
+
 _BLOCK = 1024
 _FEWEST_CHANNELS = 64
-
-
-@triton.jit
-def split_halves(x):
-    """Return the high and the low half of float32 values."""
-    high = x.to(tl.float16)
-    return high, ((x - high.to(tl.float32)) * _UNIT).to(tl.float16)
-
-
-@triton.jit
-def multiply_halves(a, b):
-    """Return the product, in float32, of two matrices given as their high and low halves."""
-    low = tl.dot(a[0], b[1], tl.dot(a[1], b[0]))
-    return tl.dot(a[0], b[0], low * _1_UNIT)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Products of planes in float32, from products of their halves, for which see `halves`."""
+"""Products of planes in float32, from products of their halves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
+from mlff_triton.kernels.common.halves import multiply_halves
 from mlff_triton.kernels.common.hardware import has_large_memory
-from mlff_triton.kernels.pairs.halves import multiply_halves
 
 
 @triton.jit

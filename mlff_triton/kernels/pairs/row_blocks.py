@@ -1,7 +1,7 @@
 """Normalized rows, their products with weights, and gates, inside kernels.
 
-Products in float32 are those of halves, for which see `halves`. They are sums over chunks of
-channels, which are added in float32.
+Products in float32 are those of halves, for which see `mlff_triton.kernels.common.halves`. They are
+sums over chunks of channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
 adds to that. This shows in float32 alone, where exact ones replace them.
@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.pairs.halves import multiply_halves, row_scales, split_halves
+from mlff_triton.kernels.common.halves import multiply_halves, split_halves
+from mlff_triton.kernels.pairs.halves import row_scales
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it

@@ -2,8 +2,7 @@
 
     y = ((x_low w_high^T + x_high w_low^T + x_high w_high^T) x_unit) w_unit + b
 
-The product of both low halves is left out, as it is below the precision of float32: see
-`mlff_triton.kernels.types.split_rows`. Tensor cores truncate their sums
+For the halves see `mlff_triton.kernels.common.scaled_halves`. Tensor cores truncate their sums
 (https://doi.org/10.7717/peerj-cs.330), so those of a block of input channels begin at zero and are
 added in float32.
 """
@@ -22,36 +21,14 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory, multiprocessors
+from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along
 from mlff_triton.kernels.common.tiles import tile_in_group
-from mlff_triton.kernels.types.split_rows import EXPONENT, SplitRows
+from mlff_triton.kernels.types.split_rows import SplitRows
 
-_EXPONENT = tl.constexpr(EXPONENT)
 _ELEMENTS = 2048  # per program that splits rows
 _MOST_CHANNELS = 4096
 _ALIGNED = 8  # halves in 16 bytes
 _DTYPES = (torch.float16, torch.float16, torch.float32)
-
-
-@triton.jit
-def split_block(x):
-    """Return high and low halves [M, C] of rows in float32, and their units [M].
-
-    Rows of zeros and of the smallest numbers get a unit of 2^-126.
-    """
-    peak = tl.max(tl.abs(x), 1)
-    exponent = (peak.to(tl.int32, bitcast=True) >> 23) & 0xFF
-    exponent = tl.maximum(exponent - _EXPONENT, 1)
-    unit = (exponent << 23).to(tl.float32, bitcast=True)
-    scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    high, low = split_scaled(x * scale[:, None])
-    return high, low, unit
-
-
-@triton.jit
-def split_scaled(x):
-    """Return high and low halves of scaled values."""
-    high = x.to(tl.float16)
-    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -72,10 +49,10 @@ def _split_rows_fwd_kernel(
     row, channel = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, C)
     inside = (row < n_rows)[:, None] & (channel < CHANNELS)[None, :]
     offsets = row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-    high, low, unit = split_block(tl.load(x_ptr + offsets, inside, other=0.0).to(tl.float32))
+    high, low, unit = split_along(tl.load(x_ptr + offsets, inside, other=0.0), 1)
     tl.store(high_ptr + offsets, high, inside)
     tl.store(low_ptr + offsets, low, inside)
-    tl.store(unit_ptr + row, unit, row < n_rows)
+    tl.store(unit_ptr + row[:, None], unit, (row < n_rows)[:, None])
 
 
 @triton.jit
@@ -110,10 +87,12 @@ def _split_linear_fwd_kernel(
     w_low = describe(w_low, (n_out, n_in), (n_in,), (N, K), DESCRIBED)
     acc = tl.zeros((M, N), tl.float32)
     for start in tl.range(0, n_in, K, num_stages=STAGES):
-        x, w = x_high.load([first, start]), w_high.load([column, start])
-        part = tl.dot(x_low.load([first, start]), w.T)
-        part = tl.dot(x, w_low.load([column, start]).T, part)
-        acc += tl.dot(x, w.T, part)
+        acc += multiply_halves(
+            x_high.load([first, start]),
+            x_low.load([first, start]),
+            w_high.load([column, start]).T,
+            w_low.load([column, start]).T,
+        )
     row, out = first + tl.arange(0, M), column + tl.arange(0, N)
     x_unit = tl.load(x_unit_ptr + row, row < n_rows, other=0.0)
     w_unit = tl.load(w_unit_ptr + out, out < n_out, other=0.0)

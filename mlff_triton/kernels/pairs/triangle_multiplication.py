@@ -27,9 +27,10 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.halves import split_halves
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
-from mlff_triton.kernels.pairs.halves import split_halves, takes_halves, weight_operands
+from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,

@@ -8,7 +8,7 @@ The sum is over the kept keys of the query's window. Samples share biases.
 
 Each program owns a window and a head of one sample, whose scores fit on chip. It reads the keys of
 its window from the sequence, so overlaps need no copies. Products in float32 are those of float16
-halves, see `mlff_triton.kernels.types.split_rows`.
+halves, see `mlff_triton.kernels.common.scaled_halves`.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 7 of the supplement.
@@ -25,22 +25,18 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.common.scaled_halves import (
+    multiply_halves,
+    split_along,
+    split_scaled,
+)
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.row_blocks import exact_exp
-from mlff_triton.kernels.pairs.split_linear import split_block, split_scaled
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIT = tl.constexpr(2.0**13)  # of weights that are split
 _LARGEST_DIM = 64
 _SIDES = (16, 32, 64, 128)
-
-
-@triton.jit
-def _multiply(x_high, x_low, y_high, y_low):
-    """Return the product of x [M, K] and y [K, N] without that of both low halves."""
-    acc = tl.dot(x_low, y_high)
-    acc = tl.dot(x_high, y_low, acc)
-    return tl.dot(x_high, y_high, acc)
 
 
 @triton.jit
@@ -101,10 +97,10 @@ def _window_attention_fwd_kernel(
     EXACT: tl.constexpr = q.dtype == tl.float32
     q = (q.to(tl.float32) * SCALE).to(q.dtype)
     if EXACT:
-        q_high, q_low, q_unit = split_block(q)
-        k_high, k_low, k_unit = split_block(k)
-        scores = _multiply(q_high, q_low, k_high.T, k_low.T)  # [M, N]
-        scores = scores * q_unit[:, None] * k_unit[None, :] + biases
+        q_high, q_low, q_unit = split_along(q, 1)
+        k_high, k_low, k_unit = split_along(k, 1)
+        scores = multiply_halves(q_high, q_low, k_high.T, k_low.T)  # [M, N]
+        scores = scores * q_unit * k_unit.T + biases
     else:
         scores = tl.dot(q, k.T, biases)
     scores = tl.where(kept[None, :], scores, float("-inf"))
@@ -117,9 +113,9 @@ def _window_attention_fwd_kernel(
     total = tl.sum(weights, 1)
     total = tl.where(total > 0, total, 1.0)[:, None]
     if EXACT:
-        v_high, v_low, v_unit = split_block(v.T)  # columns share the sum
+        v_high, v_low, v_unit = split_along(v, 0)  # columns share the sum
         high, low = split_scaled(weights * _UNIT)
-        out = _multiply(high, low, v_high.T, v_low.T) * v_unit[None, :]
+        out = multiply_halves(high, low, v_high, v_low) * v_unit
         out = tl.div_rn(out, total * _UNIT)
     else:
         out = tl.dot(weights.to(v.dtype), v) / total

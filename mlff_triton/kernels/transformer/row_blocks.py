@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -71,10 +70,3 @@ def check_optional(shape: Sequence[int | str], **tensors: Tensor | None) -> None
     for name, tensor in tensors.items():
         if tensor is not None:
             check_shape(name, tensor, shape)
-
-
-def check_integers(**tensors: Tensor | None) -> None:
-    """Raise unless the named tensors are int64, int32 or None."""
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.dtype not in (torch.int64, torch.int32):
-            raise InputError(f"{name} is {tensor.dtype}: use int64 or int32")

@@ -8,13 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.transformer.row_blocks import (
     ceil_div,
     check_channels,
-    check_integers,
     check_optional,
     contiguous,
     normalize_rows,

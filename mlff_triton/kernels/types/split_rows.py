@@ -1,7 +1,7 @@
 """Rows of float32 values as sums of two float16 values, for products on tensor cores.
 
 A float32 value is, up to its last two bits, the sum of two float16 values of eleven bits each. Each
-row is first scaled by a power of two, so that its largest value is between 2^13 and 2^14: neither
+row is first scaled by a power of two, so that its largest value is between 2^14 and 2^15: neither
 large values nor low halves leave the range of float16. Products of three pairs of halves are as
 exact as products in float32 for most purposes, and much faster on tensor cores.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EXPONENT = 13
+EXPONENT = 14
 """Exponent of the largest value of a scaled row."""
 
 

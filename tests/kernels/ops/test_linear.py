@@ -244,7 +244,7 @@ def test_registered_completely(device):
         ({"precision": "fp8"}, "precision='fp8' is unknown: use one of ieee, tf32x3, tf32, halves"),
         ({"scale": torch.ones(3, 3)}, r"scale has the shape \[3, 3\], which does not broadcast"),
         ({"rows": torch.ones(2).long()}, r"rows has the shape \[2\] instead of \[\]"),
-        ({"rows": torch.tensor(1.0)}, "rows must be int64 or int32"),
+        ({"rows": torch.tensor(1.0)}, "rows is torch.float32: use int64 or int32"),
         (
             {"rows": torch.tensor(1), "residual": torch.ones(3)},
             "rows cannot be used with a residual",

@@ -133,7 +133,7 @@ def test_registered_completely(device):
         ({"y": torch.ones(2, 3, 3, 4)}, r"factors has the shape .* instead of \[E, 3, 3, 4\]"),
         ({"row_ptr": torch.tensor([0, 2])}, r"row_ptr has the shape \[2\] instead of \[3\]"),
         ({"reverse": torch.tensor([1])}, r"reverse has the shape \[1\] instead of \[2\]"),
-        ({"senders": torch.tensor([1.0, 0.0])}, "must be int64 or int32"),
+        ({"senders": torch.tensor([1.0, 0.0])}, "use int64 or int32"),
     ],
 )
 def test_refuses_what_does_not_fit(change, message, device):

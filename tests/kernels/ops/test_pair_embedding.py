@@ -93,7 +93,7 @@ def test_registered_completely(device):
         ({"at_senders": torch.ones(2, 5)}, r"at_senders has the shape \[2, 5\] instead of \[2, 4"),
         ({"at_receivers": torch.ones(2, 4).double()}, "the same for all"),
         ({"pairs": torch.tensor([1])}, r"pairs has the shape \[1\] instead of \[2\]"),
-        ({"row_ptr": torch.tensor([0.0, 1, 2])}, "row_ptr must be int64 or int32"),
+        ({"row_ptr": torch.tensor([0.0, 1, 2])}, "row_ptr is torch.float32: use int64 or int32"),
     ],
 )
 def test_refuses_what_does_not_fit(change, message, device):

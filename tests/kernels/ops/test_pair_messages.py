@@ -92,7 +92,7 @@ def test_registered_completely(device):
         ({"factors": torch.ones(2, 3, 5)}, r"factors has the shape .* instead of \[P, 3, 4\]"),
         ({"row_ptr": torch.tensor([0, 2])}, r"row_ptr has the shape \[2\] instead of \[3\]"),
         ({"pairs": torch.tensor([1])}, r"pairs has the shape \[1\] instead of \[2\]"),
-        ({"senders": torch.tensor([1.0, 0.0])}, "must be int64 or int32"),
+        ({"senders": torch.tensor([1.0, 0.0])}, "use int64 or int32"),
     ],
 )
 def test_refuses_what_does_not_fit(change, message, device):
