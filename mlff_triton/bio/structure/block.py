@@ -13,6 +13,7 @@ from mlff_triton.bio.fast_forward import Options
 from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.block_update import BlockUpdate, graphs_on, is_small, update_block
+from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.packed import Packed
 from mlff_triton.bio.structure.updates import BlockWeights, check_sizes, prepared
@@ -159,14 +160,22 @@ class BlockForward(AutocastForward[Packed]):
             pairs=self.result_dtype(z),
             places=packed.places,
         )
+        captures, masks = self._is_captured(s, z), (mask, pair_mask)
+        if not captures:
+            s = None if s is None else s.to(how.token_rows, copy=True)
+            z = z if in_place else z.to(how.pair_rows, copy=True)
         with self.without_autocast():
-            if self._is_captured(s, z):
+            before_first_launch(
+                self.backend,
+                (how, z.shape, None if s is None else s.shape),
+                z,
+                lambda: update_block(packed.weights, [s, z, *masks], how),
+            )
+            if captures:
                 self._graphs = graphs_on(z.device)
-                found = self._graphs([s, z, mask, pair_mask, *packed.tensors], how)
+                found = self._graphs([s, z, *masks, *packed.tensors], how)
             else:
-                s = None if s is None else s.to(how.token_rows, copy=True)
-                z = z if in_place else z.to(how.pair_rows, copy=True)
-                found = update_block(packed.weights, [s, z, mask, pair_mask], how)
+                found = update_block(packed.weights, [s, z, *masks], how)
         return (found[0] if len(found) > 1 else given.s), found[-1]
 
     def _is_captured(self, s: Tensor | None, z: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """The update of a block as a function of tensors, and the CUDA graphs that blocks share.
 
 The weights are among the tensors, so one graph serves all blocks of a stack: a call copies weights
-and inputs into it and replays it. For few tokens, launches take longer than kernels do, and there
-are dozens in each block.
+and inputs into it and replays it. For few tokens, the dozens of launches of a block take longer
+than its kernels.
 """
 
 from __future__ import annotations

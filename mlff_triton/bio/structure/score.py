@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mlff_triton.bio.fast_forward import Options, Reading
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz_windows import first_problem, window_problems
+from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.remembered import Remembered
 from mlff_triton.bio.structure.score_network import (
@@ -76,14 +77,14 @@ class Run:
     def __init__(
         self,
         reading: Reading[ScoreWeights],
-        operators: Operators,
+        backend: str | None,
         weights: ScoreWeights,
         fixed: Prepared,
         *,
         captures: bool,
     ) -> None:
         self.reading = reading
-        self._operators, self._weights, self._fixed = operators, weights, fixed
+        self._backend, self._weights, self._fixed = backend, weights, fixed
         self._graphs = None
         if captures:
             from mlff_triton.bio.graph_cache import GraphCache
@@ -99,7 +100,13 @@ class Run:
 
     def step(self, positions: Tensor, times: Tensor) -> Results:
         """Compute a step from positions [B R, M, 3] and noise levels [B R]."""
-        update, tokens = (self._graphs or self._step)((positions, times), _are_equal(times))
+        given, are_equal = (positions, times), _are_equal(times)
+        fixed = self._fixed.tokens
+        sizes = positions.shape, fixed.shape, fixed.dtype, are_equal
+        before_first_launch(
+            self._backend, (Run, *sizes), fixed, lambda: self._step(given, are_equal)
+        )
+        update, tokens = (self._graphs or self._step)(given, are_equal)
         return update, tokens
 
     def _step(self, inputs: Sequence[Tensor | None], are_equal: bool) -> Results:
@@ -110,7 +117,8 @@ class Run:
         times = times.unflatten(0, (batch, -1))
         times = times[:, :1] if are_equal else times
         positions = positions.unflatten(0, (batch, -1))
-        found = denoise(self._operators, self._weights, self._fixed, positions, times)
+        operators = Operators.of(self._backend)
+        found = denoise(operators, self._weights, self._fixed, positions, times)
         return found[0].flatten(0, 1), found[1].flatten(0, 1)
 
 
@@ -252,7 +260,7 @@ class ScoreForward(AutocastForward[ScoreWeights]):
         operators = Operators.of(self.backend)
         run = Run(
             self._reading,
-            operators,
+            self.backend,
             self.weights,
             prepare(operators, self.weights, trunk),
             captures=self.options.captures(self.backend, self.module),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import DiffusionLayer, DiffusionWeights
+from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.recognition import Children, has_children, has_structure
@@ -135,11 +136,14 @@ class Given(NamedTuple):
     starts: Tensor | None = None
 
 
+_Step: TypeAlias = Callable[..., Outputs]  # of inputs, as in a `GraphCache`
+
+
 class _Run(NamedTuple):
     """Sampling run: the weights that it was prepared with, and its step."""
 
     reading: Reading[PairScoreWeights]
-    step: Callable[[Inputs], Outputs]
+    step: _Step
 
 
 class ScoreForward(AutocastForward[PairScoreWeights]):
@@ -270,7 +274,8 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
         run = self._last.get(fixed)
         if run is None or run.reading is not self._reading:
             self._last.forget()  # frees its memory first
-            run, begun = self._begin_run(self.prepare(arguments)), None
+            inputs = self._inputs(self.noisy(arguments))
+            run, begun = self._begin_run(self.prepare(arguments), inputs), None
             self._last.set(fixed, run)
         if begun is None:
             with self.without_autocast():
@@ -286,12 +291,25 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
         """Return the tensors among the arguments that do not change from step to step."""
         return list(tensors_in({k: v for k, v in arguments.items() if k not in self.names}))
 
-    def _begin_run(self, given: Given) -> _Run:
+    def _begin_run(self, given: Given, inputs: Sequence[Tensor]) -> _Run:
         assert self._reading is not None
-        operators, network = Operators.of(self.backend), self.weights.network
-        sigma, mask = float(self.module.sigma_data), given.atom_mask
+        operators = Operators.of(self.backend)
+        sizes = [x.shape for x in (*inputs, given.tokens, given.atom_pairs)]
         with self.without_autocast():
-            fixed = self._fixed_terms(operators, given)
+            before_first_launch(
+                self.backend,
+                (type(self), self.dtype, *sizes),
+                given.tokens,
+                lambda: self._step(operators, given, self._fixed_terms(operators, given))(inputs),
+            )
+            step = self._step(operators, given, self._fixed_terms(operators, given))
+        captures = self.options.captures(self.backend, self.module)
+        return _Run(self._reading, GraphCache(step) if captures else step)
+
+    def _step(self, operators: Operators, given: Given, fixed: Prepared) -> _Step:
+        """Return the function that computes positions with less noise."""
+        network = self.weights.network
+        sigma, mask = float(self.module.sigma_data), given.atom_mask
 
         def step(inputs: Inputs, _: Any = None) -> Outputs:
             x, levels = inputs
@@ -308,8 +326,7 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
             x = sigma**2 / variance * x + sigma * level / variance.sqrt() * update
             return (kept * x,)
 
-        captures = self.options.captures(self.backend, self.module)
-        return _Run(self._reading, GraphCache(step) if captures else step)
+        return step
 
     def _fixed_terms(self, operators: Operators, given: Given) -> Prepared:
         """Compute what does not change from the results of modules that run once."""
