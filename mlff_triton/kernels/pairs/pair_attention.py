@@ -312,7 +312,7 @@ def launch_pair_attention(
     q, k, v = (aligned(x.transpose(2, 3)) for x in (q, k, v))
     out, bias = out.transpose(2, 3), aligned(bias.flatten(0, 1))
     described = has_descriptors(q)
-    ranges = None if mask is None else _key_ranges(mask)
+    mask = None if mask is None else mask.contiguous()
     programs = triton.cdiv(queries, tile.queries) * heads * rows * batches
     with torch.cuda.device_of(q):
         _pair_attention_fwd_kernel[(programs,)](
@@ -320,8 +320,8 @@ def launch_pair_attention(
             given(k, (1, 1, 1, tile.keys, block), described),
             given(v, (1, 1, 1, tile.keys, block), described),
             given(bias, (1, tile.queries, tile.keys), described),
-            None if mask is None else mask.contiguous(),
-            ranges,
+            mask,
+            None if mask is None else _key_ranges(mask),
             out,
             (batches, rows, heads, queries, k.shape[3]),
             q.stride()[:-1],
@@ -353,12 +353,13 @@ def _precision(q: Tensor, n_keys: int) -> str:
 
 
 def _key_ranges(mask: Tensor) -> Tensor:
-    """Return the first masked key of each row and the end of its kept keys, int32 [B, R, 2]."""
+    """Return the first masked key of each row and the end of its kept keys, int32 [B, R, 2].
+
+    The mask [B, R, T] is contiguous.
+    """
     ranges = torch.empty(*mask.shape[:2], 2, dtype=torch.int32, device=mask.device)
     with torch.cuda.device_of(mask):
-        _key_range_kernel[(mask.shape[0] * mask.shape[1],)](
-            mask.contiguous(), ranges, mask.shape[2], N=_KEYS
-        )
+        _key_range_kernel[(mask.shape[0] * mask.shape[1],)](mask, ranges, mask.shape[2], N=_KEYS)
     return ranges
 
 
