@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
+
+from benchmarks.bio.random_weights import no_initialization, randomize
 
 RECYCLES, STEPS = 3, 200
 """Defaults of ``boltz predict``."""
@@ -97,10 +97,11 @@ def build_boltz2(device: torch.device | str) -> nn.Module:
 
     The updates of stacks are smaller the more blocks there are, so that their sums do not grow.
     """
+    from boltz.model.layers import initialize
     from boltz.model.models.boltz2 import Boltz2
 
     torch.manual_seed(0)
-    with torch.device(device), _no_initialization():
+    with torch.device(device), no_initialization((initialize, "trunc_normal_init_")):
         model: nn.Module = Boltz2(
             training_args={},
             validation_args={},
@@ -111,40 +112,5 @@ def build_boltz2(device: torch.device | str) -> nn.Module:
             bond_type_feature=True,
             **SIZES,
         )
-    model.to(device).eval()
-    randomize(model)
-    return model
-
-
-@contextmanager
-def _no_initialization() -> Iterator[None]:
-    """Skip the slow random numbers of new layers, which are replaced anyway."""
-    import boltz.model.layers.initialize as init
-
-    own = init.trunc_normal_init_
-    init.trunc_normal_init_ = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        init.trunc_normal_init_ = own
-
-
-def randomize(model: nn.Module) -> None:
-    """Fill all parameters with random numbers."""
-    rng = torch.Generator(next(model.parameters()).device).manual_seed(1)
-    depth = {
-        name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)
-    }
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            noise = torch.randn(p.shape, generator=rng, device=p.device)
-            if p.dim() < 2:
-                p.copy_(noise / 4)
-                if name.endswith("weight"):
-                    p.add_(1)  # of a normalization
-                continue
-            size = p.shape[1:].numel() ** -0.5
-            if any(part in OUTPUTS for part in name.split(".")):
-                stack = next((d for s, d in depth.items() if name.startswith(f"{s}.")), 1)
-                size *= stack**-0.5
-            p.copy_(noise * size)
+    randomize(model.to(device), OUTPUTS)
+    return model.eval()

@@ -30,6 +30,7 @@ from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
 from mlff_triton._common.timing import measure, reset_peak
+from mlff_triton.bio.weights import with_parts
 from mlff_triton.kernels.types.pair_stack import TransitionWeights, TriangleWeights
 
 BENCH = "pairs"
@@ -110,8 +111,7 @@ def _cast(weights: Any, dtype: torch.dtype) -> Any:
         return weights.to(dtype)
     if not isinstance(weights, tuple):
         return weights
-    parts = (_cast(part, dtype) for part in weights)
-    return type(weights)(*parts) if hasattr(weights, "_fields") else tuple(parts)
+    return with_parts(weights, (_cast(part, dtype) for part in weights))
 
 
 # Triangle multiplication

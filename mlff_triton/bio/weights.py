@@ -5,6 +5,7 @@ Converted weights are contiguous, as kernels read them, whatever the strides of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -47,6 +48,11 @@ def converted(weights: Weights, dtype: torch.dtype) -> Weights:
     return found
 
 
+def with_parts(value: tuple[Any, ...], parts: Iterable[Any]) -> Any:
+    """Return parts in a tuple, or a named tuple, of the type of ``value``."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
 def _converted(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return (value.to(dtype) if value.dtype == torch.float64 else value).contiguous()
@@ -57,5 +63,5 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple):
         own = wide_dtype(dtype) if isinstance(value, Activation) else dtype
         parts = [_converted(part, own) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return with_parts(value, parts)
     return value

@@ -11,6 +11,7 @@ from torch import Tensor
 from mlff_triton.bio.design.network import Backbones, Encoded, Operators, encode, score
 from mlff_triton.bio.design.sampling import Draws, Plan, choices_of, decoder_weights, graph_of
 from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.halves import split_scaled_halves
 
@@ -72,11 +73,7 @@ class Runner:
             self.weights = weights.split()
             self._decoder = self._decoder._replace(second=split_scaled_halves(self._decoder.second))
         self._exact = weights
-        self._graphs = None
-        if graphs:
-            from mlff_triton.bio.graph_cache import GraphCache
-
-            self._graphs = GraphCache(self._score)
+        self._graphs = GraphCache(self._score) if graphs else None
 
     def begin(self, task: Scoring) -> Tensor | None:
         """Replay the graph for a task's shapes, if there is one; return log-probabilities."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.weights import converted, exact, exact_linear, exact_norm
+from mlff_triton.bio.weights import converted, exact, exact_linear, exact_norm, with_parts
 from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.linear import Linear
@@ -106,8 +106,7 @@ def split_networks(value: Any) -> Any:
     if isinstance(value, list):
         return [split_networks(part) for part in value]
     if isinstance(value, tuple):
-        parts = map(split_networks, value)
-        value = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        value = with_parts(value, map(split_networks, value))
     if isinstance(value, EdgeNetwork):
         return value._replace(first=split_scaled_halves(value.first))
     if isinstance(value, BackboneWeights):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +12,10 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.encoders.packed_forward_torch import encode
 from mlff_triton.bio.encoders.weights import Embedding, EncoderWeights, Norm
 from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.graph_cache import GraphCache, Inputs
 from mlff_triton.kernels.transformer.reference import token_embedding as reference_embedding
 from mlff_triton.kernels.transformer.reference import unpack_rows as reference_unpacking
 from mlff_triton.kernels.types.packed_rows import PackedRows
-
-if TYPE_CHECKING:
-    from mlff_triton.bio.graph_cache import Inputs
 
 # Operations per forward pass from which waiting for the number of tokens pays.
 LARGE = 6e12
@@ -113,7 +111,6 @@ class TritonRunner:
         self, encoder: EncoderWeights, dtype: torch.dtype, out: torch.dtype, options: Options
     ) -> None:
         from mlff_triton.bio.encoders.packed_forward_triton import TritonEncoder
-        from mlff_triton.bio.graph_cache import GraphCache
 
         self._encoder, self._out = TritonEncoder(encoder, dtype), out
         first = next(iter(encoder.layers))  # all layers have the same sizes

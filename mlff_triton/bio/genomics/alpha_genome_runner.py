@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from mlff_triton.bio.genomics.alpha_genome_network import (
 )
 from mlff_triton.bio.genomics.alpha_genome_tower import TowerWeights
 from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
-
-if TYPE_CHECKING:
-    from mlff_triton.bio.graph_cache import Inputs
+from mlff_triton.bio.graph_cache import GraphCache, Inputs
 
 BASES = 4
 MANY_BASES = 131072
@@ -59,11 +57,8 @@ class Network:
         self._tables: dict[tuple[int, torch.device], PositionTables] = {}
         self._layouts: dict[Request, dict[Any, Any]] = {}  # of results, with None for tensors
         self._most = sys.maxsize if options.cuda_graph is True else MANY_BASES
-        self._graphs: Any = None
-        if options.captures(backend, model):
-            from mlff_triton.bio.graph_cache import GraphCache
-
-            self._graphs = GraphCache(self._flat)
+        captures = options.captures(backend, model)
+        self._graphs: Any = GraphCache(self._flat) if captures else None
 
     def __call__(self, inputs: Inputs, request: Request) -> dict[str, Any]:
         """Return all that is requested, by name and resolution or kind.

@@ -14,6 +14,7 @@ from mlff_triton.bio.fast_forward import Options
 from mlff_triton.bio.genomics.enformer_network import Operators, downsample, embed, predict
 from mlff_triton.bio.genomics.enformer_structure import function_of, shrinkage
 from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
+from mlff_triton.bio.graph_cache import GraphCache, Inputs
 from mlff_triton.bio.weights import wide_dtype
 
 MANY_BASES = 1 << 20
@@ -131,7 +132,6 @@ class EnformerRunner:
             keys.append(relative.unflatten(1, layer.content_bias.shape))
         if not self._uses_graphs:
             return Length(keys, None)
-        from mlff_triton.bio.graph_cache import GraphCache, Inputs
 
         def compute(inputs: Inputs, request: Request) -> tuple[Tensor, ...]:
             (sequence,) = inputs

@@ -14,6 +14,7 @@ from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz import SOURCES
 from mlff_triton.bio.structure.boltz_diffusion import diffusion_layers, is_transformer
 from mlff_triton.bio.structure.diffusion import DiffusionWeights, layered_biases, update_samples
+from mlff_triton.bio.structure.mask_check import has_other_values
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.errors import InputError
 
@@ -42,7 +43,7 @@ def window_problems(
     found = to_keys(places[..., None].contiguous()).squeeze(-1)
     are_same = found.shape == expected.shape and (found == expected).all()
     return {
-        "a mask has values other than 0 and 1": ((mask != 0) & (mask != 1)).any(),
+        "a mask has values other than 0 and 1": has_other_values(mask),
         "a window of atoms is all padding": (windows(mask.float(), queries, keys) == 0)
         .all(-1)
         .any(),

@@ -8,13 +8,18 @@ from torch import Tensor
 from mlff_triton.bio.value_check import ValueCheck
 
 
+def has_other_values(mask: Tensor) -> Tensor:
+    """Return True, in a tensor, if a mask has values x other than 0 and 1: x - x^2 is not zero."""
+    x = mask if mask.is_floating_point() else mask.float()
+    return torch.addcmul(x, x, x, value=-1).any()
+
+
 class MaskCheck(ValueCheck):
     """Check that a mask has no values other than 0 and 1, which kernels would take for 1."""
 
     def measure(self, tensor: Tensor) -> Tensor:
-        """Return True if there are other values, for which x - x^2 is not zero."""
-        x = tensor if tensor.is_floating_point() else tensor.float()
-        return torch.addcmul(x, x, x, value=-1).any()[None]
+        """Return True if there are other values."""
+        return has_other_values(tensor)[None]
 
     def reason(self, *values: float) -> str | None:
         """Refuse masks with other values."""

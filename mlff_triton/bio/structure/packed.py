@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.weights import with_parts
+
 _ALIGNMENT = 16  # elements, so that kernels may load 16 bytes at once
 
 
@@ -58,7 +60,7 @@ def _place(value: Any, parts: dict[torch.dtype, list[Tensor]]) -> Any:
         own.append(value.new_zeros(-size % _ALIGNMENT))
         return Place(value.dtype, start, value.shape)
     if isinstance(value, tuple):
-        return _like(value, [_place(part, parts) for part in value])
+        return with_parts(value, [_place(part, parts) for part in value])
     return value
 
 
@@ -70,11 +72,6 @@ def unpacked(tensors: Sequence[Tensor], places: Any) -> Any:
         if isinstance(value, Place):
             stop = value.start + math.prod(value.shape)
             return found[value.dtype][value.start : stop].view(value.shape)
-        return _like(value, [find(part) for part in value]) if isinstance(value, tuple) else value
+        return with_parts(value, map(find, value)) if isinstance(value, tuple) else value
 
     return find(places)
-
-
-def _like(value: Any, parts: list[Any]) -> Any:
-    """Return parts in a tuple, or a named tuple, of the type of ``value``."""
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

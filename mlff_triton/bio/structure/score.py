@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.fast_forward import Options, Reading
+from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz_windows import first_problem, window_problems
 from mlff_triton.bio.structure.first_launch import before_first_launch
+from mlff_triton.bio.structure.mask_check import has_other_values
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.remembered import Remembered
 from mlff_triton.bio.structure.score_network import (
@@ -85,11 +87,7 @@ class Run:
     ) -> None:
         self.reading = reading
         self._backend, self._weights, self._fixed = backend, weights, fixed
-        self._graphs = None
-        if captures:
-            from mlff_triton.bio.graph_cache import GraphCache
-
-            self._graphs = GraphCache(self._step)
+        self._graphs = GraphCache(self._step) if captures else None
 
     def replay(self, positions: Tensor, times: Tensor) -> Results | None:
         """Replay the graph of a step, if there is one for the number of samples."""
@@ -208,8 +206,8 @@ class ScoreForward(AutocastForward[ScoreWeights]):
     def _value_refusal(self, given: Given) -> str | None:
         owned, mask = given.atom_to_token, given.token_mask
         problems = {
-            "the mask of tokens has values other than 0 and 1": ((mask != 0) & (mask != 1)).any(),
-            "an atom belongs to several tokens": ((owned != 0) & (owned != 1)).any()
+            "the mask of tokens has values other than 0 and 1": has_other_values(mask),
+            "an atom belongs to several tokens": has_other_values(owned)
             | (owned.sum(-1) > 1).any(),
         }
         with self.without_autocast():

@@ -1,4 +1,4 @@
-"""Derivatives of backward operators from their references, and gradients that are needed."""
+"""Derivatives of backward operators from their references, and parts of other derivatives."""
 
 from __future__ import annotations
 
@@ -60,6 +60,12 @@ def differentiate_by_reference(
         return (*of_grads, *(by_position.get(k) for k in range(len(inputs))))
 
     backward.register_autograd(differentiate, setup_context=setup_context)
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    """Save all inputs, which are tensors or None; a ``setup_context`` of `register_autograd`."""
+    del output
+    ctx.save_for_backward(*inputs)
 
 
 def remember_tensors(ctx: Any, inputs: Sequence[Any]) -> None:

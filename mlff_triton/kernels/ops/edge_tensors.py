@@ -20,8 +20,6 @@ Each program owns one atom and loops over its edges, so results are reproducible
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -34,6 +32,7 @@ from mlff_triton.kernels.common.checks import (
     check_floats,
     check_shape,
 )
+from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     add,
     harmonics_change,
@@ -326,18 +325,13 @@ def _(
     return tuple(t.new_empty(t.shape) for t in (grad, directions, factors))  # type: ignore[return-value]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
 _edge_tensors.register_autograd(
     lambda ctx, grad: (*_edge_tensors_backward(grad, *ctx.saved_tensors), None),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 _edge_tensors_backward.register_autograd(
     lambda ctx, *changes: (*_edge_tensors_backward_twice(*changes, *ctx.saved_tensors), None),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 
 

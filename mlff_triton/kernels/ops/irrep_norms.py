@@ -9,14 +9,13 @@ are linear in X, so the second derivatives for a change of X are gradients at th
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats
+from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     block_size,
     compose,
@@ -188,17 +187,12 @@ _irrep_norms_backward_twice.register_fake(
 )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
 _irrep_norms.register_autograd(
-    lambda ctx, grad: _irrep_norms_backward(grad, *ctx.saved_tensors), setup_context=_save
+    lambda ctx, grad: _irrep_norms_backward(grad, *ctx.saved_tensors), setup_context=save_inputs
 )
 _irrep_norms_backward.register_autograd(
     lambda ctx, change: _irrep_norms_backward_twice(change, *ctx.saved_tensors),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats
+from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     add,
     block_size,
@@ -132,17 +133,13 @@ _normalized_tensors_backward_twice.register_fake(
 )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
 _normalized_tensors.register_autograd(
-    lambda ctx, grad: _normalized_tensors_backward(grad, *ctx.saved_tensors), setup_context=_save
+    lambda ctx, grad: _normalized_tensors_backward(grad, *ctx.saved_tensors),
+    setup_context=save_inputs,
 )
 _normalized_tensors_backward.register_autograd(
     lambda ctx, change: _normalized_tensors_backward_twice(change, *ctx.saved_tensors),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 
 

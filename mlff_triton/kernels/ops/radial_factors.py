@@ -10,15 +10,13 @@ train the functions, compute factors with `linear` instead.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference, save_inputs
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
 from mlff_triton.kernels.ops.radial_arguments import check_constants, constant_knots, locate
 from mlff_triton.kernels.ops.reference import radial_factors as reference
@@ -164,14 +162,9 @@ _radial_factors_backward.register_fake(
 )
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
 _radial_factors.register_autograd(
     lambda ctx, grad: (_radial_factors_backward(grad, *ctx.saved_tensors), *[None] * 3),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 
 

@@ -10,13 +10,11 @@ reference. Tables are constants here. To train them, compute factors with `linea
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
+from mlff_triton.kernels.common.derivatives import differentiate_by_reference, save_inputs
 from mlff_triton.kernels.ops.radial_arguments import (
     check_channels,
     check_constants,
@@ -96,14 +94,9 @@ _radial_message_passing_backward.register_fake(
 )
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
 _radial_message_passing.register_autograd(
     lambda ctx, grad: (*_radial_message_passing_backward(grad, *ctx.saved_tensors), *[None] * 7),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 
 

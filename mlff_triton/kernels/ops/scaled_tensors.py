@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
+from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     add,
     block_size,
@@ -158,17 +159,12 @@ def _(*inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.new_empty(t.shape) for t in inputs[2:])
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
 _scaled_tensors.register_autograd(
-    lambda ctx, grad: _scaled_tensors_backward(grad, *ctx.saved_tensors), setup_context=_save
+    lambda ctx, grad: _scaled_tensors_backward(grad, *ctx.saved_tensors), setup_context=save_inputs
 )
 _scaled_tensors_backward.register_autograd(
     lambda ctx, *changes: _scaled_tensors_backward_twice(*changes, *ctx.saved_tensors),
-    setup_context=_save,
+    setup_context=save_inputs,
 )
 
 
