@@ -64,28 +64,28 @@ class GraphCache:
                 while len(self._captured) > self._capacity:
                     self._captured.popitem(last=False)
                 return self._run(inputs, option)
-            if self._captured[key] is None:
-                self._captured[key] = self._capture(inputs, option)
-            outputs = self.replay(inputs, option)
-            assert outputs is not None
-            return outputs
+            captured = self._captured[key]
+            if captured is None:
+                captured = self._captured[key] = self._capture(inputs, option)
+            return self._replay(key, captured, inputs)
 
     def replay(self, inputs: Inputs, option: Any = None) -> Outputs | None:
         """Return the outputs of an existing graph, or None if there is none for these shapes."""
-        present = _present(inputs)
-        if is_capturing(present[0]):
+        if is_capturing(_present(inputs)[0]):
             return None
         with self._lock:
             key = _key(inputs, option)
             captured = self._captured.get(key)
-            if captured is None:
-                return None
-            self._captured.move_to_end(key)
-            self._wait_for_last_replay(present[0].device)
-            for own, given in zip(captured.inputs, _by_dtype(present), strict=True):
-                torch._foreach_copy_(own, given, non_blocking=True)
-            captured.graph.replay()
-            return tuple(output.clone() for output in captured.outputs)
+            return None if captured is None else self._replay(key, captured, inputs)
+
+    def _replay(self, key: tuple[object, ...], captured: _CapturedGraph, inputs: Inputs) -> Outputs:
+        present = _present(inputs)
+        self._captured.move_to_end(key)
+        self._wait_for_last_replay(present[0].device)
+        for own, given in zip(captured.inputs, _by_dtype(present), strict=True):
+            torch._foreach_copy_(own, given, non_blocking=True)
+        captured.graph.replay()
+        return tuple(output.clone() for output in captured.outputs)
 
     def _run(self, inputs: Inputs, option: Any) -> Outputs:
         """Run the function without a graph."""
