@@ -54,6 +54,7 @@ def _sum_messages_kernel(
     message_ptr,
     first,
     n_atoms,
+    n_rows,
     F: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -65,7 +66,7 @@ def _sum_messages_kernel(
     Reads ``z3[rows, 3 F]``, ``y[9, N, F]``, ``cutoffs[2]``, from `Edges` ``slot_begin[N]``,
     ``slot_end[N]`` and ``senders``, ``origin`` and ``distance`` [slots], and ``ends[N]``. Writes
     ``message[9, N, F]``. Unless ``opposite[slots]`` is None, rows are those of the edges that atoms
-    send.
+    send, below ``n_rows``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
@@ -77,10 +78,10 @@ def _sum_messages_kernel(
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     lane = tl.arange(0, LANES)[:, None]
     given = senders_ptr, origin_ptr, opposite_ptr
-    following = _load_neighbor(given, begin, end, atom, place, lane)
+    following = _load_neighbor(given, begin, end, atom, place, lane, n_rows)
     for k in range(0, end - begin + 1, LANES):
         neighbor, row, slot, real, live = following
-        following = _load_neighbor(given, begin, end, atom, place, k + LANES + lane)
+        following = _load_neighbor(given, begin, end, atom, place, k + LANES + lane, n_rows)
         distance = tl.load(distance_ptr + slot, real, other=0.0)
         cutoff = cosine_cutoff(distance, cutoffs_ptr)[0]
         z3_row_ptr = z3_ptr + row * (3 * F) + channel
@@ -99,14 +100,16 @@ def _sum_messages_kernel(
 
 
 @triton.jit
-def _load_neighbor(pointers, begin, end, atom, place, rank):
+def _load_neighbor(pointers, begin, end, atom, place, rank, n_rows):
     """Return the neighbors and rows of edges, with the results of `load_rank`."""
     senders_ptr, origin_ptr, opposite_ptr = pointers
     neighbor, slot, real, live = load_rank(senders_ptr, begin, end, atom, rank)
     row = place + rank
     if opposite_ptr is not None:
         origin = tl.load(origin_ptr + slot, real, other=0)
-        row = tl.where(real, tl.load(opposite_ptr + origin, real, other=0), row)
+        opposite = tl.load(opposite_ptr + origin, real, other=0)
+        # If the matrix has too few slots, opposite edges may be missing, and their rows any number.
+        row = tl.where(real, tl.minimum(tl.maximum(opposite, 0), n_rows - 1), row)
     return neighbor, row, slot, real, live
 
 
@@ -218,6 +221,7 @@ def _sum_messages(
         message,
         chunk.first,
         n_atoms,
+        chunk.n_rows,
         F=channels,
         LANES=blocks.lanes,
         BLOCK_F=blocks.channels,

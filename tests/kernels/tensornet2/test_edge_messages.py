@@ -219,6 +219,16 @@ def test_isolated_atoms_hear_of_themselves_alone(device):
     assert_close(found[:, -1:], expected, 0)
 
 
+def test_missing_opposites_lead_nowhere(device, monkeypatch):
+    """Edges that exceed the slots of an atom are dropped, but not their opposites."""
+    y, terms, parts, edges = moved(forward_inputs(11, 32, 5), device, torch.float32)
+    expected = messages(operator)(y, terms, parts, edges)
+    edges = edges._replace(reverse=torch.zeros_like(edges.reverse))
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, 2**30))
+    found = messages(operator)(y, terms, parts, edges)
+    assert torch.equal(found[:, -1], expected[:, -1])  # which has no neighbors
+
+
 @pytest.mark.parametrize("size", [1, 63])
 def test_charges(size, device, dtype):
     edges = random_edges(size, "rows", 40)
