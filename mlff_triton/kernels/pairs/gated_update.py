@@ -36,6 +36,34 @@ _MOST_CHANNELS = 512
 
 
 @triton.jit
+def _add_columns(
+    acc,
+    x,
+    y,
+    weights,
+    first,
+    EXACT: tl.constexpr,
+    HALVES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Add the products of K columns of attention outputs to ``acc`` [M, C], from ``first`` on.
+
+    ``y`` are pointers to the outputs of each row, which rows there are, and the stride of heads.
+    """
+    pointers, inside, stride = y
+    gate = multiply_rows(x, weights[0], first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
+    column = first + tl.arange(0, K)
+    columns = (column // DIM).to(tl.int64) * stride + column % DIM
+    loaded = inside[:, None] & (column < WIDTH)[None, :]
+    outputs = tl.load(pointers[:, None] + columns[None, :], loaded, other=0.0).to(tl.float32)
+    outputs = gated(outputs, gate, EXACT)
+    return add_product(acc, outputs, weights[1], first, CHANNELS, WIDTH, HALVES)
+
+
+@triton.jit
 def _gated_update_fwd_kernel(
     x_ptr,
     y_ptr,
@@ -74,14 +102,13 @@ def _gated_update_fwd_kernel(
     x = load_chunks(x_ptr, offsets, inside, CHANNELS, 1, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
-    for first in range(0, WIDTH, K):
-        gate = multiply_rows(x, gate_ptr, first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
-        column = first + tl.arange(0, K)
-        columns = (column // DIM).to(tl.int64) * y_strides[3] + column % DIM
-        loaded = inside[:, None] & (column < WIDTH)[None, :]
-        y = tl.load(y_ptrs[:, None] + columns[None, :], loaded, other=0.0).to(tl.float32)
-        y = gated(y, gate, EXACT)
-        acc = add_product(acc, y, out_ptr, first, CHANNELS, WIDTH, HALVES)
+    y = y_ptrs, inside, y_strides[3]
+    weights = gate_ptr, out_ptr
+    START: tl.constexpr = 0 if EXACT else K
+    if START:  # Outside of the loop, a first product leaves x in registers for the others.
+        acc = _add_columns(acc, x, y, weights, 0, EXACT, HALVES, CHANNELS, WIDTH, DIM, K)
+    for first in range(START, WIDTH, K):
+        acc = _add_columns(acc, x, y, weights, first, EXACT, HALVES, CHANNELS, WIDTH, DIM, K)
     acc += load_again(x_ptr, offsets, inside, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     stored = inside[:, None] & (channel < CHANNELS)[None, :]
@@ -101,10 +128,8 @@ class Tile(NamedTuple):
     def of(cls, block: int, weight: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
         single = weight.element_size() > 2
-        if block <= 128 and single:
-            return cls(64, 32, 4, 1, 168)
         if block <= 128:
-            return cls(64, 32, 4, 2 if has_large_memory(weight) else 1, 128)
+            return cls(64, 32, 4, 2 if has_large_memory(weight) and not single else 1, 168)
         if single:
             return cls(32 if block <= 256 else 16, 16, 8, 1)
         return cls(64 if block <= 256 else 32, 32, 8, 1)

@@ -43,7 +43,7 @@ def _weight_halves_kernel(weight_ptrs, halves_ptrs, sizes, BLOCK: tl.constexpr):
 def takes_halves(weight: Tensor) -> bool:
     """Return True if products with a weight [..., C] are those of halves.
 
-    Halves lack one bit of float32. This shows in sums of few products, which are computed without.
+    Halves lack one bit of float32. This shows in sums of few products, which hold all bits.
     """
     return weight.dtype == torch.float32 and weight.shape[-1] >= _FEWEST_CHANNELS
 

@@ -32,12 +32,11 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.row_blocks import exact_exp
+from mlff_triton.kernels.pairs.row_blocks import FULL, exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
-_FEWEST_KEYS = 64  # of products in float32 on tensor cores
 
 
 @triton.jit
@@ -110,7 +109,6 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
@@ -154,12 +152,12 @@ def _pair_attention_fwd_kernel(
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=PRECISION)
+            scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=FULL)
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
             values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=FULL)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     acc = tl.div_rn(acc, total) if EXACT else acc / total
@@ -330,7 +328,6 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            PRECISION=_precision(q, k.shape[3]),
             DESCRIBED=described,
             DIM=dim,
             D=block,
@@ -340,16 +337,6 @@ def launch_pair_attention(
             num_warps=tile.warps,
             **register_limit(tile.registers),
         )
-
-
-def _precision(q: Tensor, n_keys: int) -> str:
-    """Return the precision of `tl.dot` for queries and a number of keys.
-
-    Three parts in bfloat16 hold all bits of float32, and two halves in float16 do not: errors were
-    above those of PyTorch.
-    """
-    splits = q.dtype == torch.float32 and torch.version.hip is None and n_keys >= _FEWEST_KEYS
-    return "bf16x6" if splits and not triton.knobs.runtime.interpret else "ieee"
 
 
 def _key_ranges(mask: Tensor) -> Tensor:

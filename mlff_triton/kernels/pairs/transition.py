@@ -38,6 +38,25 @@ _MOST_CHANNELS = 512
 
 
 @triton.jit
+def _add_hidden(
+    acc,
+    y,
+    weights,
+    first,
+    EXACT: tl.constexpr,
+    HALVES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Add the products of K hidden channels of rows y to ``acc`` [M, C], from ``first`` on."""
+    # Both are [M, K].
+    gate, up = multiply_twice(y, weights[0], first, HIDDEN, CHANNELS, HALVES, False, K)
+    hidden = gated(gate, gate, EXACT) * up
+    return add_product(acc, hidden, weights[1], first, CHANNELS, HIDDEN, HALVES)
+
+
+@triton.jit
 def _transition_fwd_kernel(
     x_ptr,
     norm_weight_ptr,
@@ -67,11 +86,12 @@ def _transition_fwd_kernel(
     x = load_chunks(x_ptr, offsets, known, CHANNELS, 1, C, CHUNK)
     y = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
-    for first in range(0, HIDDEN, K):
-        # Both are [M, K].
-        gate, up = multiply_twice(y, inputs_ptr, first, HIDDEN, CHANNELS, HALVES, False, K)
-        hidden = gated(gate, gate, EXACT) * up
-        acc = add_product(acc, hidden, down_ptr, first, CHANNELS, HIDDEN, HALVES)
+    weights = inputs_ptr, down_ptr
+    START: tl.constexpr = 0 if EXACT else K
+    if START:  # Outside of the loop, a first product leaves y in registers for the others.
+        acc = _add_hidden(acc, y, weights, 0, EXACT, HALVES, CHANNELS, HIDDEN, K)
+    for first in range(START, HIDDEN, K):
+        acc = _add_hidden(acc, y, weights, first, EXACT, HALVES, CHANNELS, HIDDEN, K)
     acc += load_again(x_ptr, offsets, known, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     inside = known[:, None] & (channel < CHANNELS)[None, :]
