@@ -43,7 +43,8 @@ def _weight_halves_kernel(weight_ptrs, halves_ptrs, sizes, BLOCK: tl.constexpr):
 def takes_halves(weight: Tensor) -> bool:
     """Return True if products with a weight [..., C] are those of halves.
 
-    Halves lack one bit of float32. This shows in sums of few products, which hold all bits.
+    Halves lack one bit of float32. This shows in sums of few products, which take three parts in
+    bfloat16 instead: see `mlff_triton.kernels.pairs.row_blocks.FULL`.
     """
     return weight.dtype == torch.float32 and weight.shape[-1] >= _FEWEST_CHANNELS
 
