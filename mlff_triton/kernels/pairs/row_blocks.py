@@ -1,7 +1,7 @@
 """Normalized rows, their products with weights, and gates, inside kernels.
 
-Products in float32 are those of halves, for which see `mlff_triton.kernels.common.halves`. They are
-sums over chunks of channels, which are added in float32.
+Products in float32 are those of halves, for which see `mlff_triton.kernels.common.halves`, unless
+channels are few. They are sums over chunks of channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
 adds to that. This shows in float32 alone, where exact ones replace them.
@@ -30,7 +30,6 @@ FULL = tl.constexpr(
 """Precision of `tl.dot` that holds all bits of float32.
 
 Three parts in bfloat16 do so on NVIDIA's tensor cores, with smaller errors than sums one by one.
-Two halves in float16 lack one bit, which shows in sums of few products.
 """
 
 
