@@ -196,8 +196,9 @@ def _cosine(x: Tensor, y: Tensor) -> float:
 
 
 LENGTHS = 256, 512, 768, 1024
+LONG = 3072
 WORKLOADS = (
     *(Trunk(blocks, length) for blocks in (1, 64) for length in LENGTHS),
     *(Forward(length) for length in LENGTHS),
-    *(Forward(length, recycles=0, steps=20) for length in LENGTHS),
+    *(Forward(length, recycles=0, steps=20) for length in (*LENGTHS, LONG)),
 )

@@ -155,6 +155,7 @@ def _choices_for(target: str) -> Iterator[None]:
     with (
         mock.patch("torch.version.hip", hip),
         mock.patch.object(hardware, "shared_memory", return_value=shared_memory),
+        mock.patch.object(hardware, "has_tensor_memory", return_value=gpu.arch == 100),
         mock.patch.object(early_launch, "launches_early", return_value=early),
         mock.patch.object(lanes, "packs", return_value=early or hip is not None),
     ):

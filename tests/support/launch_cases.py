@@ -452,6 +452,11 @@ def all_cases(target: str) -> dict[str, Callable[[], object]]:
     return made | token_calls(single) | token_calls(double) | more_alignments()
 
 
+def other_cases(target: str) -> dict[str, Callable[[], object]]:
+    """What targets compile that are not thorough, with operators on pairs, which fill memory."""
+    return few_cases(target) | pair_calls(torch.float32, torch.bfloat16)
+
+
 def few_cases(target: str) -> dict[str, Callable[[], object]]:
     """One case per operator, and steps in single precision."""
     single = torch.float32
@@ -470,7 +475,7 @@ def main() -> None:
         if is_common:
             cases = common_cases(target)
         else:
-            cases = (all_cases if target in HALVES else few_cases)(target)
+            cases = (all_cases if target in HALVES else other_cases)(target)
         for case, kernel, error in compile_distinct(cases, target):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 

@@ -26,6 +26,16 @@ def has_large_memory(tensor: Tensor) -> bool:
     return shared_memory(tensor) >= 200 * KIB
 
 
+def has_tensor_memory(tensor: Tensor) -> bool:
+    """Return True if tensor cores sum in a memory of their own, as on data-center Blackwell.
+
+    Compilers then take more shared memory for the same loop over products.
+    """
+    if torch.version.hip is not None or not tensor.is_cuda:
+        return False
+    return torch.cuda.get_device_capability(tensor.device)[0] == 10
+
+
 def register_limit(registers: int | None) -> dict[str, int]:
     """Return launch options that limit the registers of a thread, on NVIDIA GPUs; none for None.
 

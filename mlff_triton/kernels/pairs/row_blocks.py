@@ -19,8 +19,8 @@ from mlff_triton.kernels.pairs.halves import row_scales
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
-_LN_2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
+_TO_WHOLE = tl.constexpr(12583039.0)  # 3 2**22, whose sums are whole, and the bias of exponents
 _GROUP = tl.constexpr(8)  # rows of one of two joined weights
 _CHUNK = 32  # channels of one sum on tensor cores, in float32
 
@@ -240,12 +240,16 @@ def add_product(
 
 @triton.jit
 def exact_exp(x):
-    """Return exponentials of float32 values up to 87, to the last bits; zero below -87."""
+    """Return exponentials of float32 values up to 87, to the last bits; zero below -87.
+
+    With x log2(e) = k + f, where k is whole and f at most a half, the last bits of k + _TO_WHOLE
+    are the exponent of 2**k, and the fast instruction for 2**f is almost exact.
+    """
     raised = tl.maximum(x, _LOWEST, propagate_nan=tl.PropagateNan.ALL)
-    exponent = _LOG2_E * raised
-    rest = tl.fma(raised, _LOG2_E_REST, tl.fma(raised, _LOG2_E, -exponent))
-    power = tl.exp2(exponent)
-    return tl.where(x < _LOWEST, 0.0, tl.fma(power, _LN_2 * rest, power))
+    shifted = tl.fma(raised, _LOG2_E, _TO_WHOLE)
+    part = tl.fma(raised, _LOG2_E_REST, tl.fma(raised, _LOG2_E, _TO_WHOLE - shifted))
+    power = (shifted.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    return tl.where(x < _LOWEST, 0.0, power * tl.exp2(part))
 
 
 @triton.jit

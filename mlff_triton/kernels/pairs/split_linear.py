@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
-from mlff_triton.kernels.common.hardware import has_large_memory, multiprocessors
 from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along
 from mlff_triton.kernels.common.tiles import tile_in_group
 from mlff_triton.kernels.types.split_rows import SplitRows
@@ -118,17 +118,18 @@ class Tile(NamedTuple):
 
         Multiprocessors take one tile at a time. The times per tile are relative, from an H200.
         """
-        if not has_large_memory(x):
+        if not hardware.has_large_memory(x):
             return cls(64, 64, 32, 4, 2)
 
         def cost(choice: tuple[Tile, float]) -> float:
             tile, time = choice
             tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
-            return time * float(triton.cdiv(tiles, multiprocessors(x.device)))
+            return time * float(triton.cdiv(tiles, hardware.multiprocessors(x.device)))
 
         times = {(128, 128, 64, 8, 3): 19.3, (64, 128, 64, 4, 4): 12.2}
         times |= {(64, 64, 128, 4, 3): 8.5, (64, 32, 128, 4, 3): 7.7}
-        return min(((cls(*sizes), time) for sizes, time in times.items()), key=cost)[0]
+        best = min(((cls(*sizes), time) for sizes, time in times.items()), key=cost)[0]
+        return best._replace(stages=best.stages - hardware.has_tensor_memory(x))
 
 
 def split_rows(x: Tensor) -> SplitRows:
