@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.bio.boltz_features import protein_features
 from benchmarks.bio.boltz_model import RECYCLES, STEPS, build_boltz2
+from benchmarks.bio.structures import outermost
 
 SEQUENCES, CHECKED = 1024, 512
 TOKEN_CHANNELS, PAIR_CHANNELS, HEADS = 384, 128, 16
@@ -62,7 +63,7 @@ class Trunk:
     limit = 1e-4
     runs_in_graphs = True
     has_half = True
-    has_kernels = False
+    has_kernels = True
     is_checked = True
     short = None
 
@@ -104,9 +105,14 @@ class Trunk:
         }
         return {name: value.to(device) for name, value in made.items()}
 
+    def enable_kernels(self, model: nn.Module) -> None:
+        """Let the blocks call cuEquivariance's kernels."""
+        outermost(model, "PairformerModule").use_kernels = True  # type: ignore[assignment]
+
     def call(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Update tokens and pairs."""
-        s, z = model(**inputs)
+        blocks: Any = outermost(model, "PairformerModule")
+        s, z = model(**inputs, use_kernels=getattr(blocks, "use_kernels", False))
         return {"s": s, "z": z}
 
     def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
