@@ -53,6 +53,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "fidelity": partial(errors_table, bench="fidelity"),
     "bio": tables.bio_table,
     "models": tables.models_table,
+    "predictions": tables.predictions_table,
     "pairs": tables.pairs_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": tables.alignment_table,

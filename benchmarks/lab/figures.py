@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 from benchmarks.lab.selection import (
+    AUTOCAST,
     BATCHES,
     BIO_OURS,
     BIO_PEERS,
     BIO_REFERENCE,
     COMMAND,
     DIVISIONS,
+    KERNELS,
     LABELS,
     LAMMPS_MODELS,
     MODEL_PEERS,
@@ -30,8 +33,10 @@ from benchmarks.lab.selection import (
     by_model,
     fastest,
     is_scaling,
+    other_models,
     p50,
     passed,
+    predictions,
     rows_of,
     water_first,
 )
@@ -52,8 +57,9 @@ def draw(folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     drawn = []
-    for bench, plot in PLOTS.items():
-        times = passed(read_rows(folder / f"{bench}.csv"))
+    for name, plot in PLOTS.items():
+        bench, select = PARTS.get(name, (name, dict))
+        times = select(passed(read_rows(folder / f"{bench}.csv")))
         if not times:
             continue
         with mpl.rc_context({"svg.hashsalt": "mlff_triton", "svg.fonttype": "none"}):
@@ -63,7 +69,7 @@ def draw(folder: Path) -> list[Path]:
             axes.set_title(_gpu(times))
             axes.grid(visible=True, which="major", alpha=0.3)
             figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-            path = folder / f"{bench}.svg"
+            path = folder / f"{name}.svg"
             figure.savefig(path, metadata={"Date": None})
             drawn.append(path)
     return drawn
@@ -121,6 +127,17 @@ def _plot_models(axes: Axes, times: Times) -> None:
     axes.set(xlabel="call, ms")
 
 
+def _plot_predictions(axes: Axes, times: Times) -> None:
+    """Plot times of predictions that were compared with those of a package, one row per case."""
+    times = {case: rows for case, rows in times.items() if {AUTOCAST, KERNELS} <= rows.keys()}
+    kinds = {
+        "with the package's kernels": (rows_of(times, KERNELS), "s"),
+        "mlff_triton": (rows_of(times, AUTOCAST), "o"),
+    }
+    _plot_points(axes, by_model(times), kinds, "ms_p50")
+    axes.set(xlabel="prediction, ms")
+
+
 def _plot_alignment(axes: Axes, times: Times) -> None:
     """Plot speeds, one row per case, without the cases that are compared with PyTorch."""
     times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
@@ -162,9 +179,16 @@ PLOTS = {
     "md": _plot_simulations,
     "bio": _plot_bio,
     "models": _plot_models,
+    "predictions": _plot_predictions,
     "alignment": _plot_alignment,
     "lammps": _plot_divided,
 }
+
+PARTS: dict[str, tuple[str, Callable[[Times], Times]]] = {
+    "models": ("models", other_models),
+    "predictions": ("models", predictions),
+}
+"""Figures of a part of the cases of a bench, which is named first."""
 
 
 def _gpu(times: Times) -> str:

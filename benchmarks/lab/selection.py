@@ -13,7 +13,9 @@ PEERS = ("torch", "warp", "warp-graph", "warp-compile")
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
 ACCELERATED = "accelerated-"  # prefix of our precisions
+AUTOCAST, KERNELS = "accelerated-autocast", "half-kernels"  # with the precisions of a package
 MODEL_PEERS = ("reference-graph", "half", "half-kernels", "half-graph", "compile", "compile-half")
+PREDICTIONS = ("boltz2-", "openfold3-", "protenix-")  # prefixes of cases
 COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET
 SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
     "command": "mlff-triton md",
@@ -71,6 +73,20 @@ def speed_up(slow: Row, fast: Row) -> float:
 def fastest(rows: dict[str, Row]) -> Row | None:
     """Return the fastest of the precisions that the accelerated model was measured in."""
     return best_peer(rows, [name for name in rows if name.startswith(ACCELERATED)])
+
+
+def predictions(times: Times) -> Times:
+    """Return the cases that predict structures, in the precisions of their packages."""
+    return {c: rows for c, rows in times.items() if _predicts(c) and AUTOCAST in rows}
+
+
+def other_models(times: Times) -> Times:
+    """Return the cases that do not predict structures."""
+    return {c: rows for c, rows in times.items() if not _predicts(c)}
+
+
+def _predicts(case: str) -> bool:
+    return case.startswith(PREDICTIONS)
 
 
 def by_model(times: Times) -> list[str]:

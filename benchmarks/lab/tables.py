@@ -9,12 +9,14 @@ from pathlib import Path
 from benchmarks.lab.schema import AlignmentRow, Row, bytes_of, read_rows
 from benchmarks.lab.selection import (
     ACCELERATED,
+    AUTOCAST,
     BATCHES,
     BIO_OURS,
     BIO_PEERS,
     BIO_REFERENCE,
     COMMAND,
     DIVISIONS,
+    KERNELS,
     LABELS,
     LAMMPS_MODELS,
     MODEL_PEERS,
@@ -29,8 +31,10 @@ from benchmarks.lab.selection import (
     by_model,
     fastest,
     is_scaling,
+    other_models,
     p50,
     passed,
+    predictions,
     speed_up,
     water_first,
 )
@@ -78,6 +82,7 @@ def tables(folder: Path) -> str:
         step_table(folder, "matpes"),
         bio_table(folder),
         models_table(folder),
+        predictions_table(folder),
         pairs_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
@@ -322,7 +327,7 @@ def bio_table(folder: Path) -> str:
 
 def models_table(folder: Path) -> str:
     """Tabulate calls of genomic, design and binding models; empty without data."""
-    times = passed(read_rows(folder / "models.csv"))
+    times = other_models(passed(read_rows(folder / "models.csv")))
     head = ["case", "as shipped", "best peer", "mlff_triton", "over shipped", "over the best"]
     lines = [[*head, "memory, GB", "error"], ["---"] * (len(head) + 2)]
     for case in by_model(times):
@@ -336,6 +341,22 @@ def models_table(folder: Path) -> str:
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         ratios = [_ratio(shipped, ours), _ratio(best, ours)]
         lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+
+
+def predictions_table(folder: Path) -> str:
+    """Tabulate predictions of structures, whole ones and those of trunks; empty without data."""
+    times = predictions(passed(read_rows(folder / "models.csv")))
+    head = ["case", "with the package's kernels", "mlff_triton", "speed-up"]
+    head += ["memory, GB (package)", "error (package)"]
+    lines = [head, ["---"] * len(head)]
+    for case in by_model(times):
+        ours, theirs = times[case][AUTOCAST], times[case].get(KERNELS)
+        memory, error = _memory(ours), _error(ours)
+        if theirs:
+            memory += f" ({_memory(theirs)})"
+            error += f" ({_error(theirs)})" if theirs.error is not None else ""
+        lines.append([case, _ms(theirs), f"**{_ms(ours)}**", _ratio(theirs, ours), memory, error])
     return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 

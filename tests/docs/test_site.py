@@ -113,12 +113,16 @@ def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
     assert f"and {min(captured):.1f} to {max(captured):.1f} times as fast as these" in text
 
 
-def test_blocks_of_pairs_in_the_readme_are_measured():
+def test_predictions_in_the_readme_are_measured():
     text = " ".join(README.read_text().split())
-    case = measured("pairs")["pair-block-512"]
-    ours, theirs = case["triton-bf16"].ms_p50, case["cuequivariance-bf16"].ms_p50
-    assert f"512 tokens takes {ours:.3g} ms in bfloat16" in text
-    assert f"Boltz takes {theirs / ours:.1f} times as long" in text
+    models = measured("models")
+    cases = [models[f"{package}-forward-1024"] for package in ("boltz2", "openfold3", "protenix")]
+    ours = [case[selection.AUTOCAST].ms_p50 / 1e3 for case in cases]
+    ratios = [case[selection.KERNELS].ms_p50 / 1e3 / x for case, x in zip(cases, ours, strict=True)]
+    first, second, third = (f"{seconds:.3g}" for seconds in ours)
+    assert f"take {first}, {second} and {third} s" in text
+    first, second, third = (f"{ratio:.1f}" for ratio in ratios)
+    assert f"these take {first}, {second} and {third} times as long" in text
 
 
 def measured(bench: str) -> selection.Times:
