@@ -453,7 +453,7 @@ def all_cases(target: str) -> dict[str, Callable[[], object]]:
 
 
 def other_cases(target: str) -> dict[str, Callable[[], object]]:
-    """What targets compile that are not thorough, with operators on pairs, which fill memory."""
+    """Return cases for other targets, with operators on pairs, which need the most memory."""
     return few_cases(target) | pair_calls(torch.float32, torch.bfloat16)
 
 
