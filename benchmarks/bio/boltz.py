@@ -53,6 +53,13 @@ def randomize(model: nn.Module, blocks: int) -> nn.Module:
     return model
 
 
+def enable_kernels(model: nn.Module) -> None:
+    """Let a model call cuEquivariance's kernels."""
+    for module in model.modules():
+        if hasattr(module, "use_kernels"):
+            module.use_kernels = True
+
+
 @dataclass(frozen=True)
 class Trunk:
     """Tokens and pairs of one protein. The error is one minus the least cosine similarity."""
@@ -66,6 +73,7 @@ class Trunk:
     has_kernels = True
     is_checked = True
     short = None
+    enable_kernels = staticmethod(enable_kernels)
 
     @property
     def name(self) -> str:
@@ -82,12 +90,12 @@ class Trunk:
         from boltz.model.layers.pairformer import PairformerModule
 
         torch.manual_seed(0)
-        model: nn.Module = PairformerModule(TOKEN_CHANNELS, PAIR_CHANNELS, 1, HEADS, v2=True)
+        model: Any = PairformerModule(TOKEN_CHANNELS, PAIR_CHANNELS, 1, HEADS, v2=True)
+        model.use_kernels = False  # which the package passes to each call
         (block,) = model.layers  # the package takes half a second to initialize each
         model.layers = nn.ModuleList(copy.deepcopy(block) for _ in range(self.blocks))
         model.to(device)
-        randomize(model, self.blocks)
-        return model.eval()
+        return randomize(model, self.blocks).eval()
 
     def half(self, model: nn.Module) -> nn.Module:
         """Run the blocks under autocast."""
@@ -105,14 +113,9 @@ class Trunk:
         }
         return {name: value.to(device) for name, value in made.items()}
 
-    def enable_kernels(self, model: nn.Module) -> None:
-        """Let the blocks call cuEquivariance's kernels."""
-        outermost(model, "PairformerModule").use_kernels = True  # type: ignore[assignment]
-
     def call(self, model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Update tokens and pairs."""
-        blocks: Any = outermost(model, "PairformerModule")
-        s, z = model(**inputs, use_kernels=getattr(blocks, "use_kernels", False))
+        s, z = model(**inputs, use_kernels=outermost(model, "PairformerModule").use_kernels)
         return {"s": s, "z": z}
 
     def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -136,6 +139,7 @@ class Forward:
     runs_in_graphs = False
     has_half = True
     has_kernels = True
+    enable_kernels = staticmethod(enable_kernels)
 
     @property
     def is_checked(self) -> bool:
@@ -167,12 +171,6 @@ class Forward:
     def half(self, model: nn.Module) -> nn.Module:
         """Run the model under autocast."""
         return Autocast(model)
-
-    def enable_kernels(self, model: nn.Module) -> None:
-        """Let the model call cuEquivariance's kernels."""
-        for module in model.modules():
-            if hasattr(module, "use_kernels"):
-                module.use_kernels = True
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """Make the features."""

@@ -128,8 +128,7 @@ def _plot_models(axes: Axes, times: Times) -> None:
 
 
 def _plot_predictions(axes: Axes, times: Times) -> None:
-    """Plot times of predictions that were compared with those of a package, one row per case."""
-    times = {case: rows for case, rows in times.items() if {AUTOCAST, KERNELS} <= rows.keys()}
+    """Plot times of predictions, one row per case."""
     kinds = {
         "with the package's kernels": (rows_of(times, KERNELS), "s"),
         "mlff_triton": (rows_of(times, AUTOCAST), "o"),
@@ -184,9 +183,15 @@ PLOTS = {
     "lammps": _plot_divided,
 }
 
+
+def _compared(times: Times) -> Times:
+    """Return the predictions that were compared with those of a package."""
+    return {case: rows for case, rows in predictions(times).items() if KERNELS in rows}
+
+
 PARTS: dict[str, tuple[str, Callable[[Times], Times]]] = {
     "models": ("models", other_models),
-    "predictions": ("models", predictions),
+    "predictions": ("models", _compared),
 }
 """Figures of a part of the cases of a bench, which is named first."""
 

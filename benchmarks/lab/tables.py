@@ -239,7 +239,7 @@ def training_table(folder: Path) -> str:
         if captured and plain:
             ratio = _ratio(min(plain, key=p50), min(captured, key=p50))
             lines.append([case, *(_ms(rows.get(name)) for name in TRAINING), ratio])
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+    return _times_in_ms(lines, times)
 
 
 def lammps_table(folder: Path) -> str:
@@ -322,7 +322,7 @@ def bio_table(folder: Path) -> str:
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         line = [case, _ms(shipped), peer, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
         lines.append(line)
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+    return _times_in_ms(lines, times)
 
 
 def models_table(folder: Path) -> str:
@@ -341,7 +341,7 @@ def models_table(folder: Path) -> str:
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         ratios = [_ratio(shipped, ours), _ratio(best, ours)]
         lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+    return _times_in_ms(lines, times)
 
 
 def predictions_table(folder: Path) -> str:
@@ -357,7 +357,7 @@ def predictions_table(folder: Path) -> str:
             memory += f" ({_memory(theirs)})"
             error += f" ({_error(theirs)})" if theirs.error is not None else ""
         lines.append([case, _ms(theirs), f"**{_ms(ours)}**", _ratio(theirs, ours), memory, error])
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+    return _times_in_ms(lines, times)
 
 
 def pairs_table(folder: Path) -> str:
@@ -378,7 +378,7 @@ def pairs_table(folder: Path) -> str:
                 error = _error(ours) + (f" ({_error(best)})" if best else "")
             cells += [f"**{_ms(ours)}**" if ours else "–", peer, ratio, error]
         lines.append(cells)
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+    return _times_in_ms(lines, times)
 
 
 def alignment_table(folder: Path) -> str:
@@ -420,7 +420,7 @@ def cells_table(folder: Path) -> str:
         line = [f"{ours.pairs:,}", str(ours.rows), _ms(cells), _ms(by_row), f"**{_ms(ours)}**"]
         ratios = [f"{speed_up(row, ours):,.0f}x" if row else "–" for row in (cells, by_row)]
         lines.append([*line, _ms(rows.get("align")), *ratios])
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
+    return _times_in_ms(lines, times)
 
 
 def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
@@ -440,6 +440,11 @@ def _gcups(row: AlignmentRow | None) -> str:
     if row is None:
         return "–"
     return f"{row.gcups:.3g}" if row.gcups < 1000 else f"{row.gcups:,.0f}"
+
+
+def _times_in_ms(lines: list[list[str]], times: Times) -> str:
+    """Return a table of times, whose first two lines are its head; empty without others."""
+    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
 
 
 def _ratio(slow: Row | None, fast: Row) -> str:
