@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -19,7 +21,13 @@ Outputs = tuple[Tensor, ...]
 class _CapturedGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[list[Tensor]]  # those of each dtype
+    constants: list[Tensor]
+    held: list[weakref.ref[Tensor]]  # constants that these are copies of
     outputs: Outputs
+
+    def holds(self, constants: Sequence[Tensor]) -> bool:
+        """Return True if the last constants were the same tensors."""
+        return all(last() is x for last, x in zip(self.held, constants, strict=True))
 
 
 class GraphCache:
@@ -33,7 +41,7 @@ class GraphCache:
     ----------
     function : callable
         Takes a sequence of tensors, each of which may be None, and one hashable option. Returns a
-        tuple of tensors. Must not wait for the GPU.
+        tuple of tensors. Must not wait for the GPU. Constants of a call follow its inputs.
     capacity : int
         Number of shapes to remember. The least recently used one is dropped first.
     overwrites : bool
@@ -53,43 +61,61 @@ class GraphCache:
         self._stream: torch.cuda.Stream | None = None  # of the last replay
         self._lock = RLock()
 
-    def __call__(self, inputs: Inputs, option: Any = None) -> Outputs:
-        """Return what the function returns, in tensors that the caller may keep."""
+    def __call__(
+        self, inputs: Inputs, option: Any = None, constants: Sequence[Tensor] = ()
+    ) -> Outputs:
+        """Return what the function returns, in tensors that the caller may keep.
+
+        Constants are tensors that are never changed in place, and of the same shapes in all calls.
+        They are copied if they are others than in the call before.
+        """
         if is_capturing(_present(inputs)[0]):
-            return self._run(inputs, option)
+            return self._run(inputs, option, constants)
         with self._lock:
             key = _key(inputs, option)
             if key not in self._captured:
                 self._captured[key] = None
                 while len(self._captured) > self._capacity:
                     self._captured.popitem(last=False)
-                return self._run(inputs, option)
+                return self._run(inputs, option, constants)
             captured = self._captured[key]
             if captured is None:
-                captured = self._captured[key] = self._capture(inputs, option)
-            return self._replay(key, captured, inputs)
+                captured = self._captured[key] = self._capture(inputs, option, constants)
+            return self._replay(key, captured, inputs, constants)
 
-    def replay(self, inputs: Inputs, option: Any = None) -> Outputs | None:
+    def replay(
+        self, inputs: Inputs, option: Any = None, constants: Sequence[Tensor] = ()
+    ) -> Outputs | None:
         """Return the outputs of an existing graph, or None if there is none for these shapes."""
         if is_capturing(_present(inputs)[0]):
             return None
         with self._lock:
             key = _key(inputs, option)
             captured = self._captured.get(key)
-            return None if captured is None else self._replay(key, captured, inputs)
+            return None if captured is None else self._replay(key, captured, inputs, constants)
 
-    def _replay(self, key: tuple[object, ...], captured: _CapturedGraph, inputs: Inputs) -> Outputs:
+    def _replay(
+        self,
+        key: tuple[object, ...],
+        captured: _CapturedGraph,
+        inputs: Inputs,
+        constants: Sequence[Tensor],
+    ) -> Outputs:
         present = _present(inputs)
         self._captured.move_to_end(key)
         self._wait_for_last_replay(present[0].device)
         for own, given in zip(captured.inputs, _by_dtype(present), strict=True):
             torch._foreach_copy_(own, given, non_blocking=True)
+        if not captured.holds(constants):
+            torch._foreach_copy_(captured.constants, list(constants), non_blocking=True)
+            captured.held[:] = map(weakref.ref, constants)
         captured.graph.replay()
         return tuple(output.clone() for output in captured.outputs)
 
-    def _run(self, inputs: Inputs, option: Any) -> Outputs:
+    def _run(self, inputs: Inputs, option: Any, constants: Sequence[Tensor]) -> Outputs:
         """Run the function without a graph."""
-        return self._function(_copies(inputs) if self._overwrites else inputs, option)
+        given = _copies(inputs) if self._overwrites else inputs
+        return self._function([*given, *constants], option)
 
     def _wait_for_last_replay(self, device: torch.device) -> None:
         """Make the current stream wait for the stream of the last replay, if they differ.
@@ -105,14 +131,15 @@ class GraphCache:
                 self._stream.wait_stream(last)
 
     @torch.inference_mode(False)  # so that the graph's own tensors can be written to in any mode
-    def _capture(self, inputs: Inputs, option: Any) -> _CapturedGraph:
+    def _capture(self, inputs: Inputs, option: Any, constants: Sequence[Tensor]) -> _CapturedGraph:
         if self._pool is None:
             self._pool = GraphPool()
-        own = _copies(inputs)
-        present = _present(own)
+        own, kept = _copies(inputs), [x.clone() for x in constants]
+        present, held = _present(own), list(map(weakref.ref, constants))
         with torch.no_grad(), torch.cuda.device_of(present[0]):
-            graph, outputs = record(lambda: self._function(own, option), self._pool)
-        return _CapturedGraph(graph, _by_dtype(present), outputs)
+            run = partial(self._function, [*own, *kept], option)
+            graph, outputs = record(run, self._pool)
+        return _CapturedGraph(graph, _by_dtype(present), kept, held, outputs)
 
 
 def _present(inputs: Inputs) -> list[Tensor]:

@@ -52,6 +52,17 @@ def test_shapes_used_longest_ago_are_forgotten():
     assert function.n == before + 1
 
 
+def test_constants_are_copied_when_they_are_others():
+    function = CountedFunction()
+    graphs, x = GraphCache(function), torch.ones(3, device="cuda")
+    constants = [torch.full((3,), float(k), device="cuda") for k in range(2)]
+    results = [graphs([x], 1, [constants[k]])[0] for k in (0, 0, 0, 1, 1, 0)]
+    assert function.n == 3
+    assert [float(r[0]) for r in results] == [1, 1, 1, 2, 2, 1]
+    constants[1] = torch.full((3,), 5.0, device="cuda")  # may have the address of the last one
+    assert float(graphs.replay([x], 1, [constants[1]])[0][0]) == 6
+
+
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
 def test_any_mode_may_follow_any_other(first):
     graphs, x = GraphCache(CountedFunction()), torch.ones(3, device="cuda")

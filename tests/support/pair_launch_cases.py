@@ -47,9 +47,13 @@ def triangles(dtype: torch.dtype, n: int = N, heads: int = 4) -> object:
 
 
 def samples(dim: int, dtype: torch.dtype) -> object:
-    """Attend in five samples that share their biases."""
-    q, k, v = torch.zeros(1, 5, N, 3, 16, dim, dtype=dtype).unbind(3)
-    return pair_attention(q, k, v, torch.zeros(1, 16, N, N), torch.ones(1, 5, N))
+    """Attend in few and in many samples that share their biases, in TF32 too."""
+    for count in (5, 40):
+        q, k, v = torch.zeros(1, count, N, 3, 16, dim, dtype=dtype).unbind(3)
+        bias = torch.zeros(1, 16, N, N)
+        pair_attention(q, k, v, bias, tf32=dtype == torch.float32)
+        found = pair_attention(q, k, v, bias, torch.ones(1, count, N))
+    return found
 
 
 def updates(channels: int, dtype: torch.dtype, n: int = N) -> object:
@@ -113,9 +117,10 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
 
 
 def splits() -> object:
-    """Apply split maps to few rows and to many."""
+    """Apply split maps to few, more and many rows."""
     weight = SplitRows.of(torch.zeros(512, 768))
     split_linear(split_rows(torch.zeros(N, 768)), weight, torch.zeros(512))
+    split_linear(split_rows(torch.zeros(2048, 768)), weight)
     return split_linear(split_rows(torch.zeros(8192, 768)), weight)
 
 

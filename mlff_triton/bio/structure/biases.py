@@ -46,7 +46,7 @@ class BiasMaps(NamedTuple):
         norm = torch.ones_like(scales[0]), None, eps[0]
         return cls(norm, torch.cat(folded), len(maps[0]))
 
-    def biases(self, operators: Operators, z: Tensor) -> list[Tensor]:
+    def biases(self, operators: Operators, z: Tensor) -> tuple[Tensor, ...]:
         """Compute the biases [B, H, N, M] of each layer from pairs [B, N, M, P]."""
         biases = operators.pair_biases(z.contiguous(), self.norm, self.weight)
-        return [part.contiguous() for part in biases.split(self.heads, 1)]
+        return tuple(part.contiguous() for part in biases.split(self.heads, 1))

@@ -183,7 +183,7 @@ class Boltz1ScoreForward(BoltzScoreForward):
         """Return updates of positions and the tokens."""
         if not arguments["model_cache"]:
             return self.original(**arguments)
-        update, tokens = self.step(arguments, begun)
+        update, tokens = self.results(arguments, begun)
         return {"r_update": update, "token_a": tokens}
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mlff_triton.bio.fast_forward import Options, Reading
-from mlff_triton.bio.graph_cache import GraphCache
-from mlff_triton.bio.structure.autocast import AutocastForward
+from mlff_triton.bio.graph_cache import Inputs
 from mlff_triton.bio.structure.boltz_windows import first_problem, window_problems
 from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import has_other_values
 from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.structure.remembered import Remembered
+from mlff_triton.bio.structure.sampling import SamplingForward, Step
 from mlff_triton.bio.structure.score_network import (
     Prepared,
     ScoreWeights,
@@ -73,64 +72,28 @@ class Given(NamedTuple):
         return (*self.tokens, self.atoms, self.conditions, *self.biases, *masks)
 
 
-class Run:
-    """Steps of one run of the sampler, in CUDA graphs if wanted."""
+@dataclass(frozen=True)
+class NetworkStep:
+    """Step of a network, a `Step` of what `prepare` returns."""
 
-    def __init__(
-        self,
-        reading: Reading[ScoreWeights],
-        backend: str | None,
-        weights: ScoreWeights,
-        fixed: Prepared,
-        *,
-        captures: bool,
-    ) -> None:
-        self.reading = reading
-        self._backend, self._weights, self._fixed = backend, weights, fixed
-        self._graphs = GraphCache(self._step) if captures else None
+    backend: str | None
+    weights: ScoreWeights
 
-    def replay(self, positions: Tensor, times: Tensor) -> Results | None:
-        """Replay the graph of a step, if there is one for the number of samples."""
-        if self._graphs is None or not (positions.is_cuda and times.is_cuda):
-            return None
-        found = self._graphs.replay((positions, times), _are_equal(times))
-        return None if found is None else (found[0], found[1])
-
-    def step(self, positions: Tensor, times: Tensor) -> Results:
+    def __call__(self, fixed: Prepared, inputs: Inputs, are_equal: bool) -> Results:
         """Compute a step from positions [B R, M, 3] and noise levels [B R]."""
-        given, are_equal = (positions, times), _are_equal(times)
-        fixed = self._fixed.tokens
-        sizes = positions.shape, fixed.shape, fixed.dtype, are_equal
-        before_first_launch(
-            self._backend, (Run, *sizes), fixed, lambda: self._step(given, are_equal)
-        )
-        update, tokens = (self._graphs or self._step)(given, are_equal)
-        return update, tokens
-
-    def _step(self, inputs: Sequence[Tensor | None], are_equal: bool) -> Results:
         positions, times = inputs
         assert positions is not None
         assert times is not None
-        batch = len(self._fixed.tokens)
+        batch = len(fixed.tokens)
         times = times.unflatten(0, (batch, -1))
         times = times[:, :1] if are_equal else times
         positions = positions.unflatten(0, (batch, -1))
-        operators = Operators.of(self._backend)
-        found = denoise(operators, self._weights, self._fixed, positions, times)
+        found = denoise(Operators.of(self.backend), self.weights, fixed, positions, times)
         return found[0].flatten(0, 1), found[1].flatten(0, 1)
 
 
-class ScoreForward(AutocastForward[ScoreWeights]):
-    """Network that a sampler calls at every step.
-
-    What a run's steps have in common is prepared in the first one, and kept until the tensors that
-    it is made from are deleted. On a GPU, all steps from the third on replay one CUDA graph.
-    Conditioning that was made in inference mode must not be changed in place during a run.
-    """
-
-    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
-        super().__init__(module, options, model)
-        self._last: Remembered[Run] = Remembered()
+class ScoreForward(SamplingForward[ScoreWeights]):
+    """Network that is given what the steps of a run have in common."""
 
     @abstractmethod
     def given(self, arguments: Mapping[str, Any]) -> Given | None:
@@ -220,29 +183,45 @@ class ScoreForward(AutocastForward[ScoreWeights]):
         positions, times = arguments.get("r_noisy"), arguments.get("times")
         if given is None or not isinstance(positions, Tensor) or not isinstance(times, Tensor):
             return None
-        run = self._last.get(given.tensors)
-        is_current = run is not None and run.reading is self._reading
-        return run.replay(positions, times) if run is not None and is_current else None
+        run = self.run_with(given.tensors)
+        if run is None or not (positions.is_cuda and times.is_cuda):
+            return None
+        found = run.replay((positions, times), _are_equal(times))
+        return None if found is None else (found[0], found[1])
 
     def compute(self, arguments: Mapping[str, Any], begun: Results | None) -> Any:
         """Return what the network returns: the update of positions [B R, M, 3]."""
-        return self.step(arguments, begun)[0]
+        return self.results(arguments, begun)[0]
 
-    def step(self, arguments: Mapping[str, Any], begun: Results | None) -> Results:
+    def results(self, arguments: Mapping[str, Any], begun: Results | None) -> Results:
         """Compute a step, or return one that was begun."""
         if begun is not None:
             return begun
-        given, dtypes = self.given(arguments), (self.rows, self.dtype)
+        given, inputs = self.given(arguments), (arguments["r_noisy"], arguments["times"])
         assert given is not None
+        run, option = self.run_with(given.tensors), _are_equal(inputs[1])
+        dtypes = self.rows, self.dtype
         with self.without_autocast():
-            run = self._last.get(given.tensors)
-            if run is None or run.reading is not self._reading:
-                run = self._begin_run(given, *dtypes)
-            return run.step(arguments["r_noisy"], arguments["times"])
+            if run is None:
+                self._last.forget()  # frees its memory first
+                run = self.begin_run(given.tensors, self._prepare(given, *dtypes))
+            tokens = run.fixed.tokens
+            before_first_launch(
+                self.backend,
+                (NetworkStep, inputs[0].shape, tokens.shape, tokens.dtype, option),
+                tokens,
+                lambda: self.step(run.fixed, inputs, option),
+            )
+            update, tokens = run(inputs, option)
+            return update, tokens
 
-    def _begin_run(self, given: Given, rows: torch.dtype, products: torch.dtype) -> Run:
+    @property
+    def step(self) -> Step:
+        """Function that computes a step with the present weights."""
+        return NetworkStep(self.backend, self.weights)
+
+    def _prepare(self, given: Given, rows: torch.dtype, products: torch.dtype) -> Prepared:
         """Prepare what all steps have in common, with the dtypes of `prepare`."""
-        self._last.forget()
         owned, masks = given.atom_to_token, (given.token_mask, given.atom_mask)
         present = [None if bool((x != 0).all()) else x.to(rows) for x in masks]
         biases = self.biases(given, products)
@@ -254,22 +233,7 @@ class ScoreForward(AutocastForward[ScoreWeights]):
             atom_mask=present[1],
             token_of_atom=torch.where(owned.sum(-1) > 0, owned.argmax(-1), owned.shape[-1]),
         )
-        assert self._reading is not None
-        operators = Operators.of(self.backend)
-        run = Run(
-            self._reading,
-            self.backend,
-            self.weights,
-            prepare(operators, self.weights, trunk),
-            captures=self.options.captures(self.backend, self.module),
-        )
-        self._last.set(given.tensors, run)
-        return run
-
-    def refresh(self) -> None:
-        """Forget the weights and what was computed from them."""
-        super().refresh()
-        self._last.forget()
+        return prepare(Operators.of(self.backend), self.weights, trunk)
 
 
 def _are_equal(times: Tensor) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,15 @@ from torch.nn.functional import pad
 
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.fast_forward import Options, Reading
-from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs
-from mlff_triton.bio.structure.autocast import AutocastForward
+from mlff_triton.bio.graph_cache import Inputs, Outputs
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import DiffusionLayer, DiffusionWeights
 from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.recognition import Children, has_children, has_structure
-from mlff_triton.bio.structure.remembered import Remembered, tensors_in
+from mlff_triton.bio.structure.remembered import tensors_in
+from mlff_triton.bio.structure.sampling import SamplingForward, Step
 from mlff_triton.bio.structure.score_network import (
     AtomMaps,
     ConditionWeights,
@@ -33,6 +34,7 @@ from mlff_triton.bio.structure.score_network import (
 from mlff_triton.bio.structure.updates import prepared
 from mlff_triton.bio.structure.window_conditions import window_conditions
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.hardware import allows_tf32
 
 BLOCK = "DiffusionTransformerBlock"
 """Name of the class of a block of transformers."""
@@ -79,12 +81,15 @@ class PairScoreWeights(NamedTuple):
         Maps of pairs to the biases of its three transformers.
     encoder, decoder : list of DiffusionLayer
         Layers of atoms in float64, for terms that steps share.
+    tf32 : bool
+        True if PyTorch's products, and those of attention, may be in TF32.
     """
 
     network: ScoreWeights
     biases: list[BiasMaps]
     encoder: list[DiffusionLayer]
     decoder: list[DiffusionLayer]
+    tf32: bool
 
 
 class Noisy(NamedTuple):
@@ -136,22 +141,51 @@ class Given(NamedTuple):
     starts: Tensor | None = None
 
 
-_Step: TypeAlias = Callable[..., Outputs]  # of inputs, as in a `GraphCache`
+class RunTerms(NamedTuple):
+    """Tensors that all steps of a run have in common.
+
+    Attributes
+    ----------
+    network : Prepared
+        Those of the network.
+    atom_mask : [A], optional
+        1 for atoms, 0 for padding.
+    """
+
+    network: Prepared
+    atom_mask: Tensor | None
 
 
-class _Run(NamedTuple):
-    """Sampling run: the weights that it was prepared with, and its step."""
+@dataclass(frozen=True)
+class DenoisingStep:
+    """Step that returns positions with less noise, a `Step` of `RunTerms`."""
 
-    reading: Reading[PairScoreWeights]
-    step: _Step
+    backend: str | None
+    weights: ScoreWeights
+    sigma: float  # standard deviation of data
+
+    def __call__(self, fixed: RunTerms, inputs: Inputs, _: Any = None) -> Outputs:
+        """Compute a step from positions [R, A, 3] and noise levels [R] or [1]."""
+        x, levels = inputs
+        assert x is not None
+        assert levels is not None
+        sigma, (network, mask) = self.sigma, fixed
+        kept = 1 if mask is None else mask[:, None].to(x.dtype)
+        x, level = kept * x, levels[:, None, None]
+        variance = sigma**2 + level**2
+        missing = network.atoms.shape[1] - x.shape[1]
+        scaled = pad(x / variance.sqrt(), (0, 0, 0, missing))[None]
+        times = torch.log(levels / sigma)[None] / 4
+        update, _ = denoise(Operators.of(self.backend), self.weights, network, scaled, times)
+        update = update[0, :, : x.shape[1]].to(x.dtype)
+        x = sigma**2 / variance * x + sigma * level / variance.sqrt() * update
+        return (kept * x,)
 
 
-class ScoreForward(AutocastForward[PairScoreWeights]):
+class ScoreForward(SamplingForward[PairScoreWeights]):
     """Score network whose steps share all terms that do not depend on positions or noise.
 
-    These are computed in the first step with new arguments, in part by the original modules, and
-    dropped when one of the arguments is freed. On a GPU the third step and later ones replay a CUDA
-    graph. Arguments that were made in inference mode must not be changed in place during a run.
+    The original modules compute part of them.
     """
 
     names: ClassVar[tuple[str, str]]
@@ -174,7 +208,6 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
-        self._last: Remembered[_Run] = Remembered()
         self._check = MaskCheck()
 
     @abstractmethod
@@ -206,7 +239,7 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
     def read(self) -> PairScoreWeights:
         """Read the present weights.
 
-        Tensor cores round sums towards zero. So only tokens, of many channels, multiply by halves.
+        Only tokens multiply by halves, unless PyTorch may use TF32, which is faster.
         """
         queries, keys = self.window()
         if queries not in WINDOW_SIDES or keys not in WINDOW_SIDES or queries > keys:
@@ -217,17 +250,24 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
             width = layer.attention.out.shape[1]
             if width > MAX_WINDOW_HEAD_CHANNELS * layer.heads:
                 raise InputError(f"{width} channels of atoms in {layer.heads} heads are too many")
-        transformers = found.encoder, found.tokens, found.decoder
+        transformers, tf32 = (found.encoder, found.tokens, found.decoder), allows_tf32()
         network = ScoreWeights(
             prepared(found.conditions, dtype, backend),
             prepared(found.maps, dtype, backend),
             *(
-                DiffusionWeights.of(each.layers, dtype, backend, split=each is found.tokens)
+                DiffusionWeights.of(
+                    each.layers, dtype, backend, split=each is found.tokens and not tf32
+                )
                 for each in transformers
             ),
         )
         biases = [prepared(each.biases, dtype, backend) for each in transformers]
-        return PairScoreWeights(network, biases, found.encoder.layers, found.decoder.layers)
+        return PairScoreWeights(network, biases, found.encoder.layers, found.decoder.layers, tf32)
+
+    def _is_current(self, reading: Reading[PairScoreWeights]) -> bool:
+        """Return True if neither weights nor dtype nor PyTorch's use of TF32 have changed."""
+        same = reading.weights is None or reading.weights.tf32 == allows_tf32()
+        return same and super()._is_current(reading)
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse inputs of unexpected shapes, dtypes or devices, and masks of other values."""
@@ -259,27 +299,24 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
 
     def begin(self, arguments: Mapping[str, Any]) -> Outputs | None:
         """Replay the graph of a step, if there is one for these inputs."""
-        run = self._last.get(self._fixed(arguments))
-        if run is None or run.reading is not self._reading or not isinstance(run.step, GraphCache):
-            return None
-        if not all(isinstance(arguments.get(name), Tensor) for name in self.names):
+        run = self.run_with(self._fixed(arguments))
+        if run is None or not all(isinstance(arguments.get(name), Tensor) for name in self.names):
             return None
         found = self.noisy(arguments)
-        on_gpu = not isinstance(found, str) and all(part.is_cuda for part in found)
-        return run.step.replay(self._inputs(found)) if on_gpu else None
+        return None if isinstance(found, str) else run.replay(self._inputs(found))
 
     def compute(self, arguments: Mapping[str, Any], begun: Outputs | None) -> Tensor:
         """Return positions with less noise."""
-        fixed = self._fixed(arguments)
-        run = self._last.get(fixed)
-        if run is None or run.reading is not self._reading:
+        tensors = self._fixed(arguments)
+        run = self.run_with(tensors)
+        if run is None:
             self._last.forget()  # frees its memory first
             inputs = self._inputs(self.noisy(arguments))
-            run, begun = self._begin_run(self.prepare(arguments), inputs), None
-            self._last.set(fixed, run)
+            terms, begun = self._terms(self.prepare(arguments), inputs), None
+            run = self.begin_run(tensors, terms)
         if begun is None:
             with self.without_autocast():
-                begun = run.step(self._inputs(self.noisy(arguments)))
+                begun = run(self._inputs(self.noisy(arguments)))
         given: Tensor = arguments[self.names[0]]
         return begun[0].view(given.shape).to(given.dtype)
 
@@ -291,47 +328,33 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
         """Return the tensors among the arguments that do not change from step to step."""
         return list(tensors_in({k: v for k, v in arguments.items() if k not in self.names}))
 
-    def _begin_run(self, given: Given, inputs: Sequence[Tensor]) -> _Run:
-        assert self._reading is not None
-        operators = Operators.of(self.backend)
+    @property
+    def step(self) -> Step:
+        """Function that computes a step with the present weights."""
+        return DenoisingStep(self.backend, self.weights.network, float(self.module.sigma_data))
+
+    def _terms(self, given: Given, inputs: Sequence[Tensor]) -> RunTerms:
+        """Return what all steps have in common, and compile the kernels of a step."""
         sizes = [x.shape for x in (*inputs, given.tokens, given.atom_pairs)]
+        operators, dtypes = Operators.of(self.backend), (self.rows, self.dtype)
+
+        def terms() -> RunTerms:
+            return RunTerms(self._fixed_terms(operators, given, *dtypes), given.atom_mask)
+
         with self.without_autocast():
             before_first_launch(
                 self.backend,
-                (type(self), self.dtype, *sizes),
+                (type(self), *dtypes, *sizes),
                 given.tokens,
-                lambda: self._step(operators, given, self._fixed_terms(operators, given))(inputs),
+                lambda: self.step(terms(), inputs, None),
             )
-            step = self._step(operators, given, self._fixed_terms(operators, given))
-        captures = self.options.captures(self.backend, self.module)
-        return _Run(self._reading, GraphCache(step) if captures else step)
+            return terms()
 
-    def _step(self, operators: Operators, given: Given, fixed: Prepared) -> _Step:
-        """Return the function that computes positions with less noise."""
-        network = self.weights.network
-        sigma, mask = float(self.module.sigma_data), given.atom_mask
-
-        def step(inputs: Inputs, _: Any = None) -> Outputs:
-            x, levels = inputs
-            assert x is not None
-            assert levels is not None
-            kept = 1 if mask is None else mask[:, None].to(x.dtype)
-            x, level = kept * x, levels[:, None, None]
-            variance = sigma**2 + level**2
-            missing = fixed.atoms.shape[1] - x.shape[1]
-            scaled = pad(x / variance.sqrt(), (0, 0, 0, missing))[None]
-            times = torch.log(levels / sigma)[None] / 4
-            update, _ = denoise(operators, network, fixed, scaled, times)
-            update = update[0, :, : x.shape[1]].to(x.dtype)
-            x = sigma**2 / variance * x + sigma * level / variance.sqrt() * update
-            return (kept * x,)
-
-        return step
-
-    def _fixed_terms(self, operators: Operators, given: Given) -> Prepared:
+    def _fixed_terms(
+        self, operators: Operators, given: Given, rows: torch.dtype, dtype: torch.dtype
+    ) -> Prepared:
         """Compute what does not change from the results of modules that run once."""
         network, biases, *_ = self.weights
-        rows, dtype = self.rows, self.dtype
         count, total = given.atoms.shape[1], given.atom_pairs.shape[:2].numel()
         atoms = pad(given.atoms.to(rows), (0, 0, 0, total - count))
         n_tokens, token = given.tokens.shape[1], given.token_of_atom.long()
@@ -347,8 +370,8 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
             atoms,
             window_conditions(self.weights.encoder, atoms[:, None], dtype),
             window_conditions(self.weights.decoder, atoms[:, None], dtype),
-            [bias[None] for bias in encoder],
-            [bias[None] for bias in decoder],
+            tuple(bias[None] for bias in encoder),
+            tuple(bias[None] for bias in decoder),
             tokens,
             _unless_whole(None if given.token_mask is None else given.token_mask[None], rows),
             _unless_whole(token < n_tokens, rows),
@@ -356,11 +379,6 @@ class ScoreForward(AutocastForward[PairScoreWeights]):
             token[:, None, :, None],
             given.starts,
         )
-
-    def refresh(self) -> None:
-        """Forget the weights, and all terms that were computed with them."""
-        super().refresh()
-        self._last.forget()
 
 
 def _unless_whole(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

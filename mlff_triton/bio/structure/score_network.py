@@ -10,7 +10,7 @@ supplement.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import pi
 from typing import Any, NamedTuple
 
@@ -177,11 +177,11 @@ class Prepared(NamedTuple):
         Embedded tokens, to which noise levels are added.
     atoms : [B, M, A]
         Atoms without positions.
-    encoder_terms, decoder_terms : list of Conditions and WindowConditions
+    encoder_terms, decoder_terms : tuple of Conditions and WindowConditions
         Terms of the updates of atoms, which samples share.
-    encoder_biases, decoder_biases : iterable of [B, W, H, Q, T]
+    encoder_biases, decoder_biases : tuple of [B, W, H, Q, T], or in one tensor
         Biases of atoms in each layer.
-    token_biases : iterable of [B, H, N, N]
+    token_biases : tuple of [B, H, N, N], or in one tensor
         Biases of tokens in each layer.
     token_mask, atom_mask : [B, 1, N], [B, 1, M], or None
         Nonzero for tokens and atoms, zero for padding.
@@ -195,11 +195,11 @@ class Prepared(NamedTuple):
 
     tokens: Tensor
     atoms: Tensor
-    encoder_terms: Sequence[Conditions | WindowConditions]
-    decoder_terms: Sequence[Conditions | WindowConditions]
-    encoder_biases: Iterable[Tensor]
-    decoder_biases: Iterable[Tensor]
-    token_biases: Iterable[Tensor]
+    encoder_terms: tuple[Conditions | WindowConditions, ...]
+    decoder_terms: tuple[Conditions | WindowConditions, ...]
+    encoder_biases: tuple[Tensor, ...] | Tensor
+    decoder_biases: tuple[Tensor, ...] | Tensor
+    token_biases: tuple[Tensor, ...] | Tensor
     token_mask: Tensor | None
     atom_mask: Tensor | None
     pooling: Pooling
@@ -211,9 +211,9 @@ def prepare(operators: Operators, weights: ScoreWeights, given: TrunkResults) ->
     """Compute what all steps have in common, in the dtype of the tokens and atoms given."""
     rows = given.atoms.dtype
 
-    def terms(stack: DiffusionWeights) -> list[Conditions]:
-        conditions = given.atom_conditions[:, None]
-        return all_conditions(operators, stack.conditions, conditions, 1, 2 * len(stack.layers))
+    def terms(stack: DiffusionWeights) -> tuple[Conditions, ...]:
+        conditions, updates = given.atom_conditions[:, None], 2 * len(stack.layers)
+        return tuple(all_conditions(operators, stack.conditions, conditions, 1, updates))
 
     return Prepared(
         embedded(operators, weights.conditions, given.tokens.to(rows)),

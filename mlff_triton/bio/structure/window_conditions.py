@@ -14,7 +14,7 @@ from mlff_triton.kernels.types.pair_stack import Conditions, WindowConditions
 
 def window_conditions(
     layers: Sequence[DiffusionLayer], conditions: Tensor, dtype: torch.dtype
-) -> list[Conditions | WindowConditions]:
+) -> tuple[Conditions | WindowConditions, ...]:
     """Compute the terms of all updates, attention and transition by turns, in float64.
 
     All steps of a sampling run share them, and so their rounding errors.
@@ -41,7 +41,7 @@ def window_conditions(
         )
         scale, shift, gate, eps = first
         found += [WindowConditions(scale, shift, gate, keys.scale, keys.shift, eps), second]
-    return found
+    return tuple(found)
 
 
 def _terms(maps: ConditionMaps, conditions: Tensor, dtype: torch.dtype) -> Conditions:

@@ -64,3 +64,10 @@ def exact_precision(x: Tensor) -> str:
     """Return the fastest precision of `tl.dot` that is as exact as float32 arithmetic."""
     split = x.dtype == torch.float32 and torch.version.hip is None
     return "tf32x3" if split else "ieee"
+
+
+def allows_tf32() -> bool:
+    """Return True if PyTorch may round the factors of float32 products to TF32."""
+    matmul = torch.backends.cuda.matmul
+    chosen = getattr(matmul, "fp32_precision", None)  # before PyTorch 2.9, there is only the other
+    return bool(matmul.allow_tf32) if chosen is None else chosen == "tf32"

@@ -25,6 +25,7 @@ from torch.nn.functional import linear
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import allows_tf32
 from mlff_triton.kernels.common.scaled_halves import split_along
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
@@ -246,7 +247,8 @@ def conditioned_attention_(
         Biases of queries and keys, which samples share, finite, of a floating dtype; of all tokens,
         or of those in each window, see `window_attention`.
     weights : ConditionedAttentionWeights
-        Weights, float16, bfloat16 or float32, or split.
+        Weights, float16, bfloat16 or float32, or split. With float32 weights, products follow
+        PyTorch's setting of TF32, and those of split ones do not.
     mask : [B, R, S], optional
         Nonzero for tokens that are kept as keys; all by default.
 
@@ -270,8 +272,11 @@ def conditioned_attention_(
         raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
     products = _product(_normalized(x, conditions, inputs), inputs, inputs_bias)
     q, k, v = products[..., : 3 * width].unflatten(-1, (3, heads, width // heads)).unbind(-3)
-    attend = window_attention if bias.dim() == 5 else pair_attention
-    y = attend(q, k, v, bias, mask).flatten(3)
+    if bias.dim() == 5:
+        y = window_attention(q, k, v, bias, mask).flatten(3)
+    else:
+        tf32 = isinstance(inputs, Tensor) and allows_tf32()
+        y = pair_attention(q, k, v, bias, mask, tf32=tf32).flatten(3)
     return _add(x, _product(_gated(y, products[..., 3 * width :], out), out), conditions.gate)
 
 

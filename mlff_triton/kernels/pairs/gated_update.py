@@ -20,7 +20,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
-from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
+from mlff_triton.kernels.pairs.halves import takes_halves, untruncated, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
     chunk,
@@ -109,6 +109,8 @@ def _gated_update_fwd_kernel(
         acc = _add_columns(acc, x, y, weights, 0, EXACT, HALVES, CHANNELS, WIDTH, DIM, K)
     for first in range(START, WIDTH, K):
         acc = _add_columns(acc, x, y, weights, first, EXACT, HALVES, CHANNELS, WIDTH, DIM, K)
+    if EXACT:
+        acc = untruncated(acc, K)
     acc += load_again(x_ptr, offsets, inside, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     stored = inside[:, None] & (channel < CHANNELS)[None, :]

@@ -30,7 +30,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
-from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
+from mlff_triton.kernels.pairs.halves import takes_halves, untruncated, weight_operands
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows
 from mlff_triton.kernels.types.pair_stack import OuterProductWeights
@@ -80,6 +80,8 @@ def _outer_product_update_fwd_kernel(
         acc = add_product(
             acc, products, weight_ptr, left * FACTORS, CHANNELS, FACTORS * FACTORS, HALVES
         )
+    if HALVES or weight_ptr.dtype.element_ty == tl.float32:
+        acc = untruncated(acc, K)
     pair = (batch * n + first_row + row) * n + token
     count = tl.load(counts_ptr + pair, known, other=1.0)
     bias = tl.zeros((C,), tl.float32)

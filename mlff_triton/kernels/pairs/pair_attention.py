@@ -30,13 +30,19 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.descriptors import aligned, describe, given, has_descriptors
-from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
+from mlff_triton.kernels.common.hardware import (
+    has_large_memory,
+    multiprocessors,
+    register_limit,
+)
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.row_blocks import FULL, exact_exp
+from mlff_triton.kernels.pairs.halves import untruncated
+from mlff_triton.kernels.pairs.row_blocks import FULL, TWO_PARTS, exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
+_SUM = tl.constexpr(32)  # products per sum, as those of parts in bfloat16 lose less than of halves
 
 
 @triton.jit
@@ -109,6 +115,7 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
@@ -136,7 +143,7 @@ def _pair_attention_fwd_kernel(
     bias = describe(bias, (batches * heads, tokens, length), bias_strides, (1, M, N), DESCRIBED)
 
     block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-    EXACT: tl.constexpr = block.dtype == tl.float32
+    EXACT: tl.constexpr = block.dtype == tl.float32 and PRECISION == FULL
     queries = (block.to(tl.float32) * SCALE).to(block.dtype)
     unmasked, end = length, length
     if mask_ptr is not None:
@@ -152,12 +159,14 @@ def _pair_attention_fwd_kernel(
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=FULL)
+            scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=PRECISION)
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
             values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=FULL)
+            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    if EXACT:
+        acc = untruncated(acc, _SUM)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     acc = tl.div_rn(acc, total) if EXACT else acc / total
@@ -179,10 +188,14 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, block: int, q: Tensor) -> Tile:
-        """Return block sizes for a block of channels, in the dtype and on the GPU of queries."""
+        """Return block sizes for a block of channels and queries [B, R, S, H, D]."""
         large, half = has_large_memory(q), q.element_size() == 2
         if large and half and block <= 32:
             return cls(64, 128, 4, 2, 128)
+        batches, rows, queries, heads, _ = q.shape
+        programs = triton.cdiv(queries, 64) * heads * rows * batches
+        if large and not half and block <= 64 and programs <= multiprocessors(q.device):
+            return cls(32, 64, 4, 2)
         stages = 3 if large else 2 if block <= 32 else 1
         return cls(64, 64 if half else 32, 4, stages)
 
@@ -194,6 +207,8 @@ def pair_attention(
     bias: Tensor,
     mask: Tensor | None = None,
     scale: float | None = None,
+    *,
+    tf32: bool = False,
 ) -> Tensor:
     """Compute attention of rows that share biases, without gradients.
 
@@ -212,6 +227,9 @@ def pair_attention(
         masked keys must be finite.
     scale : float, optional
         Factor of the queries; 1 / sqrt(D) by default.
+    tf32 : bool
+        Allow the errors of TF32 in products of float32. On NVIDIA GPUs, they are those of two parts
+        in bfloat16, which have five bits more than TF32.
 
     Returns
     -------
@@ -235,7 +253,7 @@ def pair_attention(
     tile = Tile.of(block_side(q.shape[-1]), q)
     out = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
     if out.numel():
-        launch_pair_attention(q, k, v, bias, mask, scale, out, tile)
+        launch_pair_attention(q, k, v, bias, mask, scale, out, tile, tf32=tf32)
     return out
 
 
@@ -303,6 +321,8 @@ def launch_pair_attention(
     scale: float | None,
     out: Tensor,
     tile: Tile,
+    *,
+    tf32: bool = False,
 ) -> None:
     """Write `pair_attention` to ``out`` with the given block sizes."""
     batches, rows, queries, heads, dim = q.shape
@@ -328,6 +348,7 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
+            PRECISION=(TWO_PARTS if tf32 else FULL).value,
             DESCRIBED=described,
             DIM=dim,
             D=block,

@@ -12,6 +12,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.halves import multiply_halves
 from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.pairs.halves import untruncated
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def _plane_products_fwd_kernel(
         a_low = _load_block(a, planes + plane, row, inner, M, K, TURNED)
         b_low = _load_block(b, planes + plane, column, inner, N, K, TURNED).T
         acc += multiply_halves((a_high, a_low), (b_high, b_low))
-    out.store([plane, row, column], tl.reshape(acc, (1, M, N)))
+    out.store([plane, row, column], tl.reshape(untruncated(acc, K), (1, M, N)))
 
 
 class _Tile(NamedTuple):

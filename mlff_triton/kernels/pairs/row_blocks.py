@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.halves import multiply_halves, split_halves
-from mlff_triton.kernels.pairs.halves import row_scales
+from mlff_triton.kernels.pairs.halves import row_scales, untruncated
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
@@ -31,6 +31,9 @@ FULL = tl.constexpr(
 
 Three parts in bfloat16 do so on NVIDIA's tensor cores, with smaller errors than sums one by one.
 """
+
+TWO_PARTS = tl.constexpr("bf16x3" if FULL.value == "bf16x6" else FULL.value)
+"""Precision of `tl.dot` that holds 16 bits or more."""
 
 
 def chunk(block: int, halves: bool) -> int:
@@ -178,10 +181,13 @@ def multiply_rows(
                 y += multiply_halves((high, low), (rows[2 * k].T, rows[2 * k + 1].T))
             else:
                 y += multiply_halves((rows[2 * k], rows[2 * k + 1]), (high.T, low.T))
+        y = untruncated(y, CHUNK)
     else:
         weight = load_weight(weight_ptr, first, 0, n_out, channels, K, CHUNK)
         x, y = (weight, rows[0].T) if TURNED else (rows[0], weight.T)
         y = tl.dot(x, y, input_precision=FULL)
+        if rows[0].dtype == tl.float32:
+            y = untruncated(y, CHUNK)
     return y
 
 
@@ -223,7 +229,8 @@ def add_product(
 ):
     """Add products of rows x [M, K] and K columns of a weight [n_out, n_in] to a sum [M, C].
 
-    The weight is from `weight_operands`, [2, n_out, n_in] if HALVES.
+    The weight is from `weight_operands`, [2, n_out, n_in] if HALVES. In float32, sums lack a part
+    that `untruncated` restores.
     """
     C: tl.constexpr = acc.shape[1]
     K: tl.constexpr = x.shape[1]

@@ -2,9 +2,8 @@
 
     y = ((x_low w_high^T + x_high w_low^T + x_high w_high^T) x_unit) w_unit + b
 
-For the halves see `mlff_triton.kernels.common.scaled_halves`. Tensor cores truncate their sums
-(https://doi.org/10.7717/peerj-cs.330), so those of a block of input channels begin at zero and are
-added in float32.
+For the halves see `mlff_triton.kernels.common.scaled_halves`, and for sums of their products
+`mlff_triton.kernels.pairs.halves`.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along
 from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.pairs.halves import untruncated
 from mlff_triton.kernels.types.split_rows import SplitRows
 
 _ELEMENTS = 2048  # per program that splits rows
@@ -96,7 +96,7 @@ def _split_linear_fwd_kernel(
     row, out = first + tl.arange(0, M), column + tl.arange(0, N)
     x_unit = tl.load(x_unit_ptr + row, row < n_rows, other=0.0)
     w_unit = tl.load(w_unit_ptr + out, out < n_out, other=0.0)
-    acc = acc * x_unit[:, None] * w_unit[None, :]
+    acc = untruncated(acc, K) * x_unit[:, None] * w_unit[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + out, out < n_out, other=0.0).to(tl.float32)[None, :]
     pointers = out_ptr + row.to(tl.int64)[:, None] * n_out + out[None, :]
@@ -116,19 +116,25 @@ class Tile(NamedTuple):
     def of(cls, n_rows: int, n_out: int, x: Tensor) -> Tile:
         """Return block sizes for a number of rows and results, on the GPU of ``x``.
 
-        Multiprocessors take one tile at a time. The times per tile are relative, from an H200.
+        Multiprocessors take one tile at a time, or two small ones. The times that this takes are
+        relative, from an H200 and an H100.
         """
         if not hardware.has_large_memory(x):
             return cls(64, 64, 32, 4, 2)
 
-        def cost(choice: tuple[Tile, float]) -> float:
-            tile, time = choice
+        def cost(choice: tuple[Tile, int, float]) -> float:
+            tile, at_a_time, time = choice
             tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
-            return time * float(triton.cdiv(tiles, hardware.multiprocessors(x.device)))
+            return time * float(triton.cdiv(tiles, at_a_time * hardware.multiprocessors(x.device)))
 
-        times = {(128, 128, 64, 8, 3): 19.3, (64, 128, 64, 4, 4): 12.2}
-        times |= {(64, 64, 128, 4, 3): 8.5, (64, 32, 128, 4, 3): 7.7}
-        best = min(((cls(*sizes), time) for sizes, time in times.items()), key=cost)[0]
+        choices = (
+            (cls(128, 128, 64, 8, 3), 1, 19.3),
+            (cls(64, 128, 64, 4, 4), 1, 12.2),
+            (cls(64, 64, 64, 4, 3), 2, 10.9),
+            (cls(64, 64, 128, 4, 3), 1, 8.5),
+            (cls(64, 32, 128, 4, 3), 1, 7.7),
+        )
+        best = min(choices, key=cost)[0]
         return best._replace(stages=best.stages - hardware.has_tensor_memory(x))
 
 

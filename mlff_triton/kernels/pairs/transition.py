@@ -21,7 +21,7 @@ from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
-from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
+from mlff_triton.kernels.pairs.halves import takes_halves, untruncated, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
     chunk,
@@ -92,6 +92,8 @@ def _transition_fwd_kernel(
         acc = _add_hidden(acc, y, weights, 0, EXACT, HALVES, CHANNELS, HIDDEN, K)
     for first in range(START, HIDDEN, K):
         acc = _add_hidden(acc, y, weights, first, EXACT, HALVES, CHANNELS, HIDDEN, K)
+    if EXACT:
+        acc = untruncated(acc, K)
     acc += load_again(x_ptr, offsets, known, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     inside = known[:, None] & (channel < CHANNELS)[None, :]

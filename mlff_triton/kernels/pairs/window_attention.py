@@ -31,6 +31,7 @@ from mlff_triton.kernels.common.scaled_halves import (
     split_scaled,
 )
 from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.halves import untruncated
 from mlff_triton.kernels.pairs.row_blocks import exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -100,7 +101,7 @@ def _window_attention_fwd_kernel(
         q_high, q_low, q_unit = split_along(q, 1)
         k_high, k_low, k_unit = split_along(k, 1)
         scores = multiply_halves(q_high, q_low, k_high.T, k_low.T)  # [M, N]
-        scores = scores * q_unit * k_unit.T + biases
+        scores = untruncated(scores, D) * q_unit * k_unit.T + biases
     else:
         scores = tl.dot(q, k.T, biases)
     scores = tl.where(kept[None, :], scores, float("-inf"))
@@ -115,7 +116,7 @@ def _window_attention_fwd_kernel(
     if EXACT:
         v_high, v_low, v_unit = split_along(v, 0)  # columns share the sum
         high, low = split_scaled(weights * _UNIT)
-        out = multiply_halves(high, low, v_high, v_low) * v_unit
+        out = untruncated(multiply_halves(high, low, v_high, v_low), N) * v_unit
         out = tl.div_rn(out, total * _UNIT)
     else:
         out = tl.dot(weights.to(v.dtype), v) / total

@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
+from mlff_triton.bio import graph_cache
+from mlff_triton.bio.structure import sampling
 from mlff_triton.bio.structure.remembered import tensors_in
 from tests.bio.structure.cases import assert_as_exact, assert_close, in_float64
+from tests.support.cpu_graphs import capture_without_gpu
+from tests.support.tf32 import tf32
 
 Outputs = tuple[Tensor, ...]
 
@@ -132,6 +136,26 @@ class ScoreTests:
         masks = (torch.ones(exact[0].shape[:-1]),)
         assert_as_exact(found, own, exact, masks, torch.bfloat16)
 
+    @pytest.mark.gpu
+    def test_tf32_is_as_exact_as_the_package_with_it(self):
+        model = self.make("cuda", wide=True)
+        several = [self.arguments(tokens, 3, "cuda", wide=True) for tokens in (60, 200)]
+        exact = _joined([exact_score(model, given) for given in several])
+        with tf32(allowed=True):
+            own = _joined([score(model, given) for given in several])
+            with bio.accelerated(model):
+                found = _joined([score(model, given) for given in several])
+        masks = (torch.ones(len(exact[0])),)
+        assert_as_exact(found, own, exact, masks)
+
+    def test_the_setting_of_tf32_is_followed(self):
+        model, given = self.make(), self.arguments(9, 2, "cpu")
+        with bio.accelerated(model, backend="torch"):
+            for allowed in (False, True, False):
+                with tf32(allowed=allowed):
+                    score(model, given)
+                assert model.forward.weights.tf32 is allowed
+
     def test_samples_may_have_noise_levels_of_their_own(self):
         given = self.arguments(17, 3, "cpu") | {self.level: self.levels(3)}
         compare_scores(self.make(), given, backend="torch")
@@ -168,12 +192,39 @@ class ScoreTests:
         model, given = self.make(), self.arguments(9, 2, "cpu")
         bio.accelerate(model, backend="torch")
         score(model, given)
-        kept = weakref.ref(model.forward._last._value.step)
+        kept = weakref.ref(model.forward._last._value)
         copied = copy.deepcopy(model)
         assert torch.equal(score(copied, given)[0], score(model, given)[0])
         del given[self.trunk]
         gc.collect()
         assert kept() is None
+
+    @pytest.mark.parametrize(("memory", "captures"), [(2**40, 1), (0, 2)], ids=["kept", "freed"])
+    def test_a_run_replays_the_graph_of_one_before(self, memory, captures, monkeypatch, device):
+        backend, model = capture_without_gpu(monkeypatch), self.make(device)
+        monkeypatch.setattr(sampling, "total_memory", lambda _: memory)
+        first, second = (self.arguments(9, 2, device) for _ in range(2))
+        second[self.trunk] = second[self.trunk] + 1
+        captured = mock.Mock(wraps=graph_cache.record)
+        monkeypatch.setattr(graph_cache, "record", captured)
+
+        def run(given: dict[str, Any]) -> list[Tensor]:
+            moved = (given | {self.positions: given[self.positions] + k} for k in range(3))
+            return [score(model, each)[0] for each in moved]
+
+        with bio.accelerated(model, backend=backend, cuda_graph=False):
+            expected = run(first), run(second)
+        assert not captured.called
+        with bio.accelerated(model, backend=backend):
+            assert all(map(torch.equal, run(first), expected[0]))
+            assert all(map(torch.equal, run(second), expected[1]))
+            assert captured.call_count == captures
+            with torch.no_grad():
+                next(model.parameters()).mul_(2)
+            changed = run(second)
+            assert captured.call_count == captures + 1
+        with bio.accelerated(model, backend=backend, cuda_graph=False):
+            assert all(map(torch.equal, run(second), changed))
 
     def test_inputs_are_not_overwritten(self):
         model, given = self.make(), self.arguments(9, 2, "cpu")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,49 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio import graph_cache
-from mlff_triton.bio.fast_forward import Options
-from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.bio.structure import block_update
 from tests.bio.structure.cases import inputs, randomize
+from tests.support.cpu_graphs import capture_without_gpu
 
 layers = pytest.importorskip("boltz.model.layers.pairformer", reason="boltz is not installed")
 
 TOKENS, PAIRS = 48, 32
 
 
-class Replayed:
-    """Runs a function again where a CUDA graph would be replayed."""
-
-    def __init__(self, run: Callable[[], tuple[Tensor, ...]]) -> None:
-        self.run, self.outputs = run, tuple(x.clone() for x in run())
-
-    def replay(self) -> None:
-        for own, new in zip(self.outputs, self.run(), strict=True):
-            own.copy_(new)
-
-
-class GraphsOnCPU(GraphCache):
-    """Cache that treats tensors as the real one does, without a GPU."""
-
-    def _capture(self, given: Any, option: Any) -> Any:
-        own = graph_cache._copies(given)
-        graph = Replayed(partial(self._function, own, option))
-        tensors = graph_cache._by_dtype(graph_cache._present(own))
-        return graph_cache._CapturedGraph(graph, tensors, graph.outputs)
-
-    def _wait_for_last_replay(self, device: torch.device) -> None:
-        pass
-
-
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the backend that captures graphs: on a CPU, that of PyTorch in its place."""
-    if torch.cuda.is_available():
-        return "triton"
-    monkeypatch.setattr(block_update, "GraphCache", GraphsOnCPU)
-    monkeypatch.setattr(Options, "captures", lambda self, *_: bool(self.cuda_graph))
-    return "torch"
+    """Return the backend that captures graphs."""
+    return capture_without_gpu(monkeypatch)
 
 
 class Stack(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.bio.boltz_features import protein_features
 from mlff_triton import bio
+from mlff_triton.bio import graph_cache
+from mlff_triton.bio.structure import sampling
 from tests.bio.structure.cases import (
     assert_as_exact,
     assert_close,
@@ -21,6 +24,7 @@ from tests.bio.structure.cases import (
     results,
 )
 from tests.kernels.pairs.conftest import bfloat16_arithmetic
+from tests.support.cpu_graphs import capture_without_gpu
 
 __all__ = ["bfloat16_arithmetic"]
 
@@ -225,6 +229,28 @@ def test_a_run_is_forgotten_with_its_conditioning():
     del given, tensors
     gc.collect()
     assert model.forward._last._value is None
+
+
+@pytest.mark.parametrize(("memory", "captures"), [(2**40, 1), (0, 3)], ids=["kept", "freed"])
+def test_a_run_replays_the_graph_of_one_before(memory, captures, monkeypatch, device):
+    backend, model = capture_without_gpu(monkeypatch), make(device)
+    monkeypatch.setattr(sampling, "total_memory", lambda _: memory)
+    captured = mock.Mock(wraps=graph_cache.record)
+    monkeypatch.setattr(graph_cache, "record", captured)
+    runs = [trunk((9,), device) for _ in range(2)]
+    runs[1]["diffusion_conditioning"]["token_trans_bias"] *= 2
+    steps = [noisy(runs[0], 2, seed, equal=True) for seed in range(3)]
+
+    def all_steps(given: dict[str, Any]) -> list[Tensor]:
+        return [results(run(model, given, 2), inputs)[0] for inputs in steps]
+
+    with bio.accelerated(model, backend=backend, cuda_graph=False):
+        expected = [all_steps(given) for given in runs]
+    assert not captured.called
+    with bio.accelerated(model, backend=backend):
+        for given, others in zip((*runs, runs[0]), (*expected, expected[0]), strict=True):
+            assert all(map(torch.equal, all_steps(given), others))
+        assert captured.call_count == captures
 
 
 def test_steps_follow_autocast():

@@ -19,6 +19,7 @@ from tests.kernels.pairs.cases import (
     random_mask,
     to,
 )
+from tests.support.tf32 import tf32
 
 pytestmark = pytest.mark.usefixtures("described")
 
@@ -55,6 +56,18 @@ def test_pair_attention(size, masked, precision, device):
     assert_within(found.cpu(), exact, BOUNDS[precision])
     own = reference.pair_attention(*to((*given, mask), device, precision))
     assert_no_worse(found, exact, own, precision)
+
+
+@pytest.mark.parametrize("size", [(1, 5, 70, 2, 48), (2, 1, 40, 3, 24)], ids=str)
+def test_tf32(size, device):
+    given = inputs(*size, torch.float32)
+    q, k, v, bias = to(given, device, torch.float32)
+    exact = reference.pair_attention(*given)
+    with tf32(allowed=True):
+        own = reference.pair_attention(q, k, v, bias)
+    found = pair_attention(q, k, v, bias, tf32=True)
+    assert_no_worse(found, exact, own, torch.float32)
+    assert_within(found.cpu(), exact, 1e-4)
 
 
 @halves
