@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.bio.boltz_features import protein_features
 from benchmarks.bio.boltz_model import RECYCLES, STEPS, build_boltz2
-from benchmarks.bio.structures import outermost
+from benchmarks.bio.structures import outermost, shorter
 
 SEQUENCES, CHECKED = 1024, 512
 TOKEN_CHANNELS, PAIR_CHANNELS, HEADS = 384, 128, 16
@@ -72,7 +72,7 @@ class Trunk:
     has_half = True
     has_kernels = True
     is_checked = True
-    short = None
+    short = other = None
     enable_kernels = staticmethod(enable_kernels)
 
     @property
@@ -150,6 +150,11 @@ class Forward:
     def short(self) -> Forward:
         """Pass through the trunk, and as many steps as it takes to capture one."""
         return Forward(self.length, recycles=0, steps=4)
+
+    @property
+    def other(self) -> Forward:
+        """Short prediction of a shorter protein."""
+        return Forward(shorter(self.length), recycles=0, steps=4)
 
     @property
     def name(self) -> str:

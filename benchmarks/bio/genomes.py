@@ -87,7 +87,7 @@ class Enformer:
     has_half = True
     has_kernels = False
     is_checked = True
-    short = None
+    short = other = None
 
     @property
     def name(self) -> str:
@@ -147,7 +147,7 @@ class AlphaGenome:
     has_half = True
     has_kernels = False
     is_checked = True
-    short = None
+    short = other = None
 
     @property
     def name(self) -> str:

@@ -59,6 +59,8 @@ class Workload(Protocol):
         True if results are compared with those of the model as shipped, in float32.
     short : Workload or None
         Short call that warms up a long one, which is timed once then.
+    other : Workload or None
+        Short call of another size.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Workload(Protocol):
     has_kernels: bool
     is_checked: bool
     short: Workload | None
+    other: Workload | None
 
     def build(self, device: torch.device) -> nn.Module:
         """Build the model in float32."""
@@ -102,6 +105,8 @@ class Implementation(NamedTuple):
         Precision of the accelerated model.
     kernels : bool
         True if it needs a model that calls kernels of another package.
+    is_new : bool
+        True if the calls before were of another size than the one that is timed.
     """
 
     prepare: Callable[[Workload, nn.Module, dict[str, Any]], Step]
@@ -109,13 +114,15 @@ class Implementation(NamedTuple):
     is_half: bool = False
     precision: str | None = None
     kernels: bool = False
+    is_new: bool = False
 
     def runs(self, workload: Workload, device: torch.device) -> bool:
         """Return True if a workload can be run in this way."""
         can_capture = workload.runs_in_graphs and device.type == "cuda"
         in_half = self.is_half or self.precision in ("fp16", "bf16")
         is_possible = (can_capture or not self.captures) and (workload.has_half or not in_half)
-        return is_possible and (workload.has_kernels or not self.kernels)
+        is_known = workload.other is not None or not self.is_new
+        return is_possible and is_known and (workload.has_kernels or not self.kernels)
 
 
 def eager(workload: Workload, model: nn.Module, inputs: dict[str, Any]) -> Step:
@@ -178,6 +185,7 @@ IMPLEMENTATIONS = {
     "accelerated-fp16": accelerated("fp16"),
     "accelerated-bf16": accelerated("bf16"),
     "accelerated-autocast": Implementation(autocast, precision="bf16"),
+    "new-size": Implementation(autocast, precision="bf16", is_new=True),
     "reference": Implementation(eager),
     "reference-graph": Implementation(captured, captures=True),
     "half": Implementation(eager, is_half=True),
@@ -239,8 +247,9 @@ def _measure(
         model, inputs = workload.build(lab.device), workload.inputs(lab.device)
         if implementation.is_half:
             model = workload.half(model)
-        if workload.short is not None:
-            implementation.prepare(workload.short, model, inputs)()
+        warm_up = workload.other if implementation.is_new else workload.short
+        if warm_up is not None:
+            implementation.prepare(warm_up, model, warm_up.inputs(lab.device))()
             step = implementation.prepare(workload, model, inputs)
             timing, found = _time_once(step, lab.device)
             return timing, None if expected is None else workload.error(found, expected)

@@ -18,6 +18,11 @@ CHECKED = 256
 Self = TypeVar("Self", bound="Prediction")
 
 
+def shorter(length: int) -> int:
+    """Return another length, with which kernels have the same sizes but graphs do not."""
+    return max(1, length - 16)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Prediction of one protein, in so many cycles of the trunk and steps of the sampler.
@@ -45,6 +50,11 @@ class Prediction:
     def short(self: Self) -> Self:
         """One cycle, and as many steps as it takes to capture one."""
         return replace(self, cycles=1, steps=4)
+
+    @property
+    def other(self: Self) -> Self:
+        """Short prediction of a shorter protein."""
+        return replace(self.short, length=shorter(self.length))
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
 ACCELERATED = "accelerated-"  # prefix of our precisions
 AUTOCAST, KERNELS = "accelerated-autocast", "half-kernels"  # with the precisions of a package
+NEW_SIZE = "new-size"  # the first prediction of a size, with these precisions
 MODEL_PEERS = ("reference-graph", "half", KERNELS, "half-graph", "compile", "compile-half")
 PREDICTIONS = ("boltz2-", "openfold3-", "protenix-")  # prefixes of cases
 COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET

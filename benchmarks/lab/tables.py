@@ -20,6 +20,7 @@ from benchmarks.lab.selection import (
     LABELS,
     LAMMPS_MODELS,
     MODEL_PEERS,
+    NEW_SIZE,
     NS_PER_DAY,
     ONE_RANK,
     OURS,
@@ -347,7 +348,7 @@ def models_table(folder: Path) -> str:
 def predictions_table(folder: Path) -> str:
     """Tabulate predictions of structures, whole ones and those of trunks; empty without data."""
     times = predictions(passed(read_rows(folder / "models.csv")))
-    head = ["case", "with the package's kernels", "mlff_triton", "speed-up"]
+    head = ["case", "with the package's kernels", "mlff_triton", "speed-up", "of a new size"]
     head += ["memory, GB (package)", "error (package)"]
     lines = [head, ["---"] * len(head)]
     for case in by_model(times):
@@ -356,7 +357,8 @@ def predictions_table(folder: Path) -> str:
         if theirs:
             memory += f" ({_memory(theirs)})"
             error += f" ({_error(theirs)})" if theirs.error is not None else ""
-        lines.append([case, _ms(theirs), f"**{_ms(ours)}**", _ratio(theirs, ours), memory, error])
+        times_of_case = [_ms(theirs), f"**{_ms(ours)}**", _ratio(theirs, ours)]
+        lines.append([case, *times_of_case, _ms(times[case].get(NEW_SIZE)), memory, error])
     return _times_in_ms(lines, times)
 
 

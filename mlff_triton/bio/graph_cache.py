@@ -34,6 +34,7 @@ class GraphCache:
     """Runs a function as CUDA graphs, captured when a combination of shapes occurs again.
 
     Shapes that occur once are not worth a capture, so a stream of ever new shapes costs nothing.
+    If all shapes are known to occur again, they can be captured at once.
     Calls from several threads or streams wait for each other. While the caller captures a graph,
     the function runs without one of its own.
 
@@ -46,6 +47,8 @@ class GraphCache:
         Number of shapes to remember. The least recently used one is dropped first.
     overwrites : bool
         True if the function overwrites its inputs, of which it then gets copies.
+    at_once : bool
+        Capture shapes when they occur for the first time.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class GraphCache:
         capacity: int = 16,
         *,
         overwrites: bool = False,
+        at_once: bool = False,
     ) -> None:
-        self._function, self._capacity, self._overwrites = function, capacity, overwrites
+        self._function, self._capacity = function, capacity
+        self._overwrites, self._at_once = overwrites, at_once
         self._captured: OrderedDict[tuple[object, ...], _CapturedGraph | None] = OrderedDict()
         self._pool: GraphPool | None = None
         self._stream: torch.cuda.Stream | None = None  # of the last replay
@@ -73,13 +78,13 @@ class GraphCache:
             return self._run(inputs, option, constants)
         with self._lock:
             key = _key(inputs, option)
-            if key not in self._captured:
+            captured, is_new = self._captured.get(key), key not in self._captured
+            if captured is None:
                 self._captured[key] = None
                 while len(self._captured) > self._capacity:
                     self._captured.popitem(last=False)
-                return self._run(inputs, option, constants)
-            captured = self._captured[key]
-            if captured is None:
+                if is_new and not self._at_once:
+                    return self._run(inputs, option, constants)
                 captured = self._captured[key] = self._capture(inputs, option, constants)
             return self._replay(key, captured, inputs, constants)
 

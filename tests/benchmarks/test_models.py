@@ -107,7 +107,7 @@ def test_whole_predictions_are_held_against_those_of_boltz(lab, monkeypatch, cap
     )
     models.truth.cache_clear()
     model.build_boltz2.cache_clear()
-    names = ["accelerated-fp32", "accelerated-autocast", "half"]
+    names = ["accelerated-fp32", "accelerated-autocast", "new-size", "half"]
     models.run_models(lab, [small.name], names)
     model.build_boltz2.cache_clear()
     assert not capfd.readouterr().err

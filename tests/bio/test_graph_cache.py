@@ -31,6 +31,13 @@ def test_a_shape_is_recorded_when_it_comes_again():
     assert [float(r[0]) for r in results] == [0, 2, 4, 6, 8]  # later replays do not overwrite them
 
 
+def test_shapes_can_be_captured_at_once():
+    function, x = CountedFunction(), torch.ones(4, device="cuda")
+    graphs = GraphCache(function, at_once=True)
+    assert [float(graphs([k * x, None], 2)[0][0]) for k in range(3)] == [0, 2, 4]
+    assert function.n == 2  # the warm-up before the capture, and the capture
+
+
 def test_options_and_missing_inputs_have_graphs_of_their_own():
     graphs, x = GraphCache(CountedFunction()), torch.ones(3, device="cuda")
     for _ in range(3):

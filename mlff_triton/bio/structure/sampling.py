@@ -76,11 +76,12 @@ class _Steps:
             return Run(self.reading, self._step, fixed)
         if not _is_small(fixed):
             self._graphs = self._places = None
-            return Run(self.reading, self._step, fixed, GraphCache(partial(self._step, fixed)))
+            own = GraphCache(partial(self._step, fixed), at_once=True)
+            return Run(self.reading, self._step, fixed, own)
         packed = Packed.of(fixed)
         if self._graphs is None or self._places != packed.places:
             step = partial(_packed_step, self._step, packed.places, len(packed.tensors))
-            self._graphs, self._places = GraphCache(step), packed.places
+            self._graphs, self._places = GraphCache(step, at_once=True), packed.places
         return Run(self.reading, self._step, packed.weights, self._graphs, packed.tensors)
 
 
@@ -88,8 +89,8 @@ class SamplingForward(AutocastForward[Weights]):
     """Network that a sampler calls at every step.
 
     What the steps of a run have in common is computed in the first one, and forgotten when one of
-    the tensors that it was made from is deleted. On a GPU, all steps from the third on replay one
-    CUDA graph. Small models keep it for later runs of the same sizes. Tensors that were made in
+    the tensors that it was made from is deleted. On a GPU, steps replay one CUDA graph, which is
+    kept for later runs of the same sizes if it takes little memory. Tensors that were made in
     inference mode must not be changed in place during a run.
     """
 

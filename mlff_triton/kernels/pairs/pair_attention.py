@@ -7,9 +7,9 @@ attention of tokens with pair bias. The sum is over the kept keys of a row.
 
 Each program owns a block of queries of one row and head, and loops over the keys once (T. Dao et
 al., "FlashAttention", https://arxiv.org/abs/2205.14135). The biases of a block of scores are the
-initial value of the product of queries and keys. Blocks whose keys are all kept need no mask: a
-first kernel finds where each row has its first masked key and its last kept one, so padding at the
-end costs nothing.
+initial value of the product of queries and keys, unless that is to be exact. Blocks whose keys are
+all kept need no mask: a first kernel finds where each row has its first masked key and its last
+kept one, so padding at the end costs nothing.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
@@ -159,7 +159,11 @@ def _pair_attention_fwd_kernel(
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=PRECISION)
+            if EXACT:
+                scores = untruncated(tl.dot(queries, keys.T, input_precision=PRECISION), _SUM)
+                scores += biases.to(tl.float32)
+            else:
+                scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=PRECISION)
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
