@@ -42,6 +42,7 @@ from mlff_triton.kernels.pairs.row_blocks import FULL, TWO_PARTS, exact_exp
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
+_FEW_ROWS = 16  # that read the same biases at the same time
 _SUM = tl.constexpr(32)  # products per sum, as those of parts in bfloat16 lose less than of halves
 
 
@@ -116,6 +117,7 @@ def _pair_attention_fwd_kernel(
     out_strides,
     SCALE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROWS_FIRST: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
@@ -127,15 +129,19 @@ def _pair_attention_fwd_kernel(
 
     Reads q of this shape, k and v [B, R, H, T, DIM] and bias [B H, S, T], for which see `describe`;
     mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. Grid: (blocks of
-    M queries, H, R and B, from the innermost to the outermost,).
+    M queries, H, R and B, from the innermost to the outermost,), with R before all others if
+    ROWS_FIRST.
     """
     batches, rows, heads, tokens, length = shape
     blocks = tl.cdiv(tokens, M)
     program = tl.program_id(0)
-    first = program % blocks * M
-    head = program // blocks % heads
-    row = program // (blocks * heads) % rows
-    batch = program // (blocks * heads * rows)
+    if ROWS_FIRST:
+        row, program = program % rows, program // rows
+        batch = program // (blocks * heads)
+    else:
+        row = program // (blocks * heads) % rows
+        batch = program // (blocks * heads * rows)
+    first, head = program % blocks * M, program // blocks % heads
     vectors = (batches, rows, heads, length, DIM)
     q = describe(q, (batches, rows, heads, tokens, DIM), q_strides, (1, 1, 1, M, D), DESCRIBED)
     k = describe(k, vectors, k_strides, (1, 1, 1, N, D), DESCRIBED)
@@ -353,6 +359,7 @@ def launch_pair_attention(
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
             PRECISION=(TWO_PARTS if tf32 else FULL).value,
+            ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
             DIM=dim,
             D=block,
