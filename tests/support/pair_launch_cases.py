@@ -10,6 +10,7 @@ import torch
 from mlff_triton.kernels.pairs.attention_update import token_attention_, triangle_attention_
 from mlff_triton.kernels.pairs.conditioning import (
     conditioned_attention_,
+    conditioned_layers_,
     conditioned_transition_,
     conditioned_windows_,
 )
@@ -105,6 +106,8 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
     attention = ConditionedAttentionWeights(wide, wide[:, 0], wide[:channels])
     conditioned_attention_(x, terms, bias, attention)
     half = wide.view(channels, 4 * channels)[:, : 2 * channels]
+    layer = attention, ConditionedTransitionWeights(wide, half)
+    conditioned_layers_(x, [terms, terms], [bias], [layer])
     conditioned_transition_(x, terms, ConditionedTransitionWeights(wide, half))
     wider = torch.zeros(6 * channels, channels, dtype=dtype)
     transition = ConditionedTransitionWeights(wider, half)
@@ -112,6 +115,9 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
         split, down = SplitRows.of(wide), SplitRows.of(half)
         own = ConditionedAttentionWeights(split, wide[:, 0], SplitRows.of(wide[:channels]))
         conditioned_attention_(x, terms, bias, own)
+        conditioned_layers_(
+            x, [terms, terms], [bias], [(own, ConditionedTransitionWeights(split, down))]
+        )
         transition = ConditionedTransitionWeights(SplitRows.of(wider), down)
     return conditioned_transition_(x, terms, transition)
 

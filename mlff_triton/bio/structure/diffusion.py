@@ -268,6 +268,9 @@ def update_by_terms(
     Biases of atoms within windows are [B, W, H, Q, T], see `window_attention`. If keys have a
     normalization of their own, ``starts`` [W] may be the first ones of windows.
     """
+    plain = [(layer.attention, layer.transition) for layer in layers if _is_plain(layer)]
+    if len(plain) == len(layers):
+        return operators.conditioned_layers_(x, terms, biases, plain, mask)
     pairs = zip(terms[::2], terms[1::2], strict=True)
     for layer, bias, (first, second) in zip(layers, biases, pairs, strict=True):
         if isinstance(layer.attention, WindowAttentionWeights):
@@ -278,3 +281,8 @@ def update_by_terms(
         if layer.last_norm is not None:
             x = layer_norm(x, x.shape[-1:], *layer.last_norm)
     return x
+
+
+def _is_plain(layer: Updates) -> bool:
+    """Return True for attention and a transition alone, with one normalization each."""
+    return layer.last_norm is None and not isinstance(layer.attention, WindowAttentionWeights)

@@ -20,6 +20,7 @@ _MODULES = {  # of operators that do not have one of their own name
     "conditioned_attention_": "conditioning",
     "conditioned_transition_": "conditioning",
     "conditioned_windows_": "conditioning",
+    "conditioned_layers_": "conditioning",
     "linear_map": "split_linear",
 }
 
@@ -37,6 +38,7 @@ class Operators(NamedTuple):
     conditioned_attention_: Callable[..., Tensor]
     conditioned_transition_: Callable[..., Tensor]
     conditioned_windows_: Callable[..., Tensor]
+    conditioned_layers_: Callable[..., Tensor]
     linear_map: Callable[..., Tensor]
 
     @classmethod

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs.conditioned_rows import adaptive_norm
 from mlff_triton.kernels.pairs.conditioning import (
-    adaptive_norm,
     conditioned_attention_,
+    conditioned_layers_,
     conditioned_transition_,
 )
+from mlff_triton.kernels.pairs.reference import conditioned_rows
 from mlff_triton.kernels.pairs.reference import conditioning as reference
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
@@ -24,6 +26,7 @@ from tests.kernels.pairs.cases import (
     dtypes,
     random,
     random_map,
+    random_mask,
     to,
 )
 
@@ -80,7 +83,7 @@ def test_adaptive_norm(size, precision, device):
     batch, samples, n, channels, _ = size
     x = random(batch, samples, n, channels, dtype=precision)
     terms = conditions(batch, n, channels, precision)
-    exact = reference.adaptive_norm(x, terms.scale, terms.shift, 1e-5, torch.float64)
+    exact = conditioned_rows.adaptive_norm(x, terms.scale, terms.shift, 1e-5, torch.float64)
     moved = shared(Conditions(*to(terms[:3], device, precision)), samples)
     found = adaptive_norm(x.to(device, precision), moved[0], moved[1], 1e-5, precision)
     assert found.dtype is precision
@@ -130,6 +133,39 @@ def test_conditioned_transition(size, factors, precision, device):
     found = x.to(device, torch.float32)
     assert conditioned_transition_(found, shared(moved, samples), weights) is found
     assert_within(found.cpu().double() - x, update, BOUNDS[precision])
+
+
+@dtypes
+@pytest.mark.parametrize("is_split", [False, True], ids=["whole", "split"])
+def test_layers(is_split, precision, device):
+    """Results of layers are those of their updates one by one, to the last bit."""
+    batch, samples, n, channels, heads = 2, 3, 17, 48, 2
+    layers, terms, biases = [], [], []
+    for _ in range(2):
+        maps = [random_map(k * channels, channels, precision) for k in (4, 1, 6)]
+        attention = ConditionedAttentionWeights(
+            maps[0], random(4 * channels, dtype=precision), maps[1]
+        )
+        down = random_map(channels, 2 * channels, precision)
+        layer = to((attention, ConditionedTransitionWeights(maps[2], down)), device, precision)
+        layers.append(tuple(split(each, device) for each in layer) if is_split else layer)
+        biases.append(random(batch, heads, n, n, dtype=precision).to(device, precision))
+        given = [conditions(batch, n, channels, precision) for _ in range(2)]
+        terms += [shared(Conditions(*to(each[:3], device, precision)), samples) for each in given]
+    mask = random_mask(batch, samples, n).to(device)
+    rows = torch.float32 if is_split else precision
+    x = random(batch, samples, n, channels, dtype=precision).to(device, rows)
+    expected = x.clone()
+    for k, (attention, transition) in enumerate(layers):
+        conditioned_attention_(expected, terms[2 * k], biases[k], attention, mask)
+        conditioned_transition_(expected, terms[2 * k + 1], transition)
+    found = conditioned_layers_(x, terms, biases, layers, mask)
+    assert found is x
+    assert torch.equal(found, expected)
+    assert conditioned_layers_(x, [], [], []) is x
+    wrong = transition._replace(inputs=attention.out)
+    with pytest.raises(InputError, match="rows"):
+        conditioned_layers_(x, terms, biases, [(attention, wrong)] * 2)
 
 
 def test_rows_that_are_not_numbers_are_seen(device):

@@ -12,12 +12,13 @@ AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import prod
 
-import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear, silu
+from torch.nn.functional import linear, silu
 
+from mlff_triton.kernels.pairs.reference.conditioned_rows import adaptive_norm
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.reference.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
@@ -28,13 +29,6 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowConditions,
 )
 from mlff_triton.kernels.types.split_rows import SplitRows
-
-
-def adaptive_norm(
-    x: Tensor, scale: Tensor, shift: Tensor, eps: float, dtype: torch.dtype
-) -> Tensor:
-    """Compute `mlff_triton.kernels.pairs.conditioning.adaptive_norm`."""
-    return (layer_norm(x, x.shape[-1:], eps=eps) * scale.sigmoid() + shift).to(dtype)
 
 
 def conditioned_attention_(
@@ -86,6 +80,21 @@ def conditioned_transition_update(
     products = linear(adaptive_norm(x, scale, shift, eps, x.dtype), inputs)
     gates, *factors = products.split(down.shape[1], -1)
     return linear(prod(factors, start=silu(gates)), down) * gate.sigmoid()
+
+
+def conditioned_layers_(
+    x: Tensor,
+    conditions: Sequence[Conditions],
+    biases: Iterable[Tensor],
+    layers: Sequence[tuple[ConditionedAttentionWeights, ConditionedTransitionWeights]],
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Compute `mlff_triton.kernels.pairs.conditioning.conditioned_layers_`."""
+    pairs = zip(conditions[::2], conditions[1::2], strict=True)
+    for (attention, transition), bias, (first, second) in zip(layers, biases, pairs, strict=True):
+        conditioned_attention_(x, first, bias, attention, mask)
+        conditioned_transition_(x, second, transition)
+    return x
 
 
 def conditioned_windows_(

@@ -1,0 +1,320 @@
+"""Rows between the products of conditioned updates: normalization, gates and sums.
+
+    y = (x - mean) / sqrt(variance + eps) sigmoid(scale) + shift      adaptive normalization
+    y = x sigmoid(gate)      gates, or SiLU, as in updates that are added to rows
+
+Results are rounded or split for the product that reads them.
+
+Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
+AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.scaled_halves import split_along
+from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
+from mlff_triton.kernels.pairs.split_linear import empty_split
+from mlff_triton.kernels.types.pair_stack import Conditions
+from mlff_triton.kernels.types.split_rows import SplitRows
+
+Map: TypeAlias = Tensor | SplitRows
+Results: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
+
+_ELEMENTS = 2048  # per program
+_MOST_CHANNELS = 4096
+
+
+class Update(NamedTuple):
+    """Update of rows [B, R, S, C], and the logits of its gates."""
+
+    update: Tensor
+    gate: Tensor
+
+
+@triton.jit
+def _locate(n_rows, shape, M: tl.constexpr):
+    """Return the batch, row and token of M places, and which of them exist."""
+    rows, length = shape
+    place = tl.program_id(0) * M + tl.arange(0, M)
+    batch, row = place // length // rows, place // length % rows
+    return batch.to(tl.int64), row.to(tl.int64), (place % length).to(tl.int64), place < n_rows
+
+
+@triton.jit
+def _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS: tl.constexpr):
+    """Store rows [M, C] contiguously, split if ``low_ptr`` is not None. The others are zero."""
+    M: tl.constexpr = y.shape[0]
+    place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    stored = inside[:, None] & (channel < CHANNELS)[None, :]
+    offsets = place[:, None] * CHANNELS + channel[None, :]
+    if low_ptr is None:
+        tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), stored)
+    else:
+        high, low, unit = split_along(tl.where(stored, y, 0.0), 1)
+        tl.store(out_ptr + offsets, high, stored)
+        tl.store(low_ptr + offsets, low, stored)
+        tl.store(unit_ptr + place[:, None], unit, inside[:, None])
+
+
+@triton.jit
+def _adaptive_norm_fwd_kernel(
+    x_ptr,
+    scale_ptr,
+    shift_ptr,
+    out_ptr,
+    low_ptr,
+    unit_ptr,
+    update_ptr,
+    gate_ptr,
+    n_rows,
+    shape,
+    x_strides,
+    scale_strides,
+    shift_strides,
+    update_strides,
+    gate_strides,
+    EPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write out [B, R, S, CHANNELS] from x, scale and shift of this shape.
+
+    Unless it is None, an update of this shape is multiplied by a gate and added to x first. If
+    ``low_ptr`` is not None, the rows are split, and their high halves are ``out``. Grid: (blocks of
+    M rows,).
+    """
+    batch, row, token, inside = _locate(n_rows, shape, M)
+    channel = tl.arange(0, C)
+    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    if update_ptr is not None:
+        places = batch * update_strides[0] + row * update_strides[1] + token * update_strides[2]
+        update = load_rows(update_ptr, places, inside, channel, CHANNELS, 1)
+        places = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
+        gate = load_rows(gate_ptr, places, inside, channel, CHANNELS, 1)
+        x += gated(update, gate, gate_ptr.dtype.element_ty == tl.float32)
+        rounded = x.to(x_ptr.dtype.element_ty)
+        stored = inside[:, None] & (channel < CHANNELS)[None, :]
+        tl.store(x_ptr + offsets[:, None] + channel[None, :], rounded, stored)
+        x = rounded.to(tl.float32)
+    exact: tl.constexpr = low_ptr is not None or out_ptr.dtype.element_ty == tl.float32
+    mean, rstd = moments((x,), CHANNELS, EPS, exact)
+    offsets = batch * scale_strides[0] + row * scale_strides[1] + token * scale_strides[2]
+    scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
+    offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]
+    shift = load_rows(shift_ptr, offsets, inside, channel, CHANNELS, 1)
+    y = gated((x - mean[:, None]) * rstd[:, None], scale, exact) + shift
+    _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
+
+
+@triton.jit
+def _gated_fwd_kernel(
+    x_ptr,
+    gate_ptr,
+    factor_ptr,
+    out_ptr,
+    low_ptr,
+    unit_ptr,
+    n_rows,
+    shape,
+    x_strides,
+    gate_strides,
+    out_strides,
+    SWISH: tl.constexpr,
+    ADDED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    C: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write ``x sigmoid(gate)`` to out, all [B, R, S, CHANNELS].
+
+    The product is multiplied by the gate if SWISH, by a factor with the strides of x unless that is
+    None, and added to ``out`` if ADDED. Other results are contiguous, and split if ``low_ptr`` is
+    not None. Grid: (blocks of M rows,).
+    """
+    batch, row, token, inside = _locate(n_rows, shape, M)
+    channel = tl.arange(0, C)
+    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    if factor_ptr is not None:
+        x *= load_rows(factor_ptr, offsets, inside, channel, CHANNELS, 1)
+    offsets = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
+    gate = load_rows(gate_ptr, offsets, inside, channel, CHANNELS, 1)
+    exact: tl.constexpr = gate_ptr.dtype.element_ty == tl.float32
+    y = gated(gate, gate, exact) * x if SWISH else gated(x, gate, exact)
+    if ADDED:
+        offsets = batch * out_strides[0] + row * out_strides[1] + token * out_strides[2]
+        y += load_rows(out_ptr, offsets, inside, channel, CHANNELS, 1)
+        stored = inside[:, None] & (channel < CHANNELS)[None, :]
+        pointers = out_ptr + offsets[:, None] + channel[None, :]
+        tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+    else:
+        _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
+
+
+def adaptive_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:
+    """Normalize rows, then scale them by gates and shift them, without gradients.
+
+    Parameters
+    ----------
+    x, scale, shift : [B, R, S, C]
+        Rows, logits of their scales, and their shifts; float16, bfloat16 or float32, each with any
+        strides but contiguous channels. C is at most 4096.
+    eps : float
+        Added to the variances.
+    dtype : torch.dtype
+        Dtype of the result.
+
+    Returns
+    -------
+    [B, R, S, C]
+        Normalized rows, contiguous.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together.
+    BackendError
+        If the tensors are not on a GPU.
+    """
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    _launch_adaptive_norm(x, scale, shift, eps, (out, None, None), None)
+    return out
+
+
+def normalized(
+    x: Tensor, conditions: Conditions, weight: Map, update: Update | None = None
+) -> Tensor | SplitRows:
+    """Normalize rows, and round or split them for their product with a weight.
+
+    An update is added to the rows first, in place.
+    """
+    scale, shift, _, eps = conditions
+    if isinstance(weight, Tensor):
+        out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+        _launch_adaptive_norm(x, scale, shift, eps, (out, None, None), update)
+        return out
+    split = empty_split(x.shape, x.device)
+    _launch_adaptive_norm(x, scale, shift, eps, split, update)
+    return split
+
+
+def _launch_adaptive_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, out: Results, update: Update | None
+) -> None:
+    given = {} if update is None else update._asdict()
+    _check(x=x, scale=scale, shift=shift, **given)
+    if not x.numel():
+        return
+    n_rows, block, rows, warps = _blocks(x)
+    with torch.cuda.device_of(x):
+        _adaptive_norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
+            x,
+            scale,
+            shift,
+            *out,
+            *(update or (None, None)),
+            n_rows,
+            x.shape[1:3],
+            x.stride()[:-1],
+            scale.stride()[:-1],
+            shift.stride()[:-1],
+            *(part.stride()[:-1] for part in update or (x, x)),
+            EPS=eps,
+            CHANNELS=x.shape[-1],
+            C=block,
+            M=rows,
+            num_warps=warps,
+        )
+
+
+def gated_rows(
+    x: Tensor, gate: Tensor, weight: Map, *, swish: bool = False, factor: Tensor | None = None
+) -> Tensor | SplitRows:
+    """Return rows times gates, rounded or split for their product with a weight.
+
+    Gates are activated by SiLU if ``swish``. The rows are multiplied by ``factor``, which has their
+    strides.
+    """
+    if isinstance(weight, Tensor):
+        y = x.new_empty(x.shape)
+        _launch_gated(x, gate, factor, (y, None, None), swish=swish)
+        return y
+    split = empty_split(x.shape, x.device)
+    _launch_gated(x, gate, factor, split, swish=swish)
+    return split
+
+
+def add_(x: Tensor, update: Update) -> Tensor:
+    """Add an update to rows in place, and return these."""
+    _launch_gated(*update, None, (x, None, None), added=True)
+    return x
+
+
+def _launch_gated(
+    x: Tensor,
+    gate: Tensor,
+    factor: Tensor | None,
+    out: Results,
+    *,
+    swish: bool = False,
+    added: bool = False,
+) -> None:
+    _check(x=x, gate=gate)
+    if added:
+        _check(x=x, out=out[0])
+    if not x.numel():
+        return
+    n_rows, block, rows, warps = _blocks(x)
+    with torch.cuda.device_of(x):
+        _gated_fwd_kernel[(triton.cdiv(n_rows, rows),)](
+            x,
+            gate,
+            factor,
+            *out,
+            n_rows,
+            x.shape[1:3],
+            x.stride()[:-1],
+            gate.stride()[:-1],
+            out[0].stride()[:-1],
+            SWISH=swish,
+            ADDED=added,
+            CHANNELS=x.shape[-1],
+            C=block,
+            M=rows,
+            num_warps=warps,
+        )
+
+
+def _blocks(x: Tensor) -> tuple[int, int, int, int]:
+    """Return the number of rows, their block of channels, and rows and warps per program."""
+    block = triton.next_power_of_2(x.shape[-1])
+    return x[..., 0].numel(), block, max(1, _ELEMENTS // block), 8 if block > _ELEMENTS else 4
+
+
+def _check(**tensors: Tensor) -> None:
+    """Raise unless tensors of rows have one shape, supported dtypes and contiguous channels."""
+    shape = next(iter(tensors.values())).shape
+    for name, x in tensors.items():
+        check_shape(name, x, ("B", "R", "S", "C"))
+        check_shape(name, x, shape)
+        if x.dtype not in FLOATS:
+            raise InputError(f"{name} is {x.dtype}: use float16, bfloat16 or float32")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise InputError(f"the channels of {name} must be contiguous")
+    check_device(*tensors.values())
+    if shape[-1] > _MOST_CHANNELS:
+        raise InputError(f"the rows have {shape[-1]} channels: use at most {_MOST_CHANNELS}")
