@@ -176,7 +176,7 @@ def _pair_attention_fwd_kernel(
             values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
             acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     if EXACT:
-        acc = untruncated(acc, _SUM)
+        acc = untruncated(acc, N)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     acc = tl.div_rn(acc, total) if EXACT else acc / total
