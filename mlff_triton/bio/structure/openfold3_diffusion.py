@@ -18,15 +18,15 @@ from mlff_triton.bio.structure.openfold_layers import (
     wide_weight,
     window_attention,
 )
-from mlff_triton.bio.structure.recognition import children, weight
-from mlff_triton.bio.structure.score_forward import (
+from mlff_triton.bio.structure.pair_score import (
     BLOCK,
     Collected,
     Given,
     Noisy,
-    ScoreForward,
+    PairScoreForward,
     Transformer,
 )
+from mlff_triton.bio.structure.recognition import children, weight
 from mlff_triton.bio.structure.score_network import AtomMaps, ConditionWeights
 from mlff_triton.bio.weights import exact, wide_dtype
 from mlff_triton.kernels.types.pair_stack import ConditionedTransitionWeights
@@ -79,7 +79,7 @@ MODULE = children(
 """Submodules of a diffusion module."""
 
 
-class OpenFold3DiffusionForward(ScoreForward):
+class OpenFold3DiffusionForward(PairScoreForward):
     """Score network of OpenFold3."""
 
     supported = "the diffusion module of OpenFold3"

@@ -182,7 +182,7 @@ class DenoisingStep:
         return (kept * x,)
 
 
-class ScoreForward(SamplingForward[PairScoreWeights]):
+class PairScoreForward(SamplingForward[PairScoreWeights]):
     """Score network whose steps share all terms that do not depend on positions or noise.
 
     The original modules compute part of them.
