@@ -17,6 +17,7 @@ from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.packed import Packed
 from mlff_triton.bio.structure.updates import BlockWeights, check_sizes, prepared
+from mlff_triton.kernels.common.hardware import allows_tf32
 
 ROWS = (torch.float32, torch.bfloat16, torch.float16)
 Results = tuple[Tensor | None, Tensor]
@@ -159,6 +160,7 @@ class BlockForward(AutocastForward[Packed]):
             tokens=self.result_dtype(z if s is None else s),
             pairs=self.result_dtype(z),
             places=packed.places,
+            tf32=allows_tf32(),
         )
         captures, masks = self._is_captured(s, z), (mask, pair_mask)
         if not captures:

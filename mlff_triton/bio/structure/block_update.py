@@ -46,6 +46,8 @@ class BlockUpdate(NamedTuple):
         Dtypes of the results.
     places : Any
         Places of the `BlockWeights`, see `Packed`.
+    tf32 : bool
+        True if attention in float32 may have the errors of TF32, as PyTorch's setting is.
     """
 
     backend: str | None
@@ -55,6 +57,7 @@ class BlockUpdate(NamedTuple):
     tokens: torch.dtype
     pairs: torch.dtype
     places: Any
+    tf32: bool
 
 
 def update_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate) -> Outputs:

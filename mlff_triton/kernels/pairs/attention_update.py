@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.hardware import allows_tf32
 from mlff_triton.kernels.pairs.arguments import check_rows
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
@@ -50,7 +51,8 @@ def triangle_attention_(
     z : [B, N, N, C]
         Pairs, contiguous; float32, or of the dtype of the weights. C is at most 512.
     weights : TriangleAttentionWeights
-        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
+        float32, those of attention follow PyTorch's setting of TF32.
     mask : [B, N, N], optional
         Nonzero for pairs that are kept as keys; all by default. The output of queries without any
         is zero.
@@ -119,7 +121,8 @@ def token_attention_(
     bias : [B, H, N, N]
         Biases of queries and keys, for example from `pair_biases`, finite, of a floating dtype.
     weights : TokenAttentionWeights
-        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
+        float32, those of attention follow PyTorch's setting of TF32.
     mask : [B, R, N], optional
         Nonzero for tokens that are kept as keys; all by default.
 
@@ -208,4 +211,4 @@ def _attend(
             *maps,
         ],
     )
-    return pair_attention(q, k, v, bias, mask, scale=1.0)
+    return pair_attention(q, k, v, bias, mask, scale=1.0, tf32=allows_tf32())

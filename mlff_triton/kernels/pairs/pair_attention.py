@@ -358,7 +358,7 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            PRECISION=(TWO_PARTS if tf32 else FULL).value,
+            PRECISION=(TWO_PARTS if tf32 and q.dtype == torch.float32 else FULL).value,
             ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
             DIM=dim,

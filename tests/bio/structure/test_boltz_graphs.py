@@ -15,6 +15,7 @@ from mlff_triton import bio
 from mlff_triton.bio.structure import block_update
 from tests.bio.structure.cases import inputs, randomize
 from tests.support.cpu_graphs import capture_without_gpu
+from tests.support.tf32 import tf32
 
 layers = pytest.importorskip("boltz.model.layers.pairformer", reason="boltz is not installed")
 
@@ -114,6 +115,15 @@ def test_graphs_are_freed_with_the_last_block(stack, backend, device):
     bio.restore(stack)
     gc.collect()
     assert not captured()
+
+
+def test_the_setting_of_tf32_has_a_graph_of_its_own(stack, backend, device):
+    given = inputs(1, 5, TOKENS, PAIRS, device)
+    with bio.accelerated(stack, backend=backend):
+        for allowed, graphs in ((False, 1), (True, 2), (False, 2)):
+            with tf32(allowed=allowed):
+                run(stack, given)
+            assert len(captured()) == graphs
 
 
 def test_large_blocks_take_no_graph(stack, backend, device, monkeypatch):

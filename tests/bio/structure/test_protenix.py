@@ -24,6 +24,7 @@ from tests.bio.structure.cases import (
     results,
 )
 from tests.support.strides import assert_strides_do_not_matter
+from tests.support.tf32 import tf32
 
 os.environ.setdefault("LAYERNORM_TYPE", "torch")  # else the package compiles a CUDA extension
 pairformer = pytest.importorskip(
@@ -111,6 +112,19 @@ def test_results_on_a_gpu_are_as_exact_as_those_of_protenix(name, size):
         found = results(run(block), given)
         assert all(map(torch.equal, found, results(run(block), given)))
     assert_close(found, own, exact, masks)
+    assert_as_exact(found, own, exact, masks)
+
+
+@pytest.mark.gpu
+@blocks
+def test_results_with_tf32_are_as_exact_as_those_of_protenix(name):
+    block = make(name, "cuda")
+    given, masks = arguments(block, 1, 100, "cuda")
+    exact = exact_results(block, run(block), given)
+    with tf32(allowed=True):
+        own = results(run(block), given)
+        with bio.accelerated(block):
+            found = results(run(block), given)
     assert_as_exact(found, own, exact, masks)
 
 
