@@ -344,7 +344,7 @@ class PairScoreForward(SamplingForward[PairScoreWeights]):
         with self.without_autocast():
             before_first_launch(
                 self.backend,
-                (type(self), *dtypes, *sizes),
+                (type(self), self.weights.tf32, *dtypes, *sizes),
                 given.tokens,
                 lambda: self.step(terms(), inputs, None),
             )
