@@ -9,6 +9,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.testing.tf32 import tf32
+
 ATOMS = (7, 6, 6, 8, 6, 6, 6, 8)
 """Atomic numbers of a residue of average size, that begins with N, C-alpha, C and O."""
 PER_TOKEN = len(ATOMS)
@@ -87,13 +89,8 @@ class Predicting(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
         device = next(self.inner.parameters()).device.type
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
-            with torch.autocast(device, torch.bfloat16):
-                return self.inner(*args, **kwargs)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
+        with tf32(allowed=True), torch.autocast(device, torch.bfloat16):
+            return self.inner(*args, **kwargs)
 
 
 def outermost(model: nn.Module, kind: str) -> nn.Module:

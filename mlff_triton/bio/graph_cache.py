@@ -71,8 +71,8 @@ class GraphCache:
     ) -> Outputs:
         """Return what the function returns, in tensors that the caller may keep.
 
-        Constants are tensors that are never changed in place, and of the same shapes in all calls.
-        They are copied if they are others than in the call before.
+        Constants are tensors that are never changed in place, and of the same shapes in all calls
+        with an option. They are copied if they are others than in the call before.
         """
         if is_capturing(_present(inputs)[0]):
             return self._run(inputs, option, constants)

@@ -175,7 +175,7 @@ class BlockForward(AutocastForward[Packed]):
             )
             if captures:
                 self._graphs = graphs_on(z.device)
-                found = self._graphs([s, z, *masks, *packed.tensors], how)
+                found = self._graphs([s, z, *masks], how, packed.tensors)
             else:
                 found = update_block(packed.weights, [s, z, *masks], how)
         return (found[0] if len(found) > 1 else given.s), found[-1]

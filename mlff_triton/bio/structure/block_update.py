@@ -94,7 +94,7 @@ def _update_packed(inputs: Inputs, how: BlockUpdate) -> Outputs:
 def graphs_on(device: torch.device) -> GraphCache:
     """Return the graphs of all blocks on a device, which exist as long as blocks keep them.
 
-    Their inputs are those of `update_block`, and the tensors of `Packed`.
+    Their inputs are those of `update_block`, and their constants the tensors of `Packed`.
     """
     found = _GRAPHS.get(device)
     if found is None:

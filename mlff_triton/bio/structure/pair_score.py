@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -164,7 +165,7 @@ class DenoisingStep:
     weights: ScoreWeights
     sigma: float  # standard deviation of data
 
-    def __call__(self, fixed: RunTerms, inputs: Inputs, _: Any = None) -> Outputs:
+    def __call__(self, fixed: RunTerms, inputs: Inputs, _: Any) -> Outputs:
         """Compute a step from positions [R, A, 3] and noise levels [R] or [1]."""
         x, levels = inputs
         assert x is not None
@@ -230,11 +231,6 @@ class PairScoreForward(SamplingForward[PairScoreWeights]):
         """Return the masks among the arguments."""
         del arguments
         return []
-
-    @property
-    def rows(self) -> torch.dtype:
-        """Dtype of tokens and atoms, which kernels update in float32."""
-        return torch.float32 if self.backend == "triton" else self.dtype
 
     def read(self) -> PairScoreWeights:
         """Read the present weights.
@@ -307,16 +303,12 @@ class PairScoreForward(SamplingForward[PairScoreWeights]):
 
     def compute(self, arguments: Mapping[str, Any], begun: Outputs | None) -> Tensor:
         """Return positions with less noise."""
-        tensors = self._fixed(arguments)
-        run = self.run_with(tensors)
-        if run is None:
-            self._last.forget()  # frees its memory first
-            inputs = self._inputs(self.noisy(arguments))
-            terms, begun = self._terms(self.prepare(arguments), inputs), None
-            run = self.begin_run(tensors, terms)
         if begun is None:
+            tensors, inputs = self._fixed(arguments), self._inputs(self.noisy(arguments))
+            prepare = partial(self._terms, arguments, inputs)
+            run = self.run_with(tensors) or self.begin_run(tensors, prepare)
             with self.without_autocast():
-                begun = run(self._inputs(self.noisy(arguments)))
+                begun = run(inputs)
         given: Tensor = arguments[self.names[0]]
         return begun[0].view(given.shape).to(given.dtype)
 
@@ -333,8 +325,9 @@ class PairScoreForward(SamplingForward[PairScoreWeights]):
         """Function that computes a step with the present weights."""
         return DenoisingStep(self.backend, self.weights.network, float(self.module.sigma_data))
 
-    def _terms(self, given: Given, inputs: Sequence[Tensor]) -> RunTerms:
+    def _terms(self, arguments: Mapping[str, Any], inputs: Sequence[Tensor]) -> RunTerms:
         """Return what all steps have in common, and compile the kernels of a step."""
+        given = self.prepare(arguments)
         sizes = [x.shape for x in (*inputs, given.tokens, given.atom_pairs)]
         operators, dtypes = Operators.of(self.backend), (self.rows, self.dtype)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.fast_forward import Options, Reading, Weights
@@ -43,6 +44,11 @@ class Run:
     ) -> None:
         self.reading, self.fixed = reading, fixed
         self._step, self._graphs, self._constants = step, graphs, constants
+
+    @property
+    def captures(self) -> bool:
+        """True if steps run as CUDA graphs."""
+        return self._graphs is not None
 
     def __call__(self, inputs: Sequence[Tensor], option: Any = None) -> Outputs:
         """Compute a step."""
@@ -104,14 +110,21 @@ class SamplingForward(AutocastForward[Weights]):
     def step(self) -> Step:
         """Function that computes a step with the present weights."""
 
+    @property
+    def rows(self) -> torch.dtype:
+        """Dtype of tokens and atoms, which kernels update in float32."""
+        return torch.float32 if self.backend == "triton" else self.dtype
+
     def run_with(self, tensors: Sequence[Tensor]) -> Run | None:
         """Return the run with these tensors and the present weights, if there is one."""
         run = self._last.get(tensors)
         return run if run is not None and run.reading is self._reading else None
 
-    def begin_run(self, tensors: Sequence[Tensor], fixed: tuple[Any, ...]) -> Run:
-        """Begin a run with what its steps have in common, which was made from tensors."""
+    def begin_run(self, tensors: Sequence[Tensor], prepare: Callable[[], tuple[Any, ...]]) -> Run:
+        """Begin a run with what its steps have in common, which is made from tensors."""
         assert self._reading is not None
+        self._last.forget()  # frees the memory of the last run first
+        fixed = prepare()
         if self._steps is None or self._steps.reading is not self._reading:
             captures = self.options.captures(self.backend, self.module)
             self._steps = _Steps(self._reading, self.step, captures=captures)
@@ -136,6 +149,7 @@ def _packed_step(step: Step, places: Any, count: int, inputs: Inputs, option: An
 
 
 def _is_small(fixed: tuple[Any, ...]) -> bool:
+    """Return True if tensors may be kept between runs."""
     tensors = list(tensors_in(fixed))
     memory = total_memory(tensors[0].device)
     return sum(x.nbytes for x in tensors) * _PART <= (memory or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -112,11 +113,6 @@ class ScoreForward(SamplingForward[ScoreWeights]):
     def atom_transformer(self) -> Any:
         """Transformer of atoms whose windows stand for those of all."""
 
-    @property
-    def rows(self) -> torch.dtype:
-        """Dtype of tokens and atoms, which kernels update in float32."""
-        return torch.float32 if self.backend == "triton" else self.dtype
-
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse inputs of unexpected shapes, dtypes or devices, and unusual masks and windows.
 
@@ -184,7 +180,7 @@ class ScoreForward(SamplingForward[ScoreWeights]):
         if given is None or not isinstance(positions, Tensor) or not isinstance(times, Tensor):
             return None
         run = self.run_with(given.tensors)
-        if run is None or not (positions.is_cuda and times.is_cuda):
+        if run is None or not run.captures:
             return None
         found = run.replay((positions, times), _are_equal(times))
         return None if found is None else (found[0], found[1])
@@ -199,12 +195,10 @@ class ScoreForward(SamplingForward[ScoreWeights]):
             return begun
         given, inputs = self.given(arguments), (arguments["r_noisy"], arguments["times"])
         assert given is not None
-        run, option = self.run_with(given.tensors), _are_equal(inputs[1])
-        dtypes = self.rows, self.dtype
+        prepare = partial(self._prepare, given, self.rows, self.dtype)
+        option = _are_equal(inputs[1])
         with self.without_autocast():
-            if run is None:
-                self._last.forget()  # frees its memory first
-                run = self.begin_run(given.tensors, self._prepare(given, *dtypes))
+            run = self.run_with(given.tensors) or self.begin_run(given.tensors, prepare)
             tokens = run.fixed.tokens
             before_first_launch(
                 self.backend,

@@ -51,6 +51,23 @@ def _locate(n_rows, shape, M: tl.constexpr):
 
 
 @triton.jit
+def _load(x_ptr, place, strides, channel, CHANNELS: tl.constexpr):
+    """Load rows [M, C] at places from `_locate`, in float32."""
+    batch, row, token, inside = place
+    offsets = batch * strides[0] + row * strides[1] + token * strides[2]
+    return load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)
+
+
+@triton.jit
+def _store_back(y, x_ptr, place, strides, channel, CHANNELS: tl.constexpr):
+    """Store rows [M, C] at places from `_locate`, rounded to the dtype of x."""
+    batch, row, token, inside = place
+    offsets = batch * strides[0] + row * strides[1] + token * strides[2]
+    stored = inside[:, None] & (channel < CHANNELS)[None, :]
+    tl.store(x_ptr + offsets[:, None] + channel[None, :], y.to(x_ptr.dtype.element_ty), stored)
+
+
+@triton.jit
 def _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS: tl.constexpr):
     """Store rows [M, C] contiguously, split if ``low_ptr`` is not None. The others are zero."""
     M: tl.constexpr = y.shape[0]
@@ -94,28 +111,20 @@ def _adaptive_norm_fwd_kernel(
     ``low_ptr`` is not None, the rows are split, and their high halves are ``out``. Grid: (blocks of
     M rows,).
     """
-    batch, row, token, inside = _locate(n_rows, shape, M)
-    channel = tl.arange(0, C)
-    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
-    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    place, channel = _locate(n_rows, shape, M), tl.arange(0, C)
+    x = _load(x_ptr, place, x_strides, channel, CHANNELS)  # [M, C]
     if update_ptr is not None:
-        places = batch * update_strides[0] + row * update_strides[1] + token * update_strides[2]
-        update = load_rows(update_ptr, places, inside, channel, CHANNELS, 1)
-        places = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
-        gate = load_rows(gate_ptr, places, inside, channel, CHANNELS, 1)
+        update = _load(update_ptr, place, update_strides, channel, CHANNELS)
+        gate = _load(gate_ptr, place, gate_strides, channel, CHANNELS)
         x += gated(update, gate, gate_ptr.dtype.element_ty == tl.float32)
-        rounded = x.to(x_ptr.dtype.element_ty)
-        stored = inside[:, None] & (channel < CHANNELS)[None, :]
-        tl.store(x_ptr + offsets[:, None] + channel[None, :], rounded, stored)
-        x = rounded.to(tl.float32)
+        _store_back(x, x_ptr, place, x_strides, channel, CHANNELS)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
     exact: tl.constexpr = low_ptr is not None or out_ptr.dtype.element_ty == tl.float32
     mean, rstd = moments((x,), CHANNELS, EPS, exact)
-    offsets = batch * scale_strides[0] + row * scale_strides[1] + token * scale_strides[2]
-    scale = load_rows(scale_ptr, offsets, inside, channel, CHANNELS, 1)
-    offsets = batch * shift_strides[0] + row * shift_strides[1] + token * shift_strides[2]
-    shift = load_rows(shift_ptr, offsets, inside, channel, CHANNELS, 1)
+    scale = _load(scale_ptr, place, scale_strides, channel, CHANNELS)
+    shift = _load(shift_ptr, place, shift_strides, channel, CHANNELS)
     y = gated((x - mean[:, None]) * rstd[:, None], scale, exact) + shift
-    _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
+    _store(y, out_ptr, low_ptr, unit_ptr, place[3], channel, CHANNELS)
 
 
 @triton.jit
@@ -143,24 +152,18 @@ def _gated_fwd_kernel(
     None, and added to ``out`` if ADDED. Other results are contiguous, and split if ``low_ptr`` is
     not None. Grid: (blocks of M rows,).
     """
-    batch, row, token, inside = _locate(n_rows, shape, M)
-    channel = tl.arange(0, C)
-    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
-    x = load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)  # [M, C]
+    place, channel = _locate(n_rows, shape, M), tl.arange(0, C)
+    x = _load(x_ptr, place, x_strides, channel, CHANNELS)  # [M, C]
     if factor_ptr is not None:
-        x *= load_rows(factor_ptr, offsets, inside, channel, CHANNELS, 1)
-    offsets = batch * gate_strides[0] + row * gate_strides[1] + token * gate_strides[2]
-    gate = load_rows(gate_ptr, offsets, inside, channel, CHANNELS, 1)
+        x *= _load(factor_ptr, place, x_strides, channel, CHANNELS)
+    gate = _load(gate_ptr, place, gate_strides, channel, CHANNELS)
     exact: tl.constexpr = gate_ptr.dtype.element_ty == tl.float32
     y = gated(gate, gate, exact) * x if SWISH else gated(x, gate, exact)
     if ADDED:
-        offsets = batch * out_strides[0] + row * out_strides[1] + token * out_strides[2]
-        y += load_rows(out_ptr, offsets, inside, channel, CHANNELS, 1)
-        stored = inside[:, None] & (channel < CHANNELS)[None, :]
-        pointers = out_ptr + offsets[:, None] + channel[None, :]
-        tl.store(pointers, y.to(out_ptr.dtype.element_ty), stored)
+        y += _load(out_ptr, place, out_strides, channel, CHANNELS)
+        _store_back(y, out_ptr, place, out_strides, channel, CHANNELS)
     else:
-        _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS)
+        _store(y, out_ptr, low_ptr, unit_ptr, place[3], channel, CHANNELS)
 
 
 def adaptive_norm(

@@ -16,9 +16,9 @@ from mlff_triton import bio
 from mlff_triton.bio import graph_cache
 from mlff_triton.bio.structure import sampling
 from mlff_triton.bio.structure.remembered import tensors_in
+from mlff_triton.testing.tf32 import tf32
 from tests.bio.structure.cases import assert_as_exact, assert_close, in_float64
 from tests.support.cpu_graphs import capture_without_gpu
-from tests.support.tf32 import tf32
 
 Outputs = tuple[Tensor, ...]
 

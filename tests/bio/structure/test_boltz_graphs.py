@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.bio.structure import block_update
+from mlff_triton.testing.tf32 import tf32
 from tests.bio.structure.cases import inputs, randomize
 from tests.support.cpu_graphs import capture_without_gpu
-from tests.support.tf32 import tf32
 
 layers = pytest.importorskip("boltz.model.layers.pairformer", reason="boltz is not installed")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.bio.structure.protenix import ProtenixBlockForward
+from mlff_triton.testing.tf32 import tf32
 from tests.bio.structure.cases import (
     BLOCK_SIZES,
     assert_as_exact,
@@ -24,7 +25,6 @@ from tests.bio.structure.cases import (
     results,
 )
 from tests.support.strides import assert_strides_do_not_matter
-from tests.support.tf32 import tf32
 
 os.environ.setdefault("LAYERNORM_TYPE", "torch")  # else the package compiles a CUDA extension
 pairformer = pytest.importorskip(

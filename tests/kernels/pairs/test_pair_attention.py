@@ -10,6 +10,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
 from mlff_triton.kernels.pairs.reference import pair_attention as reference
 from mlff_triton.testing import assert_within
+from mlff_triton.testing.tf32 import tf32
 from tests.kernels.pairs.cases import (
     BOUNDS,
     assert_no_worse,
@@ -19,7 +20,6 @@ from tests.kernels.pairs.cases import (
     random_mask,
     to,
 )
-from tests.support.tf32 import tf32
 
 pytestmark = pytest.mark.usefixtures("described")
 

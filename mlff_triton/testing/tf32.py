@@ -13,5 +13,7 @@ def tf32(*, allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 in products."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
