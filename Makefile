@@ -30,7 +30,7 @@ STRUCTURE = boltz openfold3 protenix
 test-structure: $(STRUCTURE:%=.venv/%/installed)
 	for each in $(STRUCTURE); do \
 	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each*.py \
-	  tests/benchmarks/test_structure_models.py \
+	  tests/benchmarks/test_structure_models.py tests/benchmarks/test_pairs.py \
 	  || exit; done
 	PYTHONPATH=$(CURDIR)/.venv/boltz $(BIN)/python -m pytest tests/test_examples.py -k test_structure
 

@@ -2,12 +2,15 @@
 
 Cases are triangle multiplication, the core of triangle attention, a transition, and whole blocks
 that update pairs, with 128 channels and the number of tokens in their names. Weights are random and
-none is zero. Peers are plain PyTorch, cuEquivariance and trifast; blocks are those of Boltz with
-and without its kernels, which are cuEquivariance's.
+none is zero. Peers are plain PyTorch, cuEquivariance and trifast; blocks are those of Boltz and of
+OpenFold3, with and without the kernels of cuEquivariance.
 
 The truth is plain PyTorch in float64. An error is the largest one of an output over the largest
 true output. Our kernels add updates to pairs. Peers return updates, which are added in float64
 before they are compared, and outside of the time.
+
+In half precision, blocks run under autocast. Boltz keeps pairs in float32 between its updates, and
+OpenFold3 passes them to its blocks in bfloat16, as does Protenix.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Setup(NamedTuple):
     z : [1, N, N, C]
         Pairs; for the core of attention, queries, keys and values [3, 1, N, N, H, D].
     weights : tuple or Module
-        Weights of an operator, the biases of attention, or a block of Boltz.
+        Weights of an operator, the biases of attention, or a block.
     """
 
     z: Tensor
@@ -263,11 +266,32 @@ def _block(n: int, device: torch.device) -> Setup:
     return Setup(_pairs(n, device), block.eval())
 
 
-def _block_truth(setup: Setup) -> Tensor:
-    """Return the pairs that the block computes in float64, by chunks of attention."""
-    z = setup.z.double()
-    with patch.object(Tensor, "float", Tensor.double):  # to which Boltz converts in some places
-        return setup.weights.double()(z, _ones(z), chunk_size_tri_attn=32)  # type: ignore[no-any-return]
+def _openfold3_block(n: int, device: torch.device) -> Setup:
+    from openfold3.core.model.latent.base_blocks import PairBlock
+
+    block = PairBlock(
+        c_z=CHANNELS,
+        c_hidden_mul=CHANNELS,
+        c_hidden_pair_att=DIM,
+        no_heads_pair=HEADS,
+        transition_type="swiglu",
+        transition_n=4,
+        pair_dropout=0.25,
+        fuse_projection_weights=False,
+        inf=1e9,
+    )
+    return Setup(_pairs(n, device), randomize(block.to(device), 1).eval())
+
+
+def _block_truth(**options: int) -> Callable[[Setup], Tensor]:
+    """Return a function for the pairs that a block computes in float64, by chunks of attention."""
+
+    def truth(setup: Setup) -> Tensor:
+        z = setup.z.double()
+        with patch.object(Tensor, "float", Tensor.double):  # to which Boltz converts in some places
+            return setup.weights.double()(z, _ones(z), **options)  # type: ignore[no-any-return]
+
+    return truth
 
 
 def _ones(z: Tensor) -> Tensor:
@@ -292,7 +316,8 @@ def _block_compiled(setup: Setup, dtype: torch.dtype) -> Call:
 
 def _block_of(block: Any, setup: Setup, dtype: torch.dtype, **options: bool) -> Call:
     """Call a block under autocast, unless the dtype is float32."""
-    z, mask = setup.z, _ones(setup.z)
+    z = setup.z.to(dtype) if type(setup.weights).__name__ == "PairBlock" else setup.z
+    mask = _ones(z)
 
     def call() -> Tensor:
         with torch.autocast(z.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -330,7 +355,7 @@ OPERATORS = {
     ),
     "pair-block": Operator(
         _block,
-        _block_truth,
+        _block_truth(chunk_size_tri_attn=32),
         {
             OURS: _block_ours,
             "cuequivariance": _block_upstream(use_kernels=True),
@@ -338,7 +363,19 @@ OPERATORS = {
             "torch": _block_upstream(),
         },
     ),
+    "openfold3-block": Operator(
+        _openfold3_block,
+        _block_truth(chunk_size=32),
+        {
+            OURS: _block_ours,
+            "cuequivariance": _block_upstream(use_cueq_triangle_kernels=True),
+            "compile": _block_compiled,
+            "torch": _block_upstream(),
+        },
+    ),
 }
+PACKAGES = {"pair-block": "boltz", "openfold3-block": "openfold3"}
+"""Packages of blocks."""
 CASES = {f"{name}-{n}": (name, n) for name in OPERATORS for n in SIZES}
 IMPLEMENTATIONS = tuple(
     f"{way}-{precision}"
@@ -356,8 +393,9 @@ def _in_place(setup: Setup, dtype: torch.dtype, update: Callable[[Tensor], Tenso
 def run_pairs(lab: Lab, names: Sequence[str], implementations: Sequence[str]) -> None:
     """Measure the named cases with each of the named implementations."""
     for name in names:
-        if name.startswith("pair-block") and find_spec("boltz") is None:
-            lab.skip(f"{BENCH} {name}", "boltz is not installed")
+        package = PACKAGES.get(CASES[name][0])
+        if package is not None and find_spec(package) is None:
+            lab.skip(f"{BENCH} {name}", f"{package} is not installed")
             continue
         for implementation in implementations:
             way, _, precision = implementation.partition("-")

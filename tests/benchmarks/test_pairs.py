@@ -25,7 +25,7 @@ def small(monkeypatch):
     cases = {f"{name}-{TOKENS}": (name, TOKENS) for name in pairs.OPERATORS}
     monkeypatch.setattr(pairs, "CASES", cases)
     pairs.truth.cache_clear()
-    yield [name for name in cases if not name.startswith("pair-block")]
+    yield [name for name, (kind, _) in cases.items() if kind not in pairs.PACKAGES]
     pairs.truth.cache_clear()
 
 
@@ -41,9 +41,12 @@ def test_operators_are_held_against_float64(lab, small, capfd):
 
 
 @pytest.mark.usefixtures("small")
-def test_blocks_are_held_against_float64(lab, capfd):
-    pytest.importorskip("boltz", reason="boltz is not installed")
-    pairs.run_pairs(lab, [f"pair-block-{TOKENS}"], PEERS)
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("block", pairs.PACKAGES)
+def test_blocks_are_held_against_float64(block, lab, capfd):
+    package = pairs.PACKAGES[block]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    pairs.run_pairs(lab, [f"{block}-{TOKENS}"], PEERS)
     assert not capfd.readouterr().err
     bf16, fp32 = read_rows(lab.results.path("pairs"))
     assert 1e-4 < bf16.error < 2e-2

@@ -151,21 +151,21 @@ class BlockForward(AutocastForward[Packed]):
         s, z, mask, pair_mask, in_place = given
         if not self.updates_tokens:
             s = mask = None
-        exact, packed = self.backend == "triton", self.weights
+        packed, masks, captures = self.weights, (mask, pair_mask), self._is_captured(s, z)
+        tokens, pairs = self.result_dtype(z if s is None else s), self.result_dtype(z)
         how = BlockUpdate(
             self.backend,
             self.token_axes,
-            token_rows=torch.float32 if exact else self.token_dtype,
-            pair_rows=torch.float32 if exact else self.dtype,
-            tokens=self.result_dtype(z if s is None else s),
-            pairs=self.result_dtype(z),
+            token_rows=self._row_dtype(tokens, self.token_dtype),
+            pair_rows=self._row_dtype(pairs, self.dtype),
+            tokens=tokens,
+            pairs=pairs,
             places=packed.places,
             tf32=allows_tf32(),
+            keeps_pairs=not (captures or in_place),
         )
-        captures, masks = self._is_captured(s, z), (mask, pair_mask)
-        if not captures:
-            s = None if s is None else s.to(how.token_rows, copy=True)
-            z = z if in_place else z.to(how.pair_rows, copy=True)
+        if s is not None and not captures:
+            s = s.to(how.token_rows, copy=True)
         with self.without_autocast():
             before_first_launch(
                 self.backend,
@@ -184,6 +184,13 @@ class BlockForward(AutocastForward[Packed]):
         """Return True if a graph is to compute the update."""
         may_be = self.options.captures(self.backend, self.module)
         return may_be and (self.options.cuda_graph is True or is_small(s, z))
+
+    def _row_dtype(self, result: torch.dtype, weights: torch.dtype) -> torch.dtype:
+        """Return the dtype in which rows are updated: float32, unless results are rounded anyway.
+
+        Kernels read rows in float32 or in the dtype of the weights.
+        """
+        return weights if self.backend != "triton" or result == weights else torch.float32
 
     def result_dtype(self, x: Tensor) -> torch.dtype:
         """Return the dtype of a result, for the input that it updates."""

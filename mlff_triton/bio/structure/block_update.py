@@ -48,6 +48,8 @@ class BlockUpdate(NamedTuple):
         Places of the `BlockWeights`, see `Packed`.
     tf32 : bool
         True if attention in float32 may have the errors of TF32, as PyTorch's setting is.
+    keeps_pairs : bool
+        True if the given pairs must not be overwritten.
     """
 
     backend: str | None
@@ -58,30 +60,35 @@ class BlockUpdate(NamedTuple):
     pairs: torch.dtype
     places: Any
     tf32: bool
+    keeps_pairs: bool
 
 
 def update_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate) -> Outputs:
     """Return updated tokens, if there are weights for them, and pairs.
 
     The inputs are tokens, pairs and their masks, for which see
-    `mlff_triton.bio.structure.block.Inputs`. Tokens and pairs may be overwritten.
+    `mlff_triton.bio.structure.block.Inputs`. Tokens may be overwritten.
     """
     given_s, given_z, mask, pair_mask = inputs
     assert given_z is not None
     operators, axes, (pairs, tokens) = Operators.of(how.backend), how.token_axes, weights
     z = _rows(given_z, how.pair_rows, 3)
+    is_given = how.keeps_pairs and z.data_ptr() == given_z.data_ptr()
+    updated = torch.empty_like(z) if is_given else None
     pair_mask = _flat(pair_mask, 2, z.dtype)
     if tokens is None:
-        update_pairs(operators, pairs, z, pair_mask)
+        z = update_pairs(operators, pairs, z, pair_mask, updated)
         return (z.view(given_z.shape).to(how.pairs),)
     assert given_s is not None
     s = _rows(given_s, how.token_rows, axes + 1)
     mask = _flat(mask, axes, s.dtype)
     if isinstance(tokens, AlignmentWeights):
+        z = z if updated is None else updated.copy_(z)
         update_alignment(operators, tokens, s, z, mask, pair_mask)
-    update_pairs(operators, pairs, z, pair_mask)
+    z = update_pairs(operators, pairs, z, pair_mask, updated)
     if isinstance(tokens, TokenWeights):
-        s = update_tokens(operators, tokens, s, z.to(how.token_rows), mask)
+        rows = z if z.dtype == tokens.bias.dtype else z.to(how.token_rows)
+        s = update_tokens(operators, tokens, s, rows, mask)
     return s.view(given_s.shape).to(how.tokens), z.view(given_z.shape).to(how.pairs)
 
 

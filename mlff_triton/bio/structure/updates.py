@@ -174,14 +174,18 @@ def check_sizes(weights: BlockWeights) -> None:
 
 
 def update_pairs(
-    operators: Operators, weights: PairWeights, z: Tensor, mask: Tensor | None
+    operators: Operators,
+    weights: PairWeights,
+    z: Tensor,
+    mask: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Update pairs [B, N, N, C] in place, and return them.
+    """Update pairs [B, N, N, C] and return them, in place or, if it is given, in another tensor.
 
     The mask [B, N, N] is 1 for pairs of two tokens that are not padding.
     """
     multiply, attend = operators.triangle_multiplication_, operators.triangle_attention_
-    multiply(z, weights.outgoing, mask)
+    z = multiply(z, weights.outgoing, mask, out=out)
     multiply(z, weights.incoming, mask, incoming=True)
     attend(z, weights.starting, mask)
     attend(z, weights.ending, mask, ending=True, bias_of_ending=weights.bias_of_ending)

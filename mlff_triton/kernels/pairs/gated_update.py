@@ -130,8 +130,10 @@ class Tile(NamedTuple):
     def of(cls, block: int, weight: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
         single = weight.element_size() > 2
+        if block <= 128 and has_large_memory(weight) and not single:
+            return cls(64, 128, 4, 2)
         if block <= 128:
-            return cls(64, 32, 4, 2 if has_large_memory(weight) and not single else 1, 168)
+            return cls(64, 32, 4, 1, 168)
         if single:
             return cls(32 if block <= 256 else 16, 16, 8, 1)
         return cls(64 if block <= 256 else 32, 32, 8, 1)

@@ -163,8 +163,10 @@ def _pair_attention_fwd_kernel(
     for MASKED in tl.static_range(2):
         begin, stop = (whole, end) if MASKED else (0, whole)
         for start in tl.range(begin, stop, N, num_stages=STAGES):
+            # Loads that follow each other are waited for together.
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
+            values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
             if EXACT:
                 scores = untruncated(tl.dot(queries, keys.T, input_precision=PRECISION), _SUM)
                 scores += biases.to(tl.float32)
@@ -173,7 +175,6 @@ def _pair_attention_fwd_kernel(
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
-            values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
             acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
     if EXACT:
         acc = untruncated(acc, N)
@@ -201,7 +202,7 @@ class Tile(NamedTuple):
         """Return block sizes for a block of channels and queries [B, R, S, H, D]."""
         large, half = has_large_memory(q), q.element_size() == 2
         if large and half and block <= 32:
-            return cls(64, 128, 4, 2, 128)
+            return cls(64, 64, 4, 3, 96)
         batches, rows, queries, heads, _ = q.shape
         programs = triton.cdiv(queries, 64) * heads * rows * batches
         if large and not half and block <= 64 and programs <= multiprocessors(q.device):

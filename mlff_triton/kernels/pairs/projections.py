@@ -143,7 +143,7 @@ class Tile(NamedTuple):
         large, single = has_large_memory(weight), weight.element_size() > 2
         if block <= 128:
             stages = (2 if single else 3) if large else 1
-            return cls(64, 32, 4, stages, None if single else 128)
+            return cls(64, 32, 4, stages, None if single else 96)
         if single:
             return cls(32 if block <= 256 else 16, 32, 8, 1)
         return cls(64 if block <= 256 else 32, 64, 8, 1)

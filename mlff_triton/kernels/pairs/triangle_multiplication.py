@@ -112,6 +112,7 @@ def _triangle_factors_fwd_kernel(
 @triton.jit
 def _triangle_update_fwd_kernel(
     z_ptr,
+    out_ptr,
     sums_ptr,
     norm_in_weight_ptr,
     norm_in_bias_ptr,
@@ -129,7 +130,7 @@ def _triangle_update_fwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Add updates to pairs z [B, n, n, C] in place.
+    """Write pairs out [B, n, n, C], which are z and their updates. Both may be the same.
 
     Reads sums [B, C, side, side] and weights [C, C] from `weight_operands`. Grid: (blocks of M
     places of a plane, B).
@@ -150,8 +151,8 @@ def _triangle_update_fwd_kernel(
         y = gated(y, gate, EXACT)
         channel = first + tl.arange(0, K)
         y += load_again(z_ptr, offsets, inside, channel, C)
-        pointers = z_ptr + offsets[:, None] + channel[None, :]
-        tl.store(pointers, y.to(z_ptr.dtype.element_ty), inside[:, None])
+        pointers = out_ptr + offsets[:, None] + channel[None, :]
+        tl.store(pointers, y.to(out_ptr.dtype.element_ty), inside[:, None])
 
 
 class _Tile(NamedTuple):
@@ -169,14 +170,21 @@ class _Tile(NamedTuple):
         )
 
     @classmethod
-    def of_update(cls, channels: int, weight: Tensor) -> _Tile:
-        """Return block sizes of the last kernel, in the dtype of a weight."""
-        small = weight.element_size() > 2 and channels > 128
-        return cls(32 if small else 64, min(channels, 64), 4 if channels <= 128 else 8, 1)
+    def of_update(cls, channels: int, z: Tensor, weight: Tensor) -> _Tile:
+        """Return block sizes of the last kernel, in the dtypes of pairs and weights."""
+        single = weight.element_size() > 2
+        columns = 32 if z.element_size() > weight.element_size() and channels <= 128 else 64
+        pairs = 32 if single and channels > 128 else 64
+        return cls(pairs, min(channels, columns), 4 if channels <= 128 else 8, 1)
 
 
 def triangle_multiplication_(
-    z: Tensor, weights: TriangleWeights, mask: Tensor | None = None, *, incoming: bool = False
+    z: Tensor,
+    weights: TriangleWeights,
+    mask: Tensor | None = None,
+    *,
+    incoming: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Update pairs by triangle multiplication in place, without gradients.
 
@@ -191,16 +199,18 @@ def triangle_multiplication_(
         Factor of the pairs that are multiplied; 1 by default.
     incoming : bool
         Sum over incoming instead of outgoing edges.
+    out : [B, N, N, C], optional
+        Tensor for the updated pairs, of such a dtype and contiguous; ``z`` by default.
 
     Returns
     -------
     [B, N, N, C]
-        ``z``.
+        ``out``.
 
     Raises
     ------
     InputError
-        If shapes, dtypes or devices do not fit together, or ``z`` is not contiguous.
+        If shapes, dtypes or devices do not fit together, or pairs are not contiguous.
     BackendError
         If the tensors are not on a GPU.
 
@@ -212,9 +222,10 @@ def triangle_multiplication_(
     >>> triangle_multiplication_(z, TriangleWeights(norm, norm, *maps)).shape
     torch.Size([1, 7, 7, 16])
     """
-    _check(z, weights, mask)
+    out = z if out is None else out
+    _check(z, weights, mask, out)
     if not z.numel():
-        return z
+        return out
     batches, n, _, channels = z.shape
     planes = _factors(z, weights, mask)
     a, b = planes.flatten(-4, -3)
@@ -223,11 +234,12 @@ def triangle_multiplication_(
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
-    tile = _Tile.of_update(channels, weights.gate_out)
+    tile = _Tile.of_update(channels, z, weights.gate_out)
     halves = takes_halves(weights.gate_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
             z,
+            out,
             sums,
             *norm_arguments(weights.norm_in),
             *norm_arguments(weights.norm_out),
@@ -244,7 +256,7 @@ def triangle_multiplication_(
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-    return z
+    return out
 
 
 def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
@@ -284,7 +296,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
     return planes
 
 
-def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> None:
+def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None, out: Tensor) -> None:
     """Raise unless the arguments of `triangle_multiplication_` fit together."""
     check_shape("z", z, ("B", "N", "N", "C"))
     batches, n, _, channels = z.shape
@@ -296,6 +308,8 @@ def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> None:
     square = {"project_out": project_out, "gate_out": gate_out}
     check_same(FLOATS, wide | square)
     check_rows("z", z, project_in)
+    check_rows("out", out, project_in)
+    check_shape("out", out, z.shape)
     for name, x in wide.items():
         check_shape(name, x, (2 * channels, channels))
     for name, x in square.items():

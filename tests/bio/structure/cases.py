@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlff_triton import bio
 from tests.kernels.pairs.cases import assert_no_worse
 
 CLOSE = 1e-5
@@ -125,3 +126,26 @@ def assert_as_exact(
     for x, y, truth, mask in zip(found, own, exact, masks, strict=True):
         kept = mask.cpu().bool()
         assert_no_worse(x.cpu()[kept], truth[kept], y.cpu()[kept], dtype)
+
+
+def assert_as_exact_in_half(
+    block: nn.Module,
+    run: Callable[..., Any],
+    given: tuple[Any, ...],
+    masks: tuple[Tensor, ...],
+    device: str,
+) -> None:
+    """Check that kernels are as exact as upstream under autocast, with all inputs in bfloat16.
+
+    Models with such blocks pass tokens, alignments, pairs and masks in this dtype.
+    """
+    half = tuple(x if x is None else x.bfloat16() for x in given)
+    exact = exact_results(block, run, half)
+    with torch.autocast(device, torch.bfloat16):
+        own, before = results(run, half), [None if x is None else x.clone() for x in half]
+        with bio.accelerated(block, backend="triton"):
+            found = results(run, half)
+            assert [part.state for part in bio.report(block)] == ["fast"]
+    assert all(x is None or torch.equal(x, y) for x, y in zip(half, before, strict=True))
+    assert [x.dtype for x in found] == [x.dtype for x in own]
+    assert_as_exact(found, own, exact, masks, torch.bfloat16)

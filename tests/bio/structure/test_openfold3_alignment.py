@@ -13,12 +13,16 @@ from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FallbackWarning
 from tests.bio.structure.cases import (
     assert_as_exact,
+    assert_as_exact_in_half,
     assert_close,
     exact_results,
     inputs,
     randomize,
     results,
 )
+from tests.kernels.pairs.conftest import bfloat16_arithmetic
+
+__all__ = ["bfloat16_arithmetic"]
 
 module = pytest.importorskip(
     "openfold3.core.model.latent.msa_module", reason="openfold3 is not installed"
@@ -102,6 +106,17 @@ def test_results_on_a_gpu_are_as_exact_as_those_of_openfold3(name, size):
     given, masks = arguments(*size, "cuda")
     found, own, exact = compare(make(name, "cuda"), given, masks)
     assert_as_exact(found, own, exact, masks)
+
+
+@pytest.mark.usefixtures("bfloat16_arithmetic")
+@blocks
+@pytest.mark.parametrize(
+    "size", [(5, 2, 9), pytest.param((300, 2, 100), marks=pytest.mark.gpu)], ids=str
+)
+def test_kernels_are_as_exact_in_half_precision(name, size, device):
+    block = make(name, device)
+    given, masks = arguments(*size, device)
+    assert_as_exact_in_half(block, block, given, masks, device)
 
 
 def test_pairs_are_overwritten_only_where_that_is_safe():

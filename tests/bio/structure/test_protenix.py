@@ -18,13 +18,17 @@ from mlff_triton.testing.tf32 import tf32
 from tests.bio.structure.cases import (
     BLOCK_SIZES,
     assert_as_exact,
+    assert_as_exact_in_half,
     assert_close,
     exact_results,
     inputs,
     randomize,
     results,
 )
+from tests.kernels.pairs.conftest import bfloat16_arithmetic
 from tests.support.strides import assert_strides_do_not_matter
+
+__all__ = ["bfloat16_arithmetic"]
 
 os.environ.setdefault("LAYERNORM_TYPE", "torch")  # else the package compiles a CUDA extension
 pairformer = pytest.importorskip(
@@ -140,6 +144,15 @@ def test_results_under_autocast_are_as_exact_as_those_of_protenix(name):
             found = results(run(block), given)
             assert [part.state for part in bio.report(block)] == ["fast"]
     assert_as_exact(found, own, exact, masks, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("bfloat16_arithmetic")
+@blocks
+@pytest.mark.parametrize("size", [(2, 9), pytest.param((2, 100), marks=pytest.mark.gpu)], ids=str)
+def test_kernels_are_as_exact_in_half_precision(name, size, device):
+    block = make(name, device)
+    given, masks = arguments(block, *size, device)
+    assert_as_exact_in_half(block, run(block), given, masks, device)
 
 
 @blocks

@@ -14,11 +14,15 @@ from torch import Tensor, nn
 from mlff_triton import bio
 from tests.bio.structure.cases import (
     assert_as_exact,
+    assert_as_exact_in_half,
     assert_close,
     exact_results,
     randomize,
     results,
 )
+from tests.kernels.pairs.conftest import bfloat16_arithmetic
+
+__all__ = ["bfloat16_arithmetic"]
 
 os.environ.setdefault("LAYERNORM_TYPE", "torch")  # else the package compiles a CUDA extension
 pairformer = pytest.importorskip(
@@ -83,6 +87,15 @@ def test_kernels_are_as_exact_as_protenix(last, device):
 @pytest.mark.parametrize("size", [(1, 1), (5, 17), (70, 300)], ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_protenix(last, size):
     assert_as_exact(*compare(make(last, "cuda"), arguments(*size, "cuda")))
+
+
+@pytest.mark.usefixtures("bfloat16_arithmetic")
+@blocks
+@pytest.mark.parametrize("size", [(5, 9), pytest.param((300, 100), marks=pytest.mark.gpu)], ids=str)
+def test_kernels_are_as_exact_in_half_precision(last, size, device):
+    block, given = make(last, device), arguments(*size, device)
+    masks = tuple(torch.ones_like(x[..., 0]) for x in (given[1:2] if last else given[:2]))
+    assert_as_exact_in_half(block, run(block), given, masks, device)
 
 
 def test_inputs_are_not_overwritten():

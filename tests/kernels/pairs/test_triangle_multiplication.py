@@ -68,6 +68,19 @@ def test_residual_streams_in_half_precision(n, device):
     assert_within(found.cpu(), exact, BOUNDS[precision])
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+def test_results_may_go_to_another_tensor(precision, device):
+    given = to(weights(16, torch.bfloat16), device, torch.bfloat16)
+    z = random(2, 17, 17, 16, dtype=torch.bfloat16).to(device, precision)
+    before = z.clone()
+    expected = triangle_multiplication_(z.clone(), given)
+    for dtype in (precision, torch.float32):
+        out = torch.full_like(z, float("nan"), dtype=dtype)
+        assert triangle_multiplication_(z, given, out=out) is out
+        assert torch.equal(z, before)
+        assert torch.equal(out.to(precision), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
 @pytest.mark.parametrize(
@@ -156,6 +169,10 @@ def test_bad_arguments_are_refused(device):
         triangle_multiplication_(z, given, z[..., :4, 0])
     with pytest.raises(InputError, match="gate_out has the shape"):
         triangle_multiplication_(z, given._replace(gate_out=given.gate_in))
+    with pytest.raises(InputError, match="out has the shape"):
+        triangle_multiplication_(z, given, out=z[:, :4])
+    with pytest.raises(InputError, match="out is .* and must be contiguous"):
+        triangle_multiplication_(z, given, out=z.transpose(1, 2))
     short = given.norm_out[0], given.norm_out[1][:4], 1e-5
     with pytest.raises(InputError, match="the bias of norm_out has the shape"):
         triangle_multiplication_(z, given._replace(norm_out=short))

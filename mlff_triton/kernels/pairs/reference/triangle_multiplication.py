@@ -19,10 +19,16 @@ from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
 
 def triangle_multiplication_(
-    z: Tensor, weights: TriangleWeights, mask: Tensor | None = None, *, incoming: bool = False
+    z: Tensor,
+    weights: TriangleWeights,
+    mask: Tensor | None = None,
+    *,
+    incoming: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Compute `mlff_triton.kernels.pairs.triangle_multiplication.triangle_multiplication_`."""
-    return z.add_(triangle_update(z, weights, mask, incoming=incoming))
+    update = triangle_update(z, weights, mask, incoming=incoming)
+    return torch.add(z, update, out=z if out is None else out)
 
 
 def triangle_update(
