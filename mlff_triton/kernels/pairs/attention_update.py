@@ -11,7 +11,8 @@ Attention of tokens s is the same with one row of tokens per sample, which share
 
 One kernel normalizes rows and writes queries, keys, values and biases such that the keys of a query
 lie side by side, for columns of pairs too. Another one attends, and a third one computes the gates
-and adds the update in place. Neither normalized rows nor gates are stored.
+and adds the update in place. Neither normalized rows nor gates are stored, unless tokens are wide:
+then a library multiplies all of them by all maps at once.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
@@ -32,6 +33,7 @@ from mlff_triton.kernels.pairs.arguments import check_rows
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
+from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_attention_
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import TokenAttentionWeights, TriangleAttentionWeights
 
@@ -149,6 +151,9 @@ def token_attention_(
     check_shape("s", s, ("B", "R", "N", "C"))
     check_rows("s", s, weights.query)
     check_shape("bias", bias, (len(s), "H", s.shape[2], s.shape[2]))
+    _head_width(bias, weights.query)
+    if is_wide(s, len(weights.query)):
+        return wide_attention_(s, bias, weights, mask)
     y = _attend(s, weights, bias, mask)
     return gated_update_(s, y, weights.norm, weights.gate, weights.out)
 
@@ -195,10 +200,7 @@ def _attend(
 ) -> Tensor:
     """Return the attention of rows x [B, R, S, C], [B, R, S, H, D], after further projections."""
     norm, query, key, value, _, _, query_bias = weights
-    heads, width = bias.shape[1], len(query)
-    if not heads or width % heads:
-        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
-    dim = width // heads
+    heads, dim = bias.shape[1], _head_width(bias, query)
     vectors = query.new_empty(3, *x.shape[:2], heads, x.shape[2], dim)
     q, k, v = vectors.transpose(3, 4)
     project_rows(
@@ -212,3 +214,17 @@ def _attend(
         ],
     )
     return pair_attention(q, k, v, bias, mask, scale=1.0, tf32=allows_tf32())
+
+
+def _head_width(bias: Tensor, query: Tensor) -> int:
+    """Return the channels of a head, for biases [B, H, N, N] and a map to queries.
+
+    Raises
+    ------
+    InputError
+        If the heads are not of the same width.
+    """
+    heads, width = bias.shape[1], len(query)
+    if not heads or width % heads:
+        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
+    return width // heads

@@ -20,22 +20,20 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
-from mlff_triton.kernels.common.hardware import allows_tf32
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.conditioned_rows import (
+from mlff_triton.kernels.pairs.split_linear import linear_map
+from mlff_triton.kernels.pairs.wide_layers import attended, high, product, transformed
+from mlff_triton.kernels.pairs.wide_rows import (
     Map,
     Update,
+    adapted,
     adaptive_norm,
     add_,
     gated_rows,
-    normalized,
 )
-from mlff_triton.kernels.pairs.pair_attention import pair_attention
-from mlff_triton.kernels.pairs.split_linear import linear_map, split_linear
 from mlff_triton.kernels.pairs.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
@@ -84,8 +82,8 @@ def conditioned_attention_(
         If the tensors are not on a GPU.
     """
     _check_attention(x, bias, weights)
-    y = normalized(x, conditions, weights.inputs)
-    return add_(x, Update(_attention(y, bias, weights, mask), conditions.gate))
+    y = adapted(x, conditions, weights.inputs)
+    return add_(x, Update(attended(y, bias, weights, mask), conditions.gate))
 
 
 def conditioned_transition_(
@@ -115,8 +113,8 @@ def conditioned_transition_(
         If the tensors are not on a GPU.
     """
     _check_transition(x, weights)
-    y = normalized(x, conditions, weights.inputs)
-    return add_(x, Update(_transition(y, weights), conditions.gate))
+    y = adapted(x, conditions, weights.inputs)
+    return add_(x, Update(transformed(y, weights), conditions.gate))
 
 
 def conditioned_layers_(
@@ -156,16 +154,16 @@ def conditioned_layers_(
     BackendError
         If the tensors are not on a GPU.
     """
-    steps: list[tuple[Map, Callable[[Tensor | SplitRows], Tensor]]] = []
+    steps: list[tuple[Map, Callable[[Map], Tensor]]] = []
     for (attention, transition), bias in zip(layers, biases, strict=True):
         _check_attention(x, bias, attention)
         _check_transition(x, transition)
-        attend = partial(_attention, bias=bias, weights=attention, mask=mask)
+        attend = partial(attended, bias=bias, weights=attention, mask=mask)
         steps.append((attention.inputs, attend))
-        steps.append((transition.inputs, partial(_transition, weights=transition)))
+        steps.append((transition.inputs, partial(transformed, weights=transition)))
     update = None
     for terms, (inputs, compute) in zip(conditions, steps, strict=True):
-        y = normalized(x, terms, inputs, update)
+        y = adapted(x, terms, inputs, update)
         update = Update(compute(y), terms.gate)
     return x if update is None else add_(x, update)
 
@@ -226,31 +224,7 @@ def conditioned_windows_(
     k, v = linear_map(of_keys, keys).chunk(2, -1)
     q, k, v = (part.unflatten(-1, (heads, -1)) for part in (q, k, v))
     y = window_attention(q, k, v, bias, mask, starts=starts).flatten(3)
-    return add_(x, Update(_product(gated_rows(y, g, out), out), gate))
-
-
-def _attention(
-    y: Tensor | SplitRows, bias: Tensor, weights: ConditionedAttentionWeights, mask: Tensor | None
-) -> Tensor:
-    """Return the update of normalized rows by attention, without its gate."""
-    inputs, inputs_bias, out = weights
-    width, heads = _high(out).shape[1], bias.shape[-3]
-    products = _product(y, inputs, inputs_bias)
-    q, k, v = products[..., : 3 * width].unflatten(-1, (3, heads, width // heads)).unbind(-3)
-    if bias.dim() == 5:
-        found = window_attention(q, k, v, bias, mask)
-    else:
-        tf32 = isinstance(inputs, Tensor) and allows_tf32()
-        found = pair_attention(q, k, v, bias, mask, tf32=tf32)
-    return _product(gated_rows(found.flatten(3), products[..., 3 * width :], out), out)
-
-
-def _transition(y: Tensor | SplitRows, weights: ConditionedTransitionWeights) -> Tensor:
-    """Return the update of normalized rows by a transition, without its gate."""
-    inputs, down = weights
-    gate, up, *factors = _product(y, inputs).split(_high(down).shape[1], -1)
-    factor = factors[0] if factors else None
-    return _product(gated_rows(up, gate, down, swish=True, factor=factor), down)
+    return add_(x, Update(product(gated_rows(y, g, out), out), gate))
 
 
 def _check_attention(x: Tensor, bias: Tensor, weights: ConditionedAttentionWeights) -> None:
@@ -267,15 +241,10 @@ def _check_transition(x: Tensor, weights: ConditionedTransitionWeights) -> None:
     """Raise unless weights of a transition fit to rows."""
     inputs, down = weights
     rows = _check_maps("inputs", inputs, "down", down, x.shape[-1])
-    hidden = _high(down).shape[1]
+    hidden = high(down).shape[1]
     _check_map("down", down, (x.shape[-1], hidden))
     if rows not in (2 * hidden, 3 * hidden):
         raise InputError(f"inputs has {rows} rows: use 2 or 3 times {hidden}")
-
-
-def _high(weight: Map) -> Tensor:
-    """Return a weight, or its high half."""
-    return weight if isinstance(weight, Tensor) else weight.high
 
 
 def _check_maps(first: str, inputs: Map, last: str, out: Map, channels: int) -> int:
@@ -286,18 +255,9 @@ def _check_maps(first: str, inputs: Map, last: str, out: Map, channels: int) -> 
     dtypes = {x.dtype if isinstance(x, Tensor) else torch.float32 for x in (inputs, out)}
     if len(dtypes) > 1 or not dtypes.issubset(FLOATS):
         raise InputError(f"{first} and {last} must be float16, bfloat16, or float32 or split")
-    check_shape(first, _high(inputs), ("rows", channels))
-    return len(_high(inputs))
+    check_shape(first, high(inputs), ("rows", channels))
+    return len(high(inputs))
 
 
 def _check_map(name: str, weight: Map, shape: tuple[int, int]) -> None:
-    check_shape(name, _high(weight), shape)
-
-
-def _product(x: Tensor | SplitRows, weight: Map, bias: Tensor | None = None) -> Tensor:
-    """Apply a linear map to rows that were made for it."""
-    if isinstance(x, Tensor):
-        assert isinstance(weight, Tensor)
-        return linear(x, weight, bias)
-    assert not isinstance(weight, Tensor)
-    return split_linear(x, weight, bias)
+    check_shape(name, high(weight), shape)

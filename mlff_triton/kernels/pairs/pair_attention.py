@@ -149,7 +149,8 @@ def _pair_attention_fwd_kernel(
     bias = describe(bias, (batches * heads, tokens, length), bias_strides, (1, M, N), DESCRIBED)
 
     block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-    EXACT: tl.constexpr = block.dtype == tl.float32 and PRECISION == FULL
+    WIDE: tl.constexpr = block.dtype == tl.float32
+    EXACT: tl.constexpr = WIDE and PRECISION == FULL
     queries = (block.to(tl.float32) * SCALE).to(block.dtype)
     unmasked, end = length, length
     if mask_ptr is not None:
@@ -163,10 +164,10 @@ def _pair_attention_fwd_kernel(
     for MASKED in tl.static_range(2):
         begin, stop = (whole, end) if MASKED else (0, whole)
         for start in tl.range(begin, stop, N, num_stages=STAGES):
-            # Loads that follow each other are waited for together.
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
+            if not WIDE:  # Loads that follow each other are waited for together.
+                values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
             if EXACT:
                 scores = untruncated(tl.dot(queries, keys.T, input_precision=PRECISION), _SUM)
                 scores += biases.to(tl.float32)
@@ -175,8 +176,10 @@ def _pair_attention_fwd_kernel(
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
+            if WIDE:
+                values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
             acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
-    if EXACT:
+    if EXACT and length >= N:  # sums of few products lose less
         acc = untruncated(acc, N)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero

@@ -1,6 +1,8 @@
-"""SwiGLU transitions of pairs or tokens, with the hidden layer on chip.
+"""SwiGLU transitions of pairs or tokens.
 
     x <- x + D (silu(G y) (U y))      y = norm(x)      silu(u) = u sigmoid(u)
+
+The hidden layer stays on chip, unless rows are few and wide.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 11 of the supplement.
@@ -32,6 +34,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
     multiply_twice,
     normalize,
 )
+from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_transition_
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
 _MOST_CHANNELS = 512
@@ -161,6 +164,8 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     check_shape("down", down, up.shape[::-1])
     if not x.numel():
         return x
+    if is_wide(x, len(up)):
+        return wide_transition_(x, weights)
     n_rows, block = x[..., 0].numel(), block_side(channels)
     tile, halves = _Tile.of(block, up), takes_halves(up)
     with torch.cuda.device_of(x):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs import wide_layers
 from mlff_triton.kernels.pairs.attention_update import (
     pair_biases,
     token_attention_,
@@ -137,6 +138,18 @@ def test_token_attention(size, precision, device):
 
     found, exact, own, update = pooled(compare, batch * samples * n)
     assert_no_worse(found, exact, own, precision, scale=update)
+
+
+@dtypes
+def test_many_wide_tokens_are_multiplied_by_programs_of_their_own(precision, device, monkeypatch):
+    monkeypatch.setattr(wide_layers, "_MOST_ROWS", 0)
+    given = token_weights(256, 4, 32, precision)
+    s, bias = random(1, 2, 19, 256, dtype=precision), random(1, 4, 19, 19, dtype=precision)
+    update = reference.token_attention_update(s, bias, given)
+    found = token_attention_(
+        s.to(device, torch.float32), bias.to(device, precision), to(given, device, precision)
+    )
+    assert_within(found.cpu().double() - s, update, BOUNDS[precision])
 
 
 @dtypes

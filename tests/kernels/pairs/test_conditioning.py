@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.pairs.conditioned_rows import adaptive_norm
 from mlff_triton.kernels.pairs.conditioning import (
     conditioned_attention_,
     conditioned_layers_,
     conditioned_transition_,
 )
-from mlff_triton.kernels.pairs.reference import conditioned_rows
 from mlff_triton.kernels.pairs.reference import conditioning as reference
+from mlff_triton.kernels.pairs.reference import wide_rows
+from mlff_triton.kernels.pairs.wide_rows import adaptive_norm
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
@@ -83,7 +83,7 @@ def test_adaptive_norm(size, precision, device):
     batch, samples, n, channels, _ = size
     x = random(batch, samples, n, channels, dtype=precision)
     terms = conditions(batch, n, channels, precision)
-    exact = conditioned_rows.adaptive_norm(x, terms.scale, terms.shift, 1e-5, torch.float64)
+    exact = wide_rows.adaptive_norm(x, terms.scale, terms.shift, 1e-5, torch.float64)
     moved = shared(Conditions(*to(terms[:3], device, precision)), samples)
     found = adaptive_norm(x.to(device, precision), moved[0], moved[1], 1e-5, precision)
     assert found.dtype is precision

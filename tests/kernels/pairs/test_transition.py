@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs import wide_layers
 from mlff_triton.kernels.pairs.reference import transition as reference
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
@@ -56,6 +57,15 @@ def test_transition(size, precision, device):
 
     found, exact, own, update = pooled(compare, math.prod(shape))
     assert_no_worse(found, exact, own, precision, scale=update)
+
+
+@dtypes
+def test_the_hidden_layer_of_many_wide_rows_stays_on_chip(precision, device, monkeypatch):
+    monkeypatch.setattr(wide_layers, "_MOST_ROWS", 0)
+    given, x = weights(256, 512, precision), random(19, 256, dtype=precision)
+    update = reference.transition_update(x, given)
+    found = transition_(x.to(device, torch.float32), to(given, device, precision))
+    assert_within(found.cpu().double() - x, update, BOUNDS[precision])
 
 
 @pytest.mark.parametrize("n_rows", [1, 17, 100])

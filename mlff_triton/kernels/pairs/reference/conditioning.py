@@ -18,8 +18,8 @@ from math import prod
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from mlff_triton.kernels.pairs.reference.conditioned_rows import adaptive_norm
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
+from mlff_triton.kernels.pairs.reference.wide_rows import adaptive_norm
 from mlff_triton.kernels.pairs.reference.window_attention import window_attention
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,

@@ -16,5 +16,5 @@ from torch.nn.functional import layer_norm
 def adaptive_norm(
     x: Tensor, scale: Tensor, shift: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Compute `mlff_triton.kernels.pairs.conditioned_rows.adaptive_norm`."""
+    """Compute `mlff_triton.kernels.pairs.wide_rows.adaptive_norm`."""
     return (layer_norm(x, x.shape[-1:], eps=eps) * scale.sigmoid() + shift).to(dtype)

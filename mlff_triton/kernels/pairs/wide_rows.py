@@ -1,5 +1,6 @@
-"""Rows between the products of conditioned updates: normalization, gates and sums.
+"""Rows between the products of wide updates: normalization, gates and sums.
 
+    y = (x - mean) / sqrt(variance + eps) weight + bias      normalization
     y = (x - mean) / sqrt(variance + eps) sigmoid(scale) + shift      adaptive normalization
     y = x sigmoid(gate)      gates, or SiLU, as in updates that are added to rows
 
@@ -24,6 +25,7 @@ from mlff_triton.kernels.common.scaled_halves import split_along
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
 from mlff_triton.kernels.pairs.split_linear import empty_split
+from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import Conditions
 from mlff_triton.kernels.types.split_rows import SplitRows
 
@@ -84,7 +86,7 @@ def _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS: tl.constexp
 
 
 @triton.jit
-def _adaptive_norm_fwd_kernel(
+def _norm_fwd_kernel(
     x_ptr,
     scale_ptr,
     shift_ptr,
@@ -101,15 +103,16 @@ def _adaptive_norm_fwd_kernel(
     update_strides,
     gate_strides,
     EPS: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
     CHANNELS: tl.constexpr,
     C: tl.constexpr,
     M: tl.constexpr,
 ):
     """Write out [B, R, S, CHANNELS] from x, scale and shift of this shape.
 
-    Unless it is None, an update of this shape is multiplied by a gate and added to x first. If
-    ``low_ptr`` is not None, the rows are split, and their high halves are ``out``. Grid: (blocks of
-    M rows,).
+    The scales are logits if ADAPTIVE, and shifts may be None. Unless it is None, an update of this
+    shape is multiplied by a gate and added to x first. If ``low_ptr`` is not None, the rows are
+    split, and their high halves are ``out``. Grid: (blocks of M rows,).
     """
     place, channel = _locate(n_rows, shape, M), tl.arange(0, C)
     x = _load(x_ptr, place, x_strides, channel, CHANNELS)  # [M, C]
@@ -122,8 +125,10 @@ def _adaptive_norm_fwd_kernel(
     exact: tl.constexpr = low_ptr is not None or out_ptr.dtype.element_ty == tl.float32
     mean, rstd = moments((x,), CHANNELS, EPS, exact)
     scale = _load(scale_ptr, place, scale_strides, channel, CHANNELS)
-    shift = _load(shift_ptr, place, shift_strides, channel, CHANNELS)
-    y = gated((x - mean[:, None]) * rstd[:, None], scale, exact) + shift
+    y = (x - mean[:, None]) * rstd[:, None]
+    y = gated(y, scale, exact) if ADAPTIVE else y * scale
+    if shift_ptr is not None:
+        y += _load(shift_ptr, place, shift_strides, channel, CHANNELS)
     _store(y, out_ptr, low_ptr, unit_ptr, place[3], channel, CHANNELS)
 
 
@@ -194,37 +199,60 @@ def adaptive_norm(
         If the tensors are not on a GPU.
     """
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    _launch_adaptive_norm(x, scale, shift, eps, (out, None, None), None)
+    _launch_norm(x, scale, shift, eps, (out, None, None))
     return out
 
 
-def normalized(
-    x: Tensor, conditions: Conditions, weight: Map, update: Update | None = None
-) -> Tensor | SplitRows:
-    """Normalize rows, and round or split them for their product with a weight.
+def adapted(x: Tensor, conditions: Conditions, weight: Map, update: Update | None = None) -> Map:
+    """Normalize rows with their conditions, and round or split them for their product.
 
     An update is added to the rows first, in place.
     """
     scale, shift, _, eps = conditions
+    found = _empty_operand(x, weight)
+    _launch_norm(x, scale, shift, eps, _results(found), update)
+    return found
+
+
+def normalized(x: Tensor, norm: Norm, weight: Map) -> Map:
+    """Normalize rows [B, R, S, C], and round or split them for their product with a weight."""
+    scale, shift, eps = norm
+    found = _empty_operand(x, weight)
+    shift = None if shift is None else shift.expand(x.shape)
+    _launch_norm(x, scale.expand(x.shape), shift, eps, _results(found), adaptive=False)
+    return found
+
+
+def _empty_operand(x: Tensor, weight: Map) -> Map:
+    """Return uninitialized rows of the shape of x for a product with a weight."""
     if isinstance(weight, Tensor):
-        out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
-        _launch_adaptive_norm(x, scale, shift, eps, (out, None, None), update)
-        return out
-    split = empty_split(x.shape, x.device)
-    _launch_adaptive_norm(x, scale, shift, eps, split, update)
-    return split
+        return torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    return empty_split(x.shape, x.device)
 
 
-def _launch_adaptive_norm(
-    x: Tensor, scale: Tensor, shift: Tensor, eps: float, out: Results, update: Update | None
+def _results(rows: Map) -> Results:
+    return (rows, None, None) if isinstance(rows, Tensor) else rows
+
+
+def _launch_norm(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    out: Results,
+    update: Update | None = None,
+    *,
+    adaptive: bool = True,
 ) -> None:
     given = {} if update is None else update._asdict()
-    _check(x=x, scale=scale, shift=shift, **given)
+    if shift is not None:
+        given["shift"] = shift
+    _check(x=x, scale=scale, **given)
     if not x.numel():
         return
     n_rows, block, rows, warps = _blocks(x)
     with torch.cuda.device_of(x):
-        _adaptive_norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
+        _norm_fwd_kernel[(triton.cdiv(n_rows, rows),)](
             x,
             scale,
             shift,
@@ -234,9 +262,10 @@ def _launch_adaptive_norm(
             x.shape[1:3],
             x.stride()[:-1],
             scale.stride()[:-1],
-            shift.stride()[:-1],
+            (x if shift is None else shift).stride()[:-1],
             *(part.stride()[:-1] for part in update or (x, x)),
             EPS=eps,
+            ADAPTIVE=adaptive,
             CHANNELS=x.shape[-1],
             C=block,
             M=rows,
@@ -246,19 +275,15 @@ def _launch_adaptive_norm(
 
 def gated_rows(
     x: Tensor, gate: Tensor, weight: Map, *, swish: bool = False, factor: Tensor | None = None
-) -> Tensor | SplitRows:
+) -> Map:
     """Return rows times gates, rounded or split for their product with a weight.
 
     Gates are activated by SiLU if ``swish``. The rows are multiplied by ``factor``, which has their
     strides.
     """
-    if isinstance(weight, Tensor):
-        y = x.new_empty(x.shape)
-        _launch_gated(x, gate, factor, (y, None, None), swish=swish)
-        return y
-    split = empty_split(x.shape, x.device)
-    _launch_gated(x, gate, factor, split, swish=swish)
-    return split
+    found = _empty_operand(x, weight)
+    _launch_gated(x, gate, factor, _results(found), swish=swish)
+    return found
 
 
 def add_(x: Tensor, update: Update) -> Tensor:
