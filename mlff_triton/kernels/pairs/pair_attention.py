@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.bfloat16_parts import multiply_parts, split_parts
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
@@ -37,13 +38,16 @@ from mlff_triton.kernels.common.hardware import (
 )
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.halves import untruncated
-from mlff_triton.kernels.pairs.row_blocks import FULL, TWO_PARTS, exact_exp
+from mlff_triton.kernels.pairs.row_blocks import exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
 _FEW_ROWS = 16  # that read the same biases at the same time
 _SUM = tl.constexpr(32)  # products per sum, as those of parts in bfloat16 lose less than of halves
+_TF32_PARTS = 2
+_ALIGNED = 8  # elements of two bytes, that is 16 bytes
+_ELEMENTS = 2048  # per program that splits vectors
 
 
 @triton.jit
@@ -101,6 +105,67 @@ def _weigh(
 
 
 @triton.jit
+def _split_vectors_kernel(
+    x_ptrs,
+    out_ptrs,
+    n_rows,
+    shape,
+    x_strides,
+    PARTS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+):
+    """Write the parts of tensors x [B, R, H, T, DIM], out [PARTS, B, R, H, T, WIDTH].
+
+    ``x_strides`` has those of the first four axes of each tensor in turn. Grid: (blocks of M of all
+    n_rows vectors of a tensor,).
+    """
+    rows, heads, length = shape
+    place, dim = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
+    token, head = (place % length).to(tl.int64), (place // length % heads).to(tl.int64)
+    row = (place // length // heads % rows).to(tl.int64)
+    batch = (place // length // heads // rows).to(tl.int64)
+    inside = (place < n_rows)[:, None] & (dim < DIM)[None, :]
+    for k in tl.static_range(len(x_ptrs)):
+        offsets = batch * x_strides[4 * k] + row * x_strides[4 * k + 1]
+        offsets += head * x_strides[4 * k + 2] + token * x_strides[4 * k + 3]
+        x = tl.load(x_ptrs[k] + offsets[:, None] + dim[None, :], inside, other=0.0)
+        parts = split_parts(x, PARTS)
+        for part in tl.static_range(PARTS):
+            vector = place.to(tl.int64) + part * n_rows.to(tl.int64)
+            pointers = out_ptrs[k] + vector[:, None] * WIDTH + dim[None, :]
+            tl.store(pointers, parts[part], inside)
+
+
+@triton.jit
+def _operands(x, dtype: tl.constexpr, PARTS: tl.constexpr):
+    """Return float32 values as products take them: parts, or values of a dtype."""
+    return split_parts(x, PARTS) if PARTS > 1 else (x.to(dtype),)
+
+
+@triton.jit
+def _load_parts(x, place, batches, PARTS: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
+    """Load all parts of vectors [PARTS B, R, H, T, D] as a tuple of [N, D], from a place on."""
+    batch, row, head, start = place
+    parts = ()
+    for part in tl.static_range(PARTS):
+        block = x.load([batch + part * batches, row, head, start, 0])
+        parts = parts + (tl.reshape(block, (N, D)),)  # type: ignore[assignment] # noqa: RUF005
+    return parts
+
+
+@triton.jit
+def _transposed(parts):
+    """Return the transposes of a tuple of matrices."""
+    found = ()
+    for part in tl.static_range(len(parts)):
+        found = found + (parts[part].T,)  # type: ignore[assignment] # noqa: RUF005
+    return found
+
+
+@triton.jit
 def _pair_attention_fwd_kernel(
     q,
     k,
@@ -116,7 +181,8 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
@@ -127,10 +193,10 @@ def _pair_attention_fwd_kernel(
 ):
     """Write out [B, R, H, S, DIM].
 
-    Reads q of this shape, k and v [B, R, H, T, DIM] and bias [B H, S, T], for which see `describe`;
-    mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. Grid: (blocks of
-    M queries, H, R and B, from the innermost to the outermost,), with R before all others if
-    ROWS_FIRST.
+    Reads q of this shape, k and v [PARTS B, R, H, T, DIM] and bias [B H, S, T], for which see
+    `describe`; mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None.
+    Grid: (blocks of M queries, H, R and B, from the innermost to the outermost,), with R before all
+    others if ROWS_FIRST.
     """
     batches, rows, heads, tokens, length = shape
     blocks = tl.cdiv(tokens, M)
@@ -142,16 +208,14 @@ def _pair_attention_fwd_kernel(
         row = program // (blocks * heads) % rows
         batch = program // (blocks * heads * rows)
     first, head = program % blocks * M, program // blocks % heads
-    vectors = (batches, rows, heads, length, DIM)
+    vectors = (PARTS * batches, rows, heads, length, DIM)
     q = describe(q, (batches, rows, heads, tokens, DIM), q_strides, (1, 1, 1, M, D), DESCRIBED)
     k = describe(k, vectors, k_strides, (1, 1, 1, N, D), DESCRIBED)
     v = describe(v, vectors, v_strides, (1, 1, 1, N, D), DESCRIBED)
     bias = describe(bias, (batches * heads, tokens, length), bias_strides, (1, M, N), DESCRIBED)
 
     block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-    WIDE: tl.constexpr = block.dtype == tl.float32
-    EXACT: tl.constexpr = WIDE and PRECISION == FULL
-    queries = (block.to(tl.float32) * SCALE).to(block.dtype)
+    queries = _operands(block.to(tl.float32) * SCALE, k.dtype, PARTS)
     unmasked, end = length, length
     if mask_ptr is not None:
         index = batch.to(tl.int64) * rows + row
@@ -164,21 +228,25 @@ def _pair_attention_fwd_kernel(
     for MASKED in tl.static_range(2):
         begin, stop = (whole, end) if MASKED else (0, whole)
         for start in tl.range(begin, stop, N, num_stages=STAGES):
+            # Loads that follow each other are waited for together.
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
-            keys = tl.reshape(k.load([batch, row, head, start, 0]), (N, D))
-            if not WIDE:  # Loads that follow each other are waited for together.
-                values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-            if EXACT:
-                scores = untruncated(tl.dot(queries, keys.T, input_precision=PRECISION), _SUM)
+            place = batch, row, head, start
+            keys = _load_parts(k, place, batches, PARTS, N, D)
+            values = _load_parts(v, place, batches, PARTS, N, D)
+            if EXACT or PARTS > 1:
+                scores = multiply_parts(queries, _transposed(keys))
+                scores = untruncated(scores, _SUM) if EXACT else scores
                 scores += biases.to(tl.float32)
             else:
-                scores = tl.dot(queries, keys.T, biases.to(tl.float32), input_precision=PRECISION)
+                scores = tl.dot(queries[0], keys[0].T, biases.to(tl.float32))
             weights, peak, total, acc = _weigh(
                 scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
             )
-            if WIDE:
-                values = tl.reshape(v.load([batch, row, head, start, 0]), (N, D))
-            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+            weights = _operands(weights, v.dtype, PARTS)
+            if EXACT or PARTS > 1:
+                acc += multiply_parts(weights, values)
+            else:
+                acc = tl.dot(weights[0], values[0], acc)
     if EXACT and length >= N:  # sums of few products lose less
         acc = untruncated(acc, N)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
@@ -340,9 +408,12 @@ def launch_pair_attention(
 ) -> None:
     """Write `pair_attention` to ``out`` with the given block sizes."""
     batches, rows, queries, heads, dim = q.shape
-    block = block_side(dim)
-    q, k, v = (aligned(x.transpose(2, 3)) for x in (q, k, v))
-    out, bias = out.transpose(2, 3), aligned(bias.flatten(0, 1))
+    block, length = block_side(dim), k.shape[2]
+    parts = _count_parts(q, tf32=tf32)
+    q, k, v = (x.transpose(2, 3) for x in (q, k, v))
+    q, bias = aligned(q), aligned(bias.flatten(0, 1))
+    k, v = (aligned(k), aligned(v)) if parts == 1 else _split_vectors(k, v, parts)
+    out = out.transpose(2, 3)
     described = has_descriptors(q)
     mask = None if mask is None else mask.contiguous()
     programs = triton.cdiv(queries, tile.queries) * heads * rows * batches
@@ -355,14 +426,15 @@ def launch_pair_attention(
             mask,
             None if mask is None else _key_ranges(mask),
             out,
-            (batches, rows, heads, queries, k.shape[3]),
+            (batches, rows, heads, queries, length),
             q.stride()[:-1],
             k.stride()[:-1],
             v.stride()[:-1],
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            PRECISION=(TWO_PARTS if tf32 and q.dtype == torch.float32 else FULL).value,
+            EXACT=q.dtype == torch.float32 and parts != _TF32_PARTS,
+            PARTS=parts,
             ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
             DIM=dim,
@@ -373,6 +445,44 @@ def launch_pair_attention(
             num_warps=tile.warps,
             **register_limit(tile.registers),
         )
+
+
+def _count_parts(q: Tensor, *, tf32: bool) -> int:
+    """Return how many parts in bfloat16 values are split into; 1 if they are not split.
+
+    AMD's matrix cores multiply float32.
+    """
+    if q.dtype != torch.float32 or torch.version.hip is not None or triton.knobs.runtime.interpret:
+        return 1
+    return _TF32_PARTS if tf32 else 3
+
+
+def _split_vectors(k: Tensor, v: Tensor, parts: int) -> list[Tensor]:
+    """Return the parts of vectors [B, R, H, T, D], of either tensor [parts B, R, H, T, D].
+
+    All programs of a row read the same parts, so splitting them once takes less time.
+    """
+    batches, rows, heads, length, dim = k.shape
+    width = triton.cdiv(dim, _ALIGNED) * _ALIGNED
+    shape = (parts * batches, rows, heads, length, width)
+    split = [k.new_empty(shape, dtype=torch.bfloat16) for _ in range(2)]
+    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+    n_rows, block = batches * rows * heads * length, block_side(dim)
+    vectors = _ELEMENTS // block
+    with torch.cuda.device_of(k):
+        _split_vectors_kernel[(triton.cdiv(n_rows, vectors),)](
+            (k, v),
+            tuple(split),
+            n_rows,
+            (rows, heads, length),
+            (*k.stride()[:-1], *v.stride()[:-1]),
+            PARTS=parts,
+            DIM=dim,
+            WIDTH=width,
+            D=block,
+            M=vectors,
+        )
+    return [x[..., :dim] for x in split]
 
 
 def _key_ranges(mask: Tensor) -> Tensor:

@@ -32,9 +32,6 @@ FULL = tl.constexpr(
 Three parts in bfloat16 do so on NVIDIA's tensor cores, with smaller errors than sums one by one.
 """
 
-TWO_PARTS = tl.constexpr("bf16x3" if FULL.value == "bf16x6" else FULL.value)
-"""Precision of `tl.dot` that holds 16 bits or more."""
-
 
 def chunk(block: int, halves: bool) -> int:
     """Return the channels per chunk of products, of halves or not, for a block of all channels."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs import pair_attention as module
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
 from mlff_triton.kernels.pairs.reference import pair_attention as reference
 from mlff_triton.testing import assert_within
@@ -68,6 +69,17 @@ def test_tf32(size, device):
     found = pair_attention(q, k, v, bias, tf32=True)
     assert_no_worse(found, exact, own, torch.float32)
     assert_within(found.cpu(), exact, 1e-4)
+
+
+@pytest.mark.parametrize(("parts", "bound"), [(2, 1e-4), (3, BOUNDS[torch.float32])])
+@pytest.mark.parametrize("size", [(1, 5, 70, 2, 48), (2, 1, 40, 3, 12)], ids=str)
+def test_parts(size, parts, bound, device, monkeypatch):
+    """Parts in bfloat16 are also tested where float32 is not split."""
+    monkeypatch.setattr(module, "_count_parts", lambda *_, **__: parts)
+    given = inputs(*size, torch.float32)
+    q, k, v = joined(*given[:3], device, torch.float32)
+    found = pair_attention(q, k, v, given[3].to(device, torch.float32))
+    assert_within(found.cpu(), reference.pair_attention(*given), bound)
 
 
 @halves
