@@ -30,8 +30,9 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import allows_tf32
 from mlff_triton.kernels.pairs.arguments import check_rows
+from mlff_triton.kernels.pairs.attention_vectors import count_parts, empty_vectors
 from mlff_triton.kernels.pairs.gated_update import gated_update_
-from mlff_triton.kernels.pairs.pair_attention import pair_attention
+from mlff_triton.kernels.pairs.pair_attention import attention_of_parts
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_attention_
 from mlff_triton.kernels.types.norm import Norm
@@ -201,8 +202,9 @@ def _attend(
     """Return the attention of rows x [B, R, S, C], [B, R, S, H, D], after further projections."""
     norm, query, key, value, _, _, query_bias = weights
     heads, dim = bias.shape[1], _head_width(bias, query)
-    vectors = query.new_empty(3, *x.shape[:2], heads, x.shape[2], dim)
-    q, k, v = vectors.transpose(3, 4)
+    shape, parts = (*x.shape[:3], heads, dim), count_parts(query, tf32=allows_tf32())
+    q = empty_vectors(query, 1, shape)[0]
+    k, v = empty_vectors(key, parts, shape), empty_vectors(value, parts, shape)
     project_rows(
         x,
         norm,
@@ -213,7 +215,7 @@ def _attend(
             *maps,
         ],
     )
-    return pair_attention(q, k, v, bias, mask, scale=1.0, tf32=allows_tf32())
+    return attention_of_parts(q, k, v, bias, mask, scale=1.0)
 
 
 def _head_width(bias: Tensor, query: Tensor) -> int:

@@ -9,7 +9,8 @@ Each program owns a block of queries of one row and head, and loops over the key
 al., "FlashAttention", https://arxiv.org/abs/2205.14135). The biases of a block of scores are the
 initial value of the product of queries and keys, unless that is to be exact. Blocks whose keys are
 all kept need no mask: a first kernel finds where each row has its first masked key and its last
-kept one, so padding at the end costs nothing.
+kept one, so padding at the end costs nothing. Values in float32 are multiplied as parts in bfloat16
+on NVIDIA's tensor cores.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
@@ -37,6 +38,7 @@ from mlff_triton.kernels.common.hardware import (
     register_limit,
 )
 from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.attention_vectors import TF32_PARTS, count_parts, split_vectors
 from mlff_triton.kernels.pairs.halves import untruncated
 from mlff_triton.kernels.pairs.row_blocks import exact_exp
 
@@ -45,9 +47,6 @@ _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
 _FEW_ROWS = 16  # that read the same biases at the same time
 _SUM = tl.constexpr(32)  # products per sum, as those of parts in bfloat16 lose less than of halves
-_TF32_PARTS = 2
-_ALIGNED = 8  # elements of two bytes, that is 16 bytes
-_ELEMENTS = 2048  # per program that splits vectors
 
 
 @triton.jit
@@ -102,41 +101,6 @@ def _weigh(
         weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
         rescale = tl.exp2((peak - level) * _LOG2_E)
     return weights, highest, total * rescale + tl.sum(weights, 1), acc * rescale[:, None]
-
-
-@triton.jit
-def _split_vectors_kernel(
-    x_ptrs,
-    out_ptrs,
-    n_rows,
-    shape,
-    x_strides,
-    PARTS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    D: tl.constexpr,
-    M: tl.constexpr,
-):
-    """Write the parts of tensors x [B, R, H, T, DIM], out [PARTS, B, R, H, T, WIDTH].
-
-    ``x_strides`` has those of the first four axes of each tensor in turn. Grid: (blocks of M of all
-    n_rows vectors of a tensor,).
-    """
-    rows, heads, length = shape
-    place, dim = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
-    token, head = (place % length).to(tl.int64), (place // length % heads).to(tl.int64)
-    row = (place // length // heads % rows).to(tl.int64)
-    batch = (place // length // heads // rows).to(tl.int64)
-    inside = (place < n_rows)[:, None] & (dim < DIM)[None, :]
-    for k in tl.static_range(len(x_ptrs)):
-        offsets = batch * x_strides[4 * k] + row * x_strides[4 * k + 1]
-        offsets += head * x_strides[4 * k + 2] + token * x_strides[4 * k + 3]
-        x = tl.load(x_ptrs[k] + offsets[:, None] + dim[None, :], inside, other=0.0)
-        parts = split_parts(x, PARTS)
-        for part in tl.static_range(PARTS):
-            vector = place.to(tl.int64) + part * n_rows.to(tl.int64)
-            pointers = out_ptrs[k] + vector[:, None] * WIDTH + dim[None, :]
-            tl.store(pointers, parts[part], inside)
 
 
 @triton.jit
@@ -331,6 +295,7 @@ def pair_attention(
     >>> pair_attention(q, k, v, torch.randn(1, 4, 7, 7, device="cuda").bfloat16()).shape
     torch.Size([1, 5, 7, 4, 24])
     """
+    check_same(FLOATS, {"q": q, "k": k, "v": v})
     _check(q, k, v, bias, mask)
     tile = Tile.of(block_side(q.shape[-1]), q)
     out = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
@@ -407,12 +372,36 @@ def launch_pair_attention(
     tf32: bool = False,
 ) -> None:
     """Write `pair_attention` to ``out`` with the given block sizes."""
+    parts = count_parts(q, tf32=tf32)
+    k, v = (k[None], v[None]) if parts == 1 else split_vectors(k, v, parts)
+    _launch(q, k, v, bias, mask, scale, out, tile)
+
+
+def attention_of_parts(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Compute `pair_attention` with parts of keys and values from `empty_vectors`."""
+    _check(q, k[0], v[0], bias, mask)
+    out = torch.empty_like(q)
+    if out.numel():
+        _launch(q, k, v, bias, mask, scale, out, Tile.of(block_side(q.shape[-1]), q))
+    return out
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    out: Tensor,
+    tile: Tile,
+) -> None:
     batches, rows, queries, heads, dim = q.shape
-    block, length = block_side(dim), k.shape[2]
-    parts = _count_parts(q, tf32=tf32)
-    q, k, v = (x.transpose(2, 3) for x in (q, k, v))
-    q, bias = aligned(q), aligned(bias.flatten(0, 1))
-    k, v = (aligned(k), aligned(v)) if parts == 1 else _split_vectors(k, v, parts)
+    block, parts, length = block_side(dim), len(k), k.shape[3]
+    q, bias = aligned(q.transpose(2, 3)), aligned(bias.flatten(0, 1))
+    k, v = (aligned(x.transpose(3, 4).flatten(0, 1)) for x in (k, v))
     out = out.transpose(2, 3)
     described = has_descriptors(q)
     mask = None if mask is None else mask.contiguous()
@@ -433,7 +422,7 @@ def launch_pair_attention(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            EXACT=q.dtype == torch.float32 and parts != _TF32_PARTS,
+            EXACT=q.dtype == torch.float32 and parts != TF32_PARTS,
             PARTS=parts,
             ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
@@ -445,44 +434,6 @@ def launch_pair_attention(
             num_warps=tile.warps,
             **register_limit(tile.registers),
         )
-
-
-def _count_parts(q: Tensor, *, tf32: bool) -> int:
-    """Return how many parts in bfloat16 values are split into; 1 if they are not split.
-
-    AMD's matrix cores multiply float32.
-    """
-    if q.dtype != torch.float32 or torch.version.hip is not None or triton.knobs.runtime.interpret:
-        return 1
-    return _TF32_PARTS if tf32 else 3
-
-
-def _split_vectors(k: Tensor, v: Tensor, parts: int) -> list[Tensor]:
-    """Return the parts of vectors [B, R, H, T, D], of either tensor [parts B, R, H, T, D].
-
-    All programs of a row read the same parts, so splitting them once takes less time.
-    """
-    batches, rows, heads, length, dim = k.shape
-    width = triton.cdiv(dim, _ALIGNED) * _ALIGNED
-    shape = (parts * batches, rows, heads, length, width)
-    split = [k.new_empty(shape, dtype=torch.bfloat16) for _ in range(2)]
-    k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-    n_rows, block = batches * rows * heads * length, block_side(dim)
-    vectors = _ELEMENTS // block
-    with torch.cuda.device_of(k):
-        _split_vectors_kernel[(triton.cdiv(n_rows, vectors),)](
-            (k, v),
-            tuple(split),
-            n_rows,
-            (rows, heads, length),
-            (*k.stride()[:-1], *v.stride()[:-1]),
-            PARTS=parts,
-            DIM=dim,
-            WIDTH=width,
-            D=block,
-            M=vectors,
-        )
-    return [x[..., :dim] for x in split]
 
 
 def _key_ranges(mask: Tensor) -> Tensor:
@@ -506,7 +457,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -
     check_shape("bias", bias, (batches, heads, queries, k.shape[2]))
     if mask is not None:
         check_shape("mask", mask, (batches, rows, k.shape[2]))
-    check_same(FLOATS, {"q": q, "k": k, "v": v})
     if bias.dtype not in FLOATS:
         raise InputError(f"bias is {bias.dtype}: use float16, bfloat16 or float32")
     if dim > _LARGEST_DIM:

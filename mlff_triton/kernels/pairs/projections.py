@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.bfloat16_parts import split_parts
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
@@ -32,6 +33,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
 from mlff_triton.kernels.types.norm import Norm
 
 _MOST_CHANNELS = 512
+_AXES = 6  # of results with parts
 
 
 @triton.jit
@@ -42,17 +44,20 @@ def _write_projection(
     weight_ptr,
     bias_ptr,
     out_ptrs,
+    part_stride,
     head_stride,
     dim_stride,
     HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
     K: tl.constexpr,
 ):
     """Write one map of normalized rows, for which see `multiply_rows`, times factors [M].
 
-    The results of the rows are at ``out_ptrs`` [M]. K of them are computed at a time.
+    The results of the rows, or their first parts, are at ``out_ptrs`` [M]. K of them are computed
+    at a time.
     """
     for first in range(0, WIDTH, K):
         y = multiply_rows(x, weight_ptr, first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
@@ -62,7 +67,13 @@ def _write_projection(
         head, dim = (column // DIM).to(tl.int64), (column % DIM).to(tl.int64)
         pointers = out_ptrs[:, None] + (head * head_stride + dim * dim_stride)[None, :]
         stored = inside[:, None] & (column < WIDTH)[None, :]
-        tl.store(pointers, (y * factor[:, None]).to(out_ptrs.dtype.element_ty), stored)
+        y *= factor[:, None]
+        if PARTS > 1:
+            parts = split_parts(y, PARTS)
+            for part in tl.static_range(PARTS):
+                tl.store(pointers + part * part_stride.to(tl.int64), parts[part], stored)
+        else:
+            tl.store(pointers, y.to(out_ptrs.dtype.element_ty), stored)
 
 
 @triton.jit
@@ -81,6 +92,7 @@ def _projections_fwd_kernel(
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr,
     WIDTHS: tl.constexpr,
     DIMS: tl.constexpr,
     SCALES: tl.constexpr,
@@ -89,10 +101,10 @@ def _projections_fwd_kernel(
     CHUNK: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Write out_k [B, R, S, WIDTHS[k] / DIMS[k], DIMS[k]] for all maps k.
+    """Write out_k [PARTS[k], B, R, S, WIDTHS[k] / DIMS[k], DIMS[k]] for all maps k.
 
     Reads x [B, R, S, CHANNELS], mask [B, R, S] or None, weights [WIDTHS[k], CHANNELS] from
-    `weight_operands`, and biases [WIDTHS[k]] or None. ``out_strides`` has those of all five axes of
+    `weight_operands`, and biases [WIDTHS[k]] or None. ``out_strides`` has those of all six axes of
     each map in turn. BLOCKS[k] outputs of a map are computed at a time. Grid: (blocks of M rows,).
     """
     rows, length = shape
@@ -109,8 +121,8 @@ def _projections_fwd_kernel(
     else:
         kept = tl.full((M,), 1.0, tl.float32)
     for k in tl.static_range(len(WIDTHS)):
-        out_offsets = batch * out_strides[5 * k] + row * out_strides[5 * k + 1]
-        out_offsets += token * out_strides[5 * k + 2]
+        out_offsets = batch * out_strides[6 * k + 1] + row * out_strides[6 * k + 2]
+        out_offsets += token * out_strides[6 * k + 3]
         _write_projection(
             x,
             inside,
@@ -118,10 +130,12 @@ def _projections_fwd_kernel(
             weight_ptrs[k],
             bias_ptrs[k],
             out_ptrs[k] + out_offsets,
-            out_strides[5 * k + 3],
-            out_strides[5 * k + 4],
+            out_strides[6 * k],
+            out_strides[6 * k + 4],
+            out_strides[6 * k + 5],
             HALVES,
             CHANNELS,
+            PARTS[k],
             WIDTHS[k],
             DIMS[k],
             BLOCKS[k],
@@ -156,8 +170,9 @@ class Projection(NamedTuple):
     ----------
     weight : [G D, C]
         Map of channels, of the dtype of all others.
-    out : [B, R, S, G, D]
-        Results, of a floating dtype, with any strides.
+    out : [B, R, S, G, D] or [P, B, R, S, G, D]
+        Results, of a floating dtype, with any strides; or their parts in bfloat16, up to three, for
+        which see `mlff_triton.kernels.common.bfloat16_parts`.
     bias : [G D], optional
         Added to the products.
     scale : float
@@ -207,7 +222,7 @@ def project_rows(
         return
     *_, rows, length, channels = x.shape
     n_rows, block = x[..., 0].numel(), block_side(channels)
-    weight = maps[0].weight
+    weight, outs = maps[0].weight, [m.out if m.out.dim() == _AXES else m.out[None] for m in maps]
     tile, halves = Tile.of(block, weight), takes_halves(weight)
     with torch.cuda.device_of(x):
         _projections_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
@@ -216,14 +231,15 @@ def project_rows(
             *norm_arguments(norm),
             tuple(weight_operands(*(m.weight for m in maps), halves=halves)),
             tuple(None if m.bias is None else m.bias.contiguous() for m in maps),
-            tuple(m.out for m in maps),
+            tuple(outs),
             n_rows,
             (rows, length),
             x.stride()[:-1],
-            tuple(stride for m in maps for stride in m.out.stride()),
+            tuple(stride for out in outs for stride in out.stride()),
             EPS=norm[2],
             HALVES=halves,
             CHANNELS=channels,
+            PARTS=tuple(len(out) for out in outs),
             WIDTHS=tuple(len(m.weight) for m in maps),
             DIMS=tuple(m.out.shape[-1] for m in maps),
             SCALES=tuple(float(m.scale) for m in maps),
@@ -251,9 +267,12 @@ def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | Non
         raise InputError(f"x is {x.dtype} and the weights are {maps[0].weight.dtype}: use float32")
     check_norm("norm", norm, x)
     for k, (weight, out, bias, _) in enumerate(maps):
-        groups, dim = out.shape[3:]
+        groups, dim = out.shape[-2:]
         check_shape(f"weight {k}", weight, (groups * dim, channels))
-        check_shape(f"out {k}", out, (*x.shape[:3], groups, dim))
+        parts = len(out) if out.dim() == _AXES else 1
+        check_shape(f"out {k}", out, (*out.shape[:-5], *x.shape[:3], groups, dim))
+        if parts != 1 and (parts not in (2, 3) or out.dtype != torch.bfloat16):
+            raise InputError(f"out {k} has {parts} parts in {out.dtype}: use 2 or 3 in bfloat16")
         if bias is not None:
             check_device(x, bias)
             check_shape(f"bias {k}", bias, (groups * dim,))

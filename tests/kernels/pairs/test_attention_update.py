@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.pairs import wide_layers
+from mlff_triton.kernels.pairs import attention_update, wide_layers
 from mlff_triton.kernels.pairs.attention_update import (
     pair_biases,
     token_attention_,
@@ -86,6 +86,17 @@ def test_triangle_attention(size, node, precision, device):
 
     found, exact, own, update = pooled(compare, batch * n * n)
     assert_no_worse(found, exact, own, precision, scale=update)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_parts(node, device, monkeypatch):
+    """Keys and values in parts are also tested where float32 is not split."""
+    monkeypatch.setattr(attention_update, "count_parts", lambda *_, **__: 3)
+    given, z = pair_weights(32, 2, 12, torch.float32), random(2, 19, 19, 32, dtype=torch.float32)
+    update = reference.triangle_attention_update(z, given, **NODES[node])
+    moved = to(given, device, torch.float32)
+    found = triangle_attention_(z.to(device, torch.float32), moved, **NODES[node])
+    assert_within(found.cpu().double() - z, update, BOUNDS[torch.float32])
 
 
 def test_nodes_and_biases_are_views_of_each_other(device):

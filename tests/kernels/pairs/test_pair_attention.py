@@ -75,7 +75,7 @@ def test_tf32(size, device):
 @pytest.mark.parametrize("size", [(1, 5, 70, 2, 48), (2, 1, 40, 3, 12)], ids=str)
 def test_parts(size, parts, bound, device, monkeypatch):
     """Parts in bfloat16 are also tested where float32 is not split."""
-    monkeypatch.setattr(module, "_count_parts", lambda *_, **__: parts)
+    monkeypatch.setattr(module, "count_parts", lambda *_, **__: parts)
     given = inputs(*size, torch.float32)
     q, k, v = joined(*given[:3], device, torch.float32)
     found = pair_attention(q, k, v, given[3].to(device, torch.float32))

@@ -45,6 +45,22 @@ def test_projections(size, turned, precision, device):
         assert_within(found.out.flatten(3).cpu(), expected, BOUNDS[precision])
 
 
+@pytest.mark.parametrize(("parts", "bound"), [(2, 1e-5), (3, BOUNDS[torch.float32])])
+@pytest.mark.parametrize("channels", [16, 64])
+def test_results_may_be_split(channels, parts, bound, device):
+    x, layer = random(2, 3, 19, channels, dtype=torch.float32), norm(channels, torch.float32)
+    weight = random_map(12, channels, torch.float32)
+    out = torch.full((parts, 2, 3, 19, 3, 4), torch.nan, dtype=torch.bfloat16, device=device)
+    x, layer, weight = to((x, layer, weight), device, torch.float32)
+    whole = torch.empty(2, 3, 19, 3, 4, device=device)
+    project_rows(x, layer, [Projection(weight, out), Projection(weight, whole)])
+    assert_within(out.double().sum(0).cpu(), whole.double().cpu(), bound)
+    with pytest.raises(InputError, match="4 parts in"):
+        project_rows(x, layer, [Projection(weight, out.new_empty(4, *out.shape[1:]))])
+    with pytest.raises(InputError, match="use 2 or 3 in bfloat16"):
+        project_rows(x, layer, [Projection(weight, out.float())])
+
+
 @dtypes
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("size", [(1, 1, 1, 16), (2, 3, 19, 40), (1, 5, 7, 256)], ids=str)
