@@ -243,25 +243,45 @@ def add_product(
 
 
 @triton.jit
-def exact_exp(x):
-    """Return exponentials of float32 values up to 87, to the last bits; zero below -87.
+def _exp_of_normal(x):
+    """Return exponentials of float32 values from -87 to 87, to the last bits.
 
     With x log2(e) = k + f, where k is whole and f at most a half, the last bits of k + _TO_WHOLE
     are the exponent of 2**k, and the fast instruction for 2**f is almost exact.
     """
-    raised = tl.maximum(x, _LOWEST, propagate_nan=tl.PropagateNan.ALL)
-    shifted = tl.fma(raised, _LOG2_E, _TO_WHOLE)
-    part = tl.fma(raised, _LOG2_E_REST, tl.fma(raised, _LOG2_E, _TO_WHOLE - shifted))
+    shifted = tl.fma(x, _LOG2_E, _TO_WHOLE)
+    part = tl.fma(x, _LOG2_E_REST, tl.fma(x, _LOG2_E, _TO_WHOLE - shifted))
     power = (shifted.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-    return tl.where(x < _LOWEST, 0.0, power * tl.exp2(part))
+    return power * tl.exp2(part)
+
+
+@triton.jit
+def exact_exp(x):
+    """Return exponentials of float32 values up to 87, to the last bits; zero below -87."""
+    raised = tl.maximum(x, _LOWEST, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(x < _LOWEST, 0.0, _exp_of_normal(raised))
+
+
+@triton.jit
+def _exact_quotient(x, y):
+    """Return x / y in float32, to the last bit, for finite x and y from 1 to 1e38.
+
+    A step of Newton's method makes the inverse exact, and another one the quotient. These are half
+    the instructions of a division that takes all numbers.
+    """
+    root = tl.rsqrt(y)
+    inverse = root * root
+    inverse = tl.fma(tl.fma(-y, inverse, 1.0), inverse, inverse)
+    quotient = x * inverse
+    return tl.fma(tl.fma(-y, quotient, x), inverse, quotient)
 
 
 @triton.jit
 def gated(x, gate, EXACT: tl.constexpr):
     """Return ``x sigmoid(gate)``, in float32 to the last bits if EXACT."""
     if EXACT:
-        exponent = tl.minimum(-gate, -_LOWEST, propagate_nan=tl.PropagateNan.ALL)
-        y = tl.div_rn(x, 1 + exact_exp(exponent))
+        exponent = tl.clamp(-gate, _LOWEST, -_LOWEST, propagate_nan=tl.PropagateNan.ALL)
+        y = _exact_quotient(x, 1 + _exp_of_normal(exponent))
     else:
         root = tl.rsqrt(1 + tl.exp2(-_LOG2_E * gate))  # takes fewer instructions than a quotient
         y = x * (root * root)
