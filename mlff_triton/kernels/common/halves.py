@@ -33,3 +33,21 @@ def multiply_halves(a, b):
     """Return the product, in float32, of two matrices given as their high and low halves."""
     low = tl.dot(a[0], b[1], tl.dot(a[1], b[0]))
     return tl.dot(a[0], b[0], low * _1_SCALE)
+
+
+@triton.jit
+def add_halves(sums, a, b):
+    """Add the product of two matrices to sums of many, those of high halves and of all others.
+
+    Sums with low halves stay on tensor cores, which truncate: they are too small for that to show.
+    Triton would move a plain addition of products of high halves there, too.
+    """
+    high, low = sums
+    low = tl.dot(a[0], b[1], tl.dot(a[1], b[0], low))
+    return tl.fma(tl.dot(a[0], b[0]), 1.0, high), low
+
+
+@triton.jit
+def total(sums):
+    """Return the values of sums from `add_halves`."""
+    return tl.fma(sums[1], _1_SCALE, sums[0])

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
-from mlff_triton.kernels.common.halves import multiply_halves
+from mlff_triton.kernels.common.halves import add_halves, total
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.pairs.halves import untruncated
 
@@ -57,14 +57,14 @@ def _plane_products_fwd_kernel(
         a = describe(a, (2 * planes, n, n), strides, (1, M, K), DESCRIBED)
         b = describe(b, (2 * planes, n, n), strides, (1, N, K), DESCRIBED)
     out = describe(out, (planes, n, n), strides, (1, M, N), DESCRIBED)
-    acc = tl.zeros((M, N), tl.float32)
+    sums = tl.zeros((M, N), tl.float32), tl.zeros((M, N), tl.float32)
     for inner in tl.range(0, n, K, num_stages=STAGES):
         a_high = _load_block(a, plane, row, inner, M, K, TURNED)
         b_high = _load_block(b, plane, column, inner, N, K, TURNED).T
         a_low = _load_block(a, planes + plane, row, inner, M, K, TURNED)
         b_low = _load_block(b, planes + plane, column, inner, N, K, TURNED).T
-        acc += multiply_halves((a_high, a_low), (b_high, b_low))
-    out.store([plane, row, column], tl.reshape(untruncated(acc, K), (1, M, N)))
+        sums = add_halves(sums, (a_high, a_low), (b_high, b_low))
+    out.store([plane, row, column], tl.reshape(untruncated(total(sums), K), (1, M, N)))
 
 
 class _Tile(NamedTuple):
