@@ -22,7 +22,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.scaled_halves import split_along
-from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.arguments import FLOATS, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
 from mlff_triton.kernels.pairs.split_linear import empty_split
 from mlff_triton.kernels.types.norm import Norm
@@ -216,10 +216,10 @@ def adapted(x: Tensor, conditions: Conditions, weight: Map, update: Update | Non
 
 def normalized(x: Tensor, norm: Norm, weight: Map) -> Map:
     """Normalize rows [B, R, S, C], and round or split them for their product with a weight."""
-    scale, shift, eps = norm
+    scale, shift = norm_arguments(norm)
     found = _empty_operand(x, weight)
     shift = None if shift is None else shift.expand(x.shape)
-    _launch_norm(x, scale.expand(x.shape), shift, eps, _results(found), adaptive=False)
+    _launch_norm(x, scale.expand(x.shape), shift, norm[2], _results(found), adaptive=False)
     return found
 
 

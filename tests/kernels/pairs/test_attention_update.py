@@ -228,9 +228,21 @@ def test_strides_of_weights_do_not_matter(device):
     assert torch.equal(triangle_attention_(z.clone(), spread(given)), triangle_attention_(z, given))
 
 
+@pytest.mark.parametrize("channels", [16, 160])
+def test_strides_of_the_weights_of_tokens_do_not_matter(channels, device):
+    given = to(token_weights(channels, 2, 8, torch.float32), device, torch.float32)
+    s, bias = torch.randn(1, 1, 5, channels, device=device), torch.randn(1, 2, 5, 5, device=device)
+    found = token_attention_(s.clone(), bias, spread(given))
+    assert torch.equal(found, token_attention_(s, bias, given))
+
+
 def test_empty(device):
     given = to(pair_weights(16, 2, 8, torch.float32), device, torch.float32)
     assert not triangle_attention_(torch.empty(1, 0, 0, 16, device=device), given).numel()
+    for channels in (16, 160):
+        given = to(token_weights(channels, 2, 8, torch.float32), device, torch.float32)
+        s, bias = torch.empty(1, 1, 0, channels), torch.empty(1, 2, 0, 0)
+        assert not token_attention_(s.to(device), bias.to(device), given).numel()
 
 
 def test_bad_arguments_are_refused(device):

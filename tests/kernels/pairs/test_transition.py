@@ -106,9 +106,10 @@ def test_hidden_values_beyond_float16(device):
     assert_within(found.cpu().double() - x, update, BOUNDS[torch.float32])
 
 
-def test_strides_of_weights_do_not_matter(device):
-    given = to(weights(16, 64, torch.float32), device, torch.float32)
-    x = torch.randn(5, 16, device=device)
+@pytest.mark.parametrize("channels", [16, 160])
+def test_strides_of_weights_do_not_matter(channels, device):
+    given = to(weights(channels, 64, torch.float32), device, torch.float32)
+    x = torch.randn(5, channels, device=device)
     assert torch.equal(transition_(x.clone(), spread(given)), transition_(x.clone(), given))
 
 
