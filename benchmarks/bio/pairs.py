@@ -326,6 +326,22 @@ def _block_of(block: Any, setup: Setup, dtype: torch.dtype, **options: bool) -> 
     return call
 
 
+def _block_operator(
+    setup: Callable[[int, torch.device], Setup], chunks: str, kernels: str
+) -> Operator:
+    """Return the ways to call a block, whose arguments for chunks and kernels have these names."""
+    return Operator(
+        setup,
+        _block_truth(**{chunks: 32}),
+        {
+            OURS: _block_ours,
+            "cuequivariance": _block_upstream(**{kernels: True}),
+            "compile": _block_compiled,
+            "torch": _block_upstream(),
+        },
+    )
+
+
 OPERATORS = {
     "triangle-multiplication": Operator(
         _triangle,
@@ -353,26 +369,8 @@ OPERATORS = {
         {OURS: _transition_ours, "torch": _transition_torch},
         updates=True,
     ),
-    "pair-block": Operator(
-        _block,
-        _block_truth(chunk_size_tri_attn=32),
-        {
-            OURS: _block_ours,
-            "cuequivariance": _block_upstream(use_kernels=True),
-            "compile": _block_compiled,
-            "torch": _block_upstream(),
-        },
-    ),
-    "openfold3-block": Operator(
-        _openfold3_block,
-        _block_truth(chunk_size=32),
-        {
-            OURS: _block_ours,
-            "cuequivariance": _block_upstream(use_cueq_triangle_kernels=True),
-            "compile": _block_compiled,
-            "torch": _block_upstream(),
-        },
-    ),
+    "pair-block": _block_operator(_block, "chunk_size_tri_attn", "use_kernels"),
+    "openfold3-block": _block_operator(_openfold3_block, "chunk_size", "use_cueq_triangle_kernels"),
 }
 PACKAGES = {"pair-block": "boltz", "openfold3-block": "openfold3"}
 """Packages of blocks."""

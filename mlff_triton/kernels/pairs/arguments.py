@@ -30,6 +30,19 @@ def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
         raise InputError(f"{name} is updated in place and must be contiguous")
 
 
+def head_width(name: str, width: int, heads: int) -> int:
+    """Return the channels of each of several heads.
+
+    Raises
+    ------
+    InputError
+        If there are no heads, or not of the same width.
+    """
+    if not heads or width % heads:
+        raise InputError(f"{width} channels of {name} are not divisible by {heads} heads")
+    return width // heads
+
+
 def check_norm(name: str, norm: Norm, x: Tensor) -> None:
     """Raise unless a normalization fits rows.
 

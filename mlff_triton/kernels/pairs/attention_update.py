@@ -29,7 +29,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import allows_tf32
-from mlff_triton.kernels.pairs.arguments import check_rows
+from mlff_triton.kernels.pairs.arguments import check_rows, head_width
 from mlff_triton.kernels.pairs.attention_vectors import count_parts, empty_vectors
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.pair_attention import attention_of_parts
@@ -152,7 +152,7 @@ def token_attention_(
     check_shape("s", s, ("B", "R", "N", "C"))
     check_rows("s", s, weights.query)
     check_shape("bias", bias, (len(s), "H", s.shape[2], s.shape[2]))
-    _head_width(bias, weights.query)
+    head_width("queries", len(weights.query), bias.shape[1])
     if is_wide(s, len(weights.query)):
         return wide_attention_(s, bias, weights, mask)
     y = _attend(s, weights, bias, mask)
@@ -201,7 +201,8 @@ def _attend(
 ) -> Tensor:
     """Return the attention of rows x [B, R, S, C], [B, R, S, H, D], after further projections."""
     norm, query, key, value, _, _, query_bias = weights
-    heads, dim = bias.shape[1], _head_width(bias, query)
+    heads = bias.shape[1]
+    dim = head_width("queries", len(query), heads)
     shape, parts = (*x.shape[:3], heads, dim), count_parts(query, tf32=allows_tf32())
     q = empty_vectors(query, 1, shape)[0]
     k, v = empty_vectors(key, parts, shape), empty_vectors(value, parts, shape)
@@ -216,17 +217,3 @@ def _attend(
         ],
     )
     return attention_of_parts(q, k, v, bias, mask, scale=1.0)
-
-
-def _head_width(bias: Tensor, query: Tensor) -> int:
-    """Return the channels of a head, for biases [B, H, N, N] and a map to queries.
-
-    Raises
-    ------
-    InputError
-        If the heads are not of the same width.
-    """
-    heads, width = bias.shape[1], len(query)
-    if not heads or width % heads:
-        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
-    return width // heads

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
-from mlff_triton.kernels.pairs.arguments import FLOATS
+from mlff_triton.kernels.pairs.arguments import FLOATS, head_width
 from mlff_triton.kernels.pairs.split_linear import linear_map
 from mlff_triton.kernels.pairs.wide_layers import attended, high, product, transformed
 from mlff_triton.kernels.pairs.wide_rows import (
@@ -214,8 +214,7 @@ def conditioned_windows_(
     width = _check_maps("queries", queries, "out", out, channels) // 2
     _check_map("keys", keys, (2 * width, channels))
     _check_map("out", out, (channels, width))
-    if not heads or width % heads:
-        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
+    head_width("queries", width, heads)
     scale, shift, gate, key_scale, key_shift, eps = conditions
     rows = torch.float32 if isinstance(queries, SplitRows) else queries.dtype
     y = adaptive_norm(x, scale, shift, eps, rows)
@@ -233,8 +232,7 @@ def _check_attention(x: Tensor, bias: Tensor, weights: ConditionedAttentionWeigh
     channels, heads = x.shape[-1], bias.shape[-3]
     width = _check_maps("inputs", inputs, "out", out, channels) // 4
     _check_map("out", out, (channels, width))
-    if not heads or width % heads:
-        raise InputError(f"{width} channels of queries are not divisible by {heads} heads")
+    head_width("queries", width, heads)
 
 
 def _check_transition(x: Tensor, weights: ConditionedTransitionWeights) -> None:

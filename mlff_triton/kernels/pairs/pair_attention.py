@@ -297,11 +297,9 @@ def pair_attention(
     """
     check_same(FLOATS, {"q": q, "k": k, "v": v})
     _check(q, k, v, bias, mask)
-    tile = Tile.of(block_side(q.shape[-1]), q)
-    out = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
-    if out.numel():
-        launch_pair_attention(q, k, v, bias, mask, scale, out, tile, tf32=tf32)
-    return out
+    parts = count_parts(q, tf32=tf32)
+    k, v = (k[None], v[None]) if parts == 1 else split_vectors(k, v, parts)
+    return _attend(q, k, v, bias, mask, scale)
 
 
 def triangle_attention(
@@ -359,50 +357,27 @@ def triangle_attention(
     return pair_attention(q, k, v, bias, mask, scale).transpose(1, 2)
 
 
-def launch_pair_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    out: Tensor,
-    tile: Tile,
-    *,
-    tf32: bool = False,
-) -> None:
-    """Write `pair_attention` to ``out`` with the given block sizes."""
-    parts = count_parts(q, tf32=tf32)
-    k, v = (k[None], v[None]) if parts == 1 else split_vectors(k, v, parts)
-    _launch(q, k, v, bias, mask, scale, out, tile)
-
-
 def attention_of_parts(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
     """Compute `pair_attention` with parts of keys and values from `empty_vectors`."""
     _check(q, k[0], v[0], bias, mask)
-    out = torch.empty_like(q)
-    if out.numel():
-        _launch(q, k, v, bias, mask, scale, out, Tile.of(block_side(q.shape[-1]), q))
-    return out
+    return _attend(q, k, v, bias, mask, scale)
 
 
-def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    out: Tensor,
-    tile: Tile,
-) -> None:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Return the attention of queries [B, R, S, H, D] to parts of vectors [P, B, R, T, H, D]."""
+    found = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
+    if not found.numel():
+        return found
     batches, rows, queries, heads, dim = q.shape
     block, parts, length = block_side(dim), len(k), k.shape[3]
+    tile = Tile.of(block, q)
     q, bias = aligned(q.transpose(2, 3)), aligned(bias.flatten(0, 1))
     k, v = (aligned(x.transpose(3, 4).flatten(0, 1)) for x in (k, v))
-    out = out.transpose(2, 3)
+    out = found.transpose(2, 3)
     described = has_descriptors(q)
     mask = None if mask is None else mask.contiguous()
     programs = triton.cdiv(queries, tile.queries) * heads * rows * batches
@@ -434,6 +409,7 @@ def _launch(
             num_warps=tile.warps,
             **register_limit(tile.registers),
         )
+    return found
 
 
 def _key_ranges(mask: Tensor) -> Tensor:

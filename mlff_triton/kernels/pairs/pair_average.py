@@ -16,9 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.pairs.arguments import check_rows
+from mlff_triton.kernels.pairs.arguments import check_rows, head_width
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.types.pair_stack import AverageWeights
@@ -65,7 +64,7 @@ def pair_average_(
     >>> pair_average_(msa, z, weights).shape
     torch.Size([1, 5, 7, 16])
     """
-    heads, width = _check(msa, z, weights, mask)
+    heads, dim = _check(msa, z, weights, mask)
     if not msa.numel():
         return msa
     batches, depth, n, _ = msa.shape
@@ -76,7 +75,7 @@ def pair_average_(
     if mask is not None:
         logits.masked_fill_((mask == 0)[:, None], torch.finfo(torch.float32).min)
     shares = logits.softmax(-1).to(value.dtype)
-    values = value.new_empty(batches, heads, n, depth, width // heads)
+    values = value.new_empty(batches, heads, n, depth, dim)
     project_rows(msa, norm, [Projection(value, values.permute(0, 3, 2, 1, 4))])
     averages = (shares @ values.flatten(3)).view_as(values).permute(0, 3, 2, 1, 4)
     return gated_update_(msa, averages, norm, gate, out)
@@ -92,7 +91,5 @@ def _check(msa: Tensor, z: Tensor, weights: AverageWeights, mask: Tensor | None)
     if mask is not None:
         check_device(msa, mask)
         check_shape("mask", mask, (batches, n, n))
-    heads, width = len(weights.bias), len(weights.value)
-    if not heads or width % heads:
-        raise InputError(f"{width} channels of values are not divisible by {heads} heads")
-    return heads, width
+    heads = len(weights.bias)
+    return heads, head_width("values", len(weights.value), heads)
