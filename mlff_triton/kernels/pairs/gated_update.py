@@ -130,8 +130,8 @@ class Tile(NamedTuple):
     def of(cls, block: int, weight: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
         single = weight.element_size() > 2
-        if block <= 128 and has_large_memory(weight) and not single:
-            return cls(64, 128, 4, 2)
+        if block <= 128 and has_large_memory(weight):
+            return cls(64, 64 if single else 128, 4, 1)
         if block <= 128:
             return cls(64, 32, 4, 1, 168)
         if single:

@@ -242,6 +242,8 @@ class Tile(NamedTuple):
         programs = triton.cdiv(queries, 64) * heads * rows * batches
         if large and not half and block <= 64 and programs <= multiprocessors(q.device):
             return cls(32, 64, 4, 2)
+        if large and block <= 32:
+            return cls(64, 64, 4, 2)
         stages = 3 if large else 2 if block <= 32 else 1
         return cls(64, 64 if half else 32, 4, stages)
 

@@ -113,10 +113,11 @@ class _Tile(NamedTuple):
     @classmethod
     def of(cls, block: int, weight: Tensor) -> _Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
-        stages = 2 if has_large_memory(weight) else 1
+        large, single = has_large_memory(weight), weight.element_size() > 2
+        stages = 2 if large and not single else 1
         if block <= 128:
-            return cls(64, 32, 4, 1 if weight.element_size() > 2 else stages, 168)
-        if weight.element_size() > 2:
+            return cls(64, 64, 4, 1) if large and single else cls(64, 32, 4, stages, 168)
+        if single:
             return cls(32 if block <= 256 else 16, 16, 8, 1)
         return cls(64 if block <= 256 else 32, 32, 8, stages)
 

@@ -28,7 +28,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.halves import split_halves
-from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.plane_products import plane_products
@@ -160,22 +160,22 @@ class _Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
     @classmethod
     def of_factors(cls, channels: int, weight: Tensor) -> _Tile:
         """Return block sizes of the first kernel, in the dtype and on the GPU of a weight."""
         stages = 2 if has_large_memory(weight) else 1
-        return cls(
-            64 if channels <= 128 else 32, min(channels, 32), 4 if channels <= 128 else 8, stages
-        )
+        if channels > 128:
+            return cls(32, 32, 8, stages)
+        return cls(64, min(channels, 32), 4, stages, 168 if weight.element_size() > 2 else 128)
 
     @classmethod
-    def of_update(cls, channels: int, z: Tensor, weight: Tensor) -> _Tile:
-        """Return block sizes of the last kernel, in the dtypes of pairs and weights."""
-        single = weight.element_size() > 2
-        columns = 32 if z.element_size() > weight.element_size() and channels <= 128 else 64
-        pairs = 32 if single and channels > 128 else 64
-        return cls(pairs, min(channels, columns), 4 if channels <= 128 else 8, 1)
+    def of_update(cls, channels: int, weight: Tensor) -> _Tile:
+        """Return block sizes of the last kernel, in the dtype of a weight."""
+        if channels > 128:
+            return cls(32 if weight.element_size() > 2 else 64, 64, 8, 1)
+        return cls(64, min(channels, 64), 4, 1)
 
 
 def triangle_multiplication_(
@@ -234,7 +234,7 @@ def triangle_multiplication_(
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
-    tile = _Tile.of_update(channels, z, weights.gate_out)
+    tile = _Tile.of_update(channels, weights.gate_out)
     halves = takes_halves(weights.gate_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
@@ -292,6 +292,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             K=tile.columns,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **register_limit(tile.registers),
         )
     return planes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs import attention_update, wide_layers
@@ -233,7 +234,8 @@ def test_strides_of_the_weights_of_tokens_do_not_matter(channels, device):
     given = to(token_weights(channels, 2, 8, torch.float32), device, torch.float32)
     s, bias = torch.randn(1, 1, 5, channels, device=device), torch.randn(1, 2, 5, 5, device=device)
     found = token_attention_(s.clone(), bias, spread(given))
-    assert torch.equal(found, token_attention_(s, bias, given))
+    # A library may add the products of weights with other strides in another order.
+    assert_close(found, token_attention_(s, bias, given), rtol=1e-5, atol=1e-5)
 
 
 def test_empty(device):
