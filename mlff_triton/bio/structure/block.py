@@ -166,13 +166,15 @@ class BlockForward(AutocastForward[Packed]):
         )
         if s is not None and not captures:
             s = s.to(how.token_rows, copy=True)
+
+        def launch() -> None:
+            """Update other tokens, as PyTorch adds to wide ones."""
+            others = None if s is None else torch.empty_like(s)
+            update_block(packed.weights, [others, z, *masks], how)
+
         with self.without_autocast():
-            before_first_launch(
-                self.backend,
-                (how, z.shape, None if s is None else s.shape),
-                z,
-                lambda: update_block(packed.weights, [s, z, *masks], how),
-            )
+            key = how, z.shape, None if s is None else s.shape
+            before_first_launch(self.backend, key, z, launch)
             if captures:
                 self._graphs = graphs_on(z.device)
                 found = self._graphs([s, z, *masks], how, packed.tensors)

@@ -49,8 +49,8 @@ def compile_ahead(launch: Callable[[], object]) -> None:
     ----------
     launch : callable
         It is called once, and the launches of this thread do nothing meanwhile. PyTorch's operators
-        do run, with inputs that no kernel has written, so they must be harmless for any values. For
-        example, they must not use results of kernels as indices.
+        do run, with inputs that no kernel has written, so they must be harmless for any values:
+        they must not use results of kernels as indices, nor write to tensors that are used later.
     """
     if is_interpreting():
         return

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from triton.runtime import interpreter
 
 from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.structure import block as blocks_of_all_packages
+from mlff_triton.bio.structure import first_launch
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.errors import UnsupportedModelError
 from tests.bio.structure.cases import (
@@ -100,6 +103,38 @@ def test_kernels_are_as_exact_as_boltz(name, device):
         assert [part.state for part in bio.report(block)] == ["fast"]
     assert_close(found, own, exact, masks)
     assert_as_exact(found, own, exact, masks)
+
+
+@pytest.fixture
+def first_launches(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Compile kernels before all launches, or do what this does except for compiling on a CPU."""
+    monkeypatch.setattr(first_launch, "_KEYS", type(first_launch._KEYS)())
+    if device == "cuda":
+        return
+
+    def launch_nothing(*given: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(interpreter.InterpretedFunction, "run", lambda *_, **__: None)
+            given[-1]()
+
+    monkeypatch.setattr(blocks_of_all_packages, "before_first_launch", launch_nothing)
+
+
+@pytest.mark.usefixtures("first_launches")
+@pytest.mark.parametrize("graph", [False, "auto"])
+@pytest.mark.parametrize("channels", [TOKENS, 144], ids=["narrow tokens", "wide tokens"])
+def test_the_first_call_is_as_exact_as_others(channels, graph, device):
+    block = randomize(layers.PairformerLayer(channels, PAIRS, 4, v2=True, **HEADS)).to(device)
+    given = inputs(2, 9, channels, PAIRS, device)
+    kept = [x.clone() for x in given]
+    own = results(block, given)
+    exact = exact_results(block, block, given)
+    with bio.accelerated(block, backend="triton", cuda_graph=graph):
+        found = results(block, given)
+        assert all(map(torch.equal, given, kept))
+        assert all(map(torch.equal, found, results(block, given)))
+    assert_close(found, own, exact, given[2:])
+    assert_as_exact(found, own, exact, given[2:])
 
 
 @pytest.mark.gpu
