@@ -44,7 +44,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
 )
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 
-_ALIGNMENT = 8  # elements of two bytes, that is 16 bytes
+_ALIGNMENT = 16  # elements, of which Triton compiles multiples to wide accesses
 _FEWEST_TOKENS = 64
 _CHANNELS = (16, 32, 64, 128, 256)
 
@@ -143,7 +143,8 @@ def _triangle_update_fwd_kernel(
     offsets, area = pair * C, side.to(tl.int64) * side
     x = load_chunks(z_ptr, offsets, inside, C, 1, C, CHUNK)
     x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, C, half, EPS_IN, HALVES)
-    sums = load_chunks(sums_ptr, batch * C * area + place, inside, C, area, C, CHUNK)
+    # Those beyond the last tokens are zero. A mask without them would split wide loads.
+    sums = load_chunks(sums_ptr, batch * C * area + place, place < area, C, area, C, CHUNK)
     sums = normalize(sums, norm_out_weight_ptr, norm_out_bias_ptr, C, half, EPS_OUT, HALVES)
     for first in range(0, C, K):
         y = multiply_rows(sums, project_ptr, first, C, C, HALVES, False, K)  # [M, K]
