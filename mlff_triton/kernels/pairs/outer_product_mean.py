@@ -97,13 +97,15 @@ def _outer_product_update_fwd_kernel(
     tl.store(pointers, acc.to(z_ptr.dtype.element_ty), stored)
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
     pairs: int
     warps: int
     stages: int
 
     @classmethod
-    def of(cls, block: int, weight: Tensor) -> _Tile:
+    def of(cls, block: int, weight: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
         stages = 2 if has_large_memory(weight) else 1
         if weight.element_size() > 2:
@@ -175,7 +177,7 @@ def outer_product_mean_(
     a, b = factors.flatten(2, 3)
     counts = _counts(msa, mask)
     block = block_side(channels)
-    tile, halves = _Tile.of(block, left), takes_halves(out)
+    tile, halves = Tile.of(block, left), takes_halves(out)
     (operand,) = weight_operands(out, halves=halves)
     step = max(1, _BYTES // (batches * n * k * k * left.element_size()))
     for first in range(0, n, step):

@@ -67,7 +67,9 @@ def _plane_products_fwd_kernel(
     out.store([plane, row, column], tl.reshape(untruncated(total(sums), K), (1, M, N)))
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
     rows: int
     columns: int
     inner: int
@@ -75,7 +77,7 @@ class _Tile(NamedTuple):
     stages: int
 
     @classmethod
-    def of(cls, planes: Tensor) -> _Tile:
+    def of(cls, planes: Tensor) -> Tile:
         """Return block sizes on the GPU of planes."""
         return cls(128, 128, 64, 8, 3) if has_large_memory(planes) else cls(64, 64, 32, 4, 2)
 
@@ -98,7 +100,7 @@ def plane_products(a: Tensor, b: Tensor, *, turned: bool = False) -> Tensor:
     """
     _, planes, n, _ = a.shape
     out = torch.empty(planes, n, n, dtype=torch.float32, device=a.device)
-    tile, described = _Tile.of(a), has_descriptors(a)
+    tile, described = Tile.of(a), has_descriptors(a)
     programs = triton.cdiv(n, tile.rows) * triton.cdiv(n, tile.columns) * planes
     blocks = [(1, tile.inner, m) if turned else (1, m, tile.inner) for m in tile[:2]]
     with torch.cuda.device_of(a):

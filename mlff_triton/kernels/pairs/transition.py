@@ -103,7 +103,9 @@ def _transition_fwd_kernel(
     tl.store(pointers, acc.to(x_ptr.dtype.element_ty), inside)
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
     rows: int
     hidden: int  # channels at a time
     warps: int
@@ -111,7 +113,7 @@ class _Tile(NamedTuple):
     registers: int | None = None
 
     @classmethod
-    def of(cls, block: int, weight: Tensor) -> _Tile:
+    def of(cls, block: int, weight: Tensor) -> Tile:
         """Return block sizes for a block of channels, in the dtype and on the GPU of a weight."""
         large, single = has_large_memory(weight), weight.element_size() > 2
         stages = 2 if large and not single else 1
@@ -168,7 +170,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
     if is_wide(x, len(up)):
         return wide_transition_(x, weights)
     n_rows, block = x[..., 0].numel(), block_side(channels)
-    tile, halves = _Tile.of(block, up), takes_halves(up)
+    tile, halves = Tile.of(block, up), takes_halves(up)
     with torch.cuda.device_of(x):
         _transition_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,

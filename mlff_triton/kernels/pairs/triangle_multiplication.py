@@ -156,7 +156,9 @@ def _triangle_update_fwd_kernel(
         tl.store(pointers, y.to(out_ptr.dtype.element_ty), inside[:, None])
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
+    """Block sizes and options of a launch."""
+
     pairs: int
     columns: int
     warps: int
@@ -164,7 +166,7 @@ class _Tile(NamedTuple):
     registers: int | None = None
 
     @classmethod
-    def of_factors(cls, channels: int, weight: Tensor) -> _Tile:
+    def of_factors(cls, channels: int, weight: Tensor) -> Tile:
         """Return block sizes of the first kernel, in the dtype and on the GPU of a weight."""
         stages = 2 if has_large_memory(weight) else 1
         if channels > 128:
@@ -172,7 +174,7 @@ class _Tile(NamedTuple):
         return cls(64, min(channels, 32), 4, stages, 168 if weight.element_size() > 2 else 128)
 
     @classmethod
-    def of_update(cls, channels: int, weight: Tensor) -> _Tile:
+    def of_update(cls, channels: int, weight: Tensor) -> Tile:
         """Return block sizes of the last kernel, in the dtype of a weight."""
         if channels > 128:
             return cls(32 if weight.element_size() > 2 else 64, 64, 8, 1)
@@ -235,7 +237,7 @@ def triangle_multiplication_(
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side = planes.shape[-1]
-    tile = _Tile.of_update(channels, weights.gate_out)
+    tile = Tile.of_update(channels, weights.gate_out)
     halves = takes_halves(weights.gate_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
@@ -275,7 +277,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
         planes = project.new_empty(2, *shape, dtype=torch.float16)
     else:
         planes = project.new_empty(shape)
-    tile = _Tile.of_factors(channels, project)
+    tile = Tile.of_factors(channels, project)
     with torch.cuda.device_of(z):
         _triangle_factors_fwd_kernel[(triton.cdiv(side * side, tile.pairs), batches)](
             z,
