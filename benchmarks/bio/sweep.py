@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -27,15 +28,6 @@ from benchmarks.bio.pairs import CHANNELS, DTYPES, HEADS, OPERATORS, OURS, Call
 from mlff_triton._common.devices import find_device
 from mlff_triton._common.timing import synchronize
 from mlff_triton.errors import InputError, MlffTritonError
-from mlff_triton.kernels.common.compilation import compile_ahead
-from mlff_triton.kernels.pairs import (
-    gated_update,
-    pair_attention,
-    projections,
-    transition,
-    triangle_multiplication,
-)
-from mlff_triton.kernels.pairs.attention_update import triangle_attention_
 from mlff_triton.kernels.types.pair_stack import TriangleAttentionWeights
 
 Choice = tuple[int, ...]
@@ -46,17 +38,22 @@ class Kernel(NamedTuple):
 
     Attributes
     ----------
-    sizes : type
-        Named tuple of its block sizes and options.
+    module : str
+        Module with its launcher, in `mlff_triton.kernels.pairs`.
     method : str
-        Class method of that, which chooses.
+        Class method that chooses for the launcher.
     prepare : callable
         Prepares a call of an operator for a number of tokens, a device and a dtype.
     """
 
-    sizes: Any
+    module: str
     method: str
     prepare: Callable[[int, torch.device, torch.dtype], Call]
+
+    @property
+    def sizes(self) -> Any:
+        """Named tuple of block sizes and options."""
+        return import_module(f"mlff_triton.kernels.pairs.{self.module}").Tile
 
 
 def _ours(name: str) -> Callable[[int, torch.device, torch.dtype], Call]:
@@ -65,6 +62,8 @@ def _ours(name: str) -> Callable[[int, torch.device, torch.dtype], Call]:
 
 
 def _attention_update(n: int, device: torch.device, dtype: torch.dtype) -> Call:
+    from mlff_triton.kernels.pairs.attention_update import triangle_attention_  # imports Triton
+
     def weight(n_out: int) -> Tensor:
         return torch.randn(n_out, CHANNELS, device=device, dtype=dtype) * CHANNELS**-0.5
 
@@ -77,12 +76,12 @@ def _attention_update(n: int, device: torch.device, dtype: torch.dtype) -> Call:
 
 
 KERNELS = {
-    "factors": Kernel(triangle_multiplication.Tile, "of_factors", _ours("triangle-multiplication")),
-    "update": Kernel(triangle_multiplication.Tile, "of_update", _ours("triangle-multiplication")),
-    "projections": Kernel(projections.Tile, "of", _attention_update),
-    "attention": Kernel(pair_attention.Tile, "of", _ours("triangle-attention")),
-    "gated": Kernel(gated_update.Tile, "of", _attention_update),
-    "transition": Kernel(transition.Tile, "of", _ours("transition")),
+    "factors": Kernel("triangle_multiplication", "of_factors", _ours("triangle-multiplication")),
+    "update": Kernel("triangle_multiplication", "of_update", _ours("triangle-multiplication")),
+    "projections": Kernel("projections", "of", _attention_update),
+    "attention": Kernel("pair_attention", "of", _ours("triangle-attention")),
+    "gated": Kernel("gated_update", "of", _attention_update),
+    "transition": Kernel("transition", "of", _ours("transition")),
 }
 
 
@@ -130,6 +129,8 @@ def sweep(
                 call()
 
     if device.type == "cuda":
+        from mlff_triton.kernels.common.compilation import compile_ahead  # imports Triton
+
         compile_ahead(call_all)
     working = [choice for choice in choices if _works(kernel, call, choice)]
     times: dict[Choice | None, list[float]] = {choice: [] for choice in (None, *working)}

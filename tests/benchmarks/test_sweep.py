@@ -31,7 +31,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> sweep.Call:
 
 @pytest.mark.parametrize("name", sweep.KERNELS)
 def test_launchers_take_choices(name):
-    sizes, method, _ = sweep.KERNELS[name]
+    sizes, method = sweep.KERNELS[name].sizes, sweep.KERNELS[name].method
     own, weight = getattr(sizes, method), torch.ones(1, 1, 1, 1, 1)
     with sweep.chosen(sweep.KERNELS[name], TILE):
         assert getattr(sizes, method)(128, weight)[:4] == TILE
