@@ -236,16 +236,15 @@ class Tile(NamedTuple):
     def of(cls, block: int, q: Tensor) -> Tile:
         """Return block sizes for a block of channels and queries [B, R, S, H, D]."""
         large, half = has_large_memory(q), q.element_size() == 2
-        if large and half and block <= 32:
-            return cls(64, 64, 4, 3, 96)
+        if not large:
+            return cls(64, 64 if half else 32, 4, 2 if block <= 32 else 1)
+        if half:
+            return cls(64, 64, 4, 3, 96 if block <= 32 else None)
         batches, rows, queries, heads, _ = q.shape
         programs = triton.cdiv(queries, 64) * heads * rows * batches
-        if large and not half and block <= 64 and programs <= multiprocessors(q.device):
+        if block <= 64 and programs <= multiprocessors(q.device):
             return cls(32, 64, 4, 2)
-        if large and block <= 32:
-            return cls(64, 64, 4, 2)
-        stages = 3 if large else 2 if block <= 32 else 1
-        return cls(64, 64 if half else 32, 4, stages)
+        return cls(64, 64, 4, 2) if block <= 32 else cls(64, 32, 4, 3)
 
 
 def pair_attention(
