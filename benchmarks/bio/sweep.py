@@ -91,11 +91,11 @@ def parse(kernel: Kernel, text: str) -> Choice:
     Raises
     ------
     InputError
-        If it has too few or too many numbers.
+        If it is anything else, or has too few or too many numbers.
     """
     fields, optional = kernel.sizes._fields, len(kernel.sizes._field_defaults)
     values = text.split(",")
-    if not all(value.isdigit() for value in values) or not (
+    if not all(value.isdecimal() for value in values) or not (
         len(fields) - optional <= len(values) <= len(fields)
     ):
         raise InputError(f"{text!r} is not a choice: give {', '.join(fields)}, with commas between")
@@ -179,11 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         choices = [parse(kernel, text) for text in given.choices]
         device = find_device(given.device)
+        with torch.inference_mode():
+            call = kernel.prepare(given.tokens, device, DTYPES[given.precision])
+            times = sweep(kernel, call, choices, device)
     except MlffTritonError as error:
         parser.error(str(error))
-    with torch.inference_mode():
-        call = kernel.prepare(given.tokens, device, DTYPES[given.precision])
-        times = sweep(kernel, call, choices, device)
     print(f"{'median ms':>10} {'least':>8} {'most':>8}  {', '.join(kernel.sizes._fields)}")
     for choice, found in sorted(times.items(), key=lambda each: median(each[1])):
         name = "the launcher's own" if choice is None else ", ".join(map(str, choice))

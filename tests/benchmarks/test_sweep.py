@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bio import sweep
-from mlff_triton.errors import InputError
+from mlff_triton.errors import BackendError, InputError
 
 CPU = torch.device("cpu")
 KERNEL = sweep.KERNELS["transition"]
@@ -54,7 +54,9 @@ def test_choices_that_do_not_work_are_left_out(call, capsys):
     assert capsys.readouterr().err == "(48, 16, 4, 1): not a power of two\n"
 
 
-@pytest.mark.parametrize("text", ["", "64", "64,32,4", "64,32,4,2,168,1", "64,32,4,two", "64;32"])
+@pytest.mark.parametrize(
+    "text", ["", "64", "64,32,4", "64,32,4,2,168,1", "64,32,4,two", "64,32,4,²", "64;32"]
+)
 def test_other_texts_are_no_choices(text):
     with pytest.raises(InputError, match="give rows, hidden, warps, stages, registers"):
         sweep.parse(KERNEL, text)
@@ -70,6 +72,16 @@ def test_the_command(call, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         sweep.main(["transition", "16"])
     assert "'16' is not a choice" in capsys.readouterr().err
+
+
+def test_the_command_says_why_nothing_runs(capsys, monkeypatch):
+    def refuse() -> Tensor:
+        raise BackendError("there is no GPU")
+
+    monkeypatch.setitem(sweep.KERNELS, "transition", KERNEL._replace(prepare=lambda *_: refuse))
+    with pytest.raises(SystemExit):
+        sweep.main(["transition", "--device", "cpu"])
+    assert capsys.readouterr().err.endswith("error: there is no GPU\n")
 
 
 @pytest.mark.gpu

@@ -14,7 +14,6 @@ from triton.runtime import interpreter
 
 from mlff_triton import bio
 from mlff_triton.bio.fast_forward import FallbackWarning
-from mlff_triton.bio.structure import block as blocks_of_all_packages
 from mlff_triton.bio.structure import first_launch
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.errors import UnsupportedModelError
@@ -107,7 +106,7 @@ def test_kernels_are_as_exact_as_boltz(name, device):
 
 @pytest.fixture
 def first_launches(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """Compile kernels before all launches, or do what this does except for compiling on a CPU."""
+    """Let launches be the first ones, as nothing is compiled under the interpreter."""
     monkeypatch.setattr(first_launch, "_KEYS", type(first_launch._KEYS)())
     if device == "cuda":
         return
@@ -117,7 +116,7 @@ def first_launches(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
             patch.setattr(interpreter.InterpretedFunction, "run", lambda *_, **__: None)
             given[-1]()
 
-    monkeypatch.setattr(blocks_of_all_packages, "before_first_launch", launch_nothing)
+    monkeypatch.setattr("mlff_triton.bio.structure.block.before_first_launch", launch_nothing)
 
 
 @pytest.mark.usefixtures("first_launches")
