@@ -47,7 +47,7 @@ class BlockUpdate(NamedTuple):
     places : Any
         Places of the `BlockWeights`, see `Packed`.
     tf32 : bool
-        True if attention in float32 may have the errors of TF32, as PyTorch's setting is.
+        True if maps of tokens in float32 may have the errors of TF32, as PyTorch's setting is.
     keeps_pairs : bool
         True if the given pairs must not be overwritten.
     """

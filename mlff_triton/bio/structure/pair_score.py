@@ -83,7 +83,7 @@ class PairScoreWeights(NamedTuple):
     encoder, decoder : list of DiffusionLayer
         Layers of atoms in float64, for terms that steps share.
     tf32 : bool
-        True if PyTorch's products, and those of attention, may be in TF32.
+        True if PyTorch's products may be in TF32.
     """
 
     network: ScoreWeights

@@ -21,7 +21,7 @@ _14 = tl.constexpr(14 << 23)
 
 
 @triton.jit
-def _split(x, largest):
+def split_below(x, largest):
     """Return high and low halves and the unit of a block, given the largest absolute values."""
     exponent = largest.to(tl.int32, bitcast=True) & _EXPONENT
     unit = tl.maximum(exponent - _14, _SMALLEST)
@@ -42,7 +42,13 @@ def split_along(x, AXIS: tl.constexpr):
 
     The axis of the units has the size 1. Rows with values that are not finite become NaN.
     """
-    return _split(x, tl.max(tl.abs(x), AXIS, keep_dims=True))
+    return split_below(x, tl.max(tl.abs(x), AXIS, keep_dims=True))
+
+
+@triton.jit
+def inverse(unit):
+    """Return the inverse of units, which are powers of two."""
+    return (-unit.to(tl.int32, bitcast=True) + _LARGEST).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -28,11 +28,10 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.common.hardware import allows_tf32
 from mlff_triton.kernels.pairs.arguments import check_rows, head_width
-from mlff_triton.kernels.pairs.attention_vectors import count_parts, empty_vectors
+from mlff_triton.kernels.pairs.attention_vectors import empty_operands, empty_vectors
 from mlff_triton.kernels.pairs.gated_update import gated_update_
-from mlff_triton.kernels.pairs.pair_attention import attention_of_parts
+from mlff_triton.kernels.pairs.pair_attention import attention_of_operands
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_attention_
 from mlff_triton.kernels.types.norm import Norm
@@ -54,8 +53,7 @@ def triangle_attention_(
     z : [B, N, N, C]
         Pairs, contiguous; float32, or of the dtype of the weights. C is at most 512.
     weights : TriangleAttentionWeights
-        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
-        float32, those of attention follow PyTorch's setting of TF32.
+        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
     mask : [B, N, N], optional
         Nonzero for pairs that are kept as keys; all by default. The output of queries without any
         is zero.
@@ -125,7 +123,7 @@ def token_attention_(
         Biases of queries and keys, for example from `pair_biases`, finite, of a floating dtype.
     weights : TokenAttentionWeights
         Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
-        float32, those of attention follow PyTorch's setting of TF32.
+        float32, linear maps of more than 128 channels follow PyTorch's setting of TF32.
     mask : [B, R, N], optional
         Nonzero for tokens that are kept as keys; all by default.
 
@@ -203,17 +201,16 @@ def _attend(
     norm, query, key, value, _, _, query_bias = weights
     heads = bias.shape[1]
     dim = head_width("queries", len(query), heads)
-    shape, parts = (*x.shape[:3], heads, dim), count_parts(query, tf32=allows_tf32())
-    q = empty_vectors(query, 1, shape)[0]
-    k, v = empty_vectors(key, parts, shape), empty_vectors(value, parts, shape)
+    shape = (*x.shape[:3], heads, dim)
+    q, k, v = empty_vectors(query, shape), empty_operands(key, shape), empty_operands(value, shape)
     project_rows(
         x,
         norm,
         [
             Projection(query, q, query_bias, dim**-0.5),
-            Projection(key, k),
-            Projection(value, v),
+            Projection(key, k.parts, unit=k.unit),
+            Projection(value, v.parts, unit=v.unit),
             *maps,
         ],
     )
-    return attention_of_parts(q, k, v, bias, mask, scale=1.0)
+    return attention_of_operands(q, k, v, bias, mask, scale=1.0)

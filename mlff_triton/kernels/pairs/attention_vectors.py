@@ -1,46 +1,60 @@
-"""Keys and values of attention, and their parts in bfloat16 for products in float32.
+"""Keys and values of attention, and their halves in float16 for products in float32.
 
-For the parts see `mlff_triton.kernels.common.bfloat16_parts`. All programs of a row read the same
+For the halves see `mlff_triton.kernels.common.scaled_halves`. All programs of a row read the same
 keys and values, so these are split before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.bfloat16_parts import split_parts
 from mlff_triton.kernels.common.blocks import block_side
-
-TF32_PARTS = 2
-"""Parts of products that may have the errors of TF32."""
+from mlff_triton.kernels.common.scaled_halves import split_along
 
 _ALIGNED = 8  # elements of two bytes, that is 16 bytes
 _ELEMENTS = 2048  # per program
+
+
+class Vectors(NamedTuple):
+    """Keys or values as a kernel multiplies by them.
+
+    Attributes
+    ----------
+    parts : [P, B, R, T, H, D]
+        Vectors in half precision, or the high and the low halves of vectors in float32. Those of a
+        head follow each other, in rows that are aligned.
+    unit : float32 [B, R, T, H], optional
+        Units of halves, with those of a head next to each other.
+    """
+
+    parts: Tensor
+    unit: Tensor | None
 
 
 @triton.jit
 def _split_vectors_kernel(
     x_ptrs,
     out_ptrs,
+    unit_ptrs,
     n_rows,
     shape,
     x_strides,
-    part_stride,
-    PARTS: tl.constexpr,
+    low_stride,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Write the parts of tensors x [B, R, H, T, DIM], out [PARTS, B, R, H, T, WIDTH].
+    """Write the halves of tensors x [B, R, H, T, DIM], out [2, B, R, H, T, WIDTH], and their units.
 
-    ``x_strides`` has those of the first four axes of each tensor in turn. Grid: (blocks of M of all
-    n_rows vectors of a tensor,).
+    ``x_strides`` has those of the first four axes of each tensor in turn. Units are [B, R, H, T].
+    Grid: (blocks of M of all n_rows vectors of a tensor,).
     """
     rows, heads, length = shape
     place, dim = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
@@ -48,61 +62,62 @@ def _split_vectors_kernel(
     row = (place // length // heads % rows).to(tl.int64)
     batch = (place // length // heads // rows).to(tl.int64)
     inside = (place < n_rows)[:, None] & (dim < DIM)[None, :]
+    out_offsets = place.to(tl.int64)[:, None] * WIDTH + dim[None, :]
     for k in tl.static_range(len(x_ptrs)):
         offsets = batch * x_strides[4 * k] + row * x_strides[4 * k + 1]
         offsets += head * x_strides[4 * k + 2] + token * x_strides[4 * k + 3]
         x = tl.load(x_ptrs[k] + offsets[:, None] + dim[None, :], inside, other=0.0)
-        parts = split_parts(x, PARTS)
-        for part in tl.static_range(PARTS):
-            offsets = place.to(tl.int64) * WIDTH + part * part_stride.to(tl.int64)
-            tl.store(out_ptrs[k] + offsets[:, None] + dim[None, :], parts[part], inside)
+        high, low, unit = split_along(x, 1)
+        tl.store(out_ptrs[k] + out_offsets, high, inside)
+        tl.store(out_ptrs[k] + low_stride.to(tl.int64) + out_offsets, low, inside)
+        tl.store(unit_ptrs[k] + place[:, None], unit, (place < n_rows)[:, None])
 
 
-def count_parts(q: Tensor, *, tf32: bool) -> int:
-    """Return how many parts in bfloat16 vectors of this dtype are split into; 1 if they are not.
+def empty_vectors(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return uninitialized vectors [B, R, T, H, D] of the dtype of ``like``, as rows for kernels.
 
-    AMD's matrix cores multiply float32.
+    The vectors of a head follow each other, in rows that are aligned.
     """
-    if q.dtype != torch.float32 or torch.version.hip is not None or triton.knobs.runtime.interpret:
-        return 1
-    return TF32_PARTS if tf32 else 3
+    return _empty(like, 1, shape, like.dtype)[0]
 
 
-def empty_vectors(like: Tensor, parts: int, shape: Sequence[int]) -> Tensor:
-    """Return uninitialized parts of vectors [B, R, T, H, D], [parts, B, R, T, H, D].
+def empty_operands(like: Tensor, shape: Sequence[int]) -> Vectors:
+    """Return uninitialized operands for vectors [B, R, T, H, D]: halves of float32."""
+    if like.dtype != torch.float32:
+        return Vectors(_empty(like, 1, shape, like.dtype), None)
+    batches, rows, length, heads, _ = shape
+    unit = like.new_empty(batches, rows, heads, length).transpose(2, 3)
+    return Vectors(_empty(like, 2, shape, torch.float16), unit)
 
-    The vectors of a head follow each other, in rows that are aligned. If there is one part, it is
-    of the dtype of ``like``.
-    """
+
+def _empty(like: Tensor, parts: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     batches, rows, length, heads, dim = shape
     width = triton.cdiv(dim, _ALIGNED) * _ALIGNED
-    dtype = like.dtype if parts == 1 else torch.bfloat16
     found = like.new_empty(parts, batches, rows, heads, length, width, dtype=dtype)
     return found[..., :dim].transpose(3, 4)
 
 
-def split_vectors(k: Tensor, v: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-    """Return the parts of vectors [B, R, T, H, D], for which see `empty_vectors`.
-
-    All programs of a row read the same parts, so splitting them once takes less time.
-    """
+def operands(k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
+    """Return keys and values [B, R, T, H, D] as operands, which are their halves in float32."""
+    if k.dtype != torch.float32:
+        return Vectors(k[None], None), Vectors(v[None], None)
     batches, rows, length, heads, dim = k.shape
-    split = empty_vectors(k, parts, k.shape), empty_vectors(v, parts, v.shape)
+    found = empty_operands(k, k.shape), empty_operands(v, v.shape)
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     n_rows, block = batches * rows * heads * length, block_side(dim)
-    vectors = _ELEMENTS // block
+    vectors, parts = _ELEMENTS // block, found[0].parts
     with torch.cuda.device_of(k):
         _split_vectors_kernel[(triton.cdiv(n_rows, vectors),)](
             (k, v),
-            split,
+            tuple(each.parts for each in found),
+            tuple(each.unit for each in found),
             n_rows,
             (rows, heads, length),
             tuple(stride for x in (k, v) for stride in x.transpose(2, 3).stride()[:-1]),
-            split[0].stride(0),
-            PARTS=parts,
+            parts.stride(0),
             DIM=dim,
-            WIDTH=split[0].stride(3),
+            WIDTH=parts.stride(3),
             D=block,
             M=vectors,
         )
-    return split
+    return found

@@ -64,7 +64,7 @@ def conditioned_attention_(
         Biases of queries and keys, which samples share, finite, of a floating dtype; of all tokens,
         or of those in each window, see `window_attention`.
     weights : ConditionedAttentionWeights
-        Weights, float16, bfloat16 or float32, or split. With float32 weights, products follow
+        Weights, float16, bfloat16 or float32, or split. With float32 weights, linear maps follow
         PyTorch's setting of TF32, and those of split ones do not.
     mask : [B, R, S], optional
         Nonzero for tokens that are kept as keys; all by default.

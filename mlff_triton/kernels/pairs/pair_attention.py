@@ -9,8 +9,12 @@ Each program owns a block of queries of one row and head, and loops over the key
 al., "FlashAttention", https://arxiv.org/abs/2205.14135). The biases of a block of scores are the
 initial value of the product of queries and keys, unless that is to be exact. Blocks whose keys are
 all kept need no mask: a first kernel finds where each row has its first masked key and its last
-kept one, so padding at the end costs nothing. Values in float32 are multiplied as parts in bfloat16
-on NVIDIA's tensor cores.
+kept one, so padding at the end costs nothing.
+
+In float32, all are multiplied as halves in float16, for which see
+`mlff_triton.kernels.common.scaled_halves`. Queries of a block share a unit; keys and values have
+their own. The unit of a value is a factor of its weight in the product, relative to the largest one
+of the block.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
@@ -27,7 +31,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.bfloat16_parts import multiply_parts, split_parts
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
@@ -37,16 +40,24 @@ from mlff_triton.kernels.common.hardware import (
     multiprocessors,
     register_limit,
 )
+from mlff_triton.kernels.common.scaled_halves import (
+    inverse,
+    multiply_halves,
+    split_below,
+    split_scaled,
+)
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.attention_vectors import TF32_PARTS, count_parts, split_vectors
+from mlff_triton.kernels.pairs.attention_vectors import Vectors, operands
 from mlff_triton.kernels.pairs.halves import untruncated
 from mlff_triton.kernels.pairs.row_blocks import exact_exp
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
+_MANY = 8  # programs per multiprocessor, which may own twice as many queries
 _FEW_ROWS = 16  # that read the same biases at the same time
-_SUM = tl.constexpr(32)  # products per sum, as those of parts in bfloat16 lose less than of halves
+_UNIT = tl.constexpr(2.0**13)  # of weights that are split
+_1_UNIT = tl.constexpr(2.0**-13)
 
 
 @triton.jit
@@ -104,12 +115,6 @@ def _weigh(
 
 
 @triton.jit
-def _operands(x, dtype: tl.constexpr, PARTS: tl.constexpr):
-    """Return float32 values as products take them: parts, or values of a dtype."""
-    return split_parts(x, PARTS) if PARTS > 1 else (x.to(dtype),)
-
-
-@triton.jit
 def _load_parts(x, place, batches, PARTS: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
     """Load all parts of vectors [PARTS B, R, H, T, D] as a tuple of [N, D], from a place on."""
     batch, row, head, start = place
@@ -121,12 +126,14 @@ def _load_parts(x, place, batches, PARTS: tl.constexpr, N: tl.constexpr, D: tl.c
 
 
 @triton.jit
-def _transposed(parts):
-    """Return the transposes of a tuple of matrices."""
-    found = ()
-    for part in tl.static_range(len(parts)):
-        found = found + (parts[part].T,)  # type: ignore[assignment] # noqa: RUF005
-    return found
+def _load_units(unit_ptr, start, length, MASKED: tl.constexpr, N: tl.constexpr):
+    """Load the units of N vectors, from a place on; zero beyond the end, if MASKED."""
+    place = start + tl.arange(0, N)
+    if MASKED:
+        units = tl.load(unit_ptr + place, place < length, other=0.0)
+    else:
+        units = tl.load(unit_ptr + place)
+    return units
 
 
 @triton.jit
@@ -134,6 +141,8 @@ def _pair_attention_fwd_kernel(
     q,
     k,
     v,
+    k_unit_ptr,
+    v_unit_ptr,
     bias,
     mask_ptr,
     range_ptr,
@@ -145,8 +154,6 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
-    EXACT: tl.constexpr,
-    PARTS: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
@@ -157,12 +164,15 @@ def _pair_attention_fwd_kernel(
 ):
     """Write out [B, R, H, S, DIM].
 
-    Reads q of this shape, k and v [PARTS B, R, H, T, DIM] and bias [B H, S, T], for which see
-    `describe`; mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None.
-    Grid: (blocks of M queries, H, R and B, from the innermost to the outermost,), with R before all
+    Reads q of this shape, k and v [B, R, H, T, DIM] and bias [B H, S, T], for which see `describe`;
+    mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. If their units
+    [B, R, H, T] are not None, k and v are halves [2 B, R, H, T, DIM], the low ones last. Grid:
+    (blocks of M queries, H, R and B, from the innermost to the outermost,), with R before all
     others if ROWS_FIRST.
     """
     batches, rows, heads, tokens, length = shape
+    HALVES: tl.constexpr = k_unit_ptr is not None
+    PARTS: tl.constexpr = 2 if HALVES else 1
     blocks = tl.cdiv(tokens, M)
     program = tl.program_id(0)
     if ROWS_FIRST:
@@ -178,8 +188,16 @@ def _pair_attention_fwd_kernel(
     v = describe(v, vectors, v_strides, (1, 1, 1, N, D), DESCRIBED)
     bias = describe(bias, (batches * heads, tokens, length), bias_strides, (1, M, N), DESCRIBED)
 
-    block = tl.reshape(q.load([batch, row, head, first, 0]), (M, D))
-    queries = _operands(block.to(tl.float32) * SCALE, k.dtype, PARTS)
+    queries = tl.reshape(q.load([batch, row, head, first, 0]), (M, D)).to(tl.float32) * SCALE
+    if HALVES:
+        sizes = tl.abs(queries)
+        sizes = tl.where(sizes < float("inf"), sizes, 0.0)  # infinite ones concern their row alone
+        q_high, q_low, q_unit = split_below(queries, tl.max(tl.max(sizes, 1), 0))
+        index = ((batch.to(tl.int64) * rows + row) * heads + head) * length
+        k_unit_ptr += index
+        v_unit_ptr += index
+    else:
+        queries = queries.to(k.dtype)
     unmasked, end = length, length
     if mask_ptr is not None:
         index = batch.to(tl.int64) * rows + row
@@ -197,25 +215,29 @@ def _pair_attention_fwd_kernel(
             place = batch, row, head, start
             keys = _load_parts(k, place, batches, PARTS, N, D)
             values = _load_parts(v, place, batches, PARTS, N, D)
-            if EXACT or PARTS > 1:
-                scores = multiply_parts(queries, _transposed(keys))
-                scores = untruncated(scores, _SUM) if EXACT else scores
-                scores += biases.to(tl.float32)
+            if HALVES:
+                k_unit = _load_units(k_unit_ptr, start, length, MASKED == 1, N)
+                v_unit = _load_units(v_unit_ptr, start, length, MASKED == 1, N)
+                unit = (q_unit * k_unit)[None, :]
+                scores = untruncated(multiply_halves(q_high, q_low, keys[0].T, keys[1].T), D)
+                scores = tl.fma(scores, unit, biases.to(tl.float32))
             else:
-                scores = tl.dot(queries[0], keys[0].T, biases.to(tl.float32))
+                scores = tl.dot(queries, keys[0].T, biases.to(tl.float32))
             weights, peak, total, acc = _weigh(
-                scores, mask_ptr, start, length, peak, total, acc, EXACT, MASKED == 1, N
+                scores, mask_ptr, start, length, peak, total, acc, HALVES, MASKED == 1, N
             )
-            weights = _operands(weights, v.dtype, PARTS)
-            if EXACT or PARTS > 1:
-                acc += multiply_parts(weights, values)
+            if HALVES:
+                largest = tl.max(v_unit, 0)
+                weights *= (v_unit * (inverse(largest) * _UNIT))[None, :]
+                high, low = split_scaled(weights)
+                acc += multiply_halves(high, low, values[0], values[1]) * (largest * _1_UNIT)
             else:
-                acc = tl.dot(weights[0], values[0], acc)
-    if EXACT and length >= N:  # sums of few products lose less
+                acc = tl.dot(weights.to(v.dtype), values[0], acc)
+    if HALVES and length >= N:  # sums of few products lose less
         acc = untruncated(acc, N)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
-    acc = tl.div_rn(acc, total) if EXACT else acc / total
+    acc = tl.div_rn(acc, total) if HALVES else acc / total
     out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
     out_ptr += head * out_strides[2]
     pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]
@@ -238,13 +260,16 @@ class Tile(NamedTuple):
         large, half = has_large_memory(q), q.element_size() == 2
         if not large:
             return cls(64, 64 if half else 32, 4, 2 if block <= 32 else 1)
+        batches, rows, queries, heads, _ = q.shape
+        blocks, processors = triton.cdiv(queries, 64), multiprocessors(q.device)
+        programs = blocks * heads * rows * batches
+        if block <= 32 and programs > _MANY * processors and blocks % 2 == 0:
+            return cls(128, 64, 4, 3, 168) if half else cls(128, 64, 4, 2)
         if half:
             return cls(64, 64, 4, 3, 96 if block <= 32 else None)
-        batches, rows, queries, heads, _ = q.shape
-        programs = triton.cdiv(queries, 64) * heads * rows * batches
-        if block <= 64 and programs <= multiprocessors(q.device):
-            return cls(32, 64, 4, 2)
-        return cls(64, 64, 4, 2) if block <= 32 else cls(64, 32, 4, 3)
+        if block <= 64 and programs <= processors:
+            return cls(64, 64, 4, 3)
+        return cls(64, 64, 4, 2, 168) if block <= 32 else cls(64, 32, 4, 3)
 
 
 def pair_attention(
@@ -254,8 +279,6 @@ def pair_attention(
     bias: Tensor,
     mask: Tensor | None = None,
     scale: float | None = None,
-    *,
-    tf32: bool = False,
 ) -> Tensor:
     """Compute attention of rows that share biases, without gradients.
 
@@ -264,7 +287,8 @@ def pair_attention(
     q : [B, R, S, H, D]
         Queries of R rows of S tokens; float16, bfloat16 or float32. D is at most 128. Parts of one
         product need no copy, nor do transposed axes and overlapping windows: the vectors of a head
-        must be contiguous and aligned to 16 bytes.
+        must be contiguous and aligned to 16 bytes. In float32, those of tokens next to each other
+        lose bits if they are 1e5 times as short as others.
     k, v : [B, R, T, H, D]
         Keys and values of T tokens.
     bias : [B, H, S, T]
@@ -274,9 +298,6 @@ def pair_attention(
         masked keys must be finite.
     scale : float, optional
         Factor of the queries; 1 / sqrt(D) by default.
-    tf32 : bool
-        Allow the errors of TF32 in products of float32. On NVIDIA GPUs, they are those of two parts
-        in bfloat16, which have five bits more than TF32.
 
     Returns
     -------
@@ -298,9 +319,7 @@ def pair_attention(
     """
     check_same(FLOATS, {"q": q, "k": k, "v": v})
     _check(q, k, v, bias, mask)
-    parts = count_parts(q, tf32=tf32)
-    k, v = (k[None], v[None]) if parts == 1 else split_vectors(k, v, parts)
-    return _attend(q, k, v, bias, mask, scale)
+    return _attend(q, *operands(k, v), bias, mask, scale)
 
 
 def triangle_attention(
@@ -358,26 +377,31 @@ def triangle_attention(
     return pair_attention(q, k, v, bias, mask, scale).transpose(1, 2)
 
 
-def attention_of_parts(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float
+def attention_of_operands(
+    q: Tensor, k: Vectors, v: Vectors, bias: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """Compute `pair_attention` with parts of keys and values from `empty_vectors`."""
-    _check(q, k[0], v[0], bias, mask)
+    """Compute `pair_attention` with keys and values from `empty_operands`."""
+    _check(q, k.parts[0], v.parts[0], bias, mask)
     return _attend(q, k, v, bias, mask, scale)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float | None
+    q: Tensor,
+    keys: Vectors,
+    values: Vectors,
+    bias: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
 ) -> Tensor:
-    """Return the attention of queries [B, R, S, H, D] to parts of vectors [P, B, R, T, H, D]."""
+    """Return the attention of queries [B, R, S, H, D] to keys and values."""
     found = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
     if not found.numel():
         return found
     batches, rows, queries, heads, dim = q.shape
-    block, parts, length = block_side(dim), len(k), k.shape[3]
+    block, length = block_side(dim), keys.parts.shape[3]
     tile = Tile.of(block, q)
     q, bias = aligned(q.transpose(2, 3)), aligned(bias.flatten(0, 1))
-    k, v = (aligned(x.transpose(3, 4).flatten(0, 1)) for x in (k, v))
+    k, v = (aligned(x.parts.transpose(3, 4).flatten(0, 1)) for x in (keys, values))
     out = found.transpose(2, 3)
     described = has_descriptors(q)
     mask = None if mask is None else mask.contiguous()
@@ -387,6 +411,8 @@ def _attend(
             given(q, (1, 1, 1, tile.queries, block), described),
             given(k, (1, 1, 1, tile.keys, block), described),
             given(v, (1, 1, 1, tile.keys, block), described),
+            keys.unit,
+            values.unit,
             given(bias, (1, tile.queries, tile.keys), described),
             mask,
             None if mask is None else _key_ranges(mask),
@@ -398,8 +424,6 @@ def _attend(
             bias.stride()[:-1],
             out.stride()[:-1],
             SCALE=dim**-0.5 if scale is None else float(scale),
-            EXACT=q.dtype == torch.float32 and parts != TF32_PARTS,
-            PARTS=parts,
             ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
             DIM=dim,

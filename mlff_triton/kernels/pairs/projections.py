@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.bfloat16_parts import split_parts
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
+from mlff_triton.kernels.common.scaled_halves import split_along
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
@@ -33,7 +33,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
 from mlff_triton.kernels.types.norm import Norm
 
 _MOST_CHANNELS = 512
-_AXES = 6  # of results with parts
+_AXES = 6  # of results with halves
 
 
 @triton.jit
@@ -44,34 +44,40 @@ def _write_projection(
     weight_ptr,
     bias_ptr,
     out_ptrs,
-    part_stride,
+    unit_ptr,
+    unit_offsets,
+    low_stride,
     head_stride,
     dim_stride,
+    unit_stride,
     HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
     K: tl.constexpr,
 ):
     """Write one map of normalized rows, for which see `multiply_rows`, times factors [M].
 
-    The results of the rows, or their first parts, are at ``out_ptrs`` [M]. K of them are computed
-    at a time.
+    The results of the rows are at ``out_ptrs`` [M]. K of them are computed at a time, or those of
+    one head if they are split into halves, whose units are at ``unit_ptr`` unless that is None.
     """
-    for first in range(0, WIDTH, K):
+    SPLIT: tl.constexpr = unit_ptr is not None
+    STEP: tl.constexpr = DIM if SPLIT else K
+    for first in range(0, WIDTH, STEP):
         y = multiply_rows(x, weight_ptr, first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
         column = first + tl.arange(0, K)
         if bias_ptr is not None:
             y += tl.load(bias_ptr + column, column < WIDTH, other=0.0).to(tl.float32)[None, :]
         head, dim = (column // DIM).to(tl.int64), (column % DIM).to(tl.int64)
         pointers = out_ptrs[:, None] + (head * head_stride + dim * dim_stride)[None, :]
-        stored = inside[:, None] & (column < WIDTH)[None, :]
+        stored = inside[:, None] & (column < (first + STEP if SPLIT else WIDTH))[None, :]
         y *= factor[:, None]
-        if PARTS > 1:
-            parts = split_parts(y, PARTS)
-            for part in tl.static_range(PARTS):
-                tl.store(pointers + part * part_stride.to(tl.int64), parts[part], stored)
+        if SPLIT:
+            high, low, unit = split_along(tl.where(stored, y, 0.0), 1)
+            tl.store(pointers, high, stored)
+            tl.store(pointers + low_stride.to(tl.int64), low, stored)
+            units = unit_ptr + unit_offsets + first // DIM * unit_stride
+            tl.store(units[:, None], unit, inside[:, None])
         else:
             tl.store(pointers, y.to(out_ptrs.dtype.element_ty), stored)
 
@@ -85,14 +91,15 @@ def _projections_fwd_kernel(
     weight_ptrs,
     bias_ptrs,
     out_ptrs,
+    unit_ptrs,
     n_rows,
     shape,
     x_strides,
     out_strides,
+    unit_strides,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
     CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
     WIDTHS: tl.constexpr,
     DIMS: tl.constexpr,
     SCALES: tl.constexpr,
@@ -101,11 +108,13 @@ def _projections_fwd_kernel(
     CHUNK: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Write out_k [PARTS[k], B, R, S, WIDTHS[k] / DIMS[k], DIMS[k]] for all maps k.
+    """Write out_k [B, R, S, WIDTHS[k] / DIMS[k], DIMS[k]] for all maps k.
 
+    If their units [B, R, S, WIDTHS[k] / DIMS[k]] are not None, results are halves [2, B, ...].
     Reads x [B, R, S, CHANNELS], mask [B, R, S] or None, weights [WIDTHS[k], CHANNELS] from
-    `weight_operands`, and biases [WIDTHS[k]] or None. ``out_strides`` has those of all six axes of
-    each map in turn. BLOCKS[k] outputs of a map are computed at a time. Grid: (blocks of M rows,).
+    `weight_operands`, and biases [WIDTHS[k]] or None. Strides are those of six axes of results, and
+    of four of units, of each map in turn. BLOCKS[k] outputs of a map are computed at a time. Grid:
+    (blocks of M rows,).
     """
     rows, length = shape
     place = tl.program_id(0) * M + tl.arange(0, M)
@@ -123,6 +132,8 @@ def _projections_fwd_kernel(
     for k in tl.static_range(len(WIDTHS)):
         out_offsets = batch * out_strides[6 * k + 1] + row * out_strides[6 * k + 2]
         out_offsets += token * out_strides[6 * k + 3]
+        unit_offsets = batch * unit_strides[4 * k] + row * unit_strides[4 * k + 1]
+        unit_offsets += token * unit_strides[4 * k + 2]
         _write_projection(
             x,
             inside,
@@ -130,12 +141,14 @@ def _projections_fwd_kernel(
             weight_ptrs[k],
             bias_ptrs[k],
             out_ptrs[k] + out_offsets,
+            unit_ptrs[k],
+            unit_offsets,
             out_strides[6 * k],
             out_strides[6 * k + 4],
             out_strides[6 * k + 5],
+            unit_strides[4 * k + 3],
             HALVES,
             CHANNELS,
-            PARTS[k],
             WIDTHS[k],
             DIMS[k],
             BLOCKS[k],
@@ -171,18 +184,21 @@ class Projection(NamedTuple):
     weight : [G D, C]
         Map of channels, of the dtype of all others.
     out : [B, R, S, G, D] or [P, B, R, S, G, D]
-        Results, of a floating dtype, with any strides; or their parts in bfloat16, up to three, for
-        which see `mlff_triton.kernels.common.bfloat16_parts`.
+        Results, of a floating dtype, with any strides; alone, or as high and low halves in float16,
+        for which see `mlff_triton.kernels.common.scaled_halves`.
     bias : [G D], optional
         Added to the products.
     scale : float
         Factor of the results.
+    unit : float32 [B, R, S, G], optional
+        Units of halves, with any strides.
     """
 
     weight: Tensor
     out: Tensor
     bias: Tensor | None = None
     scale: float = 1.0
+    unit: Tensor | None = None
 
 
 def project_rows(
@@ -224,6 +240,7 @@ def project_rows(
     n_rows, block = x[..., 0].numel(), block_side(channels)
     weight, outs = maps[0].weight, [m.out if m.out.dim() == _AXES else m.out[None] for m in maps]
     tile, halves = Tile.of(block, weight), takes_halves(weight)
+    units = [m.unit for m in maps]
     with torch.cuda.device_of(x):
         _projections_fwd_kernel[(triton.cdiv(n_rows, tile.rows),)](
             x,
@@ -232,18 +249,19 @@ def project_rows(
             tuple(weight_operands(*(m.weight for m in maps), halves=halves)),
             tuple(None if m.bias is None else m.bias.contiguous() for m in maps),
             tuple(outs),
+            tuple(units),
             n_rows,
             (rows, length),
             x.stride()[:-1],
             tuple(stride for out in outs for stride in out.stride()),
+            tuple(stride for u in units for stride in ((0,) * 4 if u is None else u.stride())),
             EPS=norm[2],
             HALVES=halves,
             CHANNELS=channels,
-            PARTS=tuple(len(out) for out in outs),
             WIDTHS=tuple(len(m.weight) for m in maps),
             DIMS=tuple(m.out.shape[-1] for m in maps),
             SCALES=tuple(float(m.scale) for m in maps),
-            BLOCKS=tuple(min(block_side(len(m.weight)), tile.columns) for m in maps),
+            BLOCKS=tuple(_columns(m, tile) for m in maps),
             C=block,
             CHUNK=chunk(block, halves),
             M=tile.rows,
@@ -251,6 +269,13 @@ def project_rows(
             num_stages=tile.stages,
             **register_limit(tile.registers),
         )
+
+
+def _columns(projection: Projection, tile: Tile) -> int:
+    """Return how many results of a map are computed at a time: all halves of a head."""
+    if projection.unit is not None:
+        return block_side(projection.out.shape[-1])
+    return min(block_side(len(projection.weight)), tile.columns)
 
 
 def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | None) -> None:
@@ -266,13 +291,18 @@ def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | Non
     if x.dtype not in (torch.float32, maps[0].weight.dtype):
         raise InputError(f"x is {x.dtype} and the weights are {maps[0].weight.dtype}: use float32")
     check_norm("norm", norm, x)
-    for k, (weight, out, bias, _) in enumerate(maps):
+    for k, (weight, out, bias, _, unit) in enumerate(maps):
         groups, dim = out.shape[-2:]
         check_shape(f"weight {k}", weight, (groups * dim, channels))
         parts = len(out) if out.dim() == _AXES else 1
         check_shape(f"out {k}", out, (*out.shape[:-5], *x.shape[:3], groups, dim))
-        if parts != 1 and (parts not in (2, 3) or out.dtype != torch.bfloat16):
-            raise InputError(f"out {k} has {parts} parts in {out.dtype}: use 2 or 3 in bfloat16")
+        if unit is None and parts != 1:
+            raise InputError(f"out {k} has {parts} parts and no unit: give it one, or one part")
+        if unit is not None:
+            check_device(x, unit)
+            check_shape(f"unit {k}", unit, (*x.shape[:3], groups))
+            if (parts, out.dtype, unit.dtype) != (2, torch.float16, torch.float32):
+                raise InputError(f"out {k} has a unit: use two halves in float16, one in float32")
         if bias is not None:
             check_device(x, bias)
             check_shape(f"bias {k}", bias, (groups * dim,))

@@ -68,8 +68,7 @@ def attended(
     if bias.dim() == 5:
         found = window_attention(q, k, v, bias, mask)
     else:
-        tf32 = isinstance(inputs, Tensor) and allows_tf32()
-        found = pair_attention(q, k, v, bias, mask, tf32=tf32)
+        found = pair_attention(q, k, v, bias, mask)
     return product(gated_rows(found.flatten(3), products[..., 3 * width :], out), out)
 
 

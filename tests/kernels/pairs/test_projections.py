@@ -10,6 +10,7 @@ from torch.nn.functional import layer_norm, linear
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
+from mlff_triton.kernels.types.split_rows import SplitRows
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import BOUNDS, dtypes, norm, random, random_map, to
 
@@ -45,20 +46,36 @@ def test_projections(size, turned, precision, device):
         assert_within(found.out.flatten(3).cpu(), expected, BOUNDS[precision])
 
 
-@pytest.mark.parametrize(("parts", "bound"), [(2, 1e-5), (3, BOUNDS[torch.float32])])
 @pytest.mark.parametrize("channels", [16, 64])
-def test_results_may_be_split(channels, parts, bound, device):
+@pytest.mark.parametrize("dim", [1, 4, 12, 32])
+def test_results_may_be_split(channels, dim, device):
+    """The vectors of heads have units of their own."""
     x, layer = random(2, 3, 19, channels, dtype=torch.float32), norm(channels, torch.float32)
-    weight = random_map(12, channels, torch.float32)
-    out = torch.full((parts, 2, 3, 19, 3, 4), torch.nan, dtype=torch.bfloat16, device=device)
+    weight = random_map(3 * dim, channels, torch.float32)
+    weight[:dim] *= 1e-12
     x, layer, weight = to((x, layer, weight), device, torch.float32)
-    whole = torch.empty(2, 3, 19, 3, 4, device=device)
-    project_rows(x, layer, [Projection(weight, out), Projection(weight, whole)])
-    assert_within(out.double().sum(0).cpu(), whole.double().cpu(), bound)
-    with pytest.raises(InputError, match="4 parts in"):
-        project_rows(x, layer, [Projection(weight, out.new_empty(4, *out.shape[1:]))])
-    with pytest.raises(InputError, match="use 2 or 3 in bfloat16"):
-        project_rows(x, layer, [Projection(weight, out.float())])
+    out = torch.full((2, 2, 3, 19, 3, dim), torch.nan, dtype=torch.float16, device=device)
+    unit = torch.full((2, 3, 3, 19), torch.nan, device=device).transpose(2, 3)
+    whole = torch.empty(2, 3, 19, 3, dim, device=device)
+    project_rows(x, layer, [Projection(weight, out, unit=unit), Projection(weight, whole)])
+    found = SplitRows(*out, unit).joined()
+    for head in range(3):
+        exact = whole[..., head, :].double()
+        assert_within(found[..., head, :].cpu(), exact.cpu(), BOUNDS[torch.float32])
+
+
+def test_bad_halves_are_refused(device):
+    x, weight = torch.ones(1, 3, 5, 16, device=device), torch.ones(4, 16, device=device)
+    layer = to(norm(16, torch.float32), device, torch.float32)
+    out, unit = x.new_empty(2, 1, 3, 5, 1, 4), x.new_empty(1, 3, 5, 1)
+    for message, bad in {
+        "2 parts and no unit": Projection(weight, out.half()),
+        "use two halves in float16": Projection(weight, out, unit=unit),
+        "one in float32": Projection(weight, out.half(), unit=unit.half()),
+        "unit 0 has the shape": Projection(weight, out.half(), unit=unit[:, :2]),
+    }.items():
+        with pytest.raises(InputError, match=message):
+            project_rows(x, layer, [bad])
 
 
 @dtypes
