@@ -20,6 +20,7 @@ from mlff_triton.bio.genomics.alpha_genome import AlphaGenomeForward
 from mlff_triton.bio.genomics.enformer import EnformerForward
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.bio.structure.boltz_alignment import BoltzAlignmentForward
+from mlff_triton.bio.structure.boltz_conditioning import BoltzConditioningForward
 from mlff_triton.bio.structure.boltz_diffusion import BoltzDiffusionForward
 from mlff_triton.bio.structure.boltz_score import Boltz1ScoreForward, BoltzScoreForward
 from mlff_triton.bio.structure.boltz_windows import BoltzAtomForward
@@ -71,6 +72,7 @@ FAMILIES = (
         models=(
             BoltzBlockForward,
             BoltzAlignmentForward,
+            BoltzConditioningForward,
             BoltzScoreForward,
             Boltz1ScoreForward,
             BoltzAtomForward,

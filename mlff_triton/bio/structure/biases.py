@@ -22,31 +22,40 @@ class BiasMaps(NamedTuple):
         Normalization of the pairs.
     weight : [L H, P]
         Maps of normalized pairs to the biases of H heads, those of one layer above the next.
+    shift : [L H] or None
+        Added to the biases.
     heads : int
         Number H of heads.
     """
 
     norm: Norm
     weight: Tensor
+    shift: Tensor | None
     heads: int
 
     @classmethod
     def of(cls, norms: Sequence[Norm], maps: Sequence[Tensor]) -> BiasMaps:
-        """Fold the scales of the layers' normalizations into their maps [H, P], in float64.
+        """Fold the layers' normalizations into their maps [H, P], in float64.
 
         Raises
         ------
         InputError
-            If normalizations have shifts, or add different values to variances.
+            If normalizations add different values to variances, or only some have shifts.
         """
         scales, shifts, eps = zip(*norms, strict=True)
-        if any(shift is not None for shift in shifts) or len(set(eps)) > 1:
-            raise InputError("the normalizations of pairs are not alike, or have shifts")
+        if len(set(eps)) > 1 or len({shift is None for shift in shifts}) > 1:
+            raise InputError("the normalizations of pairs are not alike")
         folded = [weight * scale for weight, scale in zip(maps, scales, strict=True)]
-        norm = torch.ones_like(scales[0]), None, eps[0]
-        return cls(norm, torch.cat(folded), len(maps[0]))
+        norm, shift = (torch.ones_like(scales[0]), None, eps[0]), None
+        if shifts[0] is not None:
+            shift = torch.cat([weight @ each for weight, each in zip(maps, shifts, strict=True)])
+        return cls(norm, torch.cat(folded), shift, len(maps[0]))
+
+    def joined(self, operators: Operators, z: Tensor) -> Tensor:
+        """Compute the biases [B, L H, N, M] of all layers from pairs [B, N, M, P]."""
+        return operators.pair_biases(z.contiguous(), self.norm, self.weight, self.shift)
 
     def biases(self, operators: Operators, z: Tensor) -> tuple[Tensor, ...]:
         """Compute the biases [B, H, N, M] of each layer from pairs [B, N, M, P]."""
-        biases = operators.pair_biases(z.contiguous(), self.norm, self.weight)
-        return tuple(part.contiguous() for part in biases.split(self.heads, 1))
+        parts = self.joined(operators, z).split(self.heads, 1)
+        return tuple(part.contiguous() for part in parts)

@@ -157,7 +157,7 @@ def token_attention_(
     return gated_update_(s, y, weights.norm, weights.gate, weights.out)
 
 
-def pair_biases(z: Tensor, norm: Norm, weight: Tensor) -> Tensor:
+def pair_biases(z: Tensor, norm: Norm, weight: Tensor, shift: Tensor | None = None) -> Tensor:
     """Compute biases of queries and keys from pairs, without gradients.
 
     Parameters
@@ -169,6 +169,8 @@ def pair_biases(z: Tensor, norm: Norm, weight: Tensor) -> Tensor:
     weight : [H, C]
         Map of normalized pairs to biases, float16, bfloat16 or float32. Heads of several layers
         can be computed together.
+    shift : [H], optional
+        Added to the biases.
 
     Returns
     -------
@@ -186,7 +188,7 @@ def pair_biases(z: Tensor, norm: Norm, weight: Tensor) -> Tensor:
     batches, n, others, channels = z.shape
     check_shape("weight", weight, ("H", channels))
     biases = weight.new_empty(batches, len(weight), n, others)
-    project_rows(z, norm, [Projection(weight, biases.movedim(1, 3)[..., None])])
+    project_rows(z, norm, [Projection(weight, biases.movedim(1, 3)[..., None], shift)])
     return biases
 
 

@@ -168,13 +168,12 @@ def test_many_wide_tokens_are_multiplied_by_programs_of_their_own(precision, dev
 def test_pair_biases(n, precision, device):
     channels, heads = 32, 16
     z, weight = random(2, n, n, channels, dtype=precision), random_map(heads, channels, precision)
-    layer = norm(channels, precision)
-    found = pair_biases(
-        z.to(device, torch.float32), to(layer, device, precision), weight.to(device, precision)
-    )
-    assert found.dtype is precision
-    assert found.shape == (2, heads, n, n)
-    assert_within(found.cpu(), reference.pair_biases(z, layer, weight), BOUNDS[precision])
+    layer, shift = norm(channels, precision), random(heads, dtype=precision)
+    for given in ((layer, weight), (layer, weight, shift)):
+        found = pair_biases(z.to(device, torch.float32), *to(given, device, precision))
+        assert found.dtype is precision
+        assert found.shape == (2, heads, n, n)
+        assert_within(found.cpu(), reference.pair_biases(z, *given), BOUNDS[precision])
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")  # of NumPy, which finds the largest values

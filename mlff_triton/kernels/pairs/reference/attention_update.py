@@ -75,6 +75,6 @@ def token_attention_update(
     return linear(y * linear(x, gate).sigmoid(), out)
 
 
-def pair_biases(z: Tensor, norm: Norm, weight: Tensor) -> Tensor:
+def pair_biases(z: Tensor, norm: Norm, weight: Tensor, shift: Tensor | None = None) -> Tensor:
     """Compute `mlff_triton.kernels.pairs.attention_update.pair_biases`."""
-    return linear(layer_norm(z, z.shape[-1:], *norm), weight).movedim(-1, 1)
+    return linear(layer_norm(z, z.shape[-1:], *norm), weight, shift).movedim(-1, 1)
