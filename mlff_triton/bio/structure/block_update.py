@@ -25,7 +25,7 @@ from mlff_triton.bio.structure.updates import (
     update_tokens,
 )
 
-_MOST_ELEMENTS = 3 * 2**23  # of pairs or tokens; kernels of more take longer than their launches
+_MOST_ELEMENTS = 3 * 2**25  # of pairs or tokens; kernels of more take longer than their launches
 _SHAPES = 8  # per device
 
 _GRAPHS: WeakValueDictionary[torch.device, GraphCache] = WeakValueDictionary()

@@ -49,7 +49,7 @@ from mlff_triton.kernels.common.scaled_halves import (
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.attention_vectors import Vectors, operands
 from mlff_triton.kernels.pairs.halves import untruncated
-from mlff_triton.kernels.pairs.row_blocks import exact_exp
+from mlff_triton.kernels.pairs.row_blocks import exp_of_scores
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _KEYS = 1024  # per step of a program that searches a mask
@@ -107,7 +107,7 @@ def _weigh(
     if MASKED:
         level = tl.where(highest == float("-inf"), 0.0, highest)  # all keys so far are masked
     if EXACT:
-        weights, rescale = exact_exp(scores - level[:, None]), exact_exp(peak - level)
+        weights, rescale = exp_of_scores(scores - level[:, None]), exp_of_scores(peak - level)
     else:
         weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
         rescale = tl.exp2((peak - level) * _LOG2_E)

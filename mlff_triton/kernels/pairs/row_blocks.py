@@ -18,9 +18,11 @@ from mlff_triton.kernels.common.halves import multiply_halves, split_halves
 from mlff_triton.kernels.pairs.halves import row_scales, untruncated
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
 _LN_2 = tl.constexpr(0.6931471805599453)
-_LOWEST = tl.constexpr(-1000.0)  # its exponential is zero
-_LARGEST = tl.constexpr(87.0)  # its exponential is finite
+_LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
+_ZERO = tl.constexpr(-1000.0)  # its exponential is zero
+_TO_WHOLE = tl.constexpr(12583039.0)  # 3 2**22, whose sums are whole, and the bias of exponents
 _GROUP = tl.constexpr(8)  # rows of one of two joined weights
 _CHUNK = 64  # most channels of one sum on tensor cores, in float32
 
@@ -246,13 +248,26 @@ def add_product(
 
 
 @triton.jit
-def exact_exp(x):
-    """Return exponentials of float32 values up to 87, which are exact but for the last bits.
+def _exp_of_normal(x):
+    """Return exponentials of float32 values from -87 to 87, to the last bits.
 
-    The fast instruction for powers of two is almost exact. What rounding takes from the power is
-    restored by the derivative. Errors grow by 3e-9 of the result for each unit of x.
+    With x log2(e) = k + f, where k is whole and f at most a half, the last bits of k + _TO_WHOLE
+    are the exponent of 2**k, and the fast instruction for 2**f is almost exact.
     """
-    x = tl.maximum(x, _LOWEST, propagate_nan=tl.PropagateNan.ALL)
+    shifted = tl.fma(x, _LOG2_E, _TO_WHOLE)
+    part = tl.fma(x, _LOG2_E_REST, tl.fma(x, _LOG2_E, _TO_WHOLE - shifted))
+    power = (shifted.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
+    return power * tl.exp2(part)
+
+
+@triton.jit
+def exp_of_scores(x):
+    """Return exponentials of float32 values up to 87, in half as many instructions.
+
+    The derivative restores what rounding takes from the power. The fast instruction loses 3e-8 of
+    large powers on average, which weights and their sum have in common.
+    """
+    x = tl.maximum(x, _ZERO, propagate_nan=tl.PropagateNan.ALL)
     power = x * _LOG2_E
     y = tl.exp2(power)
     return tl.fma(y, tl.fma(power, -_LN_2, x), y)
@@ -276,8 +291,8 @@ def _exact_quotient(x, y):
 def gated(x, gate, EXACT: tl.constexpr):
     """Return ``x sigmoid(gate)``, in float32 to the last bits if EXACT."""
     if EXACT:
-        exponent = tl.minimum(-gate, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
-        y = _exact_quotient(x, 1 + exact_exp(exponent))
+        exponent = tl.clamp(-gate, _LOWEST, -_LOWEST, propagate_nan=tl.PropagateNan.ALL)
+        y = _exact_quotient(x, 1 + _exp_of_normal(exponent))
     else:
         root = tl.rsqrt(1 + tl.exp2(-_LOG2_E * gate))  # takes fewer instructions than a quotient
         y = x * (root * root)

@@ -8,6 +8,7 @@ For the halves see `mlff_triton.kernels.common.scaled_halves`, and for sums of t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -114,18 +115,25 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, n_rows: int, n_out: int, x: Tensor) -> Tile:
-        """Return block sizes for a number of rows and results, on the GPU of ``x``.
+        """Return block sizes for a number of rows and results, on the GPU of ``x``."""
+        if not hardware.has_large_memory(x):
+            return cls(64, 64, 32, 4, 2)
+        best = cls._fastest(n_rows, n_out, hardware.multiprocessors(x.device))
+        return best._replace(stages=best.stages - hardware.has_tensor_memory(x))
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def _fastest(cls, n_rows: int, n_out: int, processors: int) -> Tile:
+        """Return the block sizes that take the shortest time.
 
         Multiprocessors take one tile at a time, or two small ones. The times that this takes are
         relative, from an H200 and an H100.
         """
-        if not hardware.has_large_memory(x):
-            return cls(64, 64, 32, 4, 2)
 
         def cost(choice: tuple[Tile, int, float]) -> float:
             tile, at_a_time, time = choice
             tiles = triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns)
-            return time * float(triton.cdiv(tiles, at_a_time * hardware.multiprocessors(x.device)))
+            return time * float(triton.cdiv(tiles, at_a_time * processors))
 
         choices = (
             (cls(128, 128, 64, 8, 3), 1, 19.3),
@@ -134,8 +142,7 @@ class Tile(NamedTuple):
             (cls(64, 64, 128, 4, 3), 1, 8.5),
             (cls(64, 32, 128, 4, 3), 1, 7.7),
         )
-        best = min(choices, key=cost)[0]
-        return best._replace(stages=best.stages - hardware.has_tensor_memory(x))
+        return min(choices, key=cost)[0]
 
 
 def split_rows(x: Tensor) -> SplitRows:

@@ -32,7 +32,7 @@ from mlff_triton.kernels.common.scaled_halves import (
 )
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.halves import untruncated
-from mlff_triton.kernels.pairs.row_blocks import exact_exp
+from mlff_triton.kernels.pairs.row_blocks import exp_of_scores
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIT = tl.constexpr(2.0**13)  # of weights that are split
@@ -108,7 +108,7 @@ def _window_attention_fwd_kernel(
     level = tl.max(scores, 1)
     level = tl.where(level == float("-inf"), 0.0, level)  # without kept keys
     if EXACT:
-        weights = exact_exp(scores - level[:, None])
+        weights = exp_of_scores(scores - level[:, None])
     else:
         weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
     total = tl.sum(weights, 1)
