@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,11 +16,13 @@ from mlff_triton._common.cuda_graphs import GraphPool, is_capturing, record
 
 Inputs = Sequence[Tensor | None]
 Outputs = tuple[Tensor, ...]
+Fill: TypeAlias = Callable[[Inputs], None]
+"""Function that writes the inputs of a call to tensors of their shapes."""
 
 
 class _CapturedGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    inputs: list[list[Tensor]]  # those of each dtype
+    inputs: list[Tensor | None]
     constants: list[Tensor]
     held: list[weakref.ref[Tensor]]  # constants that these are copies of
     outputs: Outputs
@@ -67,15 +69,21 @@ class GraphCache:
         self._lock = RLock()
 
     def __call__(
-        self, inputs: Inputs, option: Any = None, constants: Sequence[Tensor] = ()
+        self,
+        inputs: Inputs,
+        option: Any = None,
+        constants: Sequence[Tensor] = (),
+        fill: Fill | None = None,
     ) -> Outputs:
         """Return what the function returns, in tensors that the caller may keep.
 
         Constants are tensors that are never changed in place, and of the same shapes in all calls
-        with an option. They are copied if they are others than in the call before.
+        with an option. They are copied if they are others than in the call before. The function
+        gets copies of the inputs, or what ``fill`` writes to tensors of their shapes, unless it is
+        None.
         """
         if is_capturing(_present(inputs)[0]):
-            return self._run(inputs, option, constants)
+            return self._run(inputs, option, constants, fill)
         with self._lock:
             key = _key(inputs, option)
             captured, is_new = self._captured.get(key), key not in self._captured
@@ -84,9 +92,9 @@ class GraphCache:
                 while len(self._captured) > self._capacity:
                     self._captured.popitem(last=False)
                 if is_new and not self._at_once:
-                    return self._run(inputs, option, constants)
+                    return self._run(inputs, option, constants, fill)
                 captured = self._captured[key] = self._capture(inputs, option, constants)
-            return self._replay(key, captured, inputs, constants)
+            return self._replay(key, captured, inputs, constants, fill)
 
     def replay(
         self, inputs: Inputs, option: Any = None, constants: Sequence[Tensor] = ()
@@ -105,21 +113,27 @@ class GraphCache:
         captured: _CapturedGraph,
         inputs: Inputs,
         constants: Sequence[Tensor],
+        fill: Fill | None = None,
     ) -> Outputs:
-        present = _present(inputs)
         self._captured.move_to_end(key)
-        self._wait_for_last_replay(present[0].device)
-        for own, given in zip(captured.inputs, _by_dtype(present), strict=True):
-            torch._foreach_copy_(own, given, non_blocking=True)
+        self._wait_for_last_replay(_present(inputs)[0].device)
+        (fill or partial(copy_all, inputs))(captured.inputs)
         if not captured.holds(constants):
             torch._foreach_copy_(captured.constants, list(constants), non_blocking=True)
             captured.held[:] = map(weakref.ref, constants)
         captured.graph.replay()
         return tuple(output.clone() for output in captured.outputs)
 
-    def _run(self, inputs: Inputs, option: Any, constants: Sequence[Tensor]) -> Outputs:
+    def _run(
+        self, inputs: Inputs, option: Any, constants: Sequence[Tensor], fill: Fill | None
+    ) -> Outputs:
         """Run the function without a graph."""
-        given = _copies(inputs) if self._overwrites else inputs
+        given = inputs
+        if fill is not None:
+            given = [None if x is None else torch.empty_like(x) for x in inputs]
+            fill(given)
+        elif self._overwrites:
+            given = _copies(inputs)
         return self._function([*given, *constants], option)
 
     def _wait_for_last_replay(self, device: torch.device) -> None:
@@ -140,11 +154,18 @@ class GraphCache:
         if self._pool is None:
             self._pool = GraphPool()
         own, kept = _copies(inputs), [x.clone() for x in constants]
-        present, held = _present(own), list(map(weakref.ref, constants))
-        with torch.no_grad(), torch.cuda.device_of(present[0]):
+        held = list(map(weakref.ref, constants))
+        with torch.no_grad(), torch.cuda.device_of(_present(own)[0]):
             run = partial(self._function, [*own, *kept], option)
             graph, outputs = record(run, self._pool)
-        return _CapturedGraph(graph, _by_dtype(present), kept, held, outputs)
+        return _CapturedGraph(graph, own, kept, held, outputs)
+
+
+def copy_all(inputs: Inputs, own: Inputs) -> None:
+    """Copy all inputs to tensors of their shapes."""
+    groups = zip(_by_dtype(_present(own)), _by_dtype(_present(inputs)), strict=True)
+    for copies, given in groups:
+        torch._foreach_copy_(copies, given, non_blocking=True)
 
 
 def _present(inputs: Inputs) -> list[Tensor]:

@@ -38,6 +38,20 @@ def test_shapes_can_be_captured_at_once():
     assert function.n == 2  # the warm-up before the capture, and the capture
 
 
+def test_inputs_can_be_written_instead_of_copied():
+    graphs, x = GraphCache(CountedFunction(), overwrites=True), torch.ones(4, device="cuda")
+
+    def fill(own: list[Tensor | None]) -> None:
+        first, second = own
+        assert first is not None
+        assert second is None
+        torch.mul(x, 3, out=first)
+
+    assert [float(graphs([x, None], 2, (), fill)[0][0]) for _ in range(4)] == [6] * 4
+    assert float(graphs([x, None], 2)[0][0]) == 2
+    assert float(x.sum()) == 4
+
+
 def test_options_and_missing_inputs_have_graphs_of_their_own():
     graphs, x = GraphCache(CountedFunction()), torch.ones(3, device="cuda")
     for _ in range(3):

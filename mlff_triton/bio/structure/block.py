@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,7 +13,14 @@ from torch import Tensor, nn
 from mlff_triton.bio.fast_forward import Options
 from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.bio.structure.autocast import AutocastForward
-from mlff_triton.bio.structure.block_update import BlockUpdate, graphs_on, is_small, update_block
+from mlff_triton.bio.structure.block_update import (
+    BlockUpdate,
+    begin_block,
+    can_begin,
+    graphs_on,
+    is_small,
+    update_block,
+)
 from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.packed import Packed
@@ -164,8 +172,11 @@ class BlockForward(AutocastForward[Packed]):
             tf32=allows_tf32(),
             keeps_pairs=not (captures or in_place),
         )
+        if captures and can_begin(packed.weights, z, how.pair_rows):
+            how = how._replace(begun=True)
         if s is not None and not captures:
             s = s.to(how.token_rows, copy=True)
+        inputs = [s, z, *masks]
 
         def launch() -> None:
             """Update other tokens, as PyTorch adds to wide ones."""
@@ -177,9 +188,10 @@ class BlockForward(AutocastForward[Packed]):
             before_first_launch(self.backend, key, z, launch)
             if captures:
                 self._graphs = graphs_on(z.device)
-                found = self._graphs([s, z, *masks], how, packed.tensors)
+                fill = partial(begin_block, packed.weights, inputs, how) if how.begun else None
+                found = self._graphs(inputs, how, packed.tensors, fill)
             else:
-                found = update_block(packed.weights, [s, z, *masks], how)
+                found = update_block(packed.weights, inputs, how)
         return (found[0] if len(found) > 1 else given.s), found[-1]
 
     def _is_captured(self, s: Tensor | None, z: Tensor) -> bool:

@@ -179,13 +179,17 @@ def update_pairs(
     z: Tensor,
     mask: Tensor | None,
     out: Tensor | None = None,
+    *,
+    begun: bool = False,
 ) -> Tensor:
     """Update pairs [B, N, N, C] and return them, in place or, if it is given, in another tensor.
 
-    The mask [B, N, N] is 1 for pairs of two tokens that are not padding.
+    The mask [B, N, N] is 1 for pairs of two tokens that are not padding. If the updates have
+    ``begun``, the first of them is left out.
     """
     multiply, attend = operators.triangle_multiplication_, operators.triangle_attention_
-    z = multiply(z, weights.outgoing, mask, out=out)
+    if not begun:
+        z = multiply(z, weights.outgoing, mask, out=out)
     multiply(z, weights.incoming, mask, incoming=True)
     attend(z, weights.starting, mask)
     attend(z, weights.ending, mask, ending=True, bias_of_ending=weights.bias_of_ending)

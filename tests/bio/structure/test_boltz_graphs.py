@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -136,3 +137,23 @@ def test_large_blocks_take_no_graph(stack, backend, device, monkeypatch):
     with bio.accelerated(stack, backend=backend, cuda_graph=True):
         run(stack, inputs(1, 6, TOKENS, PAIRS, device))
         assert len(captured()) == 1
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_pairs_of_large_blocks_are_not_copied(stack, backend, batch, device, monkeypatch):
+    """Their first update writes those of the graph, and leaves the given ones alone."""
+    given = inputs(batch, 6, TOKENS, PAIRS, device)
+    before = [x.clone() for x in given]
+    with bio.accelerated(stack, backend=backend):
+        expected = [run(stack, given) for _ in range(2)]
+    copied = mock.Mock(wraps=block_update.copy_all)
+    monkeypatch.setattr(block_update, "copy_all", copied)
+    monkeypatch.setattr(block_update, "_FEWEST_TO_BEGIN", 6 * 6 * PAIRS - 1)
+    with bio.accelerated(stack, backend=backend):
+        found = [run(stack, given) for _ in range(2)]
+        assert len(captured()) == 1
+    assert all(map(torch.equal, given, before))
+    for one, other in zip(found, expected, strict=True):
+        assert all(map(torch.equal, one, other))
+    assert copied.call_count == 6
+    assert all(given[1] is not x for call in copied.call_args_list for x in call.args[0])

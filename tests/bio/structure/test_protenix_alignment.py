@@ -38,9 +38,9 @@ def make(last: bool, device: str = "cpu") -> nn.Module:
     return randomize(pairformer.MSABlock(**sizes)).to(device)
 
 
-def arguments(depth: int, n: int, device: str) -> tuple[Tensor, ...]:
+def arguments(depth: int, n: int, device: str, draw: int = 0) -> tuple[Tensor, ...]:
     """Return the arguments of a block without padding, as the alignment has no mask."""
-    torch.manual_seed(n)
+    torch.manual_seed(n + 1000 * draw)
     given = torch.randn(depth, n, CHANNELS), torch.randn(n, n, PAIRS), torch.ones(n, n)
     return tuple(x.to(device) for x in given)
 
@@ -86,7 +86,12 @@ def test_kernels_are_as_exact_as_protenix(last, device):
 @blocks
 @pytest.mark.parametrize("size", [(1, 1), (5, 17), (70, 300)], ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_protenix(last, size):
-    assert_as_exact(*compare(make(last, "cuda"), arguments(*size, "cuda")))
+    """One token has few rounding errors, so several ones are compared."""
+    block, draws = make(last, "cuda"), 16 if size == (1, 1) else 1
+    runs = [compare(block, arguments(*size, "cuda", draw)) for draw in range(draws)]
+    assert_as_exact(
+        *(tuple(map(torch.cat, zip(*part, strict=True))) for part in zip(*runs, strict=True))
+    )
 
 
 @pytest.mark.usefixtures("bfloat16_arithmetic")
