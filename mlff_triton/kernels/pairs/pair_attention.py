@@ -58,6 +58,7 @@ _MANY = 8  # programs per multiprocessor, which may own twice as many queries
 _FEW_ROWS = 16  # that read the same biases at the same time
 _UNIT = tl.constexpr(2.0**13)  # of weights that are split
 _1_UNIT = tl.constexpr(2.0**-13)
+_LEAST = tl.constexpr(2.0**-100)  # unit of values, whose inverse is far from overflow
 
 
 @triton.jit
@@ -79,32 +80,27 @@ def _key_range_kernel(mask_ptr, range_ptr, length, N: tl.constexpr):
 
 
 @triton.jit
-def _weigh(
-    scores,
-    mask_ptr,
-    start,
-    length,
-    peak,
-    total,
-    acc,
-    EXACT: tl.constexpr,
-    MASKED: tl.constexpr,
-    N: tl.constexpr,
-):
+def _kept_keys(mask_ptr, start, length, N: tl.constexpr):
+    """Return which of N keys exist and are kept, from a place on."""
+    key = start + tl.arange(0, N)
+    kept = key < length
+    if mask_ptr is not None:
+        kept = tl.load(mask_ptr + key, kept, other=0) != 0
+    return kept
+
+
+@triton.jit
+def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
     """Return weights [M, N] of a block of keys, and the maximum, sum and output rescaled to them.
 
-    The sum includes the weights, and the output does not. EXACT is True for weights in float32, and
-    MASKED if a key of the block may be masked or beyond the end.
+    The sum includes the weights, and the output does not. ``kept`` is None if all keys are, and
+    EXACT True for weights in float32.
     """
-    if MASKED:
-        key = start + tl.arange(0, N)
-        kept = key < length
-        if mask_ptr is not None:
-            kept = tl.load(mask_ptr + key, kept, other=0) != 0
+    if kept is not None:
         scores = tl.where(kept[None, :], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
     level = highest
-    if MASKED:
+    if kept is not None:
         level = tl.where(highest == float("-inf"), 0.0, highest)  # all keys so far are masked
     if EXACT:
         weights, rescale = exp_of_scores(scores - level[:, None]), exp_of_scores(peak - level)
@@ -126,13 +122,13 @@ def _load_parts(x, place, batches, PARTS: tl.constexpr, N: tl.constexpr, D: tl.c
 
 
 @triton.jit
-def _load_units(unit_ptr, start, length, MASKED: tl.constexpr, N: tl.constexpr):
-    """Load the units of N vectors, from a place on; zero beyond the end, if MASKED."""
+def _load_units(unit_ptr, start, kept, N: tl.constexpr):
+    """Load the units of N vectors, from a place on; zero for keys that are not kept."""
     place = start + tl.arange(0, N)
-    if MASKED:
-        units = tl.load(unit_ptr + place, place < length, other=0.0)
-    else:
+    if kept is None:
         units = tl.load(unit_ptr + place)
+    else:
+        units = tl.load(unit_ptr + place, kept, other=0.0)
     return units
 
 
@@ -215,19 +211,18 @@ def _pair_attention_fwd_kernel(
             place = batch, row, head, start
             keys = _load_parts(k, place, batches, PARTS, N, D)
             values = _load_parts(v, place, batches, PARTS, N, D)
+            kept = _kept_keys(mask_ptr, start, length, N) if MASKED else None
             if HALVES:
-                k_unit = _load_units(k_unit_ptr, start, length, MASKED == 1, N)
-                v_unit = _load_units(v_unit_ptr, start, length, MASKED == 1, N)
+                k_unit = _load_units(k_unit_ptr, start, kept, N)
+                v_unit = _load_units(v_unit_ptr, start, kept, N)
                 unit = (q_unit * k_unit)[None, :]
                 scores = untruncated(multiply_halves(q_high, q_low, keys[0].T, keys[1].T), D)
                 scores = tl.fma(scores, unit, biases.to(tl.float32))
             else:
                 scores = tl.dot(queries, keys[0].T, biases.to(tl.float32))
-            weights, peak, total, acc = _weigh(
-                scores, mask_ptr, start, length, peak, total, acc, HALVES, MASKED == 1, N
-            )
+            weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
             if HALVES:
-                largest = tl.max(v_unit, 0)
+                largest = tl.maximum(tl.max(v_unit, 0), _LEAST)
                 weights *= (v_unit * (inverse(largest) * _UNIT))[None, :]
                 high, low = split_scaled(weights)
                 acc += multiply_halves(high, low, values[0], values[1]) * (largest * _1_UNIT)

@@ -71,6 +71,17 @@ def test_vectors_of_any_size(size, key, device):
         assert_within(found[:, :, query::3], exact[:, :, query::3], BOUNDS[torch.float32])
 
 
+@dtypes
+@pytest.mark.parametrize("zero", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_vectors_may_be_zero(zero, precision, device):
+    given = inputs(1, 2, 70, 2, 24, precision)
+    for k in zero:
+        given[k].zero_()
+    exact = reference.pair_attention(*given)
+    found = pair_attention(*to(given, device, precision))
+    assert_within(found.cpu(), exact, BOUNDS[precision])
+
+
 @pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")  # of NumPy
 def test_infinite_queries_do_not_change_others(device):
     given = to(inputs(1, 1, 40, 1, 24, torch.float32), device, torch.float32)
@@ -161,14 +172,15 @@ def test_huge_scores(huge, device):
     assert_within(found.cpu(), exact, BOUNDS[torch.bfloat16])
 
 
-def test_masked_keys_do_not_count(device):
-    """Biases and keys of masked tokens may be anything finite."""
-    q, k, v, bias = (x.to(device, torch.float16) for x in inputs(1, 2, 70, 1, 16, torch.float16))
+@dtypes
+def test_masked_keys_do_not_count(precision, device):
+    """Biases, keys and values of masked tokens may be anything finite."""
+    q, k, v, bias = (x.to(device, precision) for x in inputs(1, 2, 70, 1, 16, precision))
     mask = torch.ones(1, 2, 70, device=device)
     mask[:, :, 3] = mask[:, :, 60:] = 0
     expected = pair_attention(q, k, v, bias, mask)
     k[:, :, 3] = bias[..., 65] = 1e4
-    v[:, :, 60:] = -60_000.0
+    v[:, :, 3] = v[:, :, 60:] = -60_000.0 if precision == torch.float16 else -1e30
     assert torch.equal(pair_attention(q, k, v, bias, mask), expected)
 
 
