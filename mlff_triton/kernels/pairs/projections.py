@@ -302,7 +302,9 @@ def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | Non
             check_device(x, unit)
             check_shape(f"unit {k}", unit, (*x.shape[:3], groups))
             if (parts, out.dtype, unit.dtype) != (2, torch.float16, torch.float32):
-                raise InputError(f"out {k} has a unit: use two halves in float16, one in float32")
+                raise InputError(
+                    f"out {k} has a unit: use two halves in float16, and a unit in float32"
+                )
         if bias is not None:
             check_device(x, bias)
             check_shape(f"bias {k}", bias, (groups * dim,))

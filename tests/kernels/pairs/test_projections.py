@@ -71,7 +71,7 @@ def test_bad_halves_are_refused(device):
     for message, bad in {
         "2 parts and no unit": Projection(weight, out.half()),
         "use two halves in float16": Projection(weight, out, unit=unit),
-        "one in float32": Projection(weight, out.half(), unit=unit.half()),
+        "a unit in float32": Projection(weight, out.half(), unit=unit.half()),
         "unit 0 has the shape": Projection(weight, out.half(), unit=unit[:, :2]),
     }.items():
         with pytest.raises(InputError, match=message):
