@@ -162,9 +162,15 @@ class GraphCache:
 
 
 def copy_all(inputs: Inputs, own: Inputs) -> None:
-    """Copy all inputs to tensors of their shapes."""
-    groups = zip(_by_dtype(_present(own)), _by_dtype(_present(inputs)), strict=True)
-    for copies, given in groups:
+    """Copy all inputs to tensors of their shapes and dtypes.
+
+    PyTorch copies tensors of one dtype in a single launch.
+    """
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for pair in zip(_present(own), _present(inputs), strict=True):
+        for group, x in zip(groups.setdefault(pair[1].dtype, ([], [])), pair, strict=True):
+            group.append(x)
+    for copies, given in groups.values():
         torch._foreach_copy_(copies, given, non_blocking=True)
 
 
@@ -174,14 +180,6 @@ def _present(inputs: Inputs) -> list[Tensor]:
 
 def _copies(inputs: Inputs) -> list[Tensor | None]:
     return [None if x is None else x.clone() for x in inputs]
-
-
-def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by dtype, as PyTorch copies tensors of one dtype in a single launch."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for x in tensors:
-        groups.setdefault(x.dtype, []).append(x)
-    return list(groups.values())
 
 
 def _key(inputs: Inputs, option: Any) -> tuple[object, ...]:

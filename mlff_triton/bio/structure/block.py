@@ -161,19 +161,19 @@ class BlockForward(AutocastForward[Packed]):
             s = mask = None
         packed, masks, captures = self.weights, (mask, pair_mask), self._is_captured(s, z)
         tokens, pairs = self.result_dtype(z if s is None else s), self.result_dtype(z)
+        pair_rows = self._row_dtype(pairs, self.dtype)
         how = BlockUpdate(
             self.backend,
             self.token_axes,
             token_rows=self._row_dtype(tokens, self.token_dtype),
-            pair_rows=self._row_dtype(pairs, self.dtype),
+            pair_rows=pair_rows,
             tokens=tokens,
             pairs=pairs,
             places=packed.places,
             tf32=allows_tf32(),
             keeps_pairs=not (captures or in_place),
+            begun=captures and can_begin(packed.weights, z, pair_rows),
         )
-        if captures and can_begin(packed.weights, z, how.pair_rows):
-            how = how._replace(begun=True)
         if s is not None and not captures:
             s = s.to(how.token_rows, copy=True)
         inputs = [s, z, *masks]

@@ -64,7 +64,7 @@ class BlockUpdate(NamedTuple):
     places: Any
     tf32: bool
     keeps_pairs: bool
-    begun: bool = False
+    begun: bool
 
 
 def begin_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate, own: Inputs) -> None:

@@ -24,9 +24,9 @@ _14 = tl.constexpr(14 << 23)
 def split_below(x, largest):
     """Return high and low halves and the unit of a block, given the largest absolute values."""
     exponent = largest.to(tl.int32, bitcast=True) & _EXPONENT
-    unit = tl.maximum(exponent - _14, _SMALLEST)
-    high, low = split_scaled(x * (-unit + _LARGEST).to(tl.float32, bitcast=True))
-    return high, low, unit.to(tl.float32, bitcast=True)
+    unit = tl.maximum(exponent - _14, _SMALLEST).to(tl.float32, bitcast=True)
+    high, low = split_scaled(x * inverse(unit))
+    return high, low, unit
 
 
 @triton.jit

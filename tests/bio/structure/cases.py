@@ -128,6 +128,19 @@ def assert_as_exact(
         assert_no_worse(x.cpu()[kept], truth[kept], y.cpu()[kept], dtype)
 
 
+def results_under_autocast(
+    module: nn.Module, run: Callable[..., Any], given: tuple[Any, ...], device: str
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the outputs of kernels and of upstream under autocast, which have the same dtypes."""
+    with torch.autocast(device, torch.bfloat16):
+        own = results(run, given)
+        with bio.accelerated(module, backend="triton"):
+            found = results(run, given)
+            assert [part.state for part in bio.report(module)] == ["fast"]
+    assert [x.dtype for x in found] == [x.dtype for x in own]
+    return found, own
+
+
 def assert_as_exact_in_half(
     block: nn.Module,
     run: Callable[..., Any],
@@ -140,12 +153,10 @@ def assert_as_exact_in_half(
     Models with such blocks pass tokens, alignments, pairs and masks in this dtype.
     """
     half = tuple(x if x is None else x.bfloat16() for x in given)
-    exact = exact_results(block, run, half)
-    with torch.autocast(device, torch.bfloat16):
-        own, before = results(run, half), [None if x is None else x.clone() for x in half]
-        with bio.accelerated(block, backend="triton"):
-            found = results(run, half)
-            assert [part.state for part in bio.report(block)] == ["fast"]
+    before, exact = (
+        [None if x is None else x.clone() for x in half],
+        exact_results(block, run, half),
+    )
+    found, own = results_under_autocast(block, run, half, device)
     assert all(x is None or torch.equal(x, y) for x, y in zip(half, before, strict=True))
-    assert [x.dtype for x in found] == [x.dtype for x in own]
     assert_as_exact(found, own, exact, masks, torch.bfloat16)

@@ -24,6 +24,7 @@ from tests.bio.structure.cases import (
     inputs,
     randomize,
     results,
+    results_under_autocast,
 )
 from tests.kernels.pairs.conftest import bfloat16_arithmetic
 from tests.support.strides import assert_strides_do_not_matter
@@ -188,11 +189,7 @@ def test_kernels_follow_autocast(name, device):
     block = make(name, device)
     given, masks = arguments(block, 2, 9, device)
     exact = exact_results(block, block, given)
-    with torch.autocast(device, torch.bfloat16):
-        own = results(block, given)
-        with bio.accelerated(block, backend="triton"):
-            found = results(block, given)
-            assert [part.state for part in bio.report(block)] == ["fast"]
+    found, own = results_under_autocast(block, block, given, device)
     assert_as_exact(found[-1:], own[-1:], exact[-1:], masks[-1:], torch.bfloat16)
 
 

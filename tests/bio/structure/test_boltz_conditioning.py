@@ -18,6 +18,7 @@ from tests.bio.structure.cases import (
     exact_results,
     randomize,
     results,
+    results_under_autocast,
 )
 from tests.kernels.pairs.conftest import bfloat16_arithmetic
 
@@ -96,12 +97,7 @@ def test_kernels_follow_autocast(device):
     model, given = make(device), arguments(12, device)
     step = run(model, 12)
     exact = exact_results(model, step, given)
-    with torch.autocast(device, torch.bfloat16):
-        own = results(step, given)
-        with bio.accelerated(model, backend="triton"):
-            found = results(step, given)
-            assert [part.state for part in bio.report(model)] == ["fast"]
-    assert [x.dtype for x in found] == [x.dtype for x in own]
+    found, own = results_under_autocast(model, step, given, device)
     masks = tuple(torch.ones_like(x[..., 0]) for x in exact)
     assert_as_exact(found, own, exact, masks, torch.bfloat16)
 

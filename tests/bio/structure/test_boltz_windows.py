@@ -16,6 +16,7 @@ from tests.bio.structure.cases import (
     exact_results,
     randomize,
     results,
+    results_under_autocast,
 )
 from tests.kernels.pairs.conftest import bfloat16_arithmetic
 
@@ -93,11 +94,7 @@ def test_kernels_follow_autocast(device):
     model, given = make(device), arguments(1, 1, 12, device)
     step = run(model, 1)
     exact = exact_results(model, step, given)
-    with torch.autocast(device, torch.bfloat16):
-        own = results(step, given)
-        with bio.accelerated(model, backend="triton"):
-            found = results(step, given)
-            assert [part.state for part in bio.report(model)] == ["fast"]
+    found, own = results_under_autocast(model, step, given, device)
     assert_as_exact(found, own, exact, (torch.ones_like(given[4]),), torch.bfloat16)
 
 
