@@ -31,7 +31,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.pairs.arguments import check_rows, head_width
 from mlff_triton.kernels.pairs.attention_vectors import empty_operands, empty_vectors
 from mlff_triton.kernels.pairs.gated_update import gated_update_
-from mlff_triton.kernels.pairs.pair_attention import attention_of_operands
+from mlff_triton.kernels.pairs.pair_attention import attention_of_operands, score_unit
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_attention_
 from mlff_triton.kernels.types.norm import Norm
@@ -103,7 +103,7 @@ def triangle_attention_(
         TokenAttentionWeights(norm, query, key, value, gate, out),
         biases,
         mask.transpose(1, 2) if mask is not None and ending else mask,
-        [Projection(bias, pairs.movedim(1, 3)[..., None])],
+        [Projection(bias, pairs.movedim(1, 3)[..., None], scale=score_unit(bias.dtype))],
     )
     gated_update_(x, y, norm, gate, out)
     return z
@@ -199,20 +199,26 @@ def _attend(
     mask: Tensor | None,
     maps: Sequence[Projection] = (),
 ) -> Tensor:
-    """Return the attention of rows x [B, R, S, C], [B, R, S, H, D], after further projections."""
+    """Return the attention of rows x [B, R, S, C], [B, R, S, H, D].
+
+    Further maps are those of biases, which are in the unit of scores then.
+    """
     norm, query, key, value, _, _, query_bias = weights
     heads = bias.shape[1]
     dim = head_width("queries", len(query), heads)
     shape = (*x.shape[:3], heads, dim)
+    unit = score_unit(query.dtype)
     q, k, v = empty_vectors(query, shape), empty_operands(key, shape), empty_operands(value, shape)
     project_rows(
         x,
         norm,
         [
-            Projection(query, q, query_bias, dim**-0.5),
+            Projection(query, q, query_bias, dim**-0.5 * unit),
             Projection(key, k.parts, unit=k.unit),
             Projection(value, v.parts, unit=v.unit),
             *maps,
         ],
     )
-    return attention_of_operands(q, k, v, bias, mask, scale=1.0)
+    return attention_of_operands(
+        q, k, v, bias, mask, scale=1.0, bias_scale=1.0 if maps else unit
+    )

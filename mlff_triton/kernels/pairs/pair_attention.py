@@ -11,6 +11,11 @@ initial value of the product of queries and keys, unless that is to be exact. Bl
 all kept need no mask: a first kernel finds where each row has its first masked key and its last
 kept one, so padding at the end costs nothing.
 
+Softmax is the same for scores minus any number. It is commonly the largest score so far, which all
+weights wait for, and which scales the output of each block anew. Weights in bfloat16 have the
+exponents of float32, so nothing is subtracted, and the largest scores may be from -69 to 69.
+Programs that find weights beyond that begin again, with the largest score.
+
 In float32, all are multiplied as halves in float16, for which see
 `mlff_triton.kernels.common.scaled_halves`. Queries of a block share a unit; keys and values have
 their own. The unit of a value is a factor of its weight in the product, relative to the largest one
@@ -51,7 +56,7 @@ from mlff_triton.kernels.pairs.attention_vectors import Vectors, operands
 from mlff_triton.kernels.pairs.halves import untruncated
 from mlff_triton.kernels.pairs.row_blocks import exp_of_scores
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E = 1.4426950408889634
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
 _MANY = 8  # programs per multiprocessor, which may own twice as many queries
@@ -59,6 +64,9 @@ _FEW_ROWS = 16  # that read the same biases at the same time
 _UNIT = tl.constexpr(2.0**13)  # of weights that are split
 _1_UNIT = tl.constexpr(2.0**-13)
 _LEAST = tl.constexpr(2.0**-100)  # unit of values, whose inverse is far from overflow
+_LOWEST = tl.constexpr(2.0**-100)  # sum of weights, of which those that underflow are no part
+_HIGHEST = tl.constexpr(2.0**100)
+_GROUP = tl.constexpr(8)  # keys whose weights lie in different threads
 
 
 @triton.jit
@@ -93,8 +101,8 @@ def _kept_keys(mask_ptr, start, length, N: tl.constexpr):
 def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
     """Return weights [M, N] of a block of keys, and the maximum, sum and output rescaled to them.
 
-    The sum includes the weights, and the output does not. ``kept`` is None if all keys are, and
-    EXACT True for weights in float32.
+    The sum includes the weights, and the output does not. ``kept`` is None if all keys are. Scores
+    are exponents of e if weights are EXACT, those of float32, and of two otherwise.
     """
     if kept is not None:
         scores = tl.where(kept[None, :], scores, float("-inf"))
@@ -105,9 +113,26 @@ def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
     if EXACT:
         weights, rescale = exp_of_scores(scores - level[:, None]), exp_of_scores(peak - level)
     else:
-        weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
-        rescale = tl.exp2((peak - level) * _LOG2_E)
+        weights, rescale = tl.exp2(scores - level[:, None]), tl.exp2(peak - level)
     return weights, highest, total * rescale + tl.sum(weights, 1), acc * rescale[:, None]
+
+
+@triton.jit
+def _weigh_freely(scores, kept):
+    """Return weights [M, N], powers of two, and their sums over groups of keys, [M, _GROUP]."""
+    if kept is not None:
+        scores = tl.where(kept[None, :], scores, float("-inf"))
+    weights = tl.exp2(scores)
+    groups = tl.reshape(weights, (scores.shape[0], scores.shape[1] // _GROUP, _GROUP))
+    return weights, tl.sum(groups, 1)
+
+
+@triton.jit
+def _out_of_range(total, acc):
+    """Return whether any sum of weights [M], or output [M, D], is too small or too large."""
+    fits = (total > _LOWEST) & (total < _HIGHEST)
+    finite = tl.min((tl.abs(acc) < float("inf")).to(tl.int32), 1)
+    return tl.min(tl.where(fits, finite, 0), 0) == 0
 
 
 @triton.jit
@@ -150,6 +175,7 @@ def _pair_attention_fwd_kernel(
     bias_strides,
     out_strides,
     SCALE: tl.constexpr,
+    BIAS_SCALE: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
     DESCRIBED: tl.constexpr,
     DIM: tl.constexpr,
@@ -203,24 +229,40 @@ def _pair_attention_fwd_kernel(
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
     whole = unmasked // N * N
-    for MASKED in tl.static_range(2):
-        begin, stop = (whole, end) if MASKED else (0, whole)
+    # Blocks without and with masked keys, and all of them again if weights were out of range.
+    FREE: tl.constexpr = v.dtype == tl.bfloat16
+    sums = tl.zeros([M, _GROUP], tl.float32)
+    for LOOP in tl.static_range(3 if FREE else 2):
+        begin, stop = (whole, end) if LOOP else (0, whole)
+        if LOOP == 2:
+            total = tl.sum(sums, 1)
+            if _out_of_range(total, acc):
+                begin, total, acc = 0, tl.zeros_like(total), tl.zeros_like(acc)
+            else:
+                begin = end
         for start in tl.range(begin, stop, N, num_stages=STAGES):
             # Loads that follow each other are waited for together.
             biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
             place = batch, row, head, start
             keys = _load_parts(k, place, batches, PARTS, N, D)
             values = _load_parts(v, place, batches, PARTS, N, D)
-            kept = _kept_keys(mask_ptr, start, length, N) if MASKED else None
+            biases = biases.to(tl.float32)
+            if BIAS_SCALE != 1:
+                biases *= BIAS_SCALE
+            kept = _kept_keys(mask_ptr, start, length, N) if LOOP else None
             if HALVES:
                 k_unit = _load_units(k_unit_ptr, start, kept, N)
                 v_unit = _load_units(v_unit_ptr, start, kept, N)
                 unit = (q_unit * k_unit)[None, :]
                 scores = untruncated(multiply_halves(q_high, q_low, keys[0].T, keys[1].T), D)
-                scores = tl.fma(scores, unit, biases.to(tl.float32))
+                scores = tl.fma(scores, unit, biases)
             else:
-                scores = tl.dot(queries, keys[0].T, biases.to(tl.float32))
-            weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
+                scores = tl.dot(queries, keys[0].T, biases)
+            if FREE and LOOP < 2:
+                weights, added = _weigh_freely(scores, kept)
+                sums += added
+            else:
+                weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
             if HALVES:
                 largest = tl.maximum(tl.max(v_unit, 0), _LEAST)
                 weights *= (v_unit * (inverse(largest) * _UNIT))[None, :]
@@ -314,7 +356,9 @@ def pair_attention(
     """
     check_same(FLOATS, {"q": q, "k": k, "v": v})
     _check(q, k, v, bias, mask)
-    return _attend(q, *operands(k, v), bias, mask, scale)
+    unit = score_unit(q.dtype)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return _attend(q, *operands(k, v), bias, mask, scale * unit, unit)
 
 
 def triangle_attention(
@@ -372,12 +416,31 @@ def triangle_attention(
     return pair_attention(q, k, v, bias, mask, scale).transpose(1, 2)
 
 
+def score_unit(dtype: torch.dtype) -> float:
+    """Return the factor of scores in kernels, for queries of a dtype.
+
+    Scores are exponents of two, except in float32, where a product with this factor would show.
+    """
+    return 1.0 if dtype == torch.float32 else _LOG2_E
+
+
 def attention_of_operands(
-    q: Tensor, k: Vectors, v: Vectors, bias: Tensor, mask: Tensor | None, scale: float
+    q: Tensor,
+    k: Vectors,
+    v: Vectors,
+    bias: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    bias_scale: float,
 ) -> Tensor:
-    """Compute `pair_attention` with keys and values from `empty_operands`."""
+    """Compute `pair_attention` with keys and values from `empty_operands`.
+
+    Scores are the scaled products of queries and keys and the scaled biases, in the unit that
+    `score_unit` returns.
+    """
     _check(q, k.parts[0], v.parts[0], bias, mask)
-    return _attend(q, k, v, bias, mask, scale)
+    return _attend(q, k, v, bias, mask, scale, bias_scale)
 
 
 def _attend(
@@ -386,7 +449,8 @@ def _attend(
     values: Vectors,
     bias: Tensor,
     mask: Tensor | None,
-    scale: float | None,
+    scale: float,
+    bias_scale: float,
 ) -> Tensor:
     """Return the attention of queries [B, R, S, H, D] to keys and values."""
     found = torch.empty_like(q) if q.stride(-1) == 1 else q.new_empty(q.shape)
@@ -418,7 +482,8 @@ def _attend(
             v.stride()[:-1],
             bias.stride()[:-1],
             out.stride()[:-1],
-            SCALE=dim**-0.5 if scale is None else float(scale),
+            SCALE=scale,
+            BIAS_SCALE=bias_scale,
             ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
             DIM=dim,

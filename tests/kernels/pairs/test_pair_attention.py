@@ -162,14 +162,32 @@ def test_scales_and_biases_of_another_dtype(device):
     assert_within(found.cpu(), exact, BOUNDS[torch.float16])
 
 
-@pytest.mark.parametrize("huge", [3e4, -3e4])
-def test_huge_scores(huge, device):
-    """One key far above or below the others does not overflow."""
-    given = inputs(1, 1, 40, 1, 32, torch.bfloat16)
-    given[3][..., 7] = huge
-    exact = reference.pair_attention(*given)
-    found = pair_attention(*(x.to(device, torch.bfloat16) for x in given))
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("keys", [slice(7, 8), slice(None)], ids=["key", "row"])
+@pytest.mark.parametrize("huge", [3e4, 88, 70, -70, -88, -3e4])
+def test_huge_scores(huge, keys, masked, device):
+    """Keys far above or below others, or all of a query, do not overflow or vanish."""
+    given = inputs(1, 2, 100, 1, 32, torch.bfloat16)
+    given[3][:, :, 5:90:2, keys] += huge
+    given = tuple(to(given, "cpu", torch.bfloat16))
+    mask = random_mask(1, 2, 100) if masked else None
+    exact = reference.pair_attention(*(x.double() for x in given), mask)
+    own = reference.pair_attention(*given, mask)
+    found = pair_attention(*to((*given, mask), device, torch.bfloat16))
+    assert_no_worse(found, exact, own, torch.bfloat16)
     assert_within(found.cpu(), exact, BOUNDS[torch.bfloat16])
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+@pytest.mark.parametrize("score", [60, -60])
+def test_large_values_and_scores(score, device):
+    """Outputs are finite even if sums of weights and values would not be."""
+    q, k, v, bias = inputs(1, 1, 70, 1, 32, torch.bfloat16)
+    exact = reference.pair_attention(q, k, v, bias)
+    given = to((q, k, v * 2.0**100, bias + score), device, torch.bfloat16)
+    found = pair_attention(*given[:3], (bias + score).to(device, torch.float32))
+    assert_within(found.cpu().double() * 2.0**-100, exact, BOUNDS[torch.bfloat16])
 
 
 @dtypes
@@ -185,7 +203,7 @@ def test_masked_keys_do_not_count(precision, device):
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")  # of NumPy, which finds the largest values
-@pytest.mark.parametrize("precision", [torch.float16, torch.float32], ids=str)
+@dtypes
 def test_scores_that_are_not_numbers_are_seen(precision, device):
     q, k, v, bias = (x.to(device, precision) for x in inputs(1, 2, 20, 2, 16, precision))
     q[0, 1, 5, 1] = torch.nan
