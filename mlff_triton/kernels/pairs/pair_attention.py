@@ -240,36 +240,37 @@ def _pair_attention_fwd_kernel(
                 begin, total, acc = 0, tl.zeros_like(total), tl.zeros_like(acc)
             else:
                 begin = end
-        for start in tl.range(begin, stop, N, num_stages=STAGES):
-            # Loads that follow each other are waited for together.
-            biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
-            place = batch, row, head, start
-            keys = _load_parts(k, place, batches, PARTS, N, D)
-            values = _load_parts(v, place, batches, PARTS, N, D)
-            biases = biases.to(tl.float32)
-            if BIAS_SCALE != 1:
-                biases *= BIAS_SCALE
-            kept = _kept_keys(mask_ptr, start, length, N) if LOOP else None
-            if HALVES:
-                k_unit = _load_units(k_unit_ptr, start, kept, N)
-                v_unit = _load_units(v_unit_ptr, start, kept, N)
-                unit = (q_unit * k_unit)[None, :]
-                scores = untruncated(multiply_halves(q_high, q_low, keys[0].T, keys[1].T), D)
-                scores = tl.fma(scores, unit, biases)
-            else:
-                scores = tl.dot(queries, keys[0].T, biases)
-            if FREE and LOOP < 2:
-                weights, added = _weigh_freely(scores, kept)
-                sums += added
-            else:
-                weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
-            if HALVES:
-                largest = tl.maximum(tl.max(v_unit, 0), _LEAST)
-                weights *= (v_unit * (inverse(largest) * _UNIT))[None, :]
-                high, low = split_scaled(weights)
-                acc += multiply_halves(high, low, values[0], values[1]) * (largest * _1_UNIT)
-            else:
-                acc = tl.dot(weights.to(v.dtype), values[0], acc)
+        if begin < stop:  # a loop without iterations prepares its pipeline, too
+            for start in tl.range(begin, stop, N, num_stages=STAGES):
+                # Loads that follow each other are waited for together.
+                biases = tl.reshape(bias.load([batch * heads + head, first, start]), (M, N))
+                place = batch, row, head, start
+                keys = _load_parts(k, place, batches, PARTS, N, D)
+                values = _load_parts(v, place, batches, PARTS, N, D)
+                biases = biases.to(tl.float32)
+                if BIAS_SCALE != 1:
+                    biases *= BIAS_SCALE
+                kept = _kept_keys(mask_ptr, start, length, N) if LOOP else None
+                if HALVES:
+                    k_unit = _load_units(k_unit_ptr, start, kept, N)
+                    v_unit = _load_units(v_unit_ptr, start, kept, N)
+                    unit = (q_unit * k_unit)[None, :]
+                    scores = untruncated(multiply_halves(q_high, q_low, keys[0].T, keys[1].T), D)
+                    scores = tl.fma(scores, unit, biases)
+                else:
+                    scores = tl.dot(queries, keys[0].T, biases)
+                if FREE and LOOP < 2:
+                    weights, added = _weigh_freely(scores, kept)
+                    sums += added
+                else:
+                    weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
+                if HALVES:
+                    largest = tl.maximum(tl.max(v_unit, 0), _LEAST)
+                    weights *= (v_unit * (inverse(largest) * _UNIT))[None, :]
+                    high, low = split_scaled(weights)
+                    acc += multiply_halves(high, low, values[0], values[1]) * (largest * _1_UNIT)
+                else:
+                    acc = tl.dot(weights.to(v.dtype), values[0], acc)
     if HALVES and length >= N:  # sums of few products lose less
         acc = untruncated(acc, N)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
