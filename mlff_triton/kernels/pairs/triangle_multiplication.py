@@ -47,6 +47,7 @@ from mlff_triton.kernels.types.pair_stack import TriangleWeights
 _ALIGNMENT = 16  # elements, of which Triton compiles multiples to wide accesses
 _FEWEST_TOKENS = 64
 _CHANNELS = (16, 32, 64, 128, 256)
+_PLACES = tl.constexpr(16)  # next to each other, that a warp reads of each channel
 
 
 @triton.jit
@@ -110,6 +111,27 @@ def _triangle_factors_fwd_kernel(
 
 
 @triton.jit
+def _load_columns(sums_ptr, first, area, C: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr):
+    """Load float32 rows from planes [C, area], places from ``first`` on, as `load_chunks` does.
+
+    Triton spreads the first axis over the threads of a warp, and the second one over warps. So all
+    channels of a place are in one warp, which adds them without others.
+    """
+    LANES: tl.constexpr = 256 // sums_ptr.dtype.element_ty.primitive_bitwidth
+    lane = tl.arange(0, LANES)[:, None, None, None]
+    block = tl.arange(0, M // _PLACES)[None, :, None, None] * _PLACES
+    place = first + block + tl.arange(0, _PLACES)[None, None, None, :]
+    chunks = ()
+    for start in tl.static_range(0, C, CHUNK):
+        channel = start + lane + tl.arange(0, CHUNK // LANES)[None, None, :, None] * LANES
+        # Places beyond the last tokens are zero. A mask without them would split wide loads.
+        x = tl.load(sums_ptr + channel * area + place, place < area, other=0.0).to(tl.float32)
+        x = tl.reshape(tl.permute(x, (1, 3, 2, 0)), (M, CHUNK))
+        chunks = chunks + (x,)  # type: ignore[assignment] # noqa: RUF005
+    return chunks
+
+
+@triton.jit
 def _triangle_update_fwd_kernel(
     z_ptr,
     out_ptr,
@@ -143,8 +165,8 @@ def _triangle_update_fwd_kernel(
     offsets, area = pair * C, side.to(tl.int64) * side
     x = load_chunks(z_ptr, offsets, inside, C, 1, C, CHUNK)
     x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, C, half, EPS_IN, HALVES)
-    # Those beyond the last tokens are zero. A mask without them would split wide loads.
-    sums = load_chunks(sums_ptr, batch * C * area + place, place < area, C, area, C, CHUNK)
+    sums_ptr += batch * C * area
+    sums = _load_columns(sums_ptr, tl.program_id(0) * M, area, C, CHUNK, M)
     sums = normalize(sums, norm_out_weight_ptr, norm_out_bias_ptr, C, half, EPS_OUT, HALVES)
     for first in range(0, C, K):
         y = multiply_rows(sums, project_ptr, first, C, C, HALVES, False, K)  # [M, K]
