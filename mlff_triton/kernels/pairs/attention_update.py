@@ -219,6 +219,4 @@ def _attend(
             *maps,
         ],
     )
-    return attention_of_operands(
-        q, k, v, bias, mask, scale=1.0, bias_scale=1.0 if maps else unit
-    )
+    return attention_of_operands(q, k, v, bias, mask, scale=1.0, bias_scale=1.0 if maps else unit)

@@ -158,7 +158,7 @@ def _triangle_update_fwd_kernel(
     places of a plane, B).
     """
     batch = tl.program_id(1).to(tl.int64)
-    place, pair, inside = _locate(n, side, M)
+    _, pair, inside = _locate(n, side, M)
     pair += batch * n * n
     half: tl.constexpr = project_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
