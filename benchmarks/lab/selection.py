@@ -47,10 +47,15 @@ Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
 
 
 def passed(rows: Sequence[AnyRow]) -> Times:
-    """Group rows with a time by case, in order of size, and by implementation."""
+    """Group rows with a time by case, in order of size, and by implementation.
+
+    A case is compared on one GPU: the one of its last row, as files list the newest rows last.
+    """
+    timed = [row for row in rows if row.ms_p50 is not None]
+    gpu_of = {row.case: row.gpu for row in timed}
     times: Times = {}
-    for row in sorted(rows, key=lambda row: row.size):
-        if row.ms_p50 is not None:
+    for row in sorted(timed, key=lambda row: row.size):
+        if row.gpu == gpu_of[row.case]:
             times.setdefault(row.case, {})[row.impl] = row
     return times
 

@@ -25,6 +25,19 @@ def test_all_tables(measured):
     assert "| 21 | 0.1 | 0.25 | 0.150 |" in text
 
 
+def test_gpus_are_not_compared_with_each_other(tmp_path):
+    """The table has the GPU that was measured last, even if peers have rows of another alone."""
+    names = {"triton-bf16": 3.0, "cuequivariance-bf16": 5.0, "torch-bf16": 4.0}
+    made = [row(bench="pairs", case="update-512", impl=i, ms=ms) for i, ms in names.items()]
+    newer = [replace(x, gpu="another GPU", ms_p50=x.ms_p50 / 2) for x in made[:2]]
+    Results(tmp_path).add(made + newer)
+    table = tables.pairs_table(tmp_path)
+    assert "**1.5** | 2.5 (cuequivariance) | 1.7x" in table
+    assert "another GPU, PyTorch" in table
+    Results(tmp_path).add(made)
+    assert "**3** | 4 (torch) | 1.3x" in tables.pairs_table(tmp_path)
+
+
 def test_operators_are_tabulated_with_their_bandwidth(tmp_path):
     made = [
         row(bench="ops", case="compose-1024", impl=impl, ms=ms, atoms=1024)
