@@ -124,7 +124,7 @@ def _weigh_freely(scores, kept):
         scores = tl.where(kept[None, :], scores, float("-inf"))
     weights = tl.exp2(scores)
     groups = tl.reshape(weights, (scores.shape[0], scores.shape[1] // _GROUP, _GROUP))
-    return weights, tl.sum(groups, 1)
+    return weights, tl.sum(tl.permute(groups, (0, 2, 1)), 2)  # Triton 3.6 fails on Blackwell else
 
 
 @triton.jit
