@@ -21,7 +21,6 @@ supplement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -103,7 +102,7 @@ def triangle_attention_(
         TokenAttentionWeights(norm, query, key, value, gate, out),
         biases,
         mask.transpose(1, 2) if mask is not None and ending else mask,
-        [Projection(bias, pairs.movedim(1, 3)[..., None], scale=score_unit(bias.dtype))],
+        Projection(bias, pairs.movedim(1, 3)[..., None], scale=score_unit(bias.dtype)),
     )
     gated_update_(x, y, norm, gate, out)
     return z
@@ -197,11 +196,11 @@ def _attend(
     weights: TokenAttentionWeights,
     bias: Tensor,
     mask: Tensor | None,
-    maps: Sequence[Projection] = (),
+    bias_map: Projection | None = None,
 ) -> Tensor:
     """Return the attention of rows x [B, R, S, C], [B, R, S, H, D].
 
-    Further maps are those of biases, which are in the unit of scores then.
+    Biases are given, or written by a map in the unit of scores.
     """
     norm, query, key, value, _, _, query_bias = weights
     heads = bias.shape[1]
@@ -209,14 +208,11 @@ def _attend(
     shape = (*x.shape[:3], heads, dim)
     unit = score_unit(query.dtype)
     q, k, v = empty_vectors(query, shape), empty_operands(key, shape), empty_operands(value, shape)
-    project_rows(
-        x,
-        norm,
-        [
-            Projection(query, q, query_bias, dim**-0.5 * unit),
-            Projection(key, k.parts, unit=k.unit),
-            Projection(value, v.parts, unit=v.unit),
-            *maps,
-        ],
-    )
-    return attention_of_operands(q, k, v, bias, mask, scale=1.0, bias_scale=1.0 if maps else unit)
+    maps = [
+        Projection(query, q, query_bias, dim**-0.5 * unit),
+        Projection(key, k.parts, unit=k.unit),
+        Projection(value, v.parts, unit=v.unit),
+    ]
+    project_rows(x, norm, maps if bias_map is None else [*maps, bias_map])
+    bias_scale = unit if bias_map is None else 1.0
+    return attention_of_operands(q, k, v, bias, mask, scale=1.0, bias_scale=bias_scale)

@@ -99,7 +99,7 @@ def _gated_update_fwd_kernel(
     y_ptrs = y_ptr + batch * y_strides[0] + row * y_strides[1] + token * y_strides[2]
     half: tl.constexpr = gate_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
-    x = load_chunks(x_ptr, offsets, inside, CHANNELS, 1, C, CHUNK)
+    x = load_chunks(x_ptr, offsets, inside, CHANNELS, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
     y = y_ptrs, inside, y_strides[3]

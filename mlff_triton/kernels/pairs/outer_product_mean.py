@@ -91,7 +91,7 @@ def _outer_product_update_fwd_kernel(
         acc = tl.div_rn(acc, tl.maximum(count, 1.0)[:, None]) + bias[None, :]
     else:
         acc = tl.div_rn(acc + bias[None, :], (count + EPS)[:, None])
-    acc += load_rows(z_ptr, pair * CHANNELS, known, channel, CHANNELS, 1)
+    acc += load_rows(z_ptr, pair * CHANNELS, known, channel, CHANNELS)
     pointers = z_ptr + (pair * CHANNELS)[:, None] + channel[None, :]
     stored = known[:, None] & (channel < CHANNELS)[None, :]
     tl.store(pointers, acc.to(z_ptr.dtype.element_ty), stored)

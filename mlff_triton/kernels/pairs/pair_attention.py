@@ -28,6 +28,7 @@ supplement.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,6 @@ from mlff_triton.kernels.pairs.attention_vectors import Vectors, operands
 from mlff_triton.kernels.pairs.halves import untruncated
 from mlff_triton.kernels.pairs.row_blocks import exp_of_scores
 
-_LOG2_E = 1.4426950408889634
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
 _MANY = 8  # programs per multiprocessor, which may own twice as many queries
@@ -104,8 +104,6 @@ def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
     The sum includes the weights, and the output does not. ``kept`` is None if all keys are. Scores
     are exponents of e if weights are EXACT, those of float32, and of two otherwise.
     """
-    if kept is not None:
-        scores = tl.where(kept[None, :], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
     level = highest
     if kept is not None:
@@ -118,10 +116,8 @@ def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _weigh_freely(scores, kept):
+def _weigh_freely(scores):
     """Return weights [M, N], powers of two, and their sums over groups of keys, [M, _GROUP]."""
-    if kept is not None:
-        scores = tl.where(kept[None, :], scores, float("-inf"))
     weights = tl.exp2(scores)
     groups = tl.reshape(weights, (scores.shape[0], scores.shape[1] // _GROUP, _GROUP))
     return weights, tl.sum(tl.permute(groups, (0, 2, 1)), 2)  # Triton 3.6 fails on Blackwell else
@@ -177,14 +173,19 @@ def _load_queries(q, place, SCALE: tl.constexpr, HALVES: tl.constexpr, M: tl.con
 
 
 @triton.jit
-def _score(queries, keys, biases, units):
-    """Return scores [M, N] of queries from `_load_queries`; ``units`` are () or those of halves."""
+def _score(queries, keys, biases, units, kept):
+    """Return scores [M, N] of queries from `_load_queries`, the least ones of keys not kept.
+
+    ``units`` are () or those of halves, and ``kept`` is None if all keys are.
+    """
     if len(units) > 0:
         unit = (queries[2] * units[0])[None, :]
         products = multiply_halves(queries[0], queries[1], keys[0].T, keys[1].T)
         scores = tl.fma(untruncated(products, keys[0].shape[1]), unit, biases)
     else:
         scores = tl.dot(queries[0], keys[0].T, biases)
+    if kept is not None:
+        scores = tl.where(kept[None, :], scores, float("-inf"))
     return scores
 
 
@@ -293,9 +294,9 @@ def _pair_attention_fwd_kernel(
                 if HALVES:
                     k_unit = _load_units(k_unit_ptr, start, kept, N)
                     units = k_unit, _load_units(v_unit_ptr, start, kept, N)  # type: ignore[assignment]
-                scores = _score(queries, keys, biases.to(tl.float32) * BIAS_SCALE, units)
+                scores = _score(queries, keys, biases.to(tl.float32) * BIAS_SCALE, units, kept)
                 if FREE and LOOP < 2:
-                    weights, added = _weigh_freely(scores, kept)
+                    weights, added = _weigh_freely(scores)
                     sums += added
                 else:
                     weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
@@ -454,7 +455,7 @@ def score_unit(dtype: torch.dtype) -> float:
 
     Scores are exponents of two, except in float32, where a product with this factor would show.
     """
-    return 1.0 if dtype == torch.float32 else _LOG2_E
+    return 1.0 if dtype == torch.float32 else math.log2(math.e)
 
 
 def attention_of_operands(

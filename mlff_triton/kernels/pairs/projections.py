@@ -123,7 +123,7 @@ def _projections_fwd_kernel(
     batch = (place // length // rows).to(tl.int64)
     offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
     half: tl.constexpr = weight_ptrs[0].dtype.element_ty
-    x = load_chunks(x_ptr, offsets, inside, CHANNELS, 1, C, CHUNK)
+    x = load_chunks(x_ptr, offsets, inside, CHANNELS, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     if mask_ptr is not None:
         kept = tl.load(mask_ptr + place, inside, other=0).to(tl.float32)

@@ -57,10 +57,10 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
 
 
 @triton.jit
-def load_rows(x_ptr, offsets, inside, channel, channels, stride):
-    """Load float32 rows [M, C] at ``offsets`` [M]; channels are ``stride`` elements apart."""
+def load_rows(x_ptr, offsets, inside, channel, channels):
+    """Load float32 rows [M, C] at ``offsets`` [M]."""
     mask = inside[:, None] & (channel < channels)[None, :]
-    pointers = x_ptr + offsets[:, None] + channel.to(tl.int64)[None, :] * stride
+    pointers = x_ptr + offsets[:, None] + channel.to(tl.int64)[None, :]
     return tl.load(pointers, mask, other=0.0).to(tl.float32)
 
 
@@ -76,12 +76,12 @@ def load_again(x_ptr, offsets, inside, channel, channels):
 
 
 @triton.jit
-def load_chunks(x_ptr, offsets, inside, channels, stride, C: tl.constexpr, CHUNK: tl.constexpr):
+def load_chunks(x_ptr, offsets, inside, channels, C: tl.constexpr, CHUNK: tl.constexpr):
     """Load rows as `load_rows` does, as a tuple of chunks [M, CHUNK] of C channels."""
     chunks = ()
     for start in tl.static_range(0, C, CHUNK):
         channel = start + tl.arange(0, CHUNK)
-        part = load_rows(x_ptr, offsets, inside, channel, channels, stride)
+        part = load_rows(x_ptr, offsets, inside, channel, channels)
         chunks = chunks + (part,)  # type: ignore[assignment] # noqa: RUF005
     return chunks
 

@@ -86,7 +86,7 @@ def _transition_fwd_kernel(
     offsets, known = row * CHANNELS, row < n_rows
     half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
-    x = load_chunks(x_ptr, offsets, known, CHANNELS, 1, C, CHUNK)
+    x = load_chunks(x_ptr, offsets, known, CHANNELS, C, CHUNK)
     y = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
     weights = inputs_ptr, down_ptr

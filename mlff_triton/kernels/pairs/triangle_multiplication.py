@@ -95,7 +95,7 @@ def _triangle_factors_fwd_kernel(
     kept = inside.to(tl.float32)
     if mask_ptr is not None:
         kept = tl.load(mask_ptr + pair, inside, other=0).to(tl.float32)
-    x = load_chunks(z_ptr, pair * C, inside, C, 1, C, CHUNK)
+    x = load_chunks(z_ptr, pair * C, inside, C, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, C, half, EPS, HALVES)
     area = side.to(tl.int64) * side
     for first in range(0, 2 * C, K):
@@ -117,7 +117,8 @@ def _load_columns(sums_ptr, first, area, C: tl.constexpr, CHUNK: tl.constexpr, M
     Triton spreads the first axis over the threads of a warp, and the second one over warps. So all
     channels of a place are in one warp, which adds them without others.
     """
-    LANES: tl.constexpr = 256 // sums_ptr.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = 128 // sums_ptr.dtype.element_ty.primitive_bitwidth  # places per thread
+    LANES: tl.constexpr = 32 * WIDTH // _PLACES  # threads along channels
     lane = tl.arange(0, LANES)[:, None, None, None]
     block = tl.arange(0, M // _PLACES)[None, :, None, None] * _PLACES
     place = first + block + tl.arange(0, _PLACES)[None, None, None, :]
@@ -163,7 +164,7 @@ def _triangle_update_fwd_kernel(
     half: tl.constexpr = project_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
     offsets, area = pair * C, side.to(tl.int64) * side
-    x = load_chunks(z_ptr, offsets, inside, C, 1, C, CHUNK)
+    x = load_chunks(z_ptr, offsets, inside, C, C, CHUNK)
     x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, C, half, EPS_IN, HALVES)
     sums_ptr += batch * C * area
     sums = _load_columns(sums_ptr, tl.program_id(0) * M, area, C, CHUNK, M)

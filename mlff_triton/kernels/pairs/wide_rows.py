@@ -57,7 +57,7 @@ def _load(x_ptr, place, strides, channel, CHANNELS: tl.constexpr):
     """Load rows [M, C] at places from `_locate`, in float32."""
     batch, row, token, inside = place
     offsets = batch * strides[0] + row * strides[1] + token * strides[2]
-    return load_rows(x_ptr, offsets, inside, channel, CHANNELS, 1)
+    return load_rows(x_ptr, offsets, inside, channel, CHANNELS)
 
 
 @triton.jit
