@@ -124,7 +124,8 @@ def _mode_frames(found: Vibrations) -> list[Atoms]:
     for k, (frequency, mode) in enumerate(zip(found.frequencies, found.modes, strict=True)):
         frame = found.atoms.copy()
         frame.set_array("mode", mode)
-        frame.info.update(mode=k, frequency=_real_or_imaginary(frequency))
+        shown = _real_or_imaginary(frequency)
+        frame.info.update(mode=k, frequency=shown if frequency.imag else float(shown))
         frames.append(frame)
     return frames
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from mlff_triton.calculators._plausibility import check_distances
 from mlff_triton.calculators._session import System
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.dynamics.structures import checked
+from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.errors import MlffTritonError
 from mlff_triton.jobs.job import Job, Progress, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
@@ -187,7 +187,6 @@ class SinglePoints:
         if isinstance(image, str):
             return Row(source, frame, Atoms(), error=image)
         info = plain_info(image.info)
-        info.pop(ERROR, None)  # of an earlier prediction
         if self.charge is not None:
             info["charge"] = self.charge
         name = f"{source}, frame {frame}"
@@ -233,10 +232,9 @@ def xyz_of(rows: list[Row]) -> bytes:
             images.append(with_results(row.atoms, row.results))
         else:
             images.append(row.atoms)
-            row.atoms.info[ERROR] = row.error
             numbers = row.atoms.numbers
             numbers[(numbers < 0) | (numbers >= len(chemical_symbols))] = 0  # which ASE calls X
-    return extended_xyz(images)
+    return extended_xyz(images, [{ERROR: row.error or None} for row in rows])
 
 
 def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
@@ -250,7 +248,7 @@ def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
         COUNTS: np.array([len(a) for a in atoms], dtype=np.int64),
         "cell": np.array([a.cell.array for a in atoms]).reshape(-1, 3, 3),
         "pbc": np.array([a.pbc for a in atoms]).reshape(-1, 3),
-        "info": np.array([_json(a.info) for a in atoms], dtype=str),
+        "info": np.array([to_json(a.info) if a.info else "" for a in atoms], dtype=str),
         ERROR: np.array([row.error for row in rows], dtype=str),
     }
     for name, value in nothing.items():
@@ -265,12 +263,6 @@ def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
         "forces": np.concatenate(forces),
     }
     return of_systems | {name + OF_ITEMS: values for name, values in of_atoms.items()}
-
-
-def _json(info: dict[str, Any]) -> str:
-    """Return plain values as JSON; empty if there are none."""
-    plain = {key: v.item() if isinstance(v, np.generic) else v for key, v in info.items()}
-    return json.dumps(plain) if plain else ""
 
 
 def _line(error: Exception) -> str:

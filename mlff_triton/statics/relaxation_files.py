@@ -52,9 +52,7 @@ class RelaxationFiles:
 
 
 def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:
-    shown = with_results(atoms, atoms.calc.results)
-    shown.info["step"] = step.number
-    return extended_xyz([shown])
+    return extended_xyz([with_results(atoms, atoms.calc.results)], [{"step": step.number}])
 
 
 def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:

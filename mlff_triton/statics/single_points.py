@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ase.io
-import numpy as np
 from ase import Atoms
-from ase.calculators.calculator import all_properties
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.extxyz import write_extxyz
 
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_structure
+from mlff_triton.dynamics.trajectories.comment import to_json, with_info
 from mlff_triton.errors import InputError, MlffTritonError
 
 IMAGES_PER_CALL = 512  # between two reports of progress
 WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
-RESERVED = {"Lattice", "Properties", "pbc", *all_properties}  # in the comments of extended XYZ
 
 
 def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     """Read all frames of a file that ASE supports, or a shipped structure.
 
-    Only elements, positions, cell, and texts and numbers in ``info`` are kept.
+    Only elements, positions, cell and ``info`` are kept, whose values become what JSON has.
 
     Parameters
     ----------
@@ -65,21 +64,8 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
 
 
 def plain_info(info: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the numbers and texts of one line, which survive in extended XYZ.
-
-    Names that mean something else there are dropped, such as "energy".
-    """
-    return {
-        key: value
-        for key, value in info.items()
-        if isinstance(key, str) and key.isprintable() and key not in RESERVED and _is_plain(value)
-    }
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
-        return value.isprintable()
-    return isinstance(value, (bool, int, float, np.number))
+    """Return information about a structure with texts as keys, and values as JSON has them."""
+    return {str(key): json.loads(to_json(value)) for key, value in info.items()}
 
 
 def compute_all(
@@ -127,11 +113,29 @@ def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     return kept
 
 
-def extended_xyz(images: Sequence[Atoms]) -> bytes:
-    """Return the text of a file in extended XYZ, with the results of structures."""
+def extended_xyz(images: Sequence[Atoms], own: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """Return the text of a file in extended XYZ, with the results of structures.
+
+    Parameters
+    ----------
+    images : sequence of Atoms
+        Structures with their results.
+    own : sequence of mappings, optional
+        Information of the package about each structure, which precedes their own.
+
+    Returns
+    -------
+    bytes
+        The text. ASE reads all information back as it was: see `comment`.
+    """
     text = io.StringIO()
-    if images:
-        ase.io.write(text, images, format="extxyz")
+    for atoms, values in zip(images, own or [{}] * len(images), strict=True):
+        bare = atoms.copy()
+        bare.info, bare.calc = {}, atoms.calc
+        frame = io.StringIO()
+        write_extxyz(frame, [bare])
+        count, comment, rows = frame.getvalue().split("\n", 2)
+        text.write(f"{count}\n{with_info(comment, atoms.info, values)}\n{rows}")
     return text.getvalue().encode()
 
 

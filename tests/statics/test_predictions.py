@@ -172,21 +172,22 @@ def test_bad_structures_have_errors(predict, images, model):
 
 @pytest.mark.parametrize("suffix", ["xyz", "h5"])
 def test_hostile_info_and_numbers_spoil_nothing(predict, images, suffix):
-    """None of them ends the job or breaks the text of another structure."""
-    hostile = {"note": "two\nlines", "a\nb": 1, "Properties": "species:S:1", "energy": 1.0, 3: 4}
-    images[0].info = {**hostile, "error": "of an earlier run", "kept": "text"}
+    """None of them is lost, ends the job or breaks the text of another structure."""
+    hostile = {"a\nb": 1, "Properties": "species:S:1", "energy": 1.0, "error": "of an earlier run"}
+    usual = {"note": "two\nlines", "kept": "text", "id": "007=", "empty": ""}
+    images[0].info = hostile | usual
     images[1].numbers[0], images[2].numbers[0] = 200, -3
     ase.io.write("in.traj", images)
     progress = predict("in.traj", f"out.{suffix}")
     assert (progress.items, progress.errors) == (11, 2)
     if suffix == "h5":
-        info = json.loads(read_hdf5("out.h5")["info"][0])
+        assert json.loads(read_hdf5("out.h5")["info"][0]) == hostile | usual
     else:
         found = ase.io.read("out.xyz", ":")
         assert [len(atoms) for atoms in found] == [len(atoms) for atoms in images]
         assert [found[k].symbols[0] for k in (1, 2)] == ["X", "X"]
-        info = found[0].info
-    assert info == {"kept": "text"}
+        assert found[0].info == usual | {"other": hostile}
+        assert "energy" in found[0].calc.results
 
 
 def test_the_output_may_lie_in_the_folder_of_the_structures(predict, images):

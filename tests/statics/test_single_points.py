@@ -53,13 +53,13 @@ def test_errors_name_the_structure(calculator, bad, error):
 def test_all_frames_are_read(tmp_path):
     frames = [molecule("H2O"), molecule("CH4")]
     frames[0].set_constraint(FixAtoms([0]))
-    frames[1].info = {"label": "methane", "charge": 0, "list": [1, 2]}
+    frames[1].info = {"label": "methane", "charge": 0, "list": [1, 2], 3: np.arange(2)}
     ase.io.write(tmp_path / "frames.traj", frames)
     found = read_frames(tmp_path / "frames.traj")
     assert [len(atoms) for atoms in found] == [3, 5]
     assert not found[0].constraints
     np.testing.assert_array_equal(found[1].positions, frames[1].positions)
-    assert found[1].info == {"label": "methane", "charge": 0}
+    assert found[1].info == {"label": "methane", "charge": 0, "list": [1, 2], "3": [0, 1]}
 
 
 def test_cells_are_dropped_on_request(tmp_path):

@@ -1,4 +1,4 @@
-"""Extended XYZ, with the bytes that ASE writes but much faster."""
+"""Extended XYZ, with the bytes that ASE writes but much faster, and information as in `comment`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import chemical_symbols
 
+from mlff_triton.dynamics.trajectories.comment import with_info
 from mlff_triton.dynamics.trajectories.fixed_point import FIELD, fits, fixed_point
 from mlff_triton.dynamics.trajectories.frame import Frame
 from mlff_triton.dynamics.trajectories.trajectory_file import TrajectoryFile
@@ -51,9 +52,14 @@ class ExtendedXYZTrajectory(TrajectoryFile):
         is_same = len(labels) == len(self._labels) and all(map(is_, labels, self._labels))
         if not is_same:
             form = " ".join("%8d" if array.dtype.kind == "i" else "%-2s" for array in labels)
-            words = zip(*(array.tolist() for array in labels), strict=True)
+            words = zip(*(map(_word, array.tolist()) for array in labels), strict=True)
             self._labels, self._ends = labels, [f" {form % word}\n".encode() for word in words]
         return self._ends
+
+
+def _word(label: Any) -> Any:
+    """Return a label as one word, as columns are separated by blanks."""
+    return ("_".join(label.split()) or "_") if isinstance(label, str) else label
 
 
 def _comment(frame: Frame) -> str:
@@ -68,15 +74,11 @@ def _comment(frame: Frame) -> str:
     for name, array in frame.labels.items():
         atoms.set_array(name, array[first])
         columns.append(name)
-    atoms.info = frame.info | {
-        "step": frame.step,
-        "time_ps": frame.time_ps,
-        "stage": frame.stage,
-    }
     atoms.calc = SinglePointCalculator(atoms, energy=frame.energy, forces=frame.forces[first])
     text = io.StringIO()
     ase.io.write(text, atoms, format="extxyz", columns=columns)
-    return text.getvalue().split("\n")[1]
+    own = {"step": frame.step, "time_ps": frame.time_ps, "stage": frame.stage}
+    return with_info(text.getvalue().split("\n")[1], frame.info, own)
 
 
 def _table(symbols: npt.NDArray[np.bytes_], values: npt.NDArray[np.float64]) -> bytes:

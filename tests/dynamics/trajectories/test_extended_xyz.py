@@ -62,6 +62,15 @@ def test_names_of_atoms_and_residues_are_columns(tmp_path):
     assert text == old + new
 
 
+def test_labels_that_are_not_one_word_keep_their_columns(tmp_path):
+    """As of blank residue names in a PDB file."""
+    atoms = random_atoms(3)
+    atoms.set_array("residuenames", np.array(["", "A B", "HOH "]))
+    written(tmp_path / "t.xyz", frame_of(atoms, 7, 0.0035, "nve"))
+    found = ase.io.read(tmp_path / "t.xyz")
+    assert found.arrays["residuenames"].tolist() == ["_", "A_B", "HOH"]
+
+
 @pytest.mark.parametrize("value", [1e4, -123456.78912345678, 1e7, np.nan, -np.inf])
 def test_numbers_of_any_size(tmp_path, value):
     atoms = random_atoms()
