@@ -56,8 +56,8 @@ class LogRow:
     """One line of ``log.csv``; None becomes an empty field.
 
     The temperature refers to 3N degrees of freedom. The pressure includes the kinetic contribution.
-    In nvt, the conserved energy is the total energy without heat from the thermostat. In npt, there
-    is none.
+    The conserved energy is the total energy without heat from the thermostat and work of the
+    barostat: what the integrator alone makes of it, which a time step that is too long lets drift.
     """
 
     step: int
@@ -68,7 +68,7 @@ class LogRow:
     potential_eV: float  # noqa: N815
     kinetic_eV: float  # noqa: N815
     total_eV: float  # noqa: N815
-    conserved_eV: float | None  # noqa: N815
+    conserved_eV: float  # noqa: N815
     volume_A3: float | None  # noqa: N815
     pressure_bar: float | None
 
@@ -104,9 +104,8 @@ def observe(
         masses = atoms.get_masses()
         potential = float(observation.energy[k])
         kinetic = float(0.5 * (masses * (velocities[k] ** 2).sum(1)).sum())
-        conserved = volume = pressure = None
-        if span.ensemble != "npt":
-            conserved = potential + kinetic - float(heats[k].sum()) - float(state.work[k])
+        conserved = potential + kinetic - float(heats[k].sum()) - float(state.work[k])
+        volume = pressure = None
         if atoms.pbc.all():
             volume = float(abs(np.linalg.det(state.cell[k])))
             pressure = (2 * kinetic - observation.virial[k].trace()) / (3 * volume * units.bar)

@@ -114,7 +114,7 @@ def _minimization_text(minimization: Minimization) -> str:
 
 def _stage_text(record: StageRecord, n_atoms: int) -> str:
     text = f"mean temperature {record.temperature.mean():.1f} K"
-    drift = energy_drift(record, n_atoms) if record.label.endswith("nve") else None
+    drift = energy_drift(record, n_atoms)
     if drift is not None:
         text += f", energy drift {drift.slope:.2e} ± {drift.error:.1e} eV/atom/ps"
     ratio = unsettled(record)

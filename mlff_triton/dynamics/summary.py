@@ -32,7 +32,7 @@ class StageRecord:
     temperature : float64 [M]
         Temperature in K.
     total, conserved : float64 [M]
-        Total and conserved energy in eV; NaN if none is conserved.
+        Total energy, and the same without heat and work of thermostat and barostat, in eV.
     target : float64 [M]
         Temperature of the thermostat in K.
     potential : float64 [M]
@@ -87,10 +87,10 @@ def _stage_record(label: str, rows: list[dict[str, str]]) -> StageRecord:
 
 
 def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
-    """Fit the drift of the total energy; return None for fewer than three rows."""
+    """Fit the drift of the conserved energy; return None for fewer than three rows."""
     if len(record.time) < 3:
         return None
-    slope, residual = _fit_line(record.time, record.total / n_atoms)
+    slope, residual = _fit_line(record.time, record.conserved / n_atoms)
     time = record.time - record.time.mean()
     variance = float(residual @ residual) / (len(time) - 2)
     return Drift(slope, float(np.sqrt(variance / (time @ time))))
@@ -130,9 +130,8 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     """Draw ``summary.png``: temperature, energies and volume over time, with the stages marked.
 
     Dashed lines mark the temperatures of thermostats. The drift is the change of the conserved
-    energy, which is the total energy in nve, since the start of each stage. The potential energy is
-    relative to its last value. The volume is drawn if it changes. A title says if the last
-    stage is `unsettled`.
+    energy since the start of each stage. The potential energy is relative to its last value. The
+    volume is drawn if it changes. A title says if the last stage is `unsettled`.
 
     Parameters
     ----------

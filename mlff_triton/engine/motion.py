@@ -28,7 +28,8 @@ class State:
     cell : float64 [B, 3, 3]
         Lattice vectors (rows), Å.
     heat : float64 [N]
-        Heat that each atom has received from its thermostat, eV.
+        Heat that each atom has received from its thermostat, and kinetic energy from a barostat,
+        eV.
     work : float64 [B]
         Energy that each system has received otherwise, eV.
     """

@@ -47,7 +47,7 @@ def highest_status(totals_ptr, n_systems):
 
 
 @triton.jit
-def _kinetic(velocities, inverse_mass):
+def kinetic(velocities, inverse_mass):
     """Return kinetic energies."""
     x, y, z = velocities
     return tl.fma(z, z, tl.fma(y, y, x * x)) / inverse_mass * 0.5
@@ -58,11 +58,11 @@ def _drift(position, velocity, inverse_mass, timestep, damping, kt, noise, LANGE
     """Move atoms for a time step; return positions, velocities, and the heat that they received."""
     if LANGEVIN:
         position = add(position, 0.5 * timestep, velocity)
-        before = _kinetic(velocity, inverse_mass)
+        before = kinetic(velocity, inverse_mass)
         width = tl.sqrt((1 - damping * damping) * kt * inverse_mass)
         velocity = add(times(damping, velocity), width, noise)
         position = add(position, 0.5 * timestep, velocity)
-        heat = _kinetic(velocity, inverse_mass) - before
+        heat = kinetic(velocity, inverse_mass) - before
     else:
         position = add(position, timestep, velocity)
         heat = tl.zeros_like(inverse_mass)

@@ -21,6 +21,15 @@ the logarithm of the volume, with compressibility beta,
 If the shape may change, each component obeys the same equation with the internal pressure tensor
 and a third of the rate and of the squared noise. Off the diagonal, the noise has half the variance,
 as an antisymmetric part would only rotate the system.
+
+The work of the barostat is the kinetic energy that it gives each atom, and the potential energy
+that the virials W before and after it tell, W being the derivative with respect to strain:
+
+    (W_before : (exp(M) - 1) + W_after : (1 - exp(-M))) / 2
+
+W_after belongs to the forces at the end of the next step, which is also when they act. So the error
+is of the same order as that of the integrator, and the total energy without all work and heat is
+conserved as well as without a barostat.
 """
 
 from __future__ import annotations
@@ -32,8 +41,9 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.dynamics.integrator import kinetic
 from mlff_triton.kernels.dynamics.random import BAROSTAT, RESCALING, normals, uniforms
-from mlff_triton.kernels.dynamics.vectors import load_vectors
+from mlff_triton.kernels.dynamics.vectors import load_vectors, store_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Barostat, Integration, Motion, Rescaling
 
 _BLOCK = tl.constexpr(1024)
@@ -306,6 +316,30 @@ def _exponentials(m):
 
 
 @triton.jit
+def _contract(virial_ptr, m):
+    """Multiply a virial [3, 3] with a symmetric matrix, and sum over all elements."""
+    xx, yy, zz, yz, xz, xy = m
+    diagonal = (
+        tl.load(virial_ptr) * xx + tl.load(virial_ptr + 4) * yy + tl.load(virial_ptr + 8) * zz
+    )
+    yz = (tl.load(virial_ptr + 5) + tl.load(virial_ptr + 7)) * yz
+    xz = (tl.load(virial_ptr + 2) + tl.load(virial_ptr + 6)) * xz
+    xy = (tl.load(virial_ptr + 1) + tl.load(virial_ptr + 3)) * xy
+    return diagonal + yz + xz + xy
+
+
+@triton.jit
+def _settle(work_ptr, owed_ptr, strain_ptr, virial_ptr, step):
+    """Add what is owed for the last action of the barostat to the work, if that is due now."""
+    if tl.load(owed_ptr + 1) == step.to(tl.float64):
+        xx, yy, zz = tl.load(strain_ptr), tl.load(strain_ptr + 1), tl.load(strain_ptr + 2)
+        yz, xz, xy = tl.load(strain_ptr + 3), tl.load(strain_ptr + 4), tl.load(strain_ptr + 5)
+        rest = _contract(virial_ptr, (1 - xx, 1 - yy, 1 - zz, -yz, -xz, -xy))
+        tl.store(work_ptr, tl.load(work_ptr) + tl.load(owed_ptr) + 0.5 * rest)
+        tl.store(owed_ptr + 1, -1.0)
+
+
+@triton.jit
 def _press_kernel(
     velocities_ptr,
     done_cell_ptr,
@@ -314,6 +348,8 @@ def _press_kernel(
     system_ptr,
     stream_ptr,
     temperature_ptr,
+    work_ptr,
+    owed_ptr,
     strain_ptr,
     clock_ptr,
     pressed_ptr,
@@ -329,16 +365,18 @@ def _press_kernel(
     """Choose the next cell after every so many steps. Grid: one program per system.
 
     Reads the state that is done, and its ``totals[B, 11]``. Writes ``strain[B, 2, 6]``,
-    ``cell[B, 3, 3]`` and ``pressed[B]``. ``rate`` is the compressibility times time over time.
+    ``cell[B, 3, 3]`` and ``pressed[B]``. ``rate`` is the compressibility times time over time. The
+    work of the last action is added to ``work[B]`` one step later, and ``owed[B, 2]`` until then.
     """
     wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0)
     step = tl.load(clock_ptr + system * programs)
+    virial, owed = totals_ptr + 11 * system + 1, owed_ptr + 2 * system
+    _settle(work_ptr + system, owed, strain_ptr + 12 * system + 6, virial, step)
     is_new = tl.load(pressed_ptr + system) < step
     if is_new & (step % every == 0):
         begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
         kxx, kyy, kzz, kyz, kxz, kxy = _kinetic_tensor(velocities_ptr, inverse_mass_ptr, begin, end)
-        virial = totals_ptr + 11 * system + 1
         volume = _volume(done_cell_ptr + 9 * system)
         pxx = (kxx - tl.load(virial)) / volume - pressure
         pyy = (kyy - tl.load(virial + 4)) / volume - pressure
@@ -376,6 +414,9 @@ def _press_kernel(
             tl.store(new, x)
             tl.store(new + 1, y)
             tl.store(new + 2, z)
+        xx, yy, zz, yz, xz, xy = grown
+        tl.store(owed, 0.5 * _contract(virial, (xx - 1, yy - 1, zz - 1, yz, xz, xy)))
+        tl.store(owed + 1, (step + 1).to(tl.float64))
         tl.store(pressed_ptr + system, step)
 
 
@@ -383,6 +424,8 @@ def _press_kernel(
 def _stretch_kernel(
     positions_ptr,
     velocities_ptr,
+    heat_ptr,
+    inverse_mass_ptr,
     system_ptr,
     strain_ptr,
     pressed_ptr,
@@ -393,7 +436,7 @@ def _stretch_kernel(
     """Stretch the pending state with the cell. Grid: a program per ``ATOMS`` atoms, and systems.
 
     Reads ``strain[B, 2, 6]`` and ``pressed[B]``. Changes positions and velocities [N, 3] once,
-    and notes that in ``stretched[B, P]``.
+    adds the change of kinetic energies to ``heat[N]``, and notes that in ``stretched[B, P]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     part, system = tl.program_id(0), tl.program_id(1)
@@ -408,13 +451,14 @@ def _stretch_kernel(
             m = strain_ptr + 12 * system + 6 * which
             xx, yy, zz = tl.load(m), tl.load(m + 1), tl.load(m + 2)
             yz, xz, xy = tl.load(m + 3), tl.load(m + 4), tl.load(m + 5)
-            x = tl.load(pointer + 3 * atom, live, other=0.0)
-            y = tl.load(pointer + 3 * atom + 1, live, other=0.0)
-            z = tl.load(pointer + 3 * atom + 2, live, other=0.0)
-            x, y, z = _apply((xx, yy, zz, yz, xz, xy), x, y, z)
-            tl.store(pointer + 3 * atom, x, live)
-            tl.store(pointer + 3 * atom + 1, y, live)
-            tl.store(pointer + 3 * atom + 2, z, live)
+            before = load_vectors(pointer, atom, live)
+            after = _apply((xx, yy, zz, yz, xz, xy), before[0], before[1], before[2])
+            store_vectors(pointer, atom, live, after)
+            if which == 1:
+                inverse_mass = tl.load(inverse_mass_ptr + atom, live, other=1.0)
+                gained = kinetic(after, inverse_mass) - kinetic(before, inverse_mass)
+                heat = tl.load(heat_ptr + atom, live, other=0.0)
+                tl.store(heat_ptr + atom, heat + gained, live)
         tl.store(stretched_ptr + program, pressed)
 
 
@@ -443,6 +487,8 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
             motion.system_ptr,
             motion.stream,
             motion.temperature,
+            motion.work,
+            motion.owed,
             motion.strain,
             motion.clock,
             motion.pressed,
@@ -459,6 +505,8 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
         _stretch_kernel[(programs, n_systems)](
             motion.positions,
             motion.velocities,
+            motion.heat,
+            motion.inverse_mass,
             motion.system_ptr,
             motion.strain,
             motion.pressed,

@@ -34,7 +34,8 @@ class Motion:
     cell : float64 [B, 3, 3]
         Pending lattice vectors (rows), Å.
     heat : float64 [N]
-        Heat that each atom has received from its thermostat until then, eV.
+        Heat that each atom has received from its thermostat until then, and kinetic energy from the
+        barostat, eV.
     done_positions, done_velocities, done_cell, done_heat
         The same at the end of the last step that is done.
     inverse_mass : float64 [N]
@@ -57,6 +58,10 @@ class Motion:
     strain : float64 [B, 2, 6]
         Symmetric matrices by which the barostat multiplies positions and velocities: xx, yy, zz,
         yz, xz, xy.
+    owed : float64 [B, 2]
+        Work of the last action of the barostat that is not in ``work`` yet: half of the potential
+        energy, as the virial before tells, in eV, and the step with whose virial the other half
+        follows, or -1.
     clock : int64 [B, P]
         Steps done, counted by each of the P programs of a system.
     started : int64 [B, P]
@@ -95,6 +100,7 @@ class Motion:
     scale: Tensor
     drift: Tensor
     strain: Tensor
+    owed: Tensor
     clock: Tensor
     started: Tensor
     pressed: Tensor
@@ -145,6 +151,7 @@ class Motion:
             scale=floats(n_systems) + 1,
             drift=floats(n_systems, 6),
             strain=floats(n_systems, 2, 6),
+            owed=floats(n_systems, 2) - 1,
             clock=integers(n_systems, programs),
             started=integers(n_systems, programs) - 1,
             pressed=integers(n_systems) - 1,
@@ -172,6 +179,7 @@ class Motion:
         self.velocities.zero_()
         self.scale.fill_(1.0)
         self.drift.zero_()
+        self.owed.fill_(-1)
         self.clock.fill_(step)
         self.started.fill_(step - 1)
         for counter in (self.pressed, self.stretched):

@@ -118,3 +118,30 @@ def test_momenta_shrink_as_positions_grow(device):
     )
     torch.testing.assert_close(grown @ shrunk, torch.eye(3).double(), rtol=0, atol=1e-10)
     torch.testing.assert_close(motion.cell[0] @ grown, found.cell[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("isotropic", [True, False])
+def test_the_work_of_the_barostat_is_settled_one_step_later(isotropic, device):
+    """Half of it follows from the virial before, half from the one after; velocities give heat."""
+    motion = motion_of()
+    motion.owed.fill_(-1)
+    _, totals = given()
+    found, heat, work = on(device, motion), motion.heat.clone(), motion.work.clone()
+    press(found, totals.to(device), INTEGRATION, barostat(isotropic))
+    now = on("cpu", found)
+    mass = 1 / motion.inverse_mass
+    gained = 0.5 * mass * (now.velocities.square() - motion.velocities.square()).sum(1)
+    torch.testing.assert_close(now.heat - heat, gained, rtol=1e-9, atol=1e-12)
+    assert torch.equal(now.work, work)
+
+    later = totals.clone()
+    later[:, 1:10] *= 1.5
+    for _ in range(2):  # the second time, nothing is owed
+        found.clock.fill_(int(motion.clock[0, 0]) + 1)
+        press(found, later.to(device), INTEGRATION, barostat(isotropic))
+    now = on("cpu", found)
+    strain = torch.linalg.solve(motion.cell, now.cell)
+    unit = torch.eye(3, dtype=torch.float64)
+    before, after = (t[:, 1:10].unflatten(1, (3, 3)) for t in (totals, later))
+    expected = before * (strain - unit) + after * (unit - torch.linalg.inv(strain))
+    torch.testing.assert_close(now.work - work, 0.5 * expected.sum((1, 2)), rtol=1e-7, atol=1e-9)

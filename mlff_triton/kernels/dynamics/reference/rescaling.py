@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.dynamics.reference.integrator import system_of_atoms, thermal_energy
+from mlff_triton.kernels.dynamics.reference.integrator import (
+    kinetic_energies,
+    system_of_atoms,
+    thermal_energy,
+)
 from mlff_triton.kernels.dynamics.reference.random import BAROSTAT, RESCALING, normals, uniforms
 from mlff_triton.kernels.types.motion import Barostat, Integration, Motion, Rescaling
 
@@ -83,7 +87,12 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
 
     Arguments are those of `mlff_triton.kernels.dynamics.rescaling.press`.
     """
-    step = int(motion.clock[0, 0])
+    step, virial = int(motion.clock[0, 0]), totals[:, 1:10].unflatten(1, (3, 3))
+    unit = torch.eye(3, dtype=virial.dtype, device=virial.device)
+    if motion.owed[0, 1] == step:
+        rest = (virial * (unit - _matrices(motion.strain[:, 1]))).sum((1, 2))
+        motion.work.add_(motion.owed[:, 0] + 0.5 * rest)
+        motion.owed[:, 1] = -1
     if motion.pressed[0] >= step or step % barostat.every:
         return
     strain = _choose_strain(motion, totals, integration, barostat, step)
@@ -93,9 +102,21 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
     motion.cell.copy_(motion.done_cell @ grown)
     system = system_of_atoms(motion)
     motion.positions.copy_((motion.positions[:, None] @ grown[system])[:, 0])
+    before = kinetic_energies(motion, motion.velocities)
     motion.velocities.copy_((motion.velocities[:, None] @ shrunk[system])[:, 0])
+    motion.heat.add_(kinetic_energies(motion, motion.velocities) - before)
+    motion.owed[:, 0] = 0.5 * (virial * (grown - unit)).sum((1, 2))
+    motion.owed[:, 1] = step + 1
     motion.pressed.fill_(step)
     motion.stretched.fill_(step)
+
+
+def _matrices(elements: Tensor) -> Tensor:
+    """Return symmetric matrices [B, 3, 3] from their elements [B, 6], as in `Motion.strain`."""
+    matrices = elements.new_empty(len(elements), 3, 3)
+    for k, (a, b) in enumerate(PAIRS):
+        matrices[:, a, b] = matrices[:, b, a] = elements[:, k]
+    return matrices
 
 
 def _choose_strain(
