@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mlff_triton.errors import InputError, OutputError
 
@@ -35,21 +36,58 @@ def replace_file(path: Path, content: bytes) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces another one on success, and is deleted on failure.
 
+    Its permissions are those of any new file.
+
     Raises
     ------
     OutputError
         If the file cannot be written.
     """
     with reported(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        partial = Path(name)
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with partial.open("xb") as file:
                 yield file
-            partial.chmod(0o644)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+class LenientFile(io.FileIO):
+    """A new file for libraries that cannot close a file to which they could not write.
+
+    The first error is kept, and everything after it is dropped, so that the library comes to its
+    end. `check` raises the error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+")
+        self._error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write all of the data, unless an earlier call has failed."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while self._error is None and len(rest):
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = error
+        return size
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size of the file, unless an earlier call has failed."""
+        try:
+            if self._error is None:
+                return super().truncate(size)
+        except OSError as error:
+            self._error = error
+        return size or 0
+
+    def check(self) -> None:
+        """Raise the first error."""
+        if self._error is not None:
+            raise self._error
 
 
 def find_file(source: str | Path) -> Path | None:
@@ -79,4 +117,5 @@ def reported(path: Path) -> Iterator[None]:
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        reason = error.strerror or " ".join(str(error).split())
+        raise OutputError(f"cannot write {path}: {reason}") from error

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlff_triton._common.files import reported
@@ -56,9 +56,10 @@ class FileLock:
     def release(self) -> None:
         """Remove the file, if this object holds the lock."""
         if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None
+            with suppress(OSError):  # a file that stays locks nothing
+                self._path.unlink(missing_ok=True)
+            os.close(file)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -82,14 +83,15 @@ class FileLock:
 
     def _opened(self) -> int | None:
         """Return the locked file; None if its last holder has just removed it."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             self._lock(file)
             if not self._path.exists() or not os.path.samestat(os.fstat(file), self._path.stat()):
                 os.close(file)
                 return None
             os.truncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            with suppress(OSError):  # a full disk, which the work itself reports
+                os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         except BaseException:
             os.close(file)
             raise

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mlff_triton._common.files import check_new, reported
 from mlff_triton._common.lock import FileLock
@@ -82,7 +84,7 @@ class Journal:
         )
         self.entries: list[Entry] = []
         self.is_complete = False
-        self._files: tuple[BinaryIO, BinaryIO] | None = None
+        self._files: tuple[FileIO, FileIO] | None = None
 
     def __enter__(self) -> Journal:
         if not self._path.exists():
@@ -93,18 +95,35 @@ class Journal:
                 self.entries, self.is_complete, length = [], False, 0  # the output was removed
             if not self.is_complete:
                 check_new(self.out, self._overwrite)
-                self._open(length)
+                try:
+                    self._open(length)
+                except BaseException:
+                    self._leave()
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        is_empty = not any(entry.items for entry in self.entries)
-        if self._files is not None and is_empty:  # nothing to continue
-            self._remove()
+        try:
+            with reported(self.out):
+                self._leave()
+        finally:
+            self._lock.release()
+
+    def _leave(self) -> None:
+        """Close the files, and remove them if there is nothing to continue."""
+        is_open = self._files is not None
         self._close()
-        self._lock.release()
+        if is_open and not any(entry.items for entry in self.entries):
+            self._remove()
 
     def append(self, payload: bytes, entry: Entry) -> None:
-        """Add the results of the next task."""
+        """Add the results of the next task.
+
+        Raises
+        ------
+        OutputError
+            If they cannot be written. Then the next call writes nothing behind a part of them.
+        """
         assert self._files is not None
         partial, journal = self._files
         with reported(self.out):
@@ -113,13 +132,20 @@ class Journal:
         self.entries.append(entry)
 
     def clear(self) -> None:
-        """Forget all results."""
-        partial, journal = self._files = self._files or self._opened()
-        for file in (journal, partial):
-            file.seek(0)
-            file.truncate()
-        _write_through(journal, _line(self._head))
-        self.entries, self.is_complete = [], False
+        """Forget all results.
+
+        Raises
+        ------
+        OutputError
+            If the files cannot be written.
+        """
+        with reported(self.out):
+            partial, journal = self._files = self._files or self._opened()
+            self.entries, self.is_complete = [], False
+            for file in (journal, partial):
+                file.seek(0)
+                file.truncate()
+            _write_through(journal, _line(self._head))
 
     def finish(self, finish: Finish | None = None) -> None:
         """Turn the results into the output, and remove all other files.
@@ -136,12 +162,21 @@ class Journal:
             if self._partial.exists():  # otherwise, the output is in its place already
                 made = self._partial
                 if finish is not None:
-                    made = beside(self.out, "new")
-                    finish(self._payloads(), made)
-                    with made.open("r+b") as file:
-                        os.fsync(file.fileno())
+                    made = self._finished(finish)
                 made.replace(self.out)
             self._remove()
+
+    def _finished(self, finish: Finish) -> Path:
+        """Turn the results into a new file, and return its path."""
+        made = beside(self.out, "new")
+        try:
+            finish(self._payloads(), made)
+            with made.open("r+b") as file:
+                os.fsync(file.fileno())
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+        return made
 
     def _payloads(self) -> Iterator[bytes]:
         with self._partial.open("rb") as file:
@@ -185,11 +220,14 @@ class Journal:
             file.seek(end)
             file.truncate()
 
-    def _opened(self) -> tuple[BinaryIO, BinaryIO]:
-        """Open the files of results and of the journal."""
-        paths = self._partial, self._path
-        partial, journal = (path.open("r+b" if path.exists() else "w+b") for path in paths)
-        return partial, journal
+    def _opened(self) -> tuple[FileIO, FileIO]:
+        """Open the files of results and of the journal, without buffers that a full disk keeps."""
+        partial = _unbuffered(self._partial)
+        try:
+            return partial, _unbuffered(self._path)
+        except BaseException:
+            partial.close()
+            raise
 
     def _size(self) -> int:
         """Return the bytes of all results."""
@@ -201,9 +239,10 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        for file in self._files or ():
-            file.close()
-        self._files = None
+        files, self._files = self._files or (), None
+        with ExitStack() as stack:
+            for file in files:
+                stack.callback(file.close)
 
 
 def beside(out: Path, ending: str) -> Path:
@@ -211,10 +250,16 @@ def beside(out: Path, ending: str) -> Path:
     return out.with_name(f"{out.name}.{ending}")
 
 
-def _write_through(file: BinaryIO, content: bytes) -> None:
+def _unbuffered(path: Path) -> FileIO:
+    """Open a file to read and write, and make it if there is none."""
+    return FileIO(path, "r+" if path.exists() else "w+")
+
+
+def _write_through(file: FileIO, content: bytes) -> None:
     """Write bytes, and wait until the disk has them."""
-    file.write(content)
-    file.flush()
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
     os.fsync(file.fileno())
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlff_triton._common.files import LenientFile
 from mlff_triton.errors import InputError
 
 PARQUET, HDF5 = (".parquet", ".pq"), (".h5", ".hdf5")
@@ -29,6 +30,7 @@ CHUNK = 1 << 18  # bytes of a chunk in an HDF5 file, about
 
 Columns = dict[str, NDArray[Any]]
 Write = Callable[[Iterator[bytes], Path], None]
+Format = Callable[[str, Iterator[bytes], LenientFile], None]
 
 
 def pack(columns: Mapping[str, NDArray[Any]]) -> bytes:
@@ -68,16 +70,33 @@ def writer_of(path: Path, counts: str, others: Sequence[str] = ()) -> Write:
         raise InputError(
             f"{suffix} files need {LIBRARIES[suffix]}: pip install 'mlff-triton[tables]'"
         )
-    return partial(_write_parquet if suffix in PARQUET else _write_hdf5, counts)
+    return partial(_write, _write_parquet if suffix in PARQUET else _write_hdf5, counts)
 
 
-def _write_parquet(counts: str, payloads: Iterator[bytes], path: Path) -> None:
+def _write(format_: Format, counts: str, payloads: Iterator[bytes], path: Path) -> None:
+    """Write a file in a format, or raise the error of the operating system."""
+    with LenientFile(path) as file:
+
+        def until_error() -> Iterator[bytes]:
+            for payload in payloads:
+                yield payload
+                file.check()
+
+        try:
+            format_(counts, until_error(), file)
+        except Exception:
+            file.check()
+            raise
+        file.check()
+
+
+def _write_parquet(counts: str, payloads: Iterator[bytes], out: LenientFile) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     tables = (_arrow_table(pa, unpack(payload), counts) for payload in payloads)
     first = next(tables)
-    with pq.ParquetWriter(path, first.schema) as writer:
+    with pq.ParquetWriter(out, first.schema) as writer:
         all_tables = chain([first], tables)
         while group := list(islice(all_tables, TASKS_PER_GROUP)):
             table = pa.concat_tables(group)
@@ -104,10 +123,10 @@ def _arrow_array(pa: Any, values: NDArray[Any]) -> Any:
     return pa.FixedSizeListArray.from_arrays(inner, values.shape[1])
 
 
-def _write_hdf5(counts: str, payloads: Iterator[bytes], path: Path) -> None:
+def _write_hdf5(counts: str, payloads: Iterator[bytes], out: LenientFile) -> None:
     import h5py
 
-    with h5py.File(path, "w") as file:
+    with h5py.File(out, "w") as file:
         file.attrs["items"] = counts
         for payload in payloads:
             for name, values in unpack(payload).items():

@@ -17,10 +17,10 @@ from mlff_triton.errors import BackendError, InputError, OutputError
 from mlff_triton.jobs import workers
 from mlff_triton.jobs.job import TRIES, Workers, run
 from mlff_triton.jobs.journal import Entry, Journal
-from tests.support.jobs import Texts, job, text_of
+from tests.support.jobs import WHOLE, Texts, job, text_of
 
 ROOT = Path(__file__).parents[2]
-WHOLE = text_of(list(range(30)))
+
 pytestmark = pytest.mark.filterwarnings("ignore:three")
 
 

@@ -66,6 +66,9 @@ def tasks(n: int, first: int = 0, damage: int | None = None) -> Iterator[Task]:
         yield Task(numbers, zlib.crc32(bytes(str(numbers), "ascii")), k + len(numbers), f"{k}")
 
 
+WHOLE = text_of(list(range(30)))
+
+
 def job(out: Path, n: int = 30, work: Texts = Texts(), damage: int | None = None, **options) -> Job:
     settings = {"job": "texts", **options.pop("settings", {})}
     return Job(partial(tasks, n, damage=damage), work, out, settings, **options)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from contextlib import contextmanager
-
 import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
@@ -53,14 +50,3 @@ def opened(path, size=0):
     file = open_trajectory(path, timestep_ps=TIMESTEP, interval=INTERVAL, size=size)
     file.cut()
     return file
-
-
-@contextmanager
-def largest_file(size):
-    """Have the system refuse to write any file beyond a size in bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -15,7 +15,8 @@ from MDAnalysis.lib.formats.libmdaxdr import XTCFile
 from mlff_triton.dynamics.trajectories import write_topology
 from mlff_triton.dynamics.trajectories import xtc as xtc_module
 from mlff_triton.errors import InputError, OutputError
-from tests.dynamics.trajectories.frames import CELLS, frame, largest_file, opened, random_atoms
+from tests.dynamics.trajectories.frames import CELLS, frame, opened, random_atoms
+from tests.support.disks import largest_file
 
 FORMATS = (".dcd", ".xtc")
 LIBRARY = ("ignore::UserWarning:MDAnalysis", "ignore::DeprecationWarning:MDAnalysis")

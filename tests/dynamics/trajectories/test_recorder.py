@@ -12,7 +12,8 @@ import pytest
 
 from mlff_triton.dynamics.trajectories import Recorder, TrajectoryFile
 from mlff_triton.errors import InputError, OutputError
-from tests.dynamics.trajectories.frames import SUFFIXES, frame, largest_file, opened
+from tests.dynamics.trajectories.frames import SUFFIXES, frame, opened
+from tests.support.disks import largest_file
 
 
 class Gated(TrajectoryFile):
