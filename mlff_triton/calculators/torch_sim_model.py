@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
@@ -84,8 +85,9 @@ class TorchSimModel(ModelInterface):
     Notes
     -----
     Versions 0.3 to 0.6 of torch-sim-atomistic are supported. Units are eV, eV/Å and eV/Å^3. The
-    stress of a system without a volume is zero. Results carry no gradients. Memory grows with the
-    number of atoms, which ``memory_scales_with`` tells TorchSim's autobatchers.
+    stress of a system that is not periodic or has no volume is NaN, as in TorchSim's own results
+    that lack it. Results carry no gradients. Memory grows with the number of atoms, which
+    ``memory_scales_with`` tells TorchSim's autobatchers.
 
     Raises
     ------
@@ -104,6 +106,7 @@ class TorchSimModel(ModelInterface):
     torch.Size([6, 3])
     """
 
+    @with_own_settings
     def __init__(
         self,
         model: str | Path | TensorNet | Ensemble = "default",
@@ -136,6 +139,7 @@ class TorchSimModel(ModelInterface):
     compute_forces = ModelInterface.compute_forces.setter(_set_compute_forces)
     compute_stress = ModelInterface.compute_stress.setter(_set_compute_stress)
 
+    @with_own_settings
     def forward(self, state: SimState | dict[str, Any]) -> dict[str, Tensor]:
         """Compute energies, forces and stresses of all systems of a state.
 
@@ -180,7 +184,7 @@ class TorchSimModel(ModelInterface):
         if self.compute_forces:
             results["forces"] = prediction.forces
         if self.compute_stress:
-            results["stress"] = _stress(prediction.virial, state.cell)
+            results["stress"] = _stress(prediction.virial, state.cell, state.pbc)
         if prediction.charges is not None:
             results["charges"] = prediction.charges
         return {name: tensor.to(state.positions.dtype) for name, tensor in results.items()}
@@ -192,9 +196,13 @@ def _charge(state: SimState) -> Tensor | None:
     return next((charge for charge in found if charge is not None), None)
 
 
-def _stress(virial: Tensor, cell: Tensor) -> Tensor:
-    """Divide virials [B, 3, 3] by the volumes of cells [B, 3, 3]; 0 for those without a volume."""
+def _stress(virial: Tensor, cell: Tensor, pbc: Tensor | bool) -> Tensor:
+    """Divide virials [B, 3, 3] by the volumes of cells [B, 3, 3].
+
+    The result is NaN for systems without a volume, or without periodic directions ``pbc``.
+    """
     a, b, c = cell.detach().to(virial).unbind(-1)
     volume = (a * torch.linalg.cross(b, c)).sum(-1).abs()[:, None, None]
     stress: Tensor = (virial + virial.mT) / (2 * volume)
-    return stress.masked_fill(volume == 0, 0.0)
+    is_periodic = torch.as_tensor(pbc, device=cell.device).broadcast_to(len(cell), 3).any(-1)
+    return stress.masked_fill((volume == 0) | ~is_periodic[:, None, None], torch.nan)

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from mlff_triton._common.text import short_repr, shortened
+from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton.checkpoints import hub, matgl, torchmd_net
 from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.checkpoints._reading import (
@@ -39,6 +40,7 @@ DEFAULT_MODEL = "tensornet-gfn2"
 MAX_MEMBERS = 64  # of an ensemble
 
 
+@with_own_settings
 def load_model(
     model: str | Path, energy_unit: str = "eV", coulomb_cutoff: float | None = None
 ) -> TensorNet | Ensemble:
@@ -91,7 +93,8 @@ def load_model(
             f"energy_unit={energy_unit!r} is unknown: use one of {', '.join(ENERGY_UNITS)}"
         )
     path = resolve_path(model)
-    with interpreting(str(path)):
+    # Modules draw their first weights, which those of the file replace.
+    with interpreting(str(path)), kept_random_state():
         loaded = _load(path, ENERGY_UNITS[energy_unit])
     return loaded if coulomb_cutoff is None else with_coulomb_cutoff(loaded, coulomb_cutoff)
 

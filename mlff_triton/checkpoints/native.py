@@ -15,6 +15,7 @@ import safetensors.torch
 
 from mlff_triton._common.files import path_of, replace_file
 from mlff_triton._common.text import short_repr
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.checkpoints._reading import read_file, read_json
 from mlff_triton.checkpoints._weights import SCALE, build_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
@@ -30,6 +31,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_CARD_CHARACTERS = 1 << 20
 
 
+@with_own_settings
 def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") -> None:
     """Write a model to a safetensors file, completely or not at all.
 

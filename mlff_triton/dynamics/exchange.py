@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from ase import Atoms, units
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.dynamics.systems import split
 from mlff_triton.engine.motion import FloatArray, Observation, State
 from mlff_triton.kernels.dynamics.reference.random import EXCHANGE, uniforms
 
 
+@with_own_settings
 def exchange(
     systems: Sequence[Atoms],
     observation: Observation,

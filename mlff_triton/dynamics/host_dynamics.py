@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError
 from torch import Tensor
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.dynamics.threads import using_threads, warn_if_busy
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.totals import WIDTH, Totals
@@ -37,6 +38,7 @@ class HostDynamics:
         Number of threads of PyTorch; by default as many as it uses elsewhere.
     """
 
+    @with_own_settings
     def __init__(
         self, systems: Sequence[Atoms], calculator: Calculator, threads: int | None = None
     ) -> None:
@@ -68,6 +70,15 @@ class HostDynamics:
 
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
         """Compute forces, and prepare the next step."""
+        self._set(state, conditions, is_continued=is_continued)
+        with using_threads(self._threads):
+            self._last = forces, totals = self._evaluate()
+        self._is_evaluated = True
+        self._start(forces, totals)
+        return self.observe()
+
+    @with_own_settings
+    def _set(self, state: State, conditions: Conditions, *, is_continued: bool) -> None:
         motion = self._motion
         for name in ("positions", "cell"):
             for tensor in (getattr(motion, name), getattr(motion, f"done_{name}")):
@@ -82,13 +93,14 @@ class HostDynamics:
         self._queue.clear()
         self._conditions = conditions
         self._is_evaluated = False
-        with using_threads(self._threads):
-            self._last = forces, totals = self._evaluate()
-        self._is_evaluated = True
-        if conditions.descent is None:
-            advance(motion, forces, totals, conditions.integration, finish=False)
+
+    @with_own_settings
+    def _start(self, forces: Tensor, totals: Tensor) -> None:
+        """Take the part of the first step that follows the first forces."""
+        if self._conditions.descent is None:
+            integration = self._conditions.integration
+            advance(self._motion, forces, totals, integration, finish=False)
         self._press(totals)
-        return self.observe()
 
     def queue(self, stop: int, *, is_observed: bool) -> None:
         """Queue all steps up to ``stop``."""
@@ -108,22 +120,28 @@ class HostDynamics:
         return self.observe() if is_observed else None
 
     def _advance_to(self, stop: int) -> None:
-        motion, conditions = self._motion, self._conditions
-        motion.window.copy_(torch.tensor([self.step, stop]))
+        motion = self._motion
+        motion.window[0], motion.window[1] = self.step, stop
         while self.step < stop:
             self._last = forces, totals = self._evaluate()
             if not np.isfinite(motion.positions.numpy()).all() or not totals[:, 0].isfinite().all():
                 raise InputError("positions or energies are NaN or infinite")
-            given = motion, forces, totals, conditions.integration
-            if conditions.descent is not None:
-                descend(motion, forces, totals, conditions.descent)
-            elif conditions.rescaling is None:
-                advance(*given)
-            else:
-                advance(*given, start=False)
-                choose_scale(motion, conditions.integration, conditions.rescaling)
-                advance(*given, finish=False)
-            self._press(totals)
+            self._move(forces, totals)
+
+    @with_own_settings
+    def _move(self, forces: Tensor, totals: Tensor) -> None:
+        """Take a step. The calculator computed its forces under the settings of its caller."""
+        motion, conditions = self._motion, self._conditions
+        given = motion, forces, totals, conditions.integration
+        if conditions.descent is not None:
+            descend(motion, forces, totals, conditions.descent)
+        elif conditions.rescaling is None:
+            advance(*given)
+        else:
+            advance(*given, start=False)
+            choose_scale(motion, conditions.integration, conditions.rescaling)
+            advance(*given, finish=False)
+        self._press(totals)
 
     def _press(self, totals: Tensor) -> None:
         barostat = self._conditions.barostat

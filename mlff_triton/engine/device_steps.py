@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import GraphPool
+from mlff_triton._common.torch_settings import own_settings
 from mlff_triton.engine.batch import Batch, IntArray, to_tensor
 from mlff_triton.engine.device_batches import DeviceBatches
 from mlff_triton.engine.device_dynamics import DeviceDynamics
@@ -162,7 +163,13 @@ class DeviceSteps(Steps):
         self._batches.clear()
         self._streams.clear()
         with self._on_gpu(batch):
-            return DeviceDynamics(self._model, batch, masses, lambda: self._on_gpu(batch))
+            return DeviceDynamics(self._model, batch, masses, lambda: self._moving(batch))
+
+    @contextmanager
+    def _moving(self, batch: Batch) -> Iterator[None]:
+        """Make the GPU current for a simulation, whose calls do not pass through the engine."""
+        with own_settings(), self._on_gpu(batch):
+            yield
 
     @contextmanager
     def _on_gpu(self, batch: Batch | TensorBatch | PartAtoms) -> Iterator[None]:

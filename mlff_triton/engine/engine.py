@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlff_triton._common.devices import find_device, find_dtype
+from mlff_triton._common.torch_settings import own_settings, with_own_settings
 from mlff_triton._common.triton_start import start_triton
 from mlff_triton.checkpoints import load_model, shipped_models
 from mlff_triton.engine import dispatch
@@ -74,8 +76,11 @@ class Engine:
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
     uses atomic additions. Any thread may call; calls wait for one another. Copies and pickles hold
     the arguments and the model, from which the engine is made again. After a fork, an engine on the
-    CPU works in the child with a single thread. CUDA does not work there. Unlike calculators, an
-    engine does not look for atoms that are far too close, or for chemistry unknown to the model.
+    CPU works in the child with a single thread. CUDA does not work there. Autocast, inference mode,
+    anomaly detection, the default device and the default dtype of a caller change nothing, nor does
+    PyTorch's demand for deterministic algorithms, except that ``"exact"`` on a GPU follows it.
+    Making an engine draws no random numbers. Unlike calculators, an engine does not look for atoms
+    that are far too close, or for chemistry unknown to the model.
 
     Raises
     ------
@@ -92,6 +97,7 @@ class Engine:
     torch.Size([3, 3])
     """
 
+    @with_own_settings
     def __init__(
         self,
         model: TensorNet | Ensemble | str | Path = "default",
@@ -123,6 +129,7 @@ class Engine:
         self.is_local = loaded.is_local
         self.cutoff = loaded.cutoff
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
+        self._keeps_determinism = self.backend == "exact" and self.device.type == "cuda"
         given = check_skin(skin)
         self._steps = [self._make_steps(member, precision, given) for member in members]
         self.lock = ForkLock(self.device.type == "cuda")
@@ -193,13 +200,14 @@ class Engine:
         BackendError
             If the GPU has too little memory. The message says how much is needed.
         """
-        prediction = self.evaluate(Batch.of(numbers, positions, cell, pbc, batch, charge))
-        return prediction.map(lambda tensor: tensor.to(self.device))
+        with self._call():
+            prediction = self.evaluate(Batch.of(numbers, positions, cell, pbc, batch, charge))
+            return prediction.map(lambda tensor: tensor.to(self.device))
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute a checked batch as `compute` does, and return the results on the CPU."""
         check_neutral(self.uses_charge, batch.charge)
-        with self.lock:
+        with self._call():
             return Prediction.mean([steps.evaluate(batch) for steps in self._steps])
 
     def prepare(
@@ -231,7 +239,7 @@ class Engine:
         """
         if len(self._steps) > 1:
             raise BackendError(CANNOT_PREPARE)
-        with self.lock:
+        with self._call():
             return self._steps[0].prepare(Batch.of(numbers, positions, cell, pbc, batch, charge))
 
     def resident(
@@ -264,14 +272,14 @@ class Engine:
         UnknownElementError
             If the model was not made for an element.
         """
-        atoms = as_array(numbers)
-        batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
-        check_neutral(self.uses_charge, batch.charge)
-        for steps in self._steps:
-            steps.check_species(batch.numbers)
-        with self.lock:
+        with self._call():
+            atoms = as_array(numbers)
+            batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
+            check_neutral(self.uses_charge, batch.charge)
+            for steps in self._steps:
+                steps.check_species(batch.numbers)
             members = [steps.resident(batch, units) for steps in self._steps]
-        return ResidentSystem(len(batch.numbers), members, self.lock)
+        return ResidentSystem(len(batch.numbers), members, self._call)
 
     def part(self, charge: int = 0, units: Units = ANGSTROM_EV) -> SystemPart:
         """Prepare part of a system that another program divides among processes.
@@ -307,9 +315,9 @@ class Engine:
         total = check_charge(charge)
         check_neutral(self.uses_charge, total)
         reach = max(steps.reach for steps in self._steps)
-        with self.lock:
+        with self._call():
             members = [steps.part(float(total[0])) for steps in self._steps]
-        return SystemPart(reach, members, self.lock, units)
+        return SystemPart(reach, members, self._call, units)
 
     def dynamics(self, batch: Batch, masses: ArrayLike) -> Dynamics | None:
         """Prepare a checked batch to be moved on the GPU.
@@ -334,7 +342,7 @@ class Engine:
         check_neutral(self.uses_charge, batch.charge)
         if len(self._steps) > 1:
             return None
-        with self.lock:
+        with self._call():
             return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64))
 
     def queue(
@@ -396,12 +404,18 @@ class Engine:
         """
         given = TensorBatch(numbers, positions, cell, pbc, batch, charge)
         given.check_shapes()
-        with torch.inference_mode(mode=False), self.lock:
+        with self._call():
             queued = [steps.queue(given) for steps in self._steps]
-        predictions = [prediction for prediction in queued if prediction is not None]
-        if len(predictions) < len(queued):
-            return self.compute(*given)
-        return Prediction.mean(predictions)
+            predictions = [prediction for prediction in queued if prediction is not None]
+            if len(predictions) < len(queued):
+                return self.compute(*given)
+            return Prediction.mean(predictions)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Keep other threads, and what the caller has set in PyTorch, out of a call."""
+        with own_settings(keep_determinism=self._keeps_determinism), self.lock:
+            yield
 
 
 def is_shipped(model: str) -> bool:
@@ -419,8 +433,8 @@ class ResidentSystem:
         Number of atoms N.
     members : list of ResidentStep
         Step of each model.
-    lock : ForkLock
-        Lock of the engine.
+    call : callable
+        Returns the context of a call of the engine.
 
     Examples
     --------
@@ -433,7 +447,7 @@ class ResidentSystem:
 
     n_atoms: int
     members: list[ResidentStep]
-    lock: ForkLock
+    call: Callable[[], AbstractContextManager[None]]
 
     def step(self, positions: Tensor, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute energy and forces for the current positions, in the system's units.
@@ -470,9 +484,9 @@ class ResidentSystem:
             )
         if cell is not None and cell.shape != (3, 3):
             raise InputError(f"the cell must have shape [3, 3], not {list(cell.shape)}")
-        with self.lock:
+        with self.call():
             results = [member(positions, cell) for member in self.members]
-        if len(results) == 1:
-            return results[0]
-        energies, forces = zip(*results, strict=True)
-        return torch.stack(energies).mean(0), torch.stack(forces).mean(0)
+            if len(results) == 1:
+                return results[0]
+            energies, forces = zip(*results, strict=True)
+            return torch.stack(energies).mean(0), torch.stack(forces).mean(0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import reduce
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.engine.fork_lock import ForkLock
 from mlff_triton.engine.part import PartAtoms, PartPrediction, PartStep
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import InputError
@@ -28,8 +29,8 @@ class SystemPart:
         Å; see the attribute.
     members : list of PartStep
         Steps of each model.
-    lock : ForkLock
-        Lock of the engine.
+    call : callable
+        Returns the context of a call of the engine.
     units : Units
         Units of arguments and results.
 
@@ -51,10 +52,16 @@ class SystemPart:
     ((3, 3), (2,))
     """
 
-    def __init__(self, reach: float, members: list[PartStep], lock: ForkLock, units: Units) -> None:
+    def __init__(
+        self,
+        reach: float,
+        members: list[PartStep],
+        call: Callable[[], AbstractContextManager[None]],
+        units: Units,
+    ) -> None:
         self.reach = reach / units.length
         self._members = members
-        self._lock = lock
+        self._call = call
         self._units = units
         self._atoms = PartAtoms.of([], 0, 0)
 
@@ -81,7 +88,7 @@ class SystemPart:
             If the GPU has too little memory. The message says how much is needed.
         """
         atoms = PartAtoms.of(numbers, n_own, n_total)
-        with self._lock:
+        with self._call():
             self._atoms = PartAtoms.of([], 0, 0)  # in case of an error
             if atoms.n_own:
                 for member in self._members:
@@ -115,7 +122,7 @@ class SystemPart:
             If the GPU has too little memory. The message says how much is needed.
         """
         points = as_floats(positions, "positions")
-        with self._lock:
+        with self._call():
             atoms, n_atoms = self._atoms, len(self._atoms.numbers)
             if points.size or n_atoms:
                 _check_shape(points, n_atoms)

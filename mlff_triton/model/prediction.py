@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton._common.torch_settings import normal, own_settings
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, domain_of
 from mlff_triton.model.tensornet import TensorNet
@@ -166,7 +167,8 @@ def predict(
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
 
-    Models with partial charges predict these as well.
+    Models with partial charges predict these as well. Autocast, inference mode, the default device
+    and the default dtype of the caller change nothing.
 
     Parameters
     ----------
@@ -185,7 +187,8 @@ def predict(
     charge : [B], optional
         Total charge of each system in elementary charges. Default: 0.
     create_graph : bool
-        If True, forces and virials can be differentiated again, as training on forces requires.
+        If True, all results can be differentiated by weights, positions and cells that require
+        gradients, as training on forces requires. Otherwise, they carry no gradients.
     n_systems : int, optional
         Number of systems B. By default it is read from ``batch``, for which the host waits for a
         GPU. With it, a call can be captured in a CUDA graph, which checks neither elements nor
@@ -211,33 +214,47 @@ def predict(
     >>> predict(model, torch.tensor([8, 1, 1]), positions, graph).forces.shape
     torch.Size([3, 3])
     """
-    if batch is None:
-        batch = torch.zeros_like(numbers)
-    if n_systems is None:
-        n_systems = int(batch[-1]) + 1
-    if charge is None:
-        charge = torch.zeros(n_systems, device=positions.device)
-    elif not is_capturing(charge):
-        check_neutral(model.uses_charge, charge)
-    vectors = graph.vectors(positions.detach(), cell, batch)
-    vectors = vectors.to(model.dtype).requires_grad_()
-    with torch.enable_grad():
+    with own_settings(keep_determinism=True), torch.enable_grad():
+        numbers, positions, graph = normal(numbers), normal(positions), graph.map(normal)
+        batch = torch.zeros_like(numbers) if batch is None else normal(batch)
+        if n_systems is None:
+            n_systems = int(batch[-1]) + 1
+        if charge is None:
+            charge = torch.zeros(n_systems, device=positions.device)
+        elif not is_capturing(charge):
+            check_neutral(model.uses_charge, charge)
+        edges = graph.vectors(positions, None if cell is None else normal(cell), batch)
+        follows_edges = create_graph and edges.requires_grad
+        vectors = edges.to(model.dtype) if follows_edges else _leaf(edges, model.dtype)
         atom_energies, charges = model.energies_and_charges(
-            numbers, vectors, graph, charge[batch], batch
+            numbers, vectors, graph, normal(charge)[batch], batch
         )
         gradient = torch.autograd.grad(atom_energies.sum(), vectors, create_graph=create_graph)[0]
-    if not create_graph:
-        atom_energies = atom_energies.detach()
-        charges = None if charges is None else charges.detach()
-    ends = torch.cat([graph.senders, graph.receivers])
-    forces = gradient.new_zeros(len(numbers), 3)
-    forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
-    strain = vectors.detach().double()[:, :, None] * gradient.double()[:, None, :]
-    virial = strain.new_zeros(n_systems, 3, 3).index_add(0, batch[graph.receivers], strain)
-    counts = strain.new_zeros(n_systems).index_add(0, batch, strain.new_ones(len(batch)))
-    atom_energies = atom_energies + (model.mean / counts)[batch]
-    energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
-    return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies, charges)
+        if not follows_edges:
+            vectors = vectors.detach()
+        has_gradient = create_graph and (follows_edges or _is_trained(model))
+        if not has_gradient:
+            atom_energies, gradient = atom_energies.detach(), gradient.detach()
+            charges = None if charges is None else charges.detach()
+        ends = torch.cat([graph.senders, graph.receivers])
+        forces = gradient.new_zeros(len(numbers), 3)
+        forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
+        strain = vectors.double()[:, :, None] * gradient.double()[:, None, :]
+        virial = strain.new_zeros(n_systems, 3, 3).index_add(0, batch[graph.receivers], strain)
+        counts = strain.new_zeros(n_systems).index_add(0, batch, strain.new_ones(len(batch)))
+        atom_energies = atom_energies + (model.mean / counts)[batch]
+        energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
+        return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies, charges)
+
+
+def _leaf(edges: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return edge vectors of a dtype, which the energy is differentiated by and nothing else."""
+    return edges.detach().to(dtype).requires_grad_()
+
+
+def _is_trained(model: nn.Module) -> bool:
+    """Return True if gradients of a weight are wanted."""
+    return any(weight.requires_grad for weight in model.parameters())
 
 
 def check_neutral(uses_charge: bool, charge: Tensor | NDArray[np.generic]) -> None:

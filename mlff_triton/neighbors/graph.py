@@ -10,12 +10,14 @@ Edges are sorted by ``(i, j, S)``. The opposite ``(j, i, -S)`` of every edge is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.errors import InputError
 
 
@@ -92,12 +94,14 @@ class Graph:
         return len(self.senders)
 
     @cached_property
+    @with_own_settings
     def receivers(self) -> Tensor:
         """Atom ``i`` of each edge, int64 [E]."""
         atoms = torch.arange(self.n_atoms, device=self.row_ptr.device)
         return atoms.repeat_interleave(self.row_ptr.diff(), output_size=self.n_edges)
 
     @cached_property
+    @with_own_settings
     def pairs(self) -> tuple[Tensor, Tensor]:
         """One edge of each undirected pair, int64 [E / 2], and the pair of each edge, int64 [E].
 
@@ -146,15 +150,15 @@ class Graph:
             reverse=index[self.reverse[keep]],
         )
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Graph:
+        """Apply a function to every tensor; return this graph itself if it changes none."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        mapped = {name: function(tensor) for name, tensor in tensors.items()}
+        return self if all(mapped[name] is tensors[name] for name in mapped) else Graph(**mapped)
+
     def to(self, device: torch.device | str) -> Graph:
         """Copy the graph to a device."""
-        return replace(
-            self,
-            row_ptr=self.row_ptr.to(device),
-            senders=self.senders.to(device),
-            shifts=self.shifts.to(device),
-            reverse=self.reverse.to(device),
-        )
+        return self.map(lambda tensor: tensor.to(device))
 
 
 def concatenate(graphs: list[Graph]) -> Graph:

@@ -14,6 +14,7 @@ import torch
 import vesin
 from numpy.typing import ArrayLike, NDArray
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.neighbors.box import (
     MAX_LENGTH,
@@ -31,6 +32,7 @@ MAX_EXTENT = 10_000.0  # Å; the same limit for directions that are not periodic
 GRID_CELLS = 1e5  # most cells of the grid of `vesin`
 
 
+@with_own_settings
 def neighbor_list(
     positions: ArrayLike,
     cutoff: float,

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from mlff_triton._common.text import short_repr
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.neighbors.box import Box, FloatArray, deformation
 from mlff_triton.neighbors.graph import Graph
@@ -84,6 +85,7 @@ class VerletList:
         self.n_builds = 0
         self._built: tuple[Graph, FloatArray, Box] | None = None
 
+    @with_own_settings
     def update(self, positions: ArrayLike, cell: ArrayLike | None, pbc: ArrayLike) -> Graph:
         """Return the neighbor list of the given positions.
 

@@ -9,6 +9,7 @@ from mlff_triton.testing.case import Case, NotApplicable
 from mlff_triton.testing.checks import CHECKS
 from mlff_triton.testing.conformance import ConformanceError, check_calculator
 from mlff_triton.testing.derivatives import finite_difference_forces, finite_strain_stress
+from mlff_triton.testing.settings import CALLER_SETTINGS
 from mlff_triton.testing.structures import (
     random_cluster,
     random_crystal,
@@ -24,6 +25,7 @@ from mlff_triton.testing.tolerances import (
 )
 
 __all__ = [
+    "CALLER_SETTINGS",
     "CHECKS",
     "FINITE_DIFFERENCES",
     "TOLERANCES",

@@ -88,11 +88,13 @@ def require_property(case: Case, name: str) -> None:
 
 @contextmanager
 def labeled(subject: str) -> Iterator[None]:
-    """Prefix the message of an `AssertionError` raised inside with its subject."""
+    """Turn any error raised inside into an `AssertionError` whose message names the subject."""
     try:
         yield
     except AssertionError as error:
         raise AssertionError(f"{subject}: {error}") from error
+    except Exception as error:
+        raise AssertionError(f"{subject}: {type(error).__name__}: {error}") from error
 
 
 def assert_identical(actual: Results, expected: Results) -> None:

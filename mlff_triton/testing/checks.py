@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator
 
@@ -29,6 +30,7 @@ from mlff_triton.testing.derivatives import (
     finite_strain_stress,
     transformed,
 )
+from mlff_triton.testing.settings import CALLER_SETTINGS, random_states
 from mlff_triton.testing.structures import random_rotation
 from mlff_triton.testing.tolerances import (
     FINITE_DIFFERENCES,
@@ -322,6 +324,33 @@ def atoms_are_not_modified(case: Case) -> None:
     expect(np.array_equal(atoms.cell.array, case.atoms.cell.array), "the cell changed")
     expect(np.array_equal(atoms.pbc, case.atoms.pbc), "the periodicity changed")
     expect(atoms.info == case.atoms.info, f"info became {atoms.info}")
+
+
+@check
+def settings_of_the_caller_change_nothing(case: Case) -> None:
+    """Expect the same bits whatever the caller has set in PyTorch, such as autocast.
+
+    A calculator that was made under a setting must also work without it.
+    """
+    expected = case.results(case.atoms.copy())
+    for name, setting in CALLER_SETTINGS.items():
+        calculator = case.make_calculator()
+        with labeled(name), setting():
+            assert_identical(compute(calculator, case.atoms.copy()), expected)
+            made_inside = case.make_calculator()
+        with labeled(f"after {name}"):
+            assert_identical(compute(made_inside, case.atoms.copy()), expected)
+
+
+@check
+def random_streams_are_left_alone(case: Case) -> None:
+    """Expect a new calculator and its results to draw nothing from global random streams."""
+    numpy_state, torch_states = np.random.get_state(), random_states()  # noqa: NPY002 (the global)
+    compute(case.make_calculator(), case.atoms.copy())
+    same = map(torch.equal, random_states(), torch_states)
+    expect(all(same), "PyTorch's random stream has advanced")
+    after = np.random.get_state()  # noqa: NPY002
+    expect(all(map(np.array_equal, after, numpy_state)), "NumPy's random stream has advanced")
 
 
 @check

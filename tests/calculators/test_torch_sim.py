@@ -90,7 +90,7 @@ def calculated(atoms: Atoms, network: object = NETWORK) -> tuple[float, np.ndarr
     """Return energy, forces and stress of the exact model through ASE."""
     atoms = atoms.copy()
     atoms.calc = TensorNetCalculator(network, device="cpu", dtype="float64", backend="exact")
-    stress = atoms.get_stress(voigt=False) if atoms.pbc.any() else np.zeros((3, 3))
+    stress = atoms.get_stress(voigt=False) if atoms.pbc.any() else np.full((3, 3), np.nan)
     return atoms.get_potential_energy(), atoms.get_forces(), stress
 
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 from ase.neighborlist import neighbor_list
@@ -348,6 +349,42 @@ class AnswersForNothing(Reference):
         return super().evaluate(atoms)
 
 
+class FollowsAutocast(Reference):
+    def evaluate(self, atoms):
+        results = super().evaluate(atoms)
+        third = torch.full((8, 8), 1 / 3, device="cpu", dtype=torch.float32)
+        return results | {"energy": results["energy"] * float((third @ third).mean())}
+
+
+class NeedsGradients(Reference):
+    def evaluate(self, atoms):
+        torch.ones(1, device="cpu", requires_grad=True).sum().backward()
+        return super().evaluate(atoms)
+
+
+class KeepsWhatItWasMadeUnder(Reference):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.unit = torch.ones((), device="cpu")
+
+    def evaluate(self, atoms):
+        results = super().evaluate(atoms)
+        self.unit.requires_grad_()
+        return results
+
+
+class DrawsFromTorch(Reference):
+    def evaluate(self, atoms):
+        torch.rand(1)
+        return super().evaluate(atoms)
+
+
+class DrawsFromNumPy(Reference):
+    def __init__(self, **options):
+        super().__init__(**options)
+        np.random.rand()  # noqa: NPY002 (the global stream)
+
+
 BROKEN: dict[str, tuple[type[Reference], ...]] = {
     "energy_is_a_float": (ArrayEnergy, InfiniteEnergy),
     "energy_is_extensive": (EnergyOfAllPairs,),
@@ -385,6 +422,12 @@ BROKEN: dict[str, tuple[type[Reference], ...]] = {
     "atoms_are_not_modified": (WrapsPositions, ShiftsCell, OpensCell, LeavesANote, LeavesAnArray),
     "nan_is_refused": (AnswersForNaN, AnswersNaN, AnswersForInfinity, SpoiltByAnError),
     "empty_is_refused": (AnswersForNothing,),
+    "settings_of_the_caller_change_nothing": (
+        FollowsAutocast,
+        NeedsGradients,
+        KeepsWhatItWasMadeUnder,
+    ),
+    "random_streams_are_left_alone": (DrawsFromTorch, DrawsFromNumPy),
 }
 
 STRUCTURES = {

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.recipe import Recipe
 from mlff_triton.calculators.openmm.stub_library import load_stub
@@ -156,6 +157,7 @@ class OpenMMSystem:
             )
 
 
+@with_own_settings
 def openmm_step(
     handle: int, recipe: Tensor, positions: Tensor, box: Tensor | None
 ) -> tuple[Tensor, Tensor]:

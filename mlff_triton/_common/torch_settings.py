@@ -1,0 +1,106 @@
+"""Computations that do not depend on what their caller has set in PyTorch.
+
+Autocast, inference mode and anomaly detection belong to the thread that has set them. The default
+device, the default dtype and the demand for deterministic algorithms belong to the process; other
+threads see them change while a computation of ours runs, if they were not those of a new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+def own_settings(*, keep_determinism: bool = False) -> AbstractContextManager[None]:
+    """Return a context with the settings of a new process, whatever the caller has set.
+
+    Inside, autocast, inference mode and anomaly detection are off, and new tensors are in float32
+    and on the CPU unless they are given a dtype and a device.
+
+    Parameters
+    ----------
+    keep_determinism : bool
+        True to keep the caller's demand for deterministic algorithms. Code that is deterministic by
+        itself does not need it: PyTorch would refuse some of its operators and fill new tensors.
+
+    Returns
+    -------
+    context manager
+        Entering it takes a microsecond where nothing has been set.
+    """
+    return _AS_IT_IS if _is_new(keep_determinism) else _new_settings(keep_determinism)
+
+
+def with_own_settings(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Decorate a function so that all of it runs in `own_settings`."""
+
+    @wraps(function)
+    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with own_settings():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def normal(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or a copy of one that was made in inference mode.
+
+    PyTorch does not save such tensors for a backward pass.
+    """
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Leave PyTorch's random stream of the CPU as it was, whatever is drawn inside."""
+    with torch.random.fork_rng(devices=()):
+        yield
+
+
+def _is_new(keep_determinism: bool) -> bool:
+    """Return True if the settings are those of a new process."""
+    return not (
+        torch.is_inference_mode_enabled()
+        or any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        or torch.get_default_dtype() is not torch.float32
+        or torch.is_anomaly_enabled()
+        or _has_function_modes()
+        or (not keep_determinism and torch.are_deterministic_algorithms_enabled())
+    )
+
+
+def _has_function_modes() -> bool:
+    """Return True if a mode sees all calls of PyTorch, as that of the default device does."""
+    return torch._C._len_torch_function_stack() > 0
+
+
+@contextmanager
+def _new_settings(keep_determinism: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+        for device in AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_anomaly_enabled():
+            stack.enter_context(torch.autograd.set_detect_anomaly(mode=False))
+        if _has_function_modes():
+            stack.enter_context(torch.device("cpu"))
+        if torch.get_default_dtype() is not torch.float32:
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float32)
+        if not keep_determinism and torch.are_deterministic_algorithms_enabled():
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            stack.callback(torch.use_deterministic_algorithms, mode=True, warn_only=warns)
+            torch.use_deterministic_algorithms(mode=False)
+        yield
