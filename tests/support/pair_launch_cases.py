@@ -57,11 +57,14 @@ def samples(dim: int, dtype: torch.dtype) -> object:
     return found
 
 
-def updates(channels: int, dtype: torch.dtype, n: int = N) -> object:
+def updates(channels: int, dtype: torch.dtype, n: int = N, hidden: int | None = None) -> object:
     """Multiply along both kinds of edges, with residual streams of both dtypes."""
+    hidden = hidden or channels
     weight, bias = torch.ones(2, channels, dtype=dtype)
-    maps = [torch.zeros(n * channels, channels, dtype=dtype) for n in (2, 2, 1, 1)]
-    given = TriangleWeights((weight, bias, 1e-5), (weight, None, 1e-5), *maps)
+    shapes = (2 * hidden, channels), (2 * hidden, channels), (channels, hidden), (channels,) * 2
+    maps = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    norm_out = torch.ones(hidden, dtype=dtype), None, 1e-5
+    given = TriangleWeights((weight, bias, 1e-5), norm_out, *maps)
     z = torch.zeros(1, n, n, channels)
     triangle_multiplication_(z, given, torch.ones(1, n, n))
     return triangle_multiplication_(z.to(dtype), given, incoming=True)
@@ -170,6 +173,12 @@ def pair_calls(*dtypes: torch.dtype) -> dict[str, Callable[[], object]]:
             name = f"{channels} channels, {dtype}"
             calls[f"triangle_multiplication, {name}"] = partial(updates, channels, dtype)
             calls[f"triangle_attention_, {name}"] = partial(attention_updates, channels, dtype)
+        # The templates of Protenix, and fewer hidden channels than are split.
+        for channels, hidden in ((64, 128), (128, 32)):
+            name = f"{channels} channels, {hidden} hidden, {dtype}"
+            calls[f"triangle_multiplication, {name}"] = partial(
+                updates, channels, dtype, hidden=hidden
+            )
         calls[f"token_attention_, {dtype}"] = partial(token_updates, 384, dtype)
         calls[f"window_attention, {dtype}"] = partial(windows, dtype)
         calls[f"conditioned updates, {dtype}"] = partial(conditioned, 768, dtype)

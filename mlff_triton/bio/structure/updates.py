@@ -100,6 +100,8 @@ class AlignmentWeights(NamedTuple):
         True if pairs are updated before the alignment.
     eps : float, optional
         Added to the counts of sequences, see `outer_product_mean_`.
+    averages_all : bool
+        True if averages take no mask, as in Protenix.
     """
 
     outer_product: OuterProductWeights
@@ -107,6 +109,7 @@ class AlignmentWeights(NamedTuple):
     transition: TransitionWeights | None
     pairs_first: bool = False
     eps: float | None = None
+    averages_all: bool = False
 
 
 class BlockWeights(NamedTuple):
@@ -143,21 +146,30 @@ def _with_wide_norms(weights: Weights, dtype: torch.dtype) -> Weights:
     return type(weights)(*parts)
 
 
+def row_dtype(backend: str | None, result: torch.dtype, products: torch.dtype) -> torch.dtype:
+    """Return the dtype in which rows are updated: float32, unless results are rounded anyway.
+
+    Kernels read rows in float32 or in the dtype of the weights, that of products. PyTorch reads
+    them in the latter alone.
+    """
+    return products if backend != "triton" or result == products else torch.float32
+
+
 def check_sizes(weights: BlockWeights) -> None:
     """Raise unless kernels support the numbers of channels.
 
     Raises
     ------
     InputError
-        If there are too many, or another number of channels in triangle multiplication than pairs.
+        If there are too many, or no power of two in triangle multiplication or pairs.
     """
     pairs, tokens = weights
-    channels = len(pairs.transition.down)
-    if channels not in PAIR_CHANNELS:
-        raise InputError(f"the pairs have {channels} channels: use 16, 32, 64, 128 or 256")
-    for triangle in (pairs.outgoing, pairs.incoming):
-        if len(triangle.project_in) != 2 * channels:
-            raise InputError("triangle multiplication has another number of channels than pairs")
+    widths = {"the pairs have": len(pairs.transition.down)}
+    for name, triangle in (("outgoing", pairs.outgoing), ("incoming", pairs.incoming)):
+        widths[f"sums over {name} edges have"] = triangle.project_out.shape[1]
+    for name, channels in widths.items():
+        if channels not in PAIR_CHANNELS:
+            raise InputError(f"{name} {channels} channels: use 16, 32, 64, 128 or 256")
     heads = [(len(a.query), len(a.bias)) for a in (pairs.starting, pairs.ending)]
     if isinstance(tokens, AlignmentWeights):
         channels = len(tokens.outer_product.norm[0])
@@ -227,7 +239,8 @@ def update_alignment(
     if weights.pairs_first:
         operators.outer_product_mean_(z, msa, outer, mask, eps=eps)
     if weights.average is not None:
-        operators.pair_average_(msa, z, weights.average, pair_mask)
+        kept = None if weights.averages_all else pair_mask
+        operators.pair_average_(msa, z, weights.average, kept)
         operators.transition_(msa, weights.transition)
     if not weights.pairs_first:
         operators.outer_product_mean_(z, msa, outer, mask, eps=eps)

@@ -75,16 +75,17 @@ def _triangle_factors_fwd_kernel(
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
     C: tl.constexpr,
+    HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write planes [2, B, C, side, side], zero beyond the first ``n`` rows and columns.
+    """Write planes [2, B, HIDDEN, side, side], zero beyond the first ``n`` rows and columns.
 
-    If factors in float32 are split, these are [2, 2, B, C, side, side], with the high and the low
-    half of each from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and the
-    `joined` weights [4 C, C] of factors and gates, from `weight_operands`. Grid: (blocks of M
-    places of a plane, B).
+    If factors in float32 are split, these are [2, 2, B, HIDDEN, side, side], with the high and the
+    low half of each from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and
+    the `joined` weights [4 HIDDEN, C] of factors and gates, from `weight_operands`. Grid: (blocks
+    of M places of a plane, B).
     """
     half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
@@ -98,15 +99,15 @@ def _triangle_factors_fwd_kernel(
     x = load_chunks(z_ptr, pair * C, inside, C, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, C, half, EPS, HALVES)
     area = side.to(tl.int64) * side
-    for first in range(0, 2 * C, K):
-        y, gate = multiply_twice(x, inputs_ptr, first, 2 * C, C, HALVES, True, K)  # [K, M]
+    for first in range(0, 2 * HIDDEN, K):
+        y, gate = multiply_twice(x, inputs_ptr, first, 2 * HIDDEN, C, HALVES, True, K)  # [K, M]
         y = gated(y, gate, EXACT) * kept[None, :]
-        factor, channel = first // C, first % C + tl.arange(0, K)
-        plane = (factor * (2 * batches if SPLIT else batches) + batch) * C + channel
+        factor, channel = first // HIDDEN, first % HIDDEN + tl.arange(0, K)
+        plane = (factor * (2 * batches if SPLIT else batches) + batch) * HIDDEN + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
         if SPLIT:
             y, low = split_halves(y)
-            tl.store(pointers + batches * C * area, low, (place < area)[None, :])
+            tl.store(pointers + batches * HIDDEN * area, low, (place < area)[None, :])
         tl.store(pointers, y.to(planes_ptr.dtype.element_ty), (place < area)[None, :])
 
 
@@ -148,29 +149,36 @@ def _triangle_update_fwd_kernel(
     EPS_IN: tl.constexpr,
     EPS_OUT: tl.constexpr,
     HALVES: tl.constexpr,
+    SUM_HALVES: tl.constexpr,
     C: tl.constexpr,
+    HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr,
+    SUM_CHUNK: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
 ):
     """Write pairs out [B, n, n, C], which are z and their updates. Both may be the same.
 
-    Reads sums [B, C, side, side] and weights [C, C] from `weight_operands`. Grid: (blocks of M
-    places of a plane, B).
+    Reads sums [B, HIDDEN, side, side], and from `weight_operands` the weights [C, HIDDEN] of sums,
+    halves if SUM_HALVES, and [C, C] of gates, halves if HALVES. Grid: (blocks of M places of a
+    plane, B).
     """
     batch = tl.program_id(1).to(tl.int64)
     _, pair, inside = _locate(n, side, M)
     pair += batch * n * n
-    half: tl.constexpr = project_ptr.dtype.element_ty
+    half: tl.constexpr = gate_ptr.dtype.element_ty
+    sum_half: tl.constexpr = project_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
     offsets, area = pair * C, side.to(tl.int64) * side
     x = load_chunks(z_ptr, offsets, inside, C, C, CHUNK)
     x = normalize(x, norm_in_weight_ptr, norm_in_bias_ptr, C, half, EPS_IN, HALVES)
-    sums_ptr += batch * C * area
-    sums = _load_columns(sums_ptr, tl.program_id(0) * M, area, C, CHUNK, M)
-    sums = normalize(sums, norm_out_weight_ptr, norm_out_bias_ptr, C, half, EPS_OUT, HALVES)
+    sums_ptr += batch * HIDDEN * area
+    sums = _load_columns(sums_ptr, tl.program_id(0) * M, area, HIDDEN, SUM_CHUNK, M)
+    sums = normalize(
+        sums, norm_out_weight_ptr, norm_out_bias_ptr, HIDDEN, sum_half, EPS_OUT, SUM_HALVES
+    )
     for first in range(0, C, K):
-        y = multiply_rows(sums, project_ptr, first, C, C, HALVES, False, K)  # [M, K]
+        y = multiply_rows(sums, project_ptr, first, C, HIDDEN, SUM_HALVES, False, K)  # [M, K]
         gate = multiply_rows(x, gate_ptr, first, C, C, HALVES, False, K)
         y = gated(y, gate, EXACT)
         channel = first + tl.arange(0, K)
@@ -219,8 +227,9 @@ def triangle_multiplication_(
     z : [B, N, N, C]
         Pairs, contiguous; float32, or of the dtype of the weights. C is a power of two, 16 to 256.
     weights : TriangleWeights
-        Weights, float16, bfloat16 or float32. Products have this precision, and sums float32. In
-        float16, sums over triangles must not exceed 65504, and in float32, their factors.
+        Weights, float16, bfloat16 or float32, with H hidden channels: a power of two, 16 to 256.
+        Products have this precision, and sums float32. In float16, sums over triangles must not
+        exceed 65504, and in float32, their factors.
     mask : [B, N, N], optional
         Factor of the pairs that are multiplied; 1 by default.
     incoming : bool
@@ -259,9 +268,9 @@ def triangle_multiplication_(
         sums = plane_products(a, b, turned=incoming)
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
-    side = planes.shape[-1]
-    tile = Tile.of_update(channels, weights.gate_out)
-    halves = takes_halves(weights.gate_out)
+    side, hidden = planes.shape[-1], weights.project_out.shape[1]
+    tile = Tile.of_update(max(channels, hidden), weights.gate_out)
+    halves, sum_halves = takes_halves(weights.gate_out), takes_halves(weights.project_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](
             z,
@@ -269,38 +278,48 @@ def triangle_multiplication_(
             sums,
             *norm_arguments(weights.norm_in),
             *norm_arguments(weights.norm_out),
-            *weight_operands(weights.project_out, weights.gate_out, halves=halves),
+            *_update_operands(weights.project_out, weights.gate_out),
             n,
             side,
             EPS_IN=weights.norm_in[2],
             EPS_OUT=weights.norm_out[2],
             HALVES=halves,
+            SUM_HALVES=sum_halves,
             C=channels,
+            HIDDEN=hidden,
             CHUNK=chunk(channels, halves),
+            SUM_CHUNK=chunk(hidden, sum_halves),
             M=tile.pairs,
-            K=tile.columns,
+            K=min(tile.columns, channels),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
     return out
 
 
-def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
-    """Return the gated factors a and b of all pairs, [2, B, C, side, side] with aligned rows.
+def _update_operands(project: Tensor, gate: Tensor) -> list[Tensor]:
+    """Return both weights as the last kernel reads them, split in one launch if both are split."""
+    if takes_halves(project) == takes_halves(gate):
+        return weight_operands(project, gate, halves=takes_halves(gate))
+    return [x for w in (project, gate) for x in weight_operands(w, halves=takes_halves(w))]
 
-    Each factor in float32 is split into two halves, [2, 2, B, C, side, side]. Sums over few tokens
+
+def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
+    """Return the gated factors a and b of all pairs, [2, B, H, side, side] with aligned rows.
+
+    Each factor in float32 is split into two halves, [2, 2, B, H, side, side]. Sums over few tokens
     are more exact without.
     """
     batches, n, _, channels = z.shape
-    project = weights.project_in
+    project, hidden = weights.project_in, len(weights.project_in) // 2
     halves = project.dtype == torch.float32 and n >= _FEWEST_TOKENS
     side = triton.cdiv(n, _ALIGNMENT) * _ALIGNMENT
-    shape = (2, batches, channels, side, side)
+    shape = (2, batches, hidden, side, side)
     if halves:
         planes = project.new_empty(2, *shape, dtype=torch.float16)
     else:
         planes = project.new_empty(shape)
-    tile = Tile.of_factors(channels, project)
+    tile = Tile.of_factors(max(channels, hidden), project)
     with torch.cuda.device_of(z):
         _triangle_factors_fwd_kernel[(triton.cdiv(side * side, tile.pairs), batches)](
             z,
@@ -313,9 +332,10 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             EPS=weights.norm_in[2],
             HALVES=takes_halves(project),
             C=channels,
+            HIDDEN=hidden,
             CHUNK=chunk(channels, takes_halves(project)),
             M=tile.pairs,
-            K=tile.columns,
+            K=min(tile.columns, hidden),
             num_warps=tile.warps,
             num_stages=tile.stages,
             **register_limit(tile.registers),
@@ -331,18 +351,20 @@ def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None, out: Tensor
     if channels not in _CHANNELS:
         raise InputError(f"the pairs have {channels} channels: use 16, 32, 64, 128 or 256")
     norm_in, norm_out, project_in, gate_in, project_out, gate_out = weights
-    wide = {"project_in": project_in, "gate_in": gate_in}
-    square = {"project_out": project_out, "gate_out": gate_out}
-    check_same(FLOATS, wide | square)
+    check_shape("project_out", project_out, (channels, "H"))
+    hidden = project_out.shape[1]
+    if hidden not in _CHANNELS:
+        raise InputError(f"there are {hidden} hidden channels: use 16, 32, 64, 128 or 256")
+    maps = {"project_in": project_in, "gate_in": gate_in}
+    check_same(FLOATS, {**maps, "project_out": project_out, "gate_out": gate_out})
     check_rows("z", z, project_in)
     check_rows("out", out, project_in)
     check_shape("out", out, z.shape)
-    for name, x in wide.items():
-        check_shape(name, x, (2 * channels, channels))
-    for name, x in square.items():
-        check_shape(name, x, (channels, channels))
+    check_shape("project_in", project_in, (2 * hidden, channels))
+    check_shape("gate_in", gate_in, (2 * hidden, channels))
+    check_shape("gate_out", gate_out, (channels, channels))
     check_norm("norm_in", norm_in, z)
-    check_norm("norm_out", norm_out, z)
+    check_norm("norm_out", norm_out, project_out)
     if mask is not None:
         check_device(z, mask)
         check_shape("mask", mask, (batches, n, n))

@@ -11,17 +11,19 @@ from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 class TriangleWeights(NamedTuple):
-    """Weights of triangle multiplication, which have one dtype.
+    """Weights of triangle multiplication with H hidden channels, which have one dtype.
 
     Attributes
     ----------
     norm_in, norm_out : Norm
-        Normalizations of the pairs, and of the sums over triangles.
-    project_in, gate_in : [2 C, C]
-        Maps of normalized pairs to the two factors of C channels, the first one above the second,
+        Normalizations of the C channels of pairs, and of the H channels of sums over triangles.
+    project_in, gate_in : [2 H, C]
+        Maps of normalized pairs to the two factors of H channels, the first one above the second,
         and to their gates.
-    project_out, gate_out : [C, C]
-        Map of normalized sums to the update, and of normalized pairs to its gates.
+    project_out : [C, H]
+        Map of normalized sums to the update.
+    gate_out : [C, C]
+        Map of normalized pairs to the gates of the update.
     """
 
     norm_in: Norm

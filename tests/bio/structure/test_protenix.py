@@ -47,6 +47,8 @@ def block_of(**options: Any) -> nn.Module:
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "block": block_of,
     "version 2": partial(block_of, hidden_scale_up=True),
+    "templates": partial(block_of, c_s=0, c_hidden_mul=2 * PAIRS),
+    "fewer hidden channels": partial(block_of, c_hidden_mul=PAIRS // 2),
     "pairs": partial(block_of, c_s=0),
 }
 blocks = pytest.mark.parametrize("name", BLOCKS)
@@ -59,16 +61,16 @@ def make(name: str, device: str = "cpu") -> nn.Module:
 def arguments(
     block: Any, batch: int, n: int, device: str
 ) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
-    """Return the arguments of a block, and the masks of its results.
+    """Return the arguments of a block, and the masks of its results, which are whole.
 
-    Padding is not masked among tokens, so samples of tokens have none.
+    The mask of pairs leaves pairs of tokens out, but no token, as tokens have no mask.
     """
     torch.manual_seed(n)
     s, z, mask, pair_mask = inputs(batch, n, TOKENS, PAIRS, device)
-    if block.c_s == 0:
-        return (None, z, pair_mask), (pair_mask,)
-    whole = mask.all(1)
-    return (s[whole], z[whole], pair_mask[whole]), (mask[whole], pair_mask[whole])
+    mask, whole = torch.ones_like(mask), torch.ones_like(pair_mask)
+    pair_mask = (torch.rand(pair_mask.shape) < 0.8).to(pair_mask)
+    pair_mask.diagonal(dim1=1, dim2=2).fill_(1)
+    return (s if block.c_s else None, z, pair_mask), ((mask, whole) if block.c_s else (whole,))
 
 
 def run(block: nn.Module, **options: Any) -> Callable[..., tuple[Tensor, ...]]:
@@ -166,7 +168,22 @@ def test_pairs_are_overwritten_only_where_that_is_safe(name):
         found = results(run(block, inplace_safe=True), given)
     assert all(map(torch.equal, found, own))
     assert found[-1].data_ptr() == given[1].data_ptr()
-    assert name == "pairs" or torch.equal(given[0], before[0])
+    assert given[0] is None or torch.equal(given[0], before[0])
+
+
+@blocks
+@pytest.mark.parametrize("axis", [1, 2])
+def test_masks_without_pairs_of_a_token_need_the_original(name, axis):
+    """The package attends to padding from padding, and to padding from all tokens."""
+    block = make(name)
+    (s, z, mask), _ = arguments(block, 2, 7, "cpu")
+    bio.accelerate(block, backend="torch")
+    results(run(block), (s, z, mask))
+    mask.select(axis, 5)[1] = 0
+    with pytest.warns(FallbackWarning, match="all pairs of a token are padding"):
+        found = results(run(block), (s, z, mask))
+    bio.restore(block)
+    assert all(map(torch.equal, found, results(run(block), (s, z, mask))))
 
 
 def test_samples_and_masks_are_optional():
@@ -191,12 +208,12 @@ def test_half_precision_is_kept():
         torch.testing.assert_close(x, y, rtol=0.05, atol=0.1)
 
 
-def test_fewer_channels_than_pairs_need_the_original(device):
-    block = randomize(block_of(c_hidden_mul=16)).to(device)
+def test_hidden_channels_that_are_no_power_of_two_need_the_original(device):
+    block = randomize(block_of(c_hidden_mul=24)).to(device)
     given, _ = arguments(block, 1, 5, device)
     own = results(run(block), given)
     bio.accelerate(block, backend="triton")
-    with pytest.warns(FallbackWarning, match="another number of channels"):
+    with pytest.warns(FallbackWarning, match="sums over outgoing edges have 24 channels"):
         found = results(run(block), given)
     assert all(map(torch.equal, found, own))
 

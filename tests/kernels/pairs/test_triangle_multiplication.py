@@ -17,30 +17,42 @@ from tests.kernels.pairs.cases import (
     norm,
     pooled,
     random,
+    random_map,
     spread,
     to,
 )
 
 
-def weights(channels: int, precision: torch.dtype, *, bias: bool = True) -> TriangleWeights:
-    """Return random weights in float64, none of them zero."""
-    shapes = [(n * channels, channels) for n in (2, 2, 1, 1)]
-    maps = (random(*shape, dtype=precision) * channels**-0.5 for shape in shapes)
-    maps = (x.to(precision).double() for x in maps)
-    return TriangleWeights(norm(channels, precision, bias), norm(channels, precision), *maps)
+def weights(
+    channels: int, precision: torch.dtype, *, bias: bool = True, hidden: int | None = None
+) -> TriangleWeights:
+    """Return random weights in float64, none of them zero, with as many hidden channels."""
+    hidden = hidden or channels
+    shapes = (2 * hidden, channels), (2 * hidden, channels), (channels, hidden), (channels,) * 2
+    maps = (random_map(*shape, precision) for shape in shapes)
+    return TriangleWeights(norm(channels, precision, bias), norm(hidden, precision), *maps)
 
 
 @dtypes
 @pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
 @pytest.mark.parametrize(
-    "size", [(1, 1, 16), (2, 17, 32), (1, 33, 128), (1, 9, 256), (1, 65, 64)], ids=str
+    "size",
+    [
+        *((1, 1, 16, 16), (2, 17, 32, 32), (1, 33, 128, 128), (1, 9, 256, 256), (1, 65, 64, 64)),
+        *((2, 17, 16, 128), (1, 9, 64, 128), (1, 9, 128, 32), (1, 65, 32, 64), (1, 5, 256, 16)),
+    ],
+    ids=str,
 )
 def test_triangle_multiplication(size, incoming, precision, device):
-    """The update, which is the result less the pairs, is at least as exact as that of PyTorch."""
-    batch, n, channels = size
+    """The update, which is the result less the pairs, is at least as exact as that of PyTorch.
+
+    Hidden channels may be more or fewer than those of pairs.
+    """
+    batch, n, channels, hidden = size
 
     def compare():
-        given, z = weights(channels, precision), random(batch, n, n, channels, dtype=precision)
+        given = weights(channels, precision, hidden=hidden)
+        z = random(batch, n, n, channels, dtype=precision)
         mask = (torch.rand(batch, n, n) < 0.8).double() if n > 1 else None
         update = reference.triangle_update(z, given, mask, incoming=incoming)
         rounded = (to(x, device, precision) for x in (z, given, mask))
@@ -169,6 +181,18 @@ def test_bad_arguments_are_refused(device):
         triangle_multiplication_(z, given, z[..., :4, 0])
     with pytest.raises(InputError, match="gate_out has the shape"):
         triangle_multiplication_(z, given._replace(gate_out=given.gate_in))
+    with pytest.raises(InputError, match="project_in has the shape"):
+        triangle_multiplication_(z, given._replace(project_in=given.gate_out))
+    wide = given._replace(project_out=given.project_out.repeat(1, 3))
+    with pytest.raises(InputError, match="48 hidden channels: use 16, 32"):
+        triangle_multiplication_(z, wide)
+    wide = given._replace(project_out=given.project_out.repeat(1, 2))
+    with pytest.raises(InputError, match="project_in has the shape"):
+        triangle_multiplication_(z, wide)
+    double = (x.repeat(2, 1) for x in (given.project_in, given.gate_in))
+    wide = wide._replace(**dict(zip(("project_in", "gate_in"), double, strict=True)))
+    with pytest.raises(InputError, match="the weight of norm_out has the shape"):
+        triangle_multiplication_(z, wide)
     with pytest.raises(InputError, match="out has the shape"):
         triangle_multiplication_(z, given, out=z[:, :4])
     with pytest.raises(InputError, match="out is updated in place and must be contiguous"):

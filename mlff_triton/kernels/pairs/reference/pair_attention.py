@@ -27,11 +27,11 @@ def pair_attention(
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = torch.einsum("brihd,brjhd->brhij", q, k) + bias[:, None]
     if mask is None:
-        return torch.einsum("brhij,brjhd->brihd", scores.softmax(-1), v)
+        return torch.einsum("brhij,brjhd->brihd", scores.softmax(-1).to(v.dtype), v)
     kept = (mask != 0)[:, :, None, None]
     weights = scores.masked_fill(~kept, -torch.inf).softmax(-1)
     weights = weights.masked_fill(~kept, 0.0)  # a row without kept keys is NaN
-    return torch.einsum("brhij,brjhd->brihd", weights, v)
+    return torch.einsum("brhij,brjhd->brihd", weights.to(v.dtype), v)
 
 
 def triangle_attention(
@@ -54,4 +54,4 @@ def triangle_attention(
         weights = scores.masked_fill(~kept, -torch.inf).softmax(-1).masked_fill(~kept, 0.0)
     else:
         weights = scores.softmax(-1)
-    return torch.einsum(f"bhijk,{axes}->bijhd", weights, v)
+    return torch.einsum(f"bhijk,{axes}->bijhd", weights.to(v.dtype), v)

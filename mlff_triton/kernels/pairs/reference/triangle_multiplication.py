@@ -36,12 +36,11 @@ def triangle_update(
 ) -> Tensor:
     """Return what `triangle_multiplication_` adds."""
     norm_in, norm_out, project_in, gate_in, project_out, gate_out = weights
-    channels = z.shape[-1:]
-    x = layer_norm(z, channels, *norm_in)
+    x = layer_norm(z, z.shape[-1:], *norm_in)
     factors = linear(x, project_in) * linear(x, gate_in).sigmoid()
     if mask is not None:
         factors = factors * mask[..., None]
     a, b = factors.chunk(2, -1)
     sums = torch.einsum("bkic,bkjc->bijc" if incoming else "bikc,bjkc->bijc", a, b)
-    update = linear(layer_norm(sums, channels, *norm_out), project_out)
+    update = linear(layer_norm(sums, sums.shape[-1:], *norm_out), project_out)
     return update * linear(x, gate_out).sigmoid()
