@@ -113,7 +113,8 @@ class Runner:
         draws = Draws.of(arguments["S_true"], given.mask, designed, plan)
         choices = choices_of(arguments, draws, plan)
         graph = graph_of(self._exact, encoded, plan.order)
-        graph = graph._replace(mask=(graph.mask.view(shape) * draws.computed).flatten())
+        computed = draws.computed.to(graph.mask.dtype)
+        graph = graph._replace(mask=(graph.mask.view(shape) * computed).flatten())
         sequence, p = self.operators.decode(graph, self._decoder, plan.schedule(), choices)
         p = p.float().unflatten(0, shape) * draws.drawn[..., None]
         if not bool(p.isfinite().all()):

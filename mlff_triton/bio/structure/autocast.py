@@ -1,4 +1,4 @@
-"""Base class of adapters that compute in the dtype of autocast where it is enabled."""
+"""Computation without autocast, and adapters that compute in its dtype where it is enabled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from typing import Any
 import torch
 
 from mlff_triton.bio.fast_forward import FastForward, Weights
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast on a device."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 class AutocastForward(FastForward[Weights]):
@@ -24,10 +31,7 @@ class AutocastForward(FastForward[Weights]):
 
     def without_autocast(self) -> AbstractContextManager[object]:
         """Disable autocast on the device of the module."""
-        device = self.parameter.device.type
-        if not torch.is_autocast_enabled(device):
-            return nullcontext()
-        return torch.autocast(device, enabled=False)
+        return without_autocast(self.parameter.device)
 
     def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
         """Allow autocast."""

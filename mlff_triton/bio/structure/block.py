@@ -22,9 +22,9 @@ from mlff_triton.bio.structure.block_update import (
     update_block,
 )
 from mlff_triton.bio.structure.first_launch import before_first_launch
-from mlff_triton.bio.structure.mask_check import MaskCheck
+from mlff_triton.bio.structure.mask_check import MaskCheck, WholeMaskCheck
 from mlff_triton.bio.structure.packed import Packed
-from mlff_triton.bio.structure.updates import BlockWeights, check_sizes, prepared
+from mlff_triton.bio.structure.updates import BlockWeights, check_sizes, prepared, row_dtype
 from mlff_triton.kernels.common.hardware import allows_tf32
 
 ROWS = (torch.float32, torch.bfloat16, torch.float16)
@@ -58,17 +58,21 @@ class Inputs(NamedTuple):
 class BlockForward(AutocastForward[Packed]):
     """Block that updates pairs, and tokens or an alignment if it has any.
 
-    Results of pairs with padding differ from those of the original forward, and others do not
-    depend on them. Chunk sizes and choices of kernels among the arguments have no effect. Blocks of
-    few tokens run as CUDA graphs, which blocks of the same shapes share.
+    Results of pairs with padding differ from those of the original forward. Where others depend on
+    them, the original forward runs. Chunk sizes and choices of kernels among the arguments have no
+    effect. Blocks of few tokens run as CUDA graphs, which blocks of the same shapes share.
     """
 
     token_axes: ClassVar[int] = 1
     """Number of axes of tokens: 1, or 2 for an alignment."""
 
+    skips_padding: ClassVar[bool] = True
+    """If False, tokens depend on padding in the package, so that its pairs must be right, too."""
+
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
-        self._checks = MaskCheck(), MaskCheck()
+        self._check, self._pair_check = MaskCheck(), MaskCheck()
+        self._whole_check = WholeMaskCheck()
         self._graphs: GraphCache | None = None  # kept while there are blocks
 
     @property
@@ -110,10 +114,16 @@ class BlockForward(AutocastForward[Packed]):
         """Refuse inputs of unexpected shapes, dtypes or devices, and masks of other values."""
         given = self.inputs(arguments)
         reason = self._shape_refusal(given)
-        for check, mask in zip(self._checks, (given.mask, given.pair_mask), strict=True):
-            if reason is None and mask is not None:
-                reason = check.refusal(mask)
+        for check, mask in self._checks(given):
+            reason = reason or check.refusal(mask)
         return reason
+
+    def _checks(self, given: Inputs) -> list[tuple[MaskCheck, Tensor]]:
+        """Return the masks that are given, each with its check."""
+        depends = not self.skips_padding or (self.updates_tokens and given.mask is None)
+        checks = self._check, self._whole_check if depends else self._pair_check
+        pairs = zip(checks, (given.mask, given.pair_mask), strict=True)
+        return [(check, mask) for check, mask in pairs if mask is not None]
 
     def _shape_refusal(self, given: Inputs) -> str | None:
         s, z, mask, pair_mask, _ = given
@@ -145,9 +155,8 @@ class BlockForward(AutocastForward[Packed]):
             return None
         if self._reading is None or not self._is_current(self._reading):
             return None
-        for check, mask in zip(self._checks, (given.mask, given.pair_mask), strict=True):
-            if mask is not None:
-                check.queue(mask)
+        for check, mask in self._checks(given):
+            check.queue(mask)
         return self._run(given)
 
     def compute(self, arguments: Mapping[str, Any], begun: Results | None) -> Any:
@@ -161,11 +170,11 @@ class BlockForward(AutocastForward[Packed]):
             s = mask = None
         packed, masks, captures = self.weights, (mask, pair_mask), self._is_captured(s, z)
         tokens, pairs = self.result_dtype(z if s is None else s), self.result_dtype(z)
-        pair_rows = self._row_dtype(pairs, self.dtype)
+        pair_rows = row_dtype(self.backend, pairs, self.dtype)
         how = BlockUpdate(
             self.backend,
             self.token_axes,
-            token_rows=self._row_dtype(tokens, self.token_dtype),
+            token_rows=row_dtype(self.backend, tokens, self.token_dtype),
             pair_rows=pair_rows,
             tokens=tokens,
             pairs=pairs,
@@ -198,13 +207,6 @@ class BlockForward(AutocastForward[Packed]):
         """Return True if a graph is to compute the update."""
         may_be = self.options.captures(self.backend, self.module)
         return may_be and (self.options.cuda_graph is True or is_small(s, z))
-
-    def _row_dtype(self, result: torch.dtype, weights: torch.dtype) -> torch.dtype:
-        """Return the dtype in which rows are updated: float32, unless results are rounded anyway.
-
-        Kernels read rows in float32 or in the dtype of the weights.
-        """
-        return weights if self.backend != "triton" or result == weights else torch.float32
 
     def result_dtype(self, x: Tensor) -> torch.dtype:
         """Return the dtype of a result, for the input that it updates."""

@@ -7,6 +7,7 @@ than its kernels.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -144,9 +145,15 @@ def _without_pairs(inputs: Inputs) -> Inputs:
 
 def _rows(x: Tensor, dtype: torch.dtype, axes: int) -> Tensor:
     """Return contiguous rows with one axis before the last ones."""
-    return x.to(dtype).contiguous().view(-1, *x.shape[x.dim() - axes :])
+    return x.to(dtype).contiguous().view(_joined(x.shape, axes))
 
 
 def _flat(mask: Tensor | None, axes: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask with one axis before the last ones."""
-    return None if mask is None else mask.to(dtype).reshape(-1, *mask.shape[mask.dim() - axes :])
+    return None if mask is None else mask.to(dtype).reshape(_joined(mask.shape, axes))
+
+
+def _joined(shape: torch.Size, axes: int) -> tuple[int, ...]:
+    """Return a shape with one axis before the last ones, also for tensors without elements."""
+    first = len(shape) - axes
+    return math.prod(shape[:first]), *shape[first:]

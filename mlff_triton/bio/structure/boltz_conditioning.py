@@ -15,7 +15,7 @@ from mlff_triton.bio.structure.boltz import KNOWN, SOURCES, transition
 from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.recognition import children, has_children, has_structure, weight
-from mlff_triton.bio.structure.updates import MAX_TOKEN_CHANNELS, prepared
+from mlff_triton.bio.structure.updates import MAX_TOKEN_CHANNELS, prepared, row_dtype
 from mlff_triton.bio.weights import exact_norm
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
@@ -47,7 +47,7 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
 
     Boltz normalizes pairs anew for each of 24 layers. Here, one projection of pairs that are
     normalized once computes the biases of all. They are views with the pairs of a head next to each
-    other, in which attention reads them.
+    other, in which attention reads them, in the dtype of products.
     """
 
     supported = "the conditioning of Boltz-2"
@@ -97,21 +97,22 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
     def compute(self, arguments: Mapping[str, Any], begun: None) -> Any:
         """Return atoms, their conditions, a function that finds keys, and all biases."""
         del begun
-        own, (_, encoder, decoder, _) = self.module, self.weights
+        own, products, (_, encoder, decoder, _) = self.module, self.dtype, self.weights
         s, given, positions = (arguments[name] for name in _NAMES)
         z = own.pairwise_conditioner.dim_pairwise_init_proj(torch.cat((given, positions), -1))
-        z = self._rows(z)
+        own_dtype, z = z.dtype, self._rows(z, products)
         with self.without_autocast():
             before_first_launch(
                 self.backend,
-                (type(self), z.shape, z.dtype, self.dtype),
+                (type(self), z.shape, z.dtype, products),
                 z,
                 lambda: self._tokens(torch.empty_like(z)),
             )
             tokens = self._tokens(z)
+        z = z.to(own_dtype)
         q, c, pairs, to_keys = own.atom_encoder(feats=arguments["feats"], s_trunk=s, z=z)
         with self.without_autocast():
-            windows = self._rows(pairs).flatten(0, 1)
+            windows = self._rows(pairs, products).flatten(0, 1)
             atoms = (
                 self._biases(maps, windows).unflatten(0, pairs.shape[:2])
                 for maps in (encoder, decoder)
@@ -128,10 +129,9 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
         """Return biases [B, N, M, L H] of pairs [B, N, M, P]."""
         return maps.joined(Operators.of(self.backend), z).movedim(1, -1)
 
-    def _rows(self, z: Tensor) -> Tensor:
-        """Return contiguous pairs as kernels read them: float32, or of the dtype of products."""
-        known = z.dtype in (torch.float32, self.dtype)
-        return (z if known else z.to(self.dtype)).contiguous()
+    def _rows(self, z: Tensor, products: torch.dtype) -> Tensor:
+        """Return contiguous pairs in the dtype in which they are updated."""
+        return z.to(row_dtype(self.backend, z.dtype, products)).contiguous()
 
 
 def _bias_maps(layers: Any) -> BiasMaps:

@@ -26,4 +26,23 @@ class MaskCheck(ValueCheck):
         return "a mask has values other than 0 and 1" if values[0] else None
 
     def __reduce__(self) -> tuple[type[MaskCheck], tuple[()]]:
-        return MaskCheck, ()
+        return type(self), ()
+
+
+class WholeMaskCheck(MaskCheck):
+    """Check also that each token of a mask of pairs [..., N, N] has a pair in either direction.
+
+    Kernels attend to nothing where all pairs of a token are padding, but packages to all pairs.
+    """
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        """Return True if there are other values, and True if a token has no pairs."""
+        kept = tensor != 0
+        have_pairs = kept.any(-1).all() & kept.any(-2).all()
+        return torch.stack([has_other_values(tensor), ~have_pairs])
+
+    def reason(self, *values: float) -> str | None:
+        """Refuse masks with other values, and those with tokens that have no pairs."""
+        if values[1]:
+            return "all pairs of a token are padding, and other tokens depend on this token"
+        return super().reason(*values)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.structure.autocast import without_autocast
 from mlff_triton.bio.weights import with_parts
 
 _ALIGNMENT = 16  # elements, so that kernels may load 16 bytes at once
@@ -48,8 +49,14 @@ class Packed(NamedTuple):
         """Pack the tensors in nested tuples, of which there is at least one."""
         parts: dict[torch.dtype, list[Tensor]] = {}
         places = _place(weights, parts)
-        tensors = [torch.cat(each) for each in parts.values()]
+        tensors = [_joined(each) for each in parts.values()]
         return cls(tensors, places, unpacked(tensors, places))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts of one dtype in a tensor of theirs, which autocast would choose anew."""
+    with without_autocast(parts[0].device):
+        return torch.cat(list(parts))
 
 
 def _place(value: Any, parts: dict[torch.dtype, list[Tensor]]) -> Any:

@@ -65,9 +65,10 @@ KNOWN = {
 
 
 class ProtenixBlockForward(BlockForward):
-    """Block of a pair stack of Protenix."""
+    """Block of a pair stack of Protenix, whose tokens and alignments have no mask."""
 
     supported = "Protenix"
+    skips_padding = False
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

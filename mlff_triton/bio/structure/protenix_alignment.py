@@ -79,7 +79,12 @@ class ProtenixAlignmentForward(ProtenixBlockForward):
             last = transition(stack.transition_m)
         outer = block.outer_product_mean_msa
         alignment = AlignmentWeights(
-            outer_product(outer), average, last, pairs_first=True, eps=outer.eps
+            outer_product(outer),
+            average,
+            last,
+            pairs_first=True,
+            eps=outer.eps,
+            averages_all=True,
         )
         return BlockWeights(pair_updates(block.pair_stack), alignment)
 

@@ -90,7 +90,8 @@ class NetworkStep:
         times = times[:, :1] if are_equal else times
         positions = positions.unflatten(0, (batch, -1))
         found = denoise(Operators.of(self.backend), self.weights, fixed, positions, times)
-        return found[0].flatten(0, 1), found[1].flatten(0, 1)
+        update, tokens = (x.flatten(0, 1).to(positions.dtype) for x in found)
+        return update, tokens
 
 
 class ScoreForward(SamplingForward[ScoreWeights]):

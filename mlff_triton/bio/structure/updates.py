@@ -149,8 +149,8 @@ def _with_wide_norms(weights: Weights, dtype: torch.dtype) -> Weights:
 def row_dtype(backend: str | None, result: torch.dtype, products: torch.dtype) -> torch.dtype:
     """Return the dtype in which rows are updated: float32, unless results are rounded anyway.
 
-    Kernels read rows in float32 or in the dtype of the weights, that of products. PyTorch reads
-    them in the latter alone.
+    Kernels read rows in float32 or in the dtype of products, which is that of the weights. PyTorch
+    reads them in the dtype of products alone.
     """
     return products if backend != "triton" or result == products else torch.float32
 

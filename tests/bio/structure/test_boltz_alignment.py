@@ -69,6 +69,13 @@ def test_results_are_those_of_boltz(name, size):
 
 
 @blocks
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_alignments_may_be_empty(name, backend, device):
+    given, masks = arguments(0, 2, 5, device)
+    compare(make(name, device), given, masks, backend=backend)
+
+
+@blocks
 def test_kernels_are_as_exact_as_boltz(name, device):
     given, masks = arguments(5, 2, 9, device)
     found, own, exact = compare(make(name, device), given, masks, backend="triton")

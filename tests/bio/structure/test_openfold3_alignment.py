@@ -92,6 +92,13 @@ def test_results_are_those_of_openfold3(name, size):
     compare(make(name), given, masks, backend="torch")
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_alignments_may_be_empty(backend, device):
+    """Other blocks of the package raise."""
+    given, masks = arguments(0, 2, 5, device)
+    compare(make("last", device), given, masks, backend=backend)
+
+
 @blocks
 def test_kernels_are_as_exact_as_openfold3(name, device):
     given, masks = arguments(5, 2, 9, device)

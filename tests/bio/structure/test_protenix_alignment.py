@@ -39,9 +39,10 @@ def make(last: bool, device: str = "cpu") -> nn.Module:
 
 
 def arguments(depth: int, n: int, device: str, draw: int = 0) -> tuple[Tensor, ...]:
-    """Return the arguments of a block without padding, as the alignment has no mask."""
+    """Return the arguments of a block, whose mask leaves out pairs, but no token."""
     torch.manual_seed(n + 1000 * draw)
-    given = torch.randn(depth, n, CHANNELS), torch.randn(n, n, PAIRS), torch.ones(n, n)
+    mask = (torch.rand(n, n) < 0.8).float()
+    given = torch.randn(depth, n, CHANNELS), torch.randn(n, n, PAIRS), mask.fill_diagonal_(1)
     return tuple(x.to(device) for x in given)
 
 
@@ -101,6 +102,23 @@ def test_kernels_are_as_exact_in_half_precision(last, size, device):
     block, given = make(last, device), arguments(*size, device)
     masks = tuple(torch.ones_like(x[..., 0]) for x in (given[1:2] if last else given[:2]))
     assert_as_exact_in_half(block, run(block), given, masks, device)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@blocks
+def test_alignments_may_be_empty(last, backend, device):
+    compare(make(last, device), arguments(0, 5, device), backend=backend)
+
+
+@blocks
+def test_masks_without_pairs_of_a_token_need_the_original(last):
+    block, (msa, z, mask) = make(last), arguments(3, 5, "cpu")
+    mask[4] = mask[:, 4] = 0
+    own = results(run(block), (msa, z, mask))
+    bio.accelerate(block, backend="torch")
+    with pytest.warns(bio.FallbackWarning, match="all pairs of a token are padding"):
+        found = results(run(block), (msa, z, mask))
+    assert all(map(torch.equal, found, own))
 
 
 def test_inputs_are_not_overwritten():
