@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlff_triton._common.devices import dtype_name
 from mlff_triton.calculators._session import Session, System
+from mlff_triton.calculators._total_charge import UnusedInfo, total_charge
 from mlff_triton.engine.batch import same
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
@@ -27,8 +28,9 @@ VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy in a 3x3 matrix row by row
 class TensorNetCalculator(Calculator):
     """Energies, forces and stresses of a TensorNet for any ASE workflow.
 
-    The total charge is read from ``atoms.info["charge"]`` (0 if absent). The neighbor list is
-    reused until an atom has moved by half the skin. Results are reproducible bit for bit.
+    The total charge is read from ``atoms.info["charge"]`` (0 if absent), an integer or an array of
+    one. The neighbor list is reused until an atom has moved by half the skin. Results are
+    reproducible bit for bit.
 
     Parameters
     ----------
@@ -99,6 +101,7 @@ class TensorNetCalculator(Calculator):
             device=str(engine.device),
         )
         self._last: Atoms | None = None
+        self._unused_info = UnusedInfo()
 
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
@@ -116,7 +119,10 @@ class TensorNetCalculator(Calculator):
         """
         if self.atoms is None:
             return list(all_changes)
-        changes = self.session.changes(_system_of(atoms))
+        try:
+            changes = self.session.changes(_system_of(atoms))
+        except InputError:  # raised again by the calculation
+            return list(all_changes)
         return ["initial_charges" if name == "charge" else name for name in changes]
 
     def calculate(
@@ -131,6 +137,7 @@ class TensorNetCalculator(Calculator):
             raise InputError("there are no atoms yet: pass atoms, or call a method of theirs")
         with self.session.engine.lock:
             self.results = {}
+            self._unused_info.check(current.info, total_charge(current.info))
             own = self.atoms = self._last = _copied(current, self._last)
             # The session keeps the positions of this copy, and compares the next ones with them.
             self.results = _results([own], self.session.evaluate(_system_of(own)))[0]
@@ -155,7 +162,7 @@ class TensorNetCalculator(Calculator):
         """
         results: list[dict[str, Any]] = []
         for chunk in _chunks(list(images), max_batch_atoms):
-            prediction = self.session.evaluate_many([_system_of(atoms) for atoms in chunk])
+            prediction = self.session.evaluate_many(self._systems(chunk))
             results += _results(chunk, prediction)
         return results
 
@@ -173,8 +180,14 @@ class TensorNetCalculator(Calculator):
             None if the model does not run on a GPU, or is an ensemble.
         """
         masses = np.concatenate([atoms.get_masses() for atoms in systems])
-        batch = self.session.batch_of([_system_of(atoms) for atoms in systems])
+        batch = self.session.batch_of(self._systems(systems))
         return self.session.engine.dynamics(batch, masses)
+
+    def _systems(self, images: Sequence[Atoms]) -> list[System]:
+        systems = [_system_of(atoms) for atoms in images]
+        for atoms, system in zip(images, systems, strict=True):
+            self._unused_info.check(atoms.info, system.charge)
+        return systems
 
 
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
@@ -185,18 +198,15 @@ def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
     last.arrays["positions"][:] = atoms.arrays["positions"]
     last.cell.array[:] = atoms.cell.array
     last.pbc[:] = atoms.pbc
-    last.info["charge"] = _charge(atoms)
+    last.info["charge"] = total_charge(atoms.info)
     return last
-
-
-def _charge(atoms: Atoms) -> Any:
-    return atoms.info.get("charge", 0)
 
 
 def _system_of(atoms: Atoms) -> System:
     if len(atoms) == 0:
         raise InputError("there are no atoms: give at least one")
-    return System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, _charge(atoms))
+    charge = total_charge(atoms.info)
+    return System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge)
 
 
 def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]]:

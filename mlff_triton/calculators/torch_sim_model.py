@@ -5,6 +5,7 @@ The interface is `torch_sim.models.interface.ModelInterface` of torch-sim-atomis
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
+from mlff_triton.calculators._total_charge import UnusedInfoWarning, unused_info
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
@@ -179,6 +181,7 @@ class TorchSimModel(ModelInterface):
             for batch in Batch.of(*given).systems():
                 self._plausibility.check_new(batch)
             self._plausibility = None
+            _warn_of_spin(getattr(state, "spin", None))
         prediction = self.engine.queue(*given)
         results = {"energy": prediction.energy}
         if self.compute_forces:
@@ -194,6 +197,15 @@ def _charge(state: SimState) -> Tensor | None:
     """Return the total charge of each system, or None if the state has none."""
     found = (getattr(state, name, None) for name in CHARGES)
     return next((charge for charge in found if charge is not None), None)
+
+
+def _warn_of_spin(spin: Tensor | None) -> None:
+    """Warn if the spins of systems, [n_systems], are not 0 or 1, which models do not know."""
+    for value in [] if spin is None else spin.detach().cpu().ravel().tolist():
+        text = unused_info({"spin": value}, 0)
+        if text:
+            warnings.warn(text, UnusedInfoWarning, stacklevel=3)
+            return
 
 
 def _stress(virial: Tensor, cell: Tensor, pbc: Tensor | bool) -> Tensor:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from mlff_triton._common.files import check_new, replace_file
+from mlff_triton._common.text import printable
 from mlff_triton.errors import OutputError
 
 if TYPE_CHECKING:
@@ -33,6 +34,31 @@ DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or 
 def plain_console() -> Console:
     """Return a console that prints text as it is, without wrapping or markup."""
     return Console(soft_wrap=True, markup=False, highlight=False)
+
+
+def read_one(structure: str, charge: int | None, periodic: bool) -> Atoms:
+    """Read the one structure of a command, and say which frame it is if a file has several.
+
+    A total charge that is not None replaces that of the file.
+    """
+    from mlff_triton.calculators._total_charge import total_charge
+    from mlff_triton.dynamics.structures import choose_frame, clean
+    from mlff_triton.readers import name_of_frame
+
+    chosen = choose_frame(structure)
+    atoms = clean(chosen.atoms, structure, periodic)
+    if charge is not None:
+        atoms.info["charge"] = charge
+    elif "charge" in atoms.info:
+        atoms.info["charge"] = total_charge(atoms.info)
+    path, named = name_of_frame(structure)
+    if chosen.count > 1 and named is None:
+        name = printable(path)
+        plain_console().print(
+            f"takes frame {chosen.frame} of {name}, which has {chosen.count} frames, from 0 to "
+            f"{chosen.count - 1}: {name}@1 names another"
+        )
+    return atoms
 
 
 def set_charge(systems: Sequence[Atoms], charge: int | None) -> None:

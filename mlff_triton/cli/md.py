@@ -23,7 +23,7 @@ from mlff_triton.cli._shared import (
     NoPbcOption,
     given_options,
     plain_console,
-    set_charge,
+    read_one,
 )
 from mlff_triton.cli.main import EXIT_INTERRUPTED
 from mlff_triton.errors import BackendError, InputError
@@ -149,10 +149,7 @@ def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
 
 def _read(structures: list[str], replicas: int, charge: int | None, no_pbc: bool) -> list[Atoms]:
     """Read the systems of a run, with replicas side by side."""
-    from mlff_triton.dynamics import read_structure
-
-    read = [read_structure(name, periodic=not no_pbc) for name in structures]
-    set_charge(read, charge)
+    read = [read_one(name, charge, not no_pbc) for name in structures]
     return [atoms for atoms in read for _ in range(replicas)]
 
 

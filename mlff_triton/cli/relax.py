@@ -16,7 +16,7 @@ from mlff_triton.cli._shared import (
     ModelOption,
     NoPbcOption,
     in_gpa,
-    set_charge,
+    read_one,
 )
 from mlff_triton.cli.main import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 
@@ -54,12 +54,10 @@ def relax(
     from mlff_triton._common.interrupt import StopRequest
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.dynamics import read_structure
     from mlff_triton.dynamics.outputs import check_directory
     from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles
 
-    atoms = read_structure(structure, periodic=not no_pbc)
-    set_charge([atoms], charge)
+    atoms = read_one(structure, charge, not no_pbc)
     check_directory(out, overwrite)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
     moves = statics.relax(atoms, calculator, fmax=fmax, steps=steps, optimizer=optimizer, cell=cell)

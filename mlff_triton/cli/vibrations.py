@@ -18,7 +18,7 @@ from mlff_triton.cli._shared import (
     OverwriteOption,
     check_xyz,
     given_options,
-    set_charge,
+    read_one,
     write_xyz,
 )
 from mlff_triton.cli.main import complain
@@ -60,7 +60,6 @@ def vibrations(
     """
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.dynamics import read_structure
     from mlff_triton.statics import find_vibrations
     from mlff_triton.statics.vibrations import check_ideal_gas
 
@@ -70,8 +69,7 @@ def vibrations(
             raise InputError(f"--{option} has no effect without --temperature: leave it out")
     if out is not None:
         check_xyz(out, overwrite)
-    atoms = read_structure(structure, periodic=not no_pbc)
-    set_charge([atoms], charge)
+    atoms = read_one(structure, charge, not no_pbc)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)

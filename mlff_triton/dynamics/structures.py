@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib import resources
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import ase.io
 import numpy as np
 from ase import Atoms
-from ase.io.formats import filetype
+from ase.io.formats import string2index
 from numpy.typing import NDArray
 
 from mlff_triton._common.files import find_file
-from mlff_triton._common.text import first_line, printable
+from mlff_triton._common.text import printable
+from mlff_triton.calculators._total_charge import notes_charge_or_spin
 from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
+from mlff_triton.readers import frames_of, name_of_frame, read_frame
 
 SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
-MOST_BYTES = 4 * 10**9  # of a file, all of which ASE reads
-LONGEST = 200  # bytes of a line that may announce numbers of atoms
 
 
 def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     """Read a structure from a file that ASE supports, or a shipped one.
 
-    The first model of a PDB file is read, or the last frame of any other trajectory. Only elements,
-    positions, cell, masses, total charge, and names of atoms and residues are kept: each run draws
-    new velocities.
+    The first record of PDB, CIF, SDF and MOL2 files is read, or the last frame of any other file,
+    unless a frame is named. Only elements, positions, cell, masses, total charge, and names of
+    atoms and residues are kept: each run draws new velocities.
 
     Parameters
     ----------
     source : str or path
-        Name of a shipped structure (``"alanine-dipeptide-water"``) or a file.
+        Name of a shipped structure (``"alanine-dipeptide-water"``) or a file, with the number of a
+        frame if another one is wanted: ``"traj.xyz@3"``.
     periodic : bool, optional
         If False, drop the cell, as of a crystal whose molecule is simulated alone.
 
@@ -55,16 +53,11 @@ def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     >>> len(read_structure("alanine-dipeptide-water"))
     166
     """
-    name = str(source)
-    if name in SHIPPED:
-        shipped = resources.files("mlff_triton") / "structures" / SHIPPED[name]
-        with resources.as_file(shipped) as path:
-            return _clean(_read(path), name, periodic)
-    return _clean(_read(Path(name)), name, periodic)
+    return clean(choose_frame(source).atoms, str(source), periodic)
 
 
 def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
-    """Read frames of a file with ASE.
+    """Read frames of a file.
 
     Parameters
     ----------
@@ -76,49 +69,77 @@ def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
     Returns
     -------
     list of Atoms
-        As ASE returns them.
+        The frames. Total charges and data fields of files are in ``info``.
 
     Raises
     ------
     InputError
-        If the file is missing, too large, or not one that ASE reads.
+        If the file is missing, too large, or not one that is read, or if a frame is damaged.
     """
-    path, name = find_file(source), printable(source)
-    if path is None:
+    path, name = _existing(Path(source)), printable(source)
+    frames = list(frames_of(path))
+    numbers = range(len(frames))[string2index(index)]
+    images = []
+    for k in [numbers] if isinstance(numbers, int) else numbers:
+        frame = frames[k]
+        if isinstance(frame, str):
+            raise InputError(f"{name} cannot be read as a structure: frame {k}: {frame}")
+        images.append(frame)
+    return images
+
+
+def _existing(path: Path) -> Path:
+    """Return the path of a file, or raise `InputError` if it is missing."""
+    found = find_file(path)
+    if found is None:
         raise InputError(
-            f"there is no structure {name!r}: give a file, or one of {', '.join(SHIPPED)}"
+            f"there is no structure {printable(path)!r}: give a file, or one of "
+            f"{', '.join(SHIPPED)}"
         )
-    size = path.stat().st_size
-    if size > MOST_BYTES:
+    return found
+
+
+class Chosen(NamedTuple):
+    """The frame of a file that a run begins from: its number, from 0, and that of all frames."""
+
+    atoms: Atoms
+    frame: int
+    count: int
+
+
+def choose_frame(source: str | Path) -> Chosen:
+    """Read the one frame of a file that is simulated, relaxed or displaced.
+
+    Parameters
+    ----------
+    source : str or path
+        A file, or a file and the number of a frame: ``"traj.xyz@3"`` or, from the end,
+        ``"traj.xyz@-2"``. If no number is given, the last frame of a trajectory is taken, and the
+        first record of PDB, CIF, SDF and MOL2 files.
+
+    Returns
+    -------
+    Chosen
+        The frame as it was read.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or unreadable, has no such frame, or the frame is damaged.
+    """
+    if str(source) in SHIPPED:
+        shipped = resources.files("mlff_triton") / "structures" / SHIPPED[str(source)]
+        with resources.as_file(shipped) as path:
+            given, frame = path, read_frame(path)
+    else:
+        given, wanted = name_of_frame(source)
+        frame = read_frame(_existing(given), wanted)
+    if isinstance(frame.structure, str):
         raise InputError(
-            f"{name} has {size / 1e9:.0f} GB, more than {MOST_BYTES / 1e9:.0f}: extract some frames"
+            f"{printable(given)} cannot be read as a structure: frame {frame.number}: "
+            f"{frame.structure}"
         )
-    try:
-        announced = _announced(path)
-        if announced > size:  # for which ASE would allocate memory
-            raise ValueError(f"it announces {announced} atoms")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about fields that are not used here
-            images = ase.io.read(path, index=index)
-    except Exception as error:
-        raise InputError(f"{name} cannot be read as a structure: {first_line(error)}") from error
-    return images if isinstance(images, list) else [images]
-
-
-def _announced(path: Path) -> int:
-    """Return the number of atoms that the head of an XYZ or VASP file announces, or 0."""
-    with path.open("rb") as file:
-        rows = [file.readline(LONGEST).split() for _ in range(7)]
-    if filetype(str(path)) in ("vasp", "vasp-xdatcar"):  # numbers per element, below their names
-        return max(sum(map(int, takewhile(bytes.isdigit, row))) for row in rows[5:])
-    return int(rows[0][0]) if len(rows[0]) == 1 and rows[0][0].isdigit() else 0
-
-
-def _read(path: Path) -> Atoms:
-    """Read the frame to simulate: the first of a PDB file, and otherwise the last."""
-    is_pdb = path.suffix.lower() in (".pdb", ".ent")
-    images = read_images(path, ":" if is_pdb else "-1:")
-    return next((atoms for atoms in images if len(atoms)), Atoms())
+    return Chosen(frame.structure, frame.number, frame.count)
 
 
 def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
@@ -141,14 +162,14 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     return kept
 
 
-def _clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
+def clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
+    """Return a structure with what a run needs; see `read_structure`."""
     kept = checked(atoms, name, periodic)
     if atoms.constraints:
         raise InputError(f"{name} has constraints, which are not supported: remove them")
     if atoms.has("masses"):
         kept.set_masses(atoms.get_masses())
-    if "charge" in atoms.info:
-        kept.info["charge"] = atoms.info["charge"]
+    kept.info = {key: atoms.info[key] for key in atoms.info if notes_charge_or_spin(key)}
     for label in LABELS:
         if label in atoms.arrays and _is_word(atoms.arrays[label]):
             kept.set_array(label, atoms.arrays[label])

@@ -283,9 +283,10 @@ def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
     """Return the total charge of each system, or raise `InputError` unless all are integers."""
     try:
         given = as_array(charge)
-        if given.dtype.kind == "c":  # whose imaginary part NumPy would drop
+        if given.dtype.kind not in "iuf":  # of texts, truth values and complex numbers
             raise TypeError
-        values = np.broadcast_to(np.asarray(given, dtype=np.float64), n_systems)
+        values = np.asarray(given, dtype=np.float64)
+        values = np.broadcast_to(values.ravel() if values.size == 1 else values, n_systems)
     except (TypeError, ValueError, OverflowError):
         values = np.array(np.nan)
     if not ((np.abs(values) <= MAX_CHARGE) & (values == np.floor(values))).all():

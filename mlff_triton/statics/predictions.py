@@ -20,6 +20,7 @@ from mlff_triton._common.version import __version__
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.calculators._plausibility import check_distances
 from mlff_triton.calculators._session import System
+from mlff_triton.calculators._total_charge import CHARGE
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.dynamics.structures import checked
 from mlff_triton.dynamics.trajectories.comment import to_json
@@ -29,7 +30,12 @@ from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
 from mlff_triton.jobs.workers import Done
 from mlff_triton.model.prediction import members_of
 from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
-from mlff_triton.statics.single_points import extended_xyz, plain_info, with_results
+from mlff_triton.statics.single_points import (
+    extended_xyz,
+    plain_charge,
+    plain_info,
+    with_results,
+)
 
 ERROR = "error"  # name of the message of a structure that has no results
 COUNTS = "n_atoms"
@@ -187,13 +193,13 @@ class SinglePoints:
         if isinstance(image, str):
             return Row(source, frame, Atoms(), error=image)
         info = plain_info(image.info)
-        if self.charge is not None:
-            info["charge"] = self.charge
+        given = image.info if self.charge is None else {CHARGE: self.charge}
         name = f"{source}, frame {frame}"
         try:
             atoms = checked(image, name, self.periodic)
+            info |= plain_charge(given)
             system = System(
-                atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, info.get("charge", 0)
+                atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, info.get(CHARGE, 0)
             )
             check_distances(system.check())
         except MlffTritonError as error:

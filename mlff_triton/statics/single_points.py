@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import write_extxyz
 
 from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.calculators._total_charge import CHARGE, total_charge
 from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_structure
 from mlff_triton.dynamics.trajectories.comment import to_json, with_info
 from mlff_triton.errors import InputError, MlffTritonError
@@ -59,6 +60,8 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     for k, atoms in enumerate(images):
         frame = checked(atoms, f"{name}, frame {k}", periodic)
         frame.info = plain_info(atoms.info)
+        with suppress(InputError):  # refused later, unless another charge replaces it
+            frame.info |= plain_charge(atoms.info)
         frames.append(frame)
     return frames
 
@@ -66,6 +69,17 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
 def plain_info(info: Mapping[Any, Any]) -> dict[str, Any]:
     """Return information about a structure with texts as keys, and values as JSON has them."""
     return {str(key): json.loads(to_json(value)) for key, value in info.items()}
+
+
+def plain_charge(info: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the total charge of a structure as an integer under its key, or nothing.
+
+    Raises
+    ------
+    InputError
+        If it is not an integer, or an array of one.
+    """
+    return {CHARGE: total_charge(info)} if CHARGE in info else {}
 
 
 def compute_all(

@@ -1,0 +1,117 @@
+"""The total charge of a structure, as users and other packages note it in ``Atoms.info``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlff_triton._common.text import short_repr
+from mlff_triton.engine.batch import MAX_CHARGE, check_charge
+from mlff_triton.errors import InputError
+
+CHARGE = "charge"
+OTHER_CHARGES = frozenset(
+    {"total_charge", "net_charge", "formal_charge", "molecular_charge", "mol_charge", "charge"}
+)
+MULTIPLICITIES = frozenset({"multiplicity", "spin_multiplicity", "mult"})
+SPINS = frozenset({"spin"})
+"""Names of other packages in lower case. By convention, a spin of 1 may be a multiplicity."""
+
+
+class UnusedInfoWarning(UserWarning):
+    """A structure notes a charge or a spin in a form that is not used here."""
+
+
+def total_charge(info: Mapping[Any, Any]) -> int:
+    """Return the total charge of a structure: ``info["charge"]``, or 0 if there is none.
+
+    A list or an array of one element counts as that.
+
+    Raises
+    ------
+    InputError
+        If it is anything else than an integer.
+
+    Examples
+    --------
+    >>> total_charge({"charge": [-2]})
+    -2
+    """
+    given = info.get(CHARGE, 0)
+    is_integer = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    if is_integer and -MAX_CHARGE <= given <= MAX_CHARGE:  # the usual case, at every step
+        return int(given)
+    try:
+        return int(check_charge(given)[0])
+    except InputError:
+        raise InputError(
+            f"the total charge must be an integer, not {_shown(given)}: correct "
+            'info["charge"], or give --charge'
+        ) from None
+
+
+def notes_charge_or_spin(key: object) -> bool:
+    """Return True if a key of ``info`` is one that `unused_info` looks for."""
+    return isinstance(key, str) and key.lower() in OTHER_CHARGES | MULTIPLICITIES | SPINS
+
+
+def unused_info(info: Mapping[Any, Any], charge: float) -> str:
+    """Return one line about a charge or a spin that the computation ignores, or an empty text.
+
+    Parameters
+    ----------
+    info : mapping
+        Information of a structure, with keys of any type.
+    charge : float
+        Total charge of the computation.
+    """
+    for key, value in info.items():
+        name = key.lower() if isinstance(key, str) else ""
+        if name in OTHER_CHARGES and key != CHARGE and not _is(value, charge):
+            return (
+                f"{key}={_shown(value)} of a structure is not used: its total charge is "
+                f'{charge:g}. If that is wrong, set info["charge"], or give --charge'
+            )
+        if (name in MULTIPLICITIES and not _is(value, 1)) or (
+            name in SPINS and not (_is(value, 0) or _is(value, 1))
+        ):
+            return f"{key}={_shown(value)} of a structure is not used: models know no spin"
+    return ""
+
+
+def _shown(value: object) -> str:
+    return short_repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _is(value: object, expected: float) -> bool:
+    """Return True if a value is a number, or a list or array of one element."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return array.size == 1 and bool(array.ravel()[0] == expected)
+
+
+class UnusedInfo:
+    """Warns once of charges and spins that are not used."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def check(self, info: Mapping[Any, Any], charge: float) -> None:
+        """Warn of the first structure that notes a charge or a spin which is not used.
+
+        Warns
+        -----
+        UnusedInfoWarning
+            Once.
+        """
+        if self._has_warned or not info:
+            return
+        text = unused_info(info, charge)
+        if text:
+            self._has_warned = True
+            warnings.warn(text, UnusedInfoWarning, stacklevel=3)

@@ -1,0 +1,31 @@
+"""Readers of structure files: every record of every file, without loading it as a whole.
+
+`FORMATS` are text formats whose records are told apart before they are parsed, so that a damaged
+record costs only itself, and so that workers can parse. ASE reads all other formats.
+"""
+
+from mlff_triton.readers.files import (
+    Frame,
+    FrameName,
+    ase_frames,
+    frames_of,
+    name_of_frame,
+    read_frame,
+    texts_of,
+)
+from mlff_triton.readers.formats import COMPRESSED, FORMATS, Format, find_format, is_structure_file
+
+__all__ = [
+    "COMPRESSED",
+    "FORMATS",
+    "Format",
+    "Frame",
+    "FrameName",
+    "ase_frames",
+    "find_format",
+    "frames_of",
+    "is_structure_file",
+    "name_of_frame",
+    "read_frame",
+    "texts_of",
+]

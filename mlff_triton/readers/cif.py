@@ -1,0 +1,49 @@
+"""Data blocks of CIF files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import IO
+
+import ase.io
+from ase import Atoms
+
+from mlff_triton.readers.lines import checked_size, lines_of
+
+
+def split(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the blocks that hold atoms. Others describe a publication or an experiment."""
+    lines: list[bytes] = []
+    number = size = 0
+    in_text = False
+    for line in lines_of(file):
+        if line.startswith(b";"):
+            in_text = not in_text
+        elif not in_text and line[:5].lower() == b"data_":
+            if _has_atoms(lines):
+                yield b"".join(lines)
+                number += 1
+            lines, size = [], 0
+        lines.append(line)
+        size = checked_size(lines, size, number)
+    if _has_atoms(lines):
+        yield b"".join(lines)
+
+
+def _has_atoms(lines: list[bytes]) -> bool:
+    return any(line.lstrip()[:10].lower() == b"_atom_site" for line in lines)
+
+
+def parse(text: bytes) -> Atoms:
+    """Return the structure of a block, whose name is its title."""
+    if b"_atom_site.cartn_x" in text.lower():
+        raise ValueError("this is an mmCIF file, which is not read: convert it to PDB")
+    images = ase.io.read(io.BytesIO(text), ":", format="cif")
+    if len(images) != 1:
+        raise ValueError("the block holds no structure that can be read")
+    atoms: Atoms = images[0]
+    name = text[text.lower().find(b"data_") + 5 :].split(maxsplit=1)
+    if name:
+        atoms.info["title"] = name[0].decode(errors="replace")
+    return atoms

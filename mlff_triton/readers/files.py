@@ -1,0 +1,205 @@
+"""Frames of structure files of any format, one after another."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ase.io
+from ase import Atoms
+from ase.db import connect
+from ase.io.formats import filetype, open_with_compression
+
+from mlff_triton._common.text import first_line, printable
+from mlff_triton.errors import InputError
+from mlff_triton.readers.announced import check_announced, check_size
+from mlff_triton.readers.formats import Format, find_format
+from mlff_triton.readers.lines import DividingError
+
+TEXTS = 256  # of one format that are parsed together
+FRAME = re.compile(r"(.+)@(-?\d+)", re.DOTALL)
+
+
+class FrameName(NamedTuple):
+    """A file and the number of a frame, as in ``traj.xyz@3``; None if no frame is named."""
+
+    path: Path
+    frame: int | None
+
+
+class Frame(NamedTuple):
+    """One frame of a file.
+
+    Attributes
+    ----------
+    structure : Atoms or str
+        The structure, or why it cannot be read.
+    number : int
+        Number of the frame, from 0.
+    count : int
+        Number of all frames of the file.
+    """
+
+    structure: Atoms | str
+    number: int
+    count: int
+
+
+def name_of_frame(source: str | Path) -> FrameName:
+    """Divide ``traj.xyz@3`` into file and frame, unless there is a file of the whole name."""
+    match = FRAME.fullmatch(str(source))
+    path = Path(source).expanduser() if not str(source).startswith("~") else Path(source)
+    if match is None or _is_file(path):
+        return FrameName(path, None)
+    return FrameName(Path(match[1]), int(match[2]))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def texts_of(path: Path, kind: Format) -> Iterator[bytes]:
+    """Yield the texts of all records of a file, which may be compressed.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or its records cannot be told apart.
+    """
+    name, count = printable(path), 0
+    try:
+        with open_with_compression(str(path), "rb") as file:
+            for text in kind.split(file):
+                yield text
+                count += 1
+    except InputError:
+        raise
+    except DividingError as error:
+        what = "is damaged or truncated" if count else "cannot be read as a structure"
+        raise InputError(f"{name} {what}: {error}") from error
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"{name} cannot be read: {first_line(error)}") from error
+
+
+def frames_of(path: Path) -> Iterator[Atoms | str]:
+    """Yield the structure of each frame of a file, or why it cannot be read.
+
+    Raises
+    ------
+    InputError
+        If frames cannot be told apart.
+    """
+    check_size(path)
+    kind = find_format(path)
+    if kind is None:
+        yield from ase_frames(path)
+        return
+    texts = texts_of(path, kind)
+    while some := list(islice(texts, TEXTS)):
+        yield from kind.structures(some)
+
+
+def read_frame(path: Path, wanted: int | None = None) -> Frame:
+    """Read one frame of a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    wanted : int, optional
+        Number of the frame; negative ones count from the end. By default, the last frame of a
+        trajectory, and the first record of PDB, CIF, SDF and MOL2 files.
+
+    Raises
+    ------
+    InputError
+        If there is no such frame, or frames cannot be told apart.
+    """
+    check_size(path)
+    kind = find_format(path)
+    if wanted is None:
+        wanted = -1 if kind is None or kind.is_trajectory else 0
+    frames: Iterator[Any] = ase_frames(path) if kind is None else texts_of(path, kind)
+    kept: deque[Any] = deque(maxlen=1 if wanted >= 0 else -wanted)
+    count = 0
+    for count, frame in enumerate(frames, 1):
+        if wanted < 0 or count <= wanted + 1:
+            kept.append(frame)
+    if count == 0:
+        raise InputError(f"{printable(path)} contains no atoms")
+    if not -count <= wanted < count:
+        raise InputError(
+            f"{printable(path)} has no frame {wanted}: its {count} frames are counted from 0"
+        )
+    (structure,) = (kept[0],) if kind is None else kind.structures([kept[0]])
+    return Frame(structure, wanted % count, count)
+
+
+def ase_frames(path: Path) -> Iterator[Atoms]:
+    """Yield the frames of a file that ASE reads, of any size.
+
+    Raises
+    ------
+    InputError
+        If a frame cannot be read: ASE cannot go on behind it.
+    """
+    with reader_errors(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about fields that are not used here
+        name = filetype(str(path))
+        check_announced(path, name)
+        for atoms in SPECIAL[name](path) if name in SPECIAL else _any_format(path, name):
+            atoms.calc = None
+            yield atoms
+
+
+def _any_format(path: Path, name: str, **options: bool) -> Iterator[Any]:
+    return ase.io.iread(path, ":", format=name, do_not_split_by_at_sign=True, **options)
+
+
+def _gaussian_input(path: Path) -> Iterator[Atoms]:
+    """Yield the structure of a Gaussian input, with its charge and multiplicity."""
+    for atoms in _any_format(path, "gaussian-in", attach_calculator=True):
+        given = atoms.calc.parameters
+        names = {"charge": "charge", "mult": "multiplicity"}
+        atoms.info |= {names[key]: given[key] for key in names if given.get(key) is not None}
+        yield atoms
+
+
+def _database(path: Path, kind: str) -> Iterator[Atoms]:
+    """Yield the structures of a database of ASE, with their key-value pairs."""
+    with connect(path, type=kind, serial=True) as database:
+        for row in database.select():
+            atoms = row.toatoms()
+            atoms.info = row.key_value_pairs | atoms.info
+            yield atoms
+
+
+SPECIAL: dict[str, Callable[[Path], Iterator[Atoms]]] = {
+    "gaussian-in": _gaussian_input,
+    "db": partial(_database, kind="db"),
+    "json": partial(_database, kind="json"),
+}
+"""Readers of formats whose charges and keys `ase.io.read` drops."""
+
+
+@contextmanager
+def reader_errors(path: Path) -> Iterator[None]:
+    """Turn exceptions of other libraries into an `InputError` that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{printable(path)} cannot be read as a structure: {first_line(error)}"
+        ) from error

@@ -1,0 +1,40 @@
+"""Frames of GRO files: a title, the number of atoms, the atoms, and the box."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import IO
+
+import ase.io
+from ase import Atoms
+
+from mlff_triton.readers.lines import (
+    LONGEST,
+    DividingError,
+    announced_count,
+    announced_lines,
+)
+
+
+def split(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the text of each frame."""
+    number = 0
+    while title := file.readline(LONGEST):
+        head = file.readline(LONGEST)
+        if not head and not title.strip():  # blank lines at the end
+            return
+        if not title.strip() and not head.strip() and not file.read(LONGEST).strip():
+            return
+        atoms = announced_lines(file, announced_count(head, number), number)
+        box = file.readline(LONGEST)
+        if not box.strip():
+            raise DividingError(f"frame {number} lacks its box")
+        yield b"".join([title, head, *atoms, box])
+        number += 1
+
+
+def parse(text: bytes) -> Atoms:
+    """Return the structure of a frame."""
+    atoms: Atoms = ase.io.read(io.StringIO(text.decode()), format="gromacs")
+    return atoms

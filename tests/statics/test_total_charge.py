@@ -1,0 +1,188 @@
+"""Total charges of files and of ``info``: one rule for the calculator and all commands."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+
+from mlff_triton import TensorNetCalculator, predict_files
+from mlff_triton.calculators._total_charge import UnusedInfoWarning, total_charge
+from mlff_triton.dynamics import read_structure
+from mlff_triton.errors import InputError
+from mlff_triton.statics import compute_all, read_frames
+from tests.support.checkpoints import save_tiny_model
+from tests.support.molecule_files import mol2, pdb, v2000, v3000
+
+ACCEPTED = [-2, -2.0, np.int8(-2), [-2], (-2.0,), np.array([-2]), np.array([[-2]])]
+ACCEPTED += [torch.tensor([-2])]
+REFUSED = [None, True, "-2", b"-2", "-2 e", [-2, 0], [], 0.5, np.nan, 1j, {"total": -2}, [[-2, 0]]]
+REFUSED += [np.array([True]), 10**30, [None]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def calculator(model):
+    return TensorNetCalculator(model, device="cpu", dtype="float64")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def dianion(calculator):
+    atoms = molecule("CH3COOH")
+    atoms.info["charge"] = -2
+    return calculator.get_potential_energy(atoms)
+
+
+@pytest.mark.parametrize("charge", ACCEPTED, ids=repr)
+def test_one_element_is_a_charge(calculator, dianion, charge):
+    atoms = molecule("CH3COOH")
+    atoms.info["charge"] = charge
+    assert total_charge(atoms.info) == -2
+    assert calculator.get_potential_energy(atoms) == dianion
+    assert not calculator.calculation_required(atoms, ["energy"])
+    assert calculator.calculate_many([atoms])[0]["energy"] == dianion
+
+
+@pytest.mark.parametrize("charge", REFUSED, ids=repr)
+def test_anything_else_is_refused(calculator, charge):
+    atoms = molecule("CH3COOH")
+    calculator.get_potential_energy(atoms)
+    atoms.info["charge"] = charge
+    for call in (
+        lambda: calculator.get_potential_energy(atoms),
+        lambda: calculator.calculate_many([atoms]),
+        lambda: calculator.dynamics([atoms]),
+        lambda: list(compute_all([atoms], calculator)),
+    ):
+        with pytest.raises(InputError, match="the total charge must be an integer") as refusal:
+            call()
+        assert "\n" not in str(refusal.value)
+
+
+FILES = {
+    "a.sdf": v2000(molecule("CH3COOH"), charges={0: -1, 2: -1}),
+    "b.sdf": v3000(molecule("CH3COOH"), charges={0: -1, 2: -1}),
+    "c.sdf": v2000(molecule("CH3COOH"), codes={0: -1, 2: -1}),
+    "a.mol2": mol2(molecule("CH3COOH"), charges=[-0.25] * 8),
+    "a.pdb": pdb([molecule("CH3COOH")], {0: "1-", 2: "1-"}),
+}
+
+
+def energy(calculator, atoms, charge):
+    bare = Atoms(atoms.numbers, atoms.positions)
+    bare.info["charge"] = charge
+    return calculator.get_potential_energy(bare)
+
+
+def extended(name, charge):
+    atoms = molecule("CH3COOH")
+    atoms.info["charge"] = charge
+    ase.io.write(name, atoms, format="extxyz")
+
+
+@pytest.mark.parametrize("name", [*FILES, "a.xyz", "list.xyz", "a.traj"])
+def test_charges_of_files_reach_the_model(calculator, model, name):
+    if name in FILES:
+        Path(name).write_text(FILES[name])
+    elif name == "a.traj":
+        atoms = molecule("CH3COOH")
+        atoms.info["charge"] = np.array([-2])
+        ase.io.write(name, atoms)
+    else:
+        extended(name, -2 if name == "a.xyz" else [-2])
+    atoms = read_structure(name)
+    charged, neutral = (energy(calculator, atoms, charge) for charge in (-2, 0))
+    assert abs(charged - neutral) > 1e-4
+    (computed,) = compute_all(read_frames(name), calculator)
+    assert computed.get_potential_energy() == charged
+    assert computed.info["charge"] == -2
+    assert calculator.get_potential_energy(atoms) == charged
+    options = {"model": model, "device": "cpu", "dtype": "float64"}
+    assert predict_files(name, "out.xyz", **options).errors == 0
+    found = ase.io.read("out.xyz")
+    assert found.get_potential_energy() == pytest.approx(charged, abs=1e-7)
+    assert found.info["charge"] == -2
+    predict_files(name, "neutral.xyz", charge=0, **options)
+    found = ase.io.read("neutral.xyz")
+    assert found.info["charge"] == 0
+    assert found.get_potential_energy() == pytest.approx(neutral, abs=1e-7)
+
+
+def test_a_wrong_charge_costs_one_structure(model):
+    images = [molecule("CH4") for _ in range(3)]
+    images[1].info["charge"] = [1, 1]
+    ase.io.write("in.xyz", images, format="extxyz")
+    options = {"model": model, "device": "cpu"}
+    assert predict_files("in.xyz", "out.xyz", **options).errors == 1
+    found = ase.io.read("out.xyz", 1)
+    assert "the total charge must be an integer, not array([1, 1])" in found.info["error"]
+    assert predict_files("in.xyz", "neutral.xyz", charge=0, **options).errors == 0
+    names = [f"in.xyz, frame {k}" for k in range(3)]
+    calculator = TensorNetCalculator(model, device="cpu")
+    with pytest.raises(InputError, match=r"in\.xyz, frame 1: the total charge"):
+        list(compute_all(read_frames("in.xyz"), calculator, names))
+
+
+def test_a_neutral_model_refuses_charges_of_files():
+    Path("a.sdf").write_text(FILES["a.sdf"])
+    with pytest.raises(InputError, match="neutral"):
+        TensorNetCalculator(device="cpu").get_potential_energy(read_structure("a.sdf"))
+
+
+UNUSED = [
+    ({"total_charge": -2}, "total_charge=-2 .* its total charge is 0"),
+    ({"Total_Charge": [-1]}, "Total_Charge"),
+    ({"charge": -2, "total_charge": -1}, "total_charge=-1 .* is -2"),
+    ({"Charge": -1}, "Charge=-1"),
+    ({"spin": 2}, "spin=2 .* know no spin"),
+    ({"multiplicity": 3}, "multiplicity=3"),
+    ({"spin_multiplicity": "triplet"}, "triplet"),
+]
+USED = [
+    {},
+    {"total_charge": 0, "spin": 0, "multiplicity": 1},
+    {"charge": -2, "total_charge": -2.0},
+    {"spin": 1, "spin_multiplicity": np.array([1])},
+    {"charges": [1, 2], "spinning": 7},
+]
+
+
+@pytest.mark.parametrize(("info", "message"), UNUSED)
+def test_keys_of_others_are_warned_of_once(model, info, message):
+    atoms = molecule("CH3COOH")
+    atoms.info.update(info)
+    ase.io.write("in.xyz", [atoms] * 2, format="extxyz")
+    for images in ([atoms], read_frames("in.xyz"), [read_structure("in.xyz")]):
+        calculator = TensorNetCalculator(model, device="cpu")
+        with pytest.warns(UnusedInfoWarning, match=message) as caught:
+            calculator.calculate_many([*images, *images])
+        assert len(caught) == 1
+        with pytest.warns(UnusedInfoWarning, match=message):
+            TensorNetCalculator(model, device="cpu").get_potential_energy(images[0])
+    with pytest.warns(UnusedInfoWarning, match=message) as caught:
+        predict_files("in.xyz", "out.xyz", model=model, device="cpu")
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("info", USED, ids=repr)
+def test_keys_that_agree_are_not_warned_of(model, info):
+    atoms = molecule("CH3COOH")
+    atoms.info.update(info)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TensorNetCalculator(model, device="cpu").get_potential_energy(atoms)
