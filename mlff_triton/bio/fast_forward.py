@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +14,9 @@ import torch
 from torch import nn
 
 from mlff_triton._common.devices import dtype_name
+from mlff_triton.bio.contexts import unsupported_context
+from mlff_triton.bio.plain_tensors import weights_obstacle
+from mlff_triton.bio.replacement import Replacement, is_recording
 from mlff_triton.bio.snapshot import Snapshot
 from mlff_triton.errors import InputError
 
@@ -52,12 +55,12 @@ class FallbackWarning(UserWarning):
     """An accelerated module ran its original ``forward``; the message says why."""
 
 
-class FastForward(ABC, Generic[Weights]):
-    """Callable that is set as the attribute ``forward`` of a module and hides its class's method.
+class FastForward(Replacement, Generic[Weights]):
+    """Replacement of ``forward`` by kernels, or by the same computation in PyTorch.
 
-    It is copied and pickled with the module, and then belongs to the copy. The weights that it has
-    read are not copied. It reads them again whenever a parameter has changed, as far as `Snapshot`
-    notices, after every forward in training mode, and after `refresh`.
+    The weights that it has read are not copied with it. It reads them again whenever a parameter
+    has changed, as far as `Snapshot` notices, after every forward in training mode, and after
+    `refresh`. While PyTorch records what a model computes, it is the original ``forward``.
 
     Parameters
     ----------
@@ -85,7 +88,7 @@ class FastForward(ABC, Generic[Weights]):
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         del model
-        self.module: Any = module  # with submodules that only adapters know
+        super().__init__(module)
         self.options = options
         self.set_aside: str | None = None
         self.fallback_reasons: list[str] = []
@@ -143,6 +146,8 @@ class FastForward(ABC, Generic[Weights]):
 
         The names are those of all arguments, by default those of ``forward``.
         """
+        if is_recording() or self.is_undone:
+            return slow(*args, **kwargs)
         arguments = dict(zip(names or self._names, args, strict=False)) | dict(kwargs)
         if self.options.backend == "auto" and not _on_gpu(arguments.values(), self.module):
             return slow(*args, **kwargs)
@@ -156,13 +161,28 @@ class FastForward(ABC, Generic[Weights]):
                 reason = self.refusal(arguments) or self._update()
                 if reason is None:
                     return fast(arguments, begun if self._reading is before else None)
-        if reason not in self.fallback_reasons:
-            self.fallback_reasons.append(reason)
-            if self.announces:
-                name = type(self.module).__name__
-                message = f"{name} runs its original forward: {reason}"
-                warnings.warn(message, FallbackWarning, stacklevel=3)
+        self._announce(reason)
         return slow(*args, **kwargs)
+
+    def replicate(self) -> nn.Module:
+        """Return a copy of the module for `torch.nn.DataParallel`, with the original ``forward``.
+
+        Weights would have to be read again in every forward pass.
+        """
+        self._announce(
+            "torch.nn.DataParallel makes new replicas in every call; use one process per GPU"
+        )
+        return super().replicate()
+
+    def _announce(self, reason: str) -> None:
+        """Warn of a fallback, unless its reason is known."""
+        if reason in self.fallback_reasons:
+            return
+        self.fallback_reasons.append(reason)
+        if self.announces:
+            name = type(self.module).__name__
+            message = f"{name} runs its original forward: {reason}"
+            warnings.warn(message, FallbackWarning, stacklevel=4)
 
     def _update(self) -> str | None:
         """Read the weights if they have changed; return the reason why kernels cannot have them."""
@@ -178,6 +198,9 @@ class FastForward(ABC, Generic[Weights]):
         """Read the weights; return the reason why that is not possible, if there is one."""
         if len({p.device for p in self.module.parameters()}) != 1:
             return "its parameters are on several devices"
+        obstacle = weights_obstacle(self.module)
+        if obstacle is not None:
+            return obstacle
         if self.backend is None:
             return "its parameters are on a CPU, but its inputs are on a GPU"
         snapshot = Snapshot(self.module)
@@ -194,18 +217,6 @@ class FastForward(ABC, Generic[Weights]):
     def _is_current(self, reading: Reading[Weights]) -> bool:
         """Return True if neither the weights nor the dtype have changed since they were read."""
         return reading.dtype == self.dtype and reading.snapshot.is_current()
-
-    def original(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's original ``forward``."""
-        return type(self.module).forward(self.module, *args, **kwargs)
-
-    def install(self) -> None:
-        """Replace the module's ``forward``."""
-        self.module.forward = self
-
-    def undo(self) -> None:
-        """Give the module its original ``forward`` back."""
-        del self.module.forward
 
     def refresh(self) -> None:
         """Forget the weights, so that the next call reads them again."""
@@ -259,13 +270,15 @@ class FastForward(ABC, Generic[Weights]):
         module = self.module
         if module.training:
             return "the module is in training mode; call model.eval()"
+        if _first_parameter(module) is None:
+            return "it has no parameters of its own, which others may keep"
         if torch.is_grad_enabled():
             tensors = (x for x in arguments.values() if isinstance(x, torch.Tensor))
             if any(x.requires_grad for x in (*module.parameters(), *tensors)):
                 return GRADIENTS_REQUIRED
         if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             return "autocast is enabled; use the precision option of bio.accelerate instead"
-        return None
+        return unsupported_context(arguments.values())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_reading": None}

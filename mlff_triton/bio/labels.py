@@ -9,15 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.replacement import Replacement, is_recording
 
 IGNORED = -100  # label that does not count in a loss of transformers
+POSITIONS = ("start_positions", "end_positions")  # classes of a loss over a sequence
 
 
-class LabelGuard:
-    """Callable that is set as ``forward`` of a model that computes a loss with an encoder.
+class LabelGuard(Replacement):
+    """Replacement of ``forward`` of a model that computes a loss with an encoder.
 
-    It calls the model's own ``forward``. If a label at padding counts in the loss, the encoder
-    inside runs its original ``forward`` too.
+    It calls the model's own ``forward``. If the loss depends on the encoder's output at padding,
+    the encoder inside runs its original ``forward`` too.
 
     Parameters
     ----------
@@ -28,46 +30,49 @@ class LabelGuard:
     """
 
     def __init__(self, module: nn.Module, encoder: FastForward[Any]) -> None:
-        self.module, self.encoder = module, encoder
-        self.before = vars(module).get("forward")
+        super().__init__(module)
+        self.encoder = encoder
         self._names = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
     @classmethod
     def is_needed(cls, module: nn.Module) -> bool:
-        """Return True if a module takes labels."""
-        return "labels" in inspect.signature(type(module).forward).parameters
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """Signature of the model's own ``forward``, which some training loops inspect."""
-        own = inspect.signature(type(self.module).forward)
-        return own.replace(parameters=tuple(own.parameters.values())[1:])
+        """Return True if a module takes labels, or positions that it compares with all others."""
+        names = inspect.signature(type(module).forward).parameters
+        return not {"labels", *POSITIONS}.isdisjoint(names)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module's own ``forward`` returns."""
-        if not _labels_count_at_padding(dict(zip(self._names, args, strict=False)) | kwargs):
-            return self._original(*args, **kwargs)
-        self.encoder.set_aside = "labels at padding count in the loss; set them to -100"
+        if is_recording() or self.is_undone:
+            return self.original(*args, **kwargs)
+        reason = self._obstacle(dict(zip(self._names, args, strict=False)) | kwargs)
+        if reason is None:
+            return self.original(*args, **kwargs)
+        self.encoder.set_aside = reason
         try:
-            return self._original(*args, **kwargs)
+            return self.original(*args, **kwargs)
         finally:
             self.encoder.set_aside = None
 
-    def undo(self) -> None:
-        """Give the module its own ``forward`` back."""
-        if self.before is None:
-            del self.module.forward
-        else:
-            self.module.forward = self.before
+    def _obstacle(self, arguments: Mapping[str, Any]) -> str | None:
+        """Return the reason why the loss depends on the encoder's output at padding, or None."""
+        labels, mask = arguments.get("labels"), arguments.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            return None
+        if any(isinstance(arguments.get(name), Tensor) for name in POSITIONS) and _any(mask == 0):
+            return "the loss compares positions with those of padding"
+        if not isinstance(labels, Tensor) or labels.numel() != mask.numel():
+            return None
+        counts = (labels != IGNORED).view(mask.shape).to(mask.device)  # may be flat
+        if self._is_causal:  # an output is compared with the next label
+            counts = nn.functional.pad(counts[:, 1:], (0, 1))
+        if _any(counts & (mask == 0)):
+            return "labels at padding count in the loss; set them to -100"
+        return None
 
-    def _original(self, *args: Any, **kwargs: Any) -> Any:
-        if self.before is not None:
-            return self.before(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+    @property
+    def _is_causal(self) -> bool:
+        return "LMHead" in type(self.module).__name__ or "CausalLM" in type(self.module).__name__
 
 
-def _labels_count_at_padding(arguments: Mapping[str, Any]) -> bool:
-    labels, mask = arguments.get("labels"), arguments.get("attention_mask")
-    if not isinstance(labels, Tensor) or not isinstance(mask, Tensor):
-        return False
-    return labels.shape == mask.shape and bool(((labels != IGNORED) & (mask == 0)).any())
+def _any(flags: Tensor) -> bool:
+    return bool(flags.any())

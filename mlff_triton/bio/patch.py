@@ -16,6 +16,7 @@ from mlff_triton._common.availability import check_triton
 from mlff_triton.bio.families import FAMILIES, Adapter
 from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
 from mlff_triton.bio.labels import LabelGuard
+from mlff_triton.bio.replacement import Replacement, replacement_of
 from mlff_triton.errors import InputError, UnsupportedModelError
 
 BACKENDS = ("auto", "triton", "torch")
@@ -92,6 +93,7 @@ def accelerate(
     first = next(model.parameters(), torch.empty(0))
     if backend == "triton" or (backend == "auto" and first.is_cuda):
         check_triton(first.device)
+    _refuse_wrapped(model)
     options = Options(precision, cuda_graph, backend)
     matches = _find(model, [adapter for family in FAMILIES for adapter in family.models])
     if not matches and not strict:
@@ -109,6 +111,21 @@ def accelerate(
         adapter(module, options, model).install()
     _guard_labels(model)
     return model
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    for replacement in _replacements(model):
+        if replacement.is_wrapped:
+            raise UnsupportedModelError(
+                f"the forward of {type(replacement.module).__name__} was wrapped since "
+                "bio.accelerate was called, which can still be undone by bio.restore: unwrap it "
+                "before you accelerate it again"
+            )
+
+
+def _replacements(model: nn.Module) -> list[Replacement]:
+    """Return the replacements of all modules, also of those that others have wrapped since."""
+    return [found for found in map(replacement_of, model.modules()) if found is not None]
 
 
 def _refuse_torchscript(model: nn.Module) -> None:
@@ -131,10 +148,10 @@ def _check_model(model: object) -> None:
 def _guard_labels(model: nn.Module) -> None:
     """Guard the modules that compute a loss from the output of an accelerated encoder."""
     for module in model.modules():
-        forwards = [vars(child).get("forward") for child in module.children()]
+        forwards = list(map(replacement_of, module.children()))
         encoders = [f for f in forwards if isinstance(f, FastForward) and f.zeroes_padding]
         if encoders and LabelGuard.is_needed(module):
-            module.forward = LabelGuard(module, encoders[0])
+            LabelGuard(module, encoders[0]).install()
 
 
 def _check_option(name: str, value: object, known: tuple[object, ...]) -> None:
@@ -164,10 +181,8 @@ def _find(model: nn.Module, adapters: Sequence[Adapter]) -> list[tuple[nn.Module
 def restore(model: Model) -> Model:
     """Undo `accelerate` exactly; do nothing to a model that is not accelerated."""
     _check_model(model)
-    for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, FastForward | LabelGuard):
-            forward.undo()
+    for replacement in _replacements(model):
+        replacement.undo()
     return model
 
 
@@ -195,10 +210,9 @@ def refresh(model: Model) -> Model:
     >>> bio.refresh(model)
     """
     _check_model(model)
-    for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, FastForward):
-            forward.refresh()
+    for replacement in _replacements(model):
+        if isinstance(replacement, FastForward):
+            replacement.refresh()
     return model
 
 
@@ -216,17 +230,14 @@ def accelerated(
     Parameters and errors are those of `accelerate`.
     """
     _check_model(model)
-    before = {m: vars(m)["forward"] for m in model.modules() if "forward" in vars(m)}
+    before = _replacements(model)
     accelerate(model, precision=precision, cuda_graph=cuda_graph, backend=backend, strict=strict)
     try:
         yield model
     finally:
         restore(model)
-        for module, forward in before.items():
-            if isinstance(forward, FastForward):
-                forward.install()
-            else:
-                module.forward = forward
+        for replacement in before:
+            replacement.install()
 
 
 class Part(NamedTuple):
@@ -270,7 +281,7 @@ def report(model: nn.Module) -> Report:
     _check_model(model)
     parts = Report()
     for path, module in model.named_modules():
-        forward = module.__dict__.get("forward")
+        forward = replacement_of(module)
         if isinstance(forward, FastForward):
             state = forward.state
             parts.append(Part(path or ".", type(module).__name__, forward.describe(), state))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.errors import InputError
-from tests.support.huggingface import make
-from tests.support.language_models import NAMES, assert_same, attributes
+from tests.support.huggingface import bert, make
+from tests.support.language_models import NAMES, assert_same, attributes, randomize
 
 PATHS = ("", "embeddings", "encoder", "encoder.layer.0", "encoder.layer.0.attention")
 LINEAR = "encoder.layer.0.intermediate.dense"
@@ -230,6 +230,47 @@ def test_losses_with_labels_at_padding(model, batch):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         positional = [batch.get(name) for name in inspect.signature(model.forward).parameters]
         assert torch.equal(model(*positional[:-1]).loss, found)
+
+
+@pytest.mark.parametrize("shape", [(18,), (18, 1), (1, 18)])
+def test_flat_labels_at_padding(shape, model, batch):
+    batch["labels"] = batch["labels"].reshape(shape)
+    with torch.inference_mode():
+        expected = model(**batch).loss
+        bio.accelerate(model, backend="torch")
+        with pytest.warns(bio.FallbackWarning, match="labels at padding count in the loss"):
+            found = model(**batch).loss
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_losses_over_positions(batch, device):
+    """Answers to questions compete with all positions, padding included."""
+    model = randomize(bert("BertForQuestionAnswering")(), device, torch.float32)
+    del batch["labels"]
+    batch |= dict.fromkeys(
+        ("start_positions", "end_positions"), torch.tensor([1, 2], device=device)
+    )
+    with torch.inference_mode():
+        expected = model(**batch).loss
+        bio.accelerate(model, backend="torch")
+        with pytest.warns(bio.FallbackWarning, match="compares positions with those of padding"):
+            torch.testing.assert_close(model(**batch).loss, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_losses_of_the_next_token(side, ids, device):
+    """Padding before a sequence predicts its first token."""
+    model = randomize(bert("BertLMHeadModel")(), device, torch.float32)
+    mask = torch.ones_like(ids)
+    mask[1, slice(3) if side == "left" else slice(6, None)] = 0
+    given = {"attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bio.FallbackWarning)
+        expected = model(ids, **given).loss
+        found = bio.accelerate(model, backend="torch")(ids, **given).loss
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    is_slow = "labels at padding" in bio.report(model)[0].state
+    assert is_slow == (side == "left")
 
 
 def test_losses_without_them_are_fast(model, batch):

@@ -123,7 +123,15 @@ class EncoderForward(FastForward[ReadyEncoder]):
             return "input_ids of shape [B, L] are required"
         if mask is not None and mask.shape != ids.shape:
             return f"attention_mask has shape {list(mask.shape)} instead of [B, L]"
+        kinds = arguments.get("token_type_ids")
+        if kinds is not None and not self._are_kinds(kinds, ids):
+            return f"token_type_ids of shape {list(kinds.shape)} are not supported"
         return None if mask is None else self._mask_check.refusal(mask)
+
+    def _are_kinds(self, kinds: Tensor, ids: Tensor) -> bool:
+        """Return True for types of the tokens, or of the tokens of one sequence for all."""
+        has_table = getattr(self.module.embeddings, "token_type_embeddings", None) is not None
+        return has_table and kinds.shape in (ids.shape, (1, ids.shape[1]))
 
     def read(self) -> ReadyEncoder:
         """Read the present weights."""
@@ -168,6 +176,9 @@ class EncoderForward(FastForward[ReadyEncoder]):
             if mask.shape != ids.shape:
                 return None
             self._mask_check.queue(mask)
+        kinds = arguments.get("token_type_ids")
+        if kinds is not None and not self._are_kinds(kinds, ids):
+            return None
         return self.weights.runner.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> Any:
@@ -190,8 +201,12 @@ class EncoderForward(FastForward[ReadyEncoder]):
         ids = arguments["input_ids"]
         padding = self.weights.padding
         positions = None if padding is None else _positions(ids, padding)
+        kinds = arguments.get("token_type_ids")
         return TokenBatch(
-            ids, arguments.get("attention_mask"), positions, arguments.get("token_type_ids")
+            ids,
+            arguments.get("attention_mask"),
+            positions,
+            None if kinds is None else kinds.expand(ids.shape),
         )
 
 
@@ -261,14 +276,14 @@ def _reads_first_token(module: nn.Module) -> bool:
 def _passes_mask_to_embeddings(module: nn.Module) -> bool:
     """Return True if token dropout excludes padding.
 
-    Transformers 4 does not pass the attention mask on to the embeddings. Keywords used in a
-    function's calls are constants of its code, which tells the versions apart.
+    Some versions of transformers, such as 4.57 and 5.0, do not pass the attention mask on to the
+    embeddings. Keywords used in a function's calls are constants of its code, which tells the
+    versions apart.
     """
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    called = [c for c in getattr(code, "co_consts", ()) if isinstance(c, tuple)]
-    return {"input_ids", "attention_mask", "position_ids"} in map(set, called) or not any(
-        {"input_ids", "position_ids"} <= set(names) for names in called
-    )
+    called = [set(c) for c in getattr(code, "co_consts", ()) if isinstance(c, tuple)]
+    embeds = [names for names in called if {"input_ids", "position_ids"} <= names]
+    return all("attention_mask" in names for names in embeds)
 
 
 def _names(module: Any) -> set[str]:

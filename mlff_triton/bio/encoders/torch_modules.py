@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.replacement import Replacement, replacement_of
 from mlff_triton.bio.snapshot import is_checkpointed
 
 ACTIVATIONS: dict[Any, str] = {
@@ -47,7 +47,7 @@ def is_unmodified(module: nn.Module, *sources: str) -> bool:
     modules = list(module.modules())
     if any(isinstance(each, torch.jit.ScriptModule) for each in modules):
         return False
-    packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn", *sources))
+    packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn.modules", *sources))
     kinds: set[Any] = set(map(type, modules))
     origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
     is_known = all(o in sources or o.startswith(packages) for o in origins)
@@ -118,5 +118,6 @@ def trace_mlp(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
 
 
 def _has_foreign_forward(module: nn.Module) -> bool:
-    """Return True if somebody else has set ``forward`` on the instance."""
-    return not isinstance(vars(module).get("forward"), FastForward | None)
+    """Return True if somebody else has set ``forward`` on the instance, but not around ours."""
+    own = vars(module).get("forward")
+    return not isinstance(own, Replacement | None) and replacement_of(module) is None

@@ -200,6 +200,53 @@ def test_types_of_tokens(backend, device):
     check(model, inputs, "fp32", backend=backend)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("rows", [slice(1), slice(None)], ids=["one", "all"])
+def test_types_of_tokens_of_one_sequence_hold_for_all(rows, backend, device):
+    model = make("BertForMaskedLM", device, torch.float32)
+    inputs = inputs_of(model, "padding right")
+    types = torch.zeros_like(inputs["input_ids"])
+    types[:, 4:9] = 1
+    inputs["token_type_ids"] = types[rows]
+    check(model, inputs, "fp32", backend=backend)
+
+
+@pytest.mark.parametrize("shape", [(SEQUENCES, 1), (LENGTH,), (1, 1), (2, LENGTH)])
+def test_types_of_tokens_of_other_shapes_fall_back(shape, device):
+    """The model itself broadcasts them or raises."""
+    model = make("BertForMaskedLM", device, torch.float32)
+    ids = tokens_of("no mask", device, 0)
+    types = torch.ones(shape, dtype=torch.int64, device=device)
+
+    def attempt() -> Any:
+        try:
+            return model(ids, token_type_ids=types).logits
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+    expected = attempt()
+    bio.accelerate(model, backend="torch")
+    with pytest.warns(bio.FallbackWarning, match=r"token_type_ids of shape \[.*\] are not supp"):
+        found = attempt()
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        assert_same(found.flatten(0, 1), expected.flatten(0, 1), "fp32")
+
+
+@pytest.mark.parametrize("padding", [slice(8, None), slice(3)], ids=["right", "left"])
+@pytest.mark.parametrize("name", ["EsmModel without a pooler", "EsmForMaskedLM, ESM-1b"])
+def test_masked_residues_in_padded_batches(name, padding, device):
+    """Versions of transformers differ in the scale that padding gives to masked sequences."""
+    model = make(name, device)
+    ids = tokens_of("no mask", device, 1, masked=True)
+    mask = torch.ones_like(ids)
+    mask[1, padding] = 0
+    inputs = {"input_ids": ids.masked_fill(mask == 0, 1), "attention_mask": mask}
+    check(model, inputs, "fp64", backend="torch")
+    check(model.float(), inputs, "fp32", backend="triton")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_classes_of_outputs(name, device):
     model = make(name, device)
