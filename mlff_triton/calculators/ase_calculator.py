@@ -14,6 +14,7 @@ from ase.data import atomic_masses
 from numpy.typing import NDArray
 
 from mlff_triton._common.devices import dtype_name
+from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.calculators._session import Session, System
 from mlff_triton.calculators._total_charge import UnusedInfo, total_charge
 from mlff_triton.engine.batch import same
@@ -172,14 +173,14 @@ class TensorNetCalculator(Calculator):
         Parameters
         ----------
         systems : sequence of Atoms
-            Systems of any size and periodicity.
+            Systems of any size and periodicity. Atoms that they fix do not move.
 
         Returns
         -------
         Dynamics or None
             None if the model does not run on a GPU, or is an ensemble.
         """
-        masses = np.concatenate([atoms.get_masses() for atoms in systems])
+        masses = moving_masses(systems)
         batch = self.session.batch_of(self._systems(systems))
         return self.session.engine.dynamics(batch, masses)
 

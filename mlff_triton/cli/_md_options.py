@@ -96,7 +96,7 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
     if "out" in wanted:
         wanted["out"] = wanted["out"].resolve()
     for name, value in wanted.items():
-        if name in ("structures", "replicas", "overwrite"):
+        if name in ("structures", "replicas", "fix", "overwrite"):
             word = name.removesuffix("s") if name == "structures" else name
             raise InputError(f"--restart continues a run unchanged: leave out {word}")
         if value != recorded[name]:

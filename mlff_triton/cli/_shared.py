@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mlff_triton._common.files import check_new, replace_file
 from mlff_triton._common.text import printable
-from mlff_triton.errors import OutputError
+from mlff_triton.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +27,13 @@ NoPbcOption = Annotated[
     bool, typer.Option("--no-pbc", help="Drop the cell, and compute in vacuum.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:1.")]
+FixOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Atoms to fix: indices from 0, elements and conditions, such as '0-11,Cu,z<5', or "
+        "none; by default those of the file."
+    ),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
 DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or float64.")]
 
@@ -66,6 +73,44 @@ def set_charge(systems: Sequence[Atoms], charge: int | None) -> None:
     if charge is not None:
         for atoms in systems:
             atoms.info["charge"] = charge
+
+
+def fix_atoms(atoms: Atoms, name: str, selection: str | None) -> None:
+    """Fix the selected atoms instead of those that a file fixes, and say how many are fixed.
+
+    Parameters
+    ----------
+    atoms : Atoms
+        The structure. Modified in place.
+    name : str
+        Its name, for messages.
+    selection : str or None
+        The atoms, see `mlff_triton.dynamics.selection`; "none" for no atoms, None for those of the
+        file.
+
+    Raises
+    ------
+    InputError
+        If the selection is invalid, or the structure has a constraint that is not supported.
+    """
+    from ase.constraints import FixAtoms
+
+    from mlff_triton.calculators._fixed_atoms import fixed_atoms
+    from mlff_triton.dynamics.selection import select_atoms
+
+    try:
+        if selection is not None:
+            atoms.set_constraint()
+            if selection.strip() != "none":
+                atoms.set_constraint(FixAtoms(mask=select_atoms(atoms, selection)))
+        fixed = fixed_atoms(atoms)
+    except InputError as error:
+        advice = " by --fix" if selection is None else ""
+        raise InputError(f"{printable(name)}: {error}{advice}") from error
+    if fixed.any():
+        formula = atoms[fixed].get_chemical_formula()
+        line = f"{printable(name)}: {fixed.sum()} of {len(atoms)} atoms are fixed ({formula})"
+        plain_console().print(line)
 
 
 def check_xyz(path: Path, overwrite: bool) -> None:

@@ -19,8 +19,10 @@ from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
     DtypeOption,
+    FixOption,
     ModelOption,
     NoPbcOption,
+    fix_atoms,
     given_options,
     plain_console,
     read_one,
@@ -80,6 +82,7 @@ def md(
     minimize: Annotated[
         bool, typer.Option("--minimize", help="Minimize the energy first.")
     ] = False,
+    fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
@@ -136,7 +139,7 @@ def md(
         )
         check_used(given_options(context), settings)
         recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
-        systems = _read(structures, replicas, charge, no_pbc)
+        systems = _read(structures, replicas, charge, no_pbc, fix)
         simulation = _start(systems, settings, recipe, out, overwrite)
     _run_and_report(simulation)
 
@@ -147,9 +150,13 @@ def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
     return TensorNetCalculator(recipe["model"], device=recipe["device"], dtype=recipe["dtype"])
 
 
-def _read(structures: list[str], replicas: int, charge: int | None, no_pbc: bool) -> list[Atoms]:
+def _read(
+    structures: list[str], replicas: int, charge: int | None, no_pbc: bool, fix: str | None
+) -> list[Atoms]:
     """Read the systems of a run, with replicas side by side."""
     read = [read_one(name, charge, not no_pbc) for name in structures]
+    for atoms, name in zip(read, structures, strict=True):
+        fix_atoms(atoms, name, fix)
     return [atoms for atoms in read for _ in range(replicas)]
 
 

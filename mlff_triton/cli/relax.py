@@ -13,8 +13,10 @@ from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
     DtypeOption,
+    FixOption,
     ModelOption,
     NoPbcOption,
+    fix_atoms,
     in_gpa,
     read_one,
 )
@@ -37,6 +39,7 @@ def relax(
     optimizer: Annotated[
         str, typer.Option(help="lbfgs, or fire for structures far from a minimum.")
     ] = "lbfgs",
+    fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
@@ -58,6 +61,7 @@ def relax(
     from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles
 
     atoms = read_one(structure, charge, not no_pbc)
+    fix_atoms(atoms, structure, fix)
     check_directory(out, overwrite)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
     moves = statics.relax(atoms, calculator, fmax=fmax, steps=steps, optimizer=optimizer, cell=cell)

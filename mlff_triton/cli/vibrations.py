@@ -13,10 +13,12 @@ from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
     DtypeOption,
+    FixOption,
     ModelOption,
     NoPbcOption,
     OverwriteOption,
     check_xyz,
+    fix_atoms,
     given_options,
     read_one,
     write_xyz,
@@ -45,6 +47,7 @@ def vibrations(
     pressure: Annotated[float, typer.Option(help="Pressure of the ideal gas in bar.")] = 1.0,
     symmetry_number: Annotated[int, typer.Option(help="Symmetry number of the molecule.")] = 1,
     spin: Annotated[float, typer.Option(help="Electronic spin, such as 0.5 for a radical.")] = 0.0,
+    fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
@@ -60,6 +63,7 @@ def vibrations(
     """
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.calculators._fixed_atoms import fixed_atoms
     from mlff_triton.statics import find_vibrations
     from mlff_triton.statics.vibrations import check_ideal_gas
 
@@ -70,10 +74,11 @@ def vibrations(
     if out is not None:
         check_xyz(out, overwrite)
     atoms = read_one(structure, charge, not no_pbc)
+    fix_atoms(atoms, structure, fix)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
-    console, total = Console(), 6 * len(atoms)
+    console, total = Console(), 6 * int((~fixed_atoms(atoms)).sum())
     with ProgressBar(console, "displacements", total) as bar:
         found = find_vibrations(
             atoms,

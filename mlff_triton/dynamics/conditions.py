@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from ase import Atoms, units
 
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
 from mlff_triton.engine.motion import Conditions, FloatArray
@@ -19,6 +20,12 @@ PRESS_EVERY = 10  # steps
 def check_ensembles(systems: Sequence[Atoms], settings: Settings) -> None:
     """Raise an `InputError` if systems do not suit the stages of a run."""
     ensembles = [stage.ensemble for stage in settings.stages]
+    fixed = [fixed_atoms(atoms) for atoms in systems]
+    if "npt" in ensembles and any(one.any() for one in fixed):
+        raise InputError(
+            "npt moves every atom with the cell, so that none can be fixed: use nvt or nve, or fix "
+            "no atoms"
+        )
     if "npt" in ensembles and not all(atoms.pbc.all() for atoms in systems):
         raise InputError("npt needs a cell that is periodic in three directions: use nvt or nve")
     if settings.heat_from is not None and ensembles[0] == "nve":
@@ -27,8 +34,14 @@ def check_ensembles(systems: Sequence[Atoms], settings: Settings) -> None:
         raise InputError("replicas exchange temperatures in nvt only, and two or more are needed")
     if settings.exchange_every and any(stage.temperature is not None for stage in settings.stages):
         raise InputError("replicas that exchange temperatures need the same ones in all stages")
-    if settings.thermostat == "rescaling" and min(len(atoms) for atoms in systems) < 3:
-        raise InputError("the rescaling thermostat needs three atoms or more: use langevin")
+    freedom = [
+        3 * int((~one).sum()) - lost_freedom(atoms)
+        for one, atoms in zip(fixed, systems, strict=True)
+    ]
+    if settings.thermostat == "rescaling" and min(freedom) < 3:
+        raise InputError(
+            "the rescaling thermostat needs three degrees of freedom or more: use langevin"
+        )
     for span in settings.spans:
         span.temperatures(len(systems))
 
@@ -100,9 +113,13 @@ def _barostat(settings: Settings, pressure: float) -> Barostat:
 def lost_freedom(atoms: Atoms) -> int:
     """Return the degrees of freedom that the conserved momenta of a system take away.
 
+    There are none if atoms are fixed.
+
     The thermostat that rescales velocities removes these momenta in every step. Langevin dynamics
     gives each degree of freedom its share, and nve conserves the momenta to rounding: the sum of
     forces is about 1e-7 of their norm, by which ten million steps change the momentum by less than
     1e-3 of its thermal value.
     """
+    if fixed_atoms(atoms).any():
+        return 0
     return 3 if atoms.pbc.any() else 6

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from ase import Atoms
 
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.outputs import LogRow
 from mlff_triton.dynamics.systems import name_atom, split
 from mlff_triton.engine.motion import Observation, Suspect
@@ -37,7 +38,8 @@ def find_failure(
         limit = 10 * target + 10_000
         if not (np.isfinite(row.potential_eV) and row.temperature_K <= limit):  # NaN too
             reason = f"energy {row.potential_eV:g} eV, temperature {row.temperature_K:.4g} K"
-            atom, force = Suspect.of(positions[k], forces[k])
+            moving = ~fixed_atoms(systems[k])[:, None]
+            atom, force = Suspect.of(positions[k], forces[k] * moving)
             return reason, Suspect(first + atom, force)
         first += len(systems[k])
     return None

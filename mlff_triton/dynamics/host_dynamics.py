@@ -12,6 +12,7 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError
 from torch import Tensor
 
 from mlff_triton._common.torch_settings import with_own_settings
+from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.dynamics.threads import using_threads, warn_if_busy
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.totals import WIDTH, Totals
@@ -30,7 +31,7 @@ class HostDynamics:
     Parameters
     ----------
     systems : sequence of Atoms
-        The systems, which are copied.
+        The systems, which are copied. Atoms that they fix do not move.
     calculator : Calculator
         Any ASE calculator with energy, forces and, for a barostat, stress. One with a method
         ``calculate_many``, such as ours, computes all systems in one batch.
@@ -43,6 +44,8 @@ class HostDynamics:
         self, systems: Sequence[Atoms], calculator: Calculator, threads: int | None = None
     ) -> None:
         self._systems = [atoms.copy() for atoms in systems]
+        for atoms in self._systems:
+            atoms.set_constraint()  # as the integrator alone keeps atoms in place
         self._calculator = calculator
         self._threads = threads
         if threads is not None:
@@ -51,8 +54,7 @@ class HostDynamics:
         positions = torch.zeros(int(counts.sum()), 3, dtype=torch.float64)
         cell = torch.zeros(len(systems), 3, 3, dtype=torch.float64)
         self._motion = Motion.zeros(positions, cell, counts)
-        masses = np.concatenate([atoms.get_masses() for atoms in systems])
-        self._motion.inverse_mass.copy_(torch.from_numpy(1 / masses))
+        self._motion.inverse_mass.copy_(torch.from_numpy(1 / moving_masses(systems)))
         self._ends = counts.cumsum(0).tolist()
         self._queue: deque[tuple[int, bool]] = deque()
         self._found: list[Results] = [(np.nan, np.empty((0, 3)), None)] * len(systems)
@@ -165,7 +167,8 @@ class HostDynamics:
         """Return the atom to blame for an error; None if no forces are known."""
         if self._last is None:
             return None
-        return Suspect.of(self._motion.positions.numpy(), self._last[0].numpy())
+        forces = self._last[0] * (self._motion.inverse_mass > 0)[:, None]
+        return Suspect.of(self._motion.positions.numpy(), forces.numpy())
 
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Return forces [N, 3] and totals [B, 11] of the pending positions."""

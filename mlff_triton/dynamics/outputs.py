@@ -16,6 +16,7 @@ import numpy as np
 from ase import Atoms, units
 
 from mlff_triton._common.files import reported
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.lock import LOCK
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.systems import split
@@ -55,9 +56,10 @@ def trajectory_names(settings: Settings, n_systems: int) -> list[str]:
 class LogRow:
     """One line of ``log.csv``; None becomes an empty field.
 
-    The temperature refers to 3N degrees of freedom. The pressure includes the kinetic contribution.
-    The conserved energy is the total energy without heat from the thermostat and work of the
-    barostat: what the integrator alone makes of it, which a time step that is too long lets drift.
+    The temperature refers to 3N degrees of freedom of the N atoms that are not fixed. The pressure
+    includes the kinetic contribution. The conserved energy is the total energy without heat from
+    the thermostat and work of the barostat: what the integrator alone makes of it, which a time
+    step that is too long lets drift.
     """
 
     step: int
@@ -116,7 +118,7 @@ def observe(
                 time_ps=settings.time(step),
                 stage=span.label,
                 target_K=temperatures[k],
-                temperature_K=2 * kinetic / (3 * len(atoms) * units.kB),
+                temperature_K=2 * kinetic / (3 * int((~fixed_atoms(atoms)).sum()) * units.kB),
                 potential_eV=potential,
                 kinetic_eV=kinetic,
                 total_eV=potential + kinetic,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from ase import Atoms, units
 
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.conditions import minimizing
 from mlff_triton.dynamics.pace import Pace
 from mlff_triton.dynamics.systems import make_dynamics, put_state, state_of
@@ -92,7 +93,8 @@ def draw_momenta(atoms: Atoms, temperature: float, rng: np.random.Generator) -> 
 
     The total momentum is zero. Without periodic boundaries, the angular momentum is zero too. Both
     are projected out without rescaling, which yields the exact distribution under these
-    constraints. A single atom keeps its momentum.
+    constraints. A single atom keeps its momentum. Atoms that are fixed are at rest; the others then
+    keep their overall motion, as it is not conserved.
 
     Parameters
     ----------
@@ -103,10 +105,11 @@ def draw_momenta(atoms: Atoms, temperature: float, rng: np.random.Generator) -> 
     rng : numpy.random.Generator
         Random stream.
     """
-    masses = atoms.get_masses()[:, None]
+    masses, fixed = atoms.get_masses()[:, None], fixed_atoms(atoms)
     momenta = np.sqrt(masses * units.kB * temperature) * rng.standard_normal((len(atoms), 3))
+    momenta[fixed] = 0
     atoms.set_momenta(momenta)
-    if len(atoms) > 1:
+    if len(atoms) > 1 and not fixed.any():
         remove_overall_motion(atoms)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from ase import Atoms
 from rich.console import Console
 from rich.table import Column, Table
 
 from mlff_triton._common.progress import ProgressBar
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.outputs import LogRow, names, outputs_in
 from mlff_triton.dynamics.preparation import MAX_FORCE, MAX_ITERATIONS, Minimization
@@ -80,7 +83,7 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
     """Make the table that ends a run."""
     table = Table(Column(style="bold"), "", title="Molecular dynamics", show_header=False)
     systems = simulation.systems
-    table.add_row("atoms", _count_text([len(atoms) for atoms in systems]))
+    table.add_row("atoms", _count_text([len(atoms) for atoms in systems]) + _fixed_text(systems))
     table.add_row("steps", f"{simulation.step} of {simulation.settings.total_steps}")
     table.add_row("wall time", f"{reporter.seconds:.2f} s for {reporter.steps_done} steps")
     speed = reporter.nanoseconds_per_day
@@ -100,8 +103,18 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
 def _count_text(counts: list[int]) -> str:
     if len(counts) == 1:
         return str(counts[0])
-    same = len(set(counts)) == 1
-    return f"{len(counts)} systems of {counts[0] if same else f'{min(counts)} to {max(counts)}'}"
+    return f"{len(counts)} systems of {_range_text(counts)}"
+
+
+def _fixed_text(systems: Sequence[Atoms]) -> str:
+    """Return how many atoms are fixed, or nothing if none is."""
+    counts = [int(fixed_atoms(atoms).sum()) for atoms in systems]
+    return f", {_range_text(counts)} fixed" if any(counts) else ""
+
+
+def _range_text(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _minimization_text(minimization: Minimization) -> str:

@@ -16,16 +16,19 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.constraints import FixAtoms
 
 from mlff_triton._common.files import find_file, replace_file
 from mlff_triton._common.text import short_repr
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.trajectories.frame import LABELS, labels_of
 from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
 
-FORMAT = "mlff_triton.dynamics.2"
+FORMAT = "mlff_triton.dynamics.3"
+READABLE = (FORMAT, "mlff_triton.dynamics.2")  # which had no fixed atoms
 STATE = ("positions", "velocities", "cell", "heat", "work")  # fields of `State`, in order
 
 # Raised for damaged or foreign files by NumPy, zipfile, json, or while reading their contents.
@@ -53,7 +56,7 @@ class Snapshot:
     recipe : dict of str
         The caller's own record of how to make the calculator; not interpreted here.
     systems : list of Atoms
-        Elements, periodicity, masses, total charge and labels of each replica.
+        Elements, periodicity, masses, fixed atoms, total charge and labels of each replica.
     state : State
         Step, positions, velocities, cells, and exchanged heat and work.
     temperatures : tuple of float
@@ -129,6 +132,9 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "pbc": np.stack([atoms.pbc for atoms in systems]),
         "rest": np.array(json.dumps(rest)),  # JSON preserves floats exactly
     }
+    fixed = np.concatenate([fixed_atoms(atoms) for atoms in systems])
+    if fixed.any():
+        arrays["fixed"] = fixed
     if any(atoms.has("masses") for atoms in systems):
         arrays["masses"] = np.concatenate([atoms.get_masses() for atoms in systems])
     for name in LABELS:
@@ -165,7 +171,7 @@ def load_restart(path: str | Path) -> Snapshot:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             arrays = dict(archive)
             rest = json.loads(str(arrays["rest"]))
-            if rest["format"] != FORMAT:
+            if rest["format"] not in READABLE:
                 raise InputError(
                     f"{file} has format {short_repr(rest['format'])}, expected {FORMAT!r}: "
                     "continue the run with the version of mlff_triton that wrote it"
@@ -205,6 +211,8 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         atoms = Atoms(arrays["numbers"][part], state.positions[part], masses=masses, pbc=pbc)
         atoms.cell.array[pbc] = cell[pbc]
         atoms.set_velocities(state.velocities[part])
+        if "fixed" in arrays and arrays["fixed"][part].any():
+            atoms.set_constraint(FixAtoms(mask=arrays["fixed"][part]))
         if charge is not None:
             atoms.info["charge"] = charge
         for name in labels:

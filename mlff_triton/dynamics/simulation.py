@@ -108,7 +108,8 @@ class Simulation:
         Parameters
         ----------
         atoms : Atoms or sequence of Atoms
-            The structure or structures, which are copied. Each is simulated on its own.
+            The structure or structures, which are copied. Each is simulated on its own. Atoms that
+            they fix do not move.
         calculator : Calculator
             Any ASE calculator with energy, forces and, for npt, stress. Restarts are exact if the
             same positions always give bitwise the same results.
@@ -128,7 +129,8 @@ class Simulation:
         Raises
         ------
         InputError
-            If a structure does not suit the settings, or its energy is not finite.
+            If a structure does not suit the settings, has a constraint that does more than fix
+            atoms, or has an energy that is not finite.
         OutputError
             If the directory is not empty, another run writes to it, or it cannot be written.
         """

@@ -25,8 +25,8 @@ def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     """Read a structure from a file that ASE supports, or a shipped one.
 
     The first record of PDB, CIF, SDF and MOL2 files is read, or the last frame of any other file,
-    unless a frame is named. Only elements, positions, cell, masses, total charge, and names of
-    atoms and residues are kept: each run draws new velocities.
+    unless a frame is named. Only elements, positions, cell, masses, constraints, total charge, and
+    names of atoms and residues are kept: each run draws new velocities.
 
     Parameters
     ----------
@@ -45,8 +45,7 @@ def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     Raises
     ------
     InputError
-        If the file is missing, unreadable or empty, has positions that are not finite, or has
-        constraints, which the integrators do not support.
+        If the file is missing, unreadable or empty, or has positions that are not finite.
 
     Examples
     --------
@@ -165,8 +164,7 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
 def clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     """Return a structure with what a run needs; see `read_structure`."""
     kept = checked(atoms, name, periodic)
-    if atoms.constraints:
-        raise InputError(f"{name} has constraints, which are not supported: remove them")
+    kept.set_constraint(atoms.constraints)
     if atoms.has("masses"):
         kept.set_masses(atoms.get_masses())
     kept.info = {key: atoms.info[key] for key in atoms.info if notes_charge_or_spin(key)}

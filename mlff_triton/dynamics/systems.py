@@ -8,6 +8,7 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator
 
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.host_dynamics import HostDynamics
 from mlff_triton.engine.motion import Dynamics, FloatArray, State
 from mlff_triton.errors import InputError
@@ -33,11 +34,13 @@ def make_dynamics(
 
 
 def state_of(systems: Sequence[Atoms]) -> State:
-    """Return the state of systems before the first step."""
+    """Return the state of systems before the first step, in which fixed atoms are at rest."""
+    moving = np.concatenate([~fixed_atoms(atoms) for atoms in systems])
+    velocities = np.concatenate([atoms.get_velocities() for atoms in systems])
     return State(
         step=0,
         positions=np.concatenate([atoms.get_positions() for atoms in systems]),
-        velocities=np.concatenate([atoms.get_velocities() for atoms in systems]),
+        velocities=np.where(moving[:, None], velocities, 0.0),
         cell=np.stack([atoms.cell.array for atoms in systems]),
         heat=np.zeros(sum(len(atoms) for atoms in systems)),
         work=np.zeros(len(systems)),
@@ -50,8 +53,8 @@ def put_state(state: State, systems: Sequence[Atoms]) -> None:
         systems, split(state.positions, systems), split(state.velocities, systems), strict=True
     )
     for k, (atoms, positions, velocities) in enumerate(parts):
-        atoms.set_positions(positions)
-        atoms.set_velocities(velocities)
+        atoms.set_positions(positions, apply_constraint=False)
+        atoms.set_momenta(atoms.get_masses()[:, None] * velocities, apply_constraint=False)
         atoms.cell.array[atoms.pbc] = state.cell[k][atoms.pbc]
 
 
@@ -75,7 +78,7 @@ def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
     """Make hydrogen atoms heavier, at the expense of the heavy atom that is nearest to each.
 
     This slows down the fastest vibrations, so that time steps may be longer, and changes no
-    property that depends on positions alone.
+    property that depends on positions alone. Hydrogen atoms that are fixed keep their mass.
 
     Parameters
     ----------
@@ -93,7 +96,7 @@ def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
     heavy = np.flatnonzero(~is_hydrogen)
     if not len(heavy):
         raise InputError("hydrogen_mass needs other atoms to take the mass from")
-    for atom in np.flatnonzero(is_hydrogen):
+    for atom in np.flatnonzero(is_hydrogen & ~fixed_atoms(atoms)):
         distances = atoms.get_distances(atom, heavy, mic=bool(atoms.pbc.any()))
         masses[heavy[distances.argmin()]] -= hydrogen_mass - masses[atom]
         masses[atom] = hydrogen_mass

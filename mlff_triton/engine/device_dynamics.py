@@ -139,7 +139,7 @@ class DeviceDynamics:
     batch : Batch
         The systems.
     masses : float64 [N]
-        amu.
+        amu; infinite for atoms that do not move.
     on_gpu : callable
         Returns a context in which the GPU is current, and which explains a lack of memory.
     """
@@ -291,7 +291,8 @@ class DeviceDynamics:
         """Return the atom to blame for an error; None if no forces are known. This waits."""
         if self._outputs is None:
             return None
-        pair = self._motion.positions, self._outputs.forces
+        forces = self._outputs.forces * (self._motion.inverse_mass > 0)[:, None]
+        pair = self._motion.positions, forces
         return Suspect.of(*(tensor.cpu().numpy() for tensor in pair))
 
     @property

@@ -327,7 +327,7 @@ class Engine:
         batch : Batch
             The systems.
         masses : float [N]
-            amu.
+            amu; infinite for atoms that do not move.
 
         Returns
         -------

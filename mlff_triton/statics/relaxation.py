@@ -12,6 +12,7 @@ from ase.calculators.calculator import Calculator
 from ase.filters import FrechetCellFilter
 from ase.optimize import FIRE, LBFGS
 
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.stages import check_positive
 from mlff_triton.errors import InputError
 
@@ -29,8 +30,8 @@ class RelaxationStep:
     energy : float
         Potential energy in eV.
     max_force : float
-        Largest force on an atom in eV/Å. With the cell, it includes the derivatives of the energy
-        by the strain, per atom in eV, as they are part of the criterion.
+        Largest force on an atom that is not fixed, in eV/Å. With the cell, it includes the
+        derivatives of the energy by the strain, per atom in eV, as they are part of the criterion.
     is_converged : bool
         True if the largest force is below the threshold.
     """
@@ -55,7 +56,8 @@ def relax(
     Parameters
     ----------
     atoms : Atoms
-        The structure. Moved in place, and left with the calculator attached.
+        The structure. Moved in place, and left with the calculator attached. Atoms that it fixes
+        do not move, or with the cell only: they keep their fractional coordinates.
     calculator : Calculator
         A calculator of ASE.
     fmax : float
@@ -75,13 +77,15 @@ def relax(
     Raises
     ------
     InputError
-        If an option is invalid, or the cell of a structure that is not periodic is to be relaxed.
+        If an option is invalid, the structure has a constraint that does more than fix atoms, or
+        the cell of a structure that is not periodic is to be relaxed.
     """
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer={optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
     check_positive("fmax", fmax)
     if steps < 0:
         raise InputError(f"steps={steps} must not be negative")
+    fixed_atoms(atoms)  # which refuses other constraints
     if cell and not atoms.pbc.all():
         raise InputError("the cell cannot be relaxed, as the structure is not periodic in 3D")
     return _steps(atoms, calculator, fmax, steps, optimizer, cell)

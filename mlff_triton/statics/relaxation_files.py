@@ -52,7 +52,9 @@ class RelaxationFiles:
 
 
 def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:
-    return extended_xyz([with_results(atoms, atoms.calc.results)], [{"step": step.number}])
+    shown = with_results(atoms, atoms.calc.results)
+    shown.set_constraint(atoms.constraints)
+    return extended_xyz([shown], [{"step": step.number}])
 
 
 def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:

@@ -1,7 +1,8 @@
 """Harmonic vibrations of a structure from finite differences of forces, computed in batches.
 
 Overall translations, and rotations of molecules, are projected out of the Hessian, as in Wilson,
-Decius and Cross, Molecular Vibrations (1955), chapter 2.
+Decius and Cross, Molecular Vibrations (1955), chapter 2. Atoms that are fixed are left out, as in
+ASE; then nothing is projected out, as the others do not move freely as a whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ase.thermochemistry import IdealGasThermo
 from numpy.typing import NDArray
 
 from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.stages import check_positive
 from mlff_triton.errors import InputError
 from mlff_triton.statics.single_points import IMAGES_PER_CALL
@@ -61,14 +63,16 @@ class Vibrations:
     energy : float
         Its potential energy in eV.
     max_force : float
-        The largest force on an atom in eV/Å, which vanishes at a stationary point.
-    hessian : float64 [3N, 3N]
-        Second derivatives of the energy in eV/Å^2.
+        The largest force on an atom that is not fixed, in eV/Å, which vanishes at a stationary
+        point.
+    hessian : float64 [3n, 3n]
+        Second derivatives of the energy in eV/Å^2, by the coordinates of the n atoms that are not
+        fixed.
     curvatures : float64 [M]
         Eigenvalues of the mass-weighted Hessian in eV/Å^2/amu, ascending, without translations and,
-        in molecules, rotations.
+        in molecules, rotations. With fixed atoms, there are 3n.
     modes : float64 [M, N, 3]
-        Displacements of the atoms, of norm 1 in each mode.
+        Displacements of the atoms, of norm 1 in each mode; zero for fixed atoms.
     """
 
     atoms: Atoms
@@ -119,7 +123,8 @@ class Vibrations:
         Raises
         ------
         InputError
-            If the structure is periodic, a mode is imaginary, or an option is invalid.
+            If the structure is periodic or has fixed atoms, a mode is imaginary, or an option is
+            invalid.
         """
         check_ideal_gas(self.atoms, temperature, pressure, symmetry_number, spin)
         if self.n_imaginary:
@@ -146,6 +151,8 @@ def check_ideal_gas(
     """Raise `InputError` unless `Vibrations.ideal_gas` takes a structure and these options."""
     if atoms.pbc.any():
         raise InputError("an ideal gas consists of molecules, but the structure is periodic")
+    if fixed_atoms(atoms).any():
+        raise InputError("molecules of an ideal gas move freely: fix no atoms")
     for name, value in (("temperature", temperature), ("pressure", pressure)):
         check_positive(name, value)
     if symmetry_number < 1:
@@ -162,7 +169,8 @@ def find_vibrations(
 ) -> Vibrations:
     """Compute the harmonic vibrations of a structure, at the center of the Brillouin zone.
 
-    Each coordinate is displaced in both directions. These 6N structures are computed in batches.
+    Each coordinate is displaced in both directions. These 6N structures are computed in batches;
+    fixed atoms are not displaced.
 
     Parameters
     ----------
@@ -178,48 +186,58 @@ def find_vibrations(
     Raises
     ------
     MlffTritonError
-        If the displacement is not positive, or the model cannot compute the structure.
+        If the displacement is not positive, the structure has a constraint that does more than fix
+        atoms, or the model cannot compute it.
     """
     check_positive("displacement", displacement)
+    moving = np.flatnonzero(~fixed_atoms(atoms))
     (rest,) = calculator.calculate_many([atoms])
-    hessian = _hessian(atoms, calculator, displacement, progress or (lambda _: None))
-    root = np.sqrt(np.repeat(atoms.get_masses(), 3))
-    internal = scipy.linalg.null_space(_overall_motions(atoms))
+    hessian = _hessian(atoms, moving, calculator, displacement, progress or (lambda _: None))
+    root = np.sqrt(np.repeat(atoms.get_masses()[moving], 3))
+    is_free = len(moving) == len(atoms)
+    internal = scipy.linalg.null_space(_overall_motions(atoms)) if is_free else np.eye(len(root))
     weighted = internal.T @ (hessian / np.outer(root, root)) @ internal
     curvatures, vectors = np.linalg.eigh(weighted)
     modes = (internal @ vectors).T / root
     modes /= np.linalg.norm(modes, axis=1, keepdims=True)
+    of_atoms = np.zeros((len(modes), len(atoms), 3))
+    of_atoms[:, moving] = modes.reshape(len(modes), len(moving), 3)
     return Vibrations(
         atoms=atoms.copy(),
         energy=rest["energy"],
-        max_force=float(np.linalg.norm(rest["forces"], axis=1).max()),
+        max_force=float(np.linalg.norm(rest["forces"][moving], axis=1).max()),
         hessian=hessian,
         curvatures=curvatures,
-        modes=modes.reshape(-1, len(atoms), 3),
+        modes=of_atoms,
     )
 
 
 def _hessian(
     atoms: Atoms,
+    moving: NDArray[np.int64],
     calculator: TensorNetCalculator,
     displacement: float,
     progress: Callable[[int], None],
 ) -> NDArray[np.float64]:
-    """Return the symmetrized central differences of forces."""
-    size = 3 * len(atoms)
+    """Return the symmetrized central differences of forces on atoms that move."""
+    size = 3 * len(moving)
     slopes = np.empty((size, size))
     for start in range(0, size, IMAGES_PER_CALL // 2):
         part = range(start, min(start + IMAGES_PER_CALL // 2, size))
-        images = [_displaced(atoms, k, sign * displacement) for k in part for sign in (1, -1)]
-        forces = [result["forces"].ravel() for result in calculator.calculate_many(images)]
+        images = [
+            _displaced(atoms, moving[k // 3], k % 3, sign * displacement)
+            for k in part
+            for sign in (1, -1)
+        ]
+        forces = [result["forces"][moving].ravel() for result in calculator.calculate_many(images)]
         slopes[start : part.stop] = np.subtract(forces[1::2], forces[::2]) / (2 * displacement)
         progress(2 * part.stop)
     return (slopes + slopes.T) / 2
 
 
-def _displaced(atoms: Atoms, coordinate: int, distance: float) -> Atoms:
+def _displaced(atoms: Atoms, atom: int, axis: int, distance: float) -> Atoms:
     image: Atoms = atoms.copy()
-    image.positions[divmod(coordinate, 3)] += distance
+    image.positions[atom, axis] += distance
     return image
 
 

@@ -125,7 +125,6 @@ def test_residues_beyond_the_columns_of_a_topology(tmp_path):
         ("empty.xyz", "", "cannot be read as a structure|contains no atoms"),
         ("bad.xyz", "two\n", "cannot be read as a structure"),
         ("odd.thing", "what\n", "cannot be read as a structure"),
-        ("move.xyz", "1\nProperties=species:S:1:pos:R:3:move_mask:L:1\nH 0 0 0 F\n", "constraints"),
     ],
 )
 def test_bad_structures_are_refused(tmp_path, name, text, message):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ase.build import bulk, molecule
+from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
+from ase.constraints import FixAtoms, FixBondLength
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.errors import InputError
@@ -52,3 +53,25 @@ def test_steps_are_limited():
 def test_wrong_options_are_refused_at_once(options, message):
     with pytest.raises(InputError, match=message):
         relax(molecule("H2O"), None, **options)
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "fire"])
+def test_fixed_atoms_stay(optimizer):
+    atoms = fcc111("Cu", (2, 2, 4), vacuum=8.0)
+    atoms.rattle(0.05, seed=1)
+    atoms.set_constraint(FixAtoms(mask=atoms.positions[:, 2] < 11))
+    before = atoms.positions.copy()
+    *_, last = relax(atoms, EMT(), optimizer=optimizer)
+    assert last.is_converged
+    np.testing.assert_array_equal(atoms.positions[:8], before[:8])
+    assert (atoms.positions[8:] != before[8:]).all()
+    forces = np.linalg.norm(atoms.get_forces(apply_constraint=False), axis=1)
+    assert forces[:8].max() > 0.01 > forces[8:].max()
+    assert last.max_force == forces[8:].max()
+
+
+def test_other_constraints_are_refused_at_once():
+    atoms = molecule("H2O")
+    atoms.set_constraint(FixBondLength(0, 1))
+    with pytest.raises(InputError, match="the constraint FixBondLengths is not supported"):
+        relax(atoms, None)

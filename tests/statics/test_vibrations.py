@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ase import Atoms, units
 from ase.build import molecule
+from ase.constraints import FixAtoms, FixBondLength
 from ase.vibrations import Vibrations as AseVibrations
 
 from mlff_triton import TensorNetCalculator
@@ -163,3 +164,52 @@ def test_wrong_options_are_refused(options, message):
 def test_a_wrong_displacement_is_refused(displacement):
     with pytest.raises(InputError, match="displacement must be a positive number"):
         find_vibrations(chain("CO"), Bonds(), displacement)
+
+
+@pytest.mark.parametrize("fixed", [[0], [0, 3], [0, 1, 2, 5]])
+@pytest.mark.parametrize("is_periodic", [False, True])
+def test_fixed_atoms_are_left_out_as_by_ase(calculator, tmp_path, fixed, is_periodic):
+    atoms = molecule("CH3CH2OH")
+    if is_periodic:
+        atoms.set_cell([8, 8, 8])
+        atoms.pbc = True
+    *_, last = relax(atoms, calculator)
+    assert last.is_converged
+    atoms.set_constraint(FixAtoms(fixed))
+    found = find_vibrations(atoms, calculator)
+    atoms.calc = calculator
+    reference = AseVibrations(atoms, name=str(tmp_path / "vib"))
+    reference.run()
+    data = reference.get_vibrations()
+    n_moving = 9 - len(fixed)
+    assert found.hessian.shape == (3 * n_moving, 3 * n_moving)
+    hessian = data.get_hessian_2d()
+    np.testing.assert_allclose(found.hessian, (hessian + hessian.T) / 2, atol=2e-4)
+    stiff = found.curvatures > 0.5
+    expected = np.sort(reference.get_frequencies().real)[-int(stiff.sum()) :]
+    np.testing.assert_allclose(found.frequencies[stiff].real, expected, rtol=1e-4)
+    assert len(found.frequencies) == 3 * n_moving == len(reference.get_frequencies())
+    assert found.modes.shape == (3 * n_moving, 9, 3)
+    assert not found.modes[:, fixed].any()
+    np.testing.assert_allclose(np.linalg.norm(found.modes, axis=(1, 2)), 1)
+
+
+def test_forces_on_fixed_atoms_do_not_count():
+    atoms = chain("CCC")
+    atoms.positions[0, 2] -= 0.3
+    atoms.set_constraint(FixAtoms([0, 1]))
+    found = find_vibrations(atoms, Bonds())
+    assert found.max_force < 1e-12
+    expected = wave_number(STIFFNESS / atoms.get_masses()[2])
+    assert found.frequencies[-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_constraints_that_vibrations_do_not_know(calculator):
+    atoms = molecule("H2O")
+    atoms.set_constraint(FixBondLength(0, 1))
+    with pytest.raises(InputError, match="the constraint FixBondLengths is not supported"):
+        find_vibrations(atoms, calculator)
+    atoms.set_constraint(FixAtoms([0]))
+    found = find_vibrations(atoms, calculator)
+    with pytest.raises(InputError, match="fix no atoms"):
+        found.ideal_gas(300)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
 from ase.data import chemical_symbols
 
 from mlff_triton.dynamics.trajectories.comment import with_info
@@ -19,11 +19,12 @@ from mlff_triton.dynamics.trajectories.fixed_point import FIELD, fits, fixed_poi
 from mlff_triton.dynamics.trajectories.frame import Frame
 from mlff_triton.dynamics.trajectories.trajectory_file import TrajectoryFile
 
+FORMATS = {"i": "%8d", "b": " %.1s"}  # by the kind of an array; texts have another
 SYMBOLS = np.array([symbol.ljust(2) for symbol in chemical_symbols], "S2")
 
 
 class ExtendedXYZTrajectory(TrajectoryFile):
-    """Text with positions, momenta, forces, custom masses, energy, step, time, stage and labels.
+    """Text with positions, momenta, forces, masses, fixed atoms, energy, step, time and labels.
 
     Numbers have eight decimals; energy, time and cell have all their digits.
     Parameters and errors are those of `TrajectoryFile`.
@@ -31,7 +32,7 @@ class ExtendedXYZTrajectory(TrajectoryFile):
 
     def __init__(self, path: Path, size: int) -> None:
         super().__init__(path, size)
-        self._labels: list[npt.NDArray[Any]] = []
+        self._words: list[npt.NDArray[Any]] = []
         self._ends: list[bytes] = []
 
     def _encode(self, frame: Frame) -> bytes:
@@ -41,20 +42,23 @@ class ExtendedXYZTrajectory(TrajectoryFile):
         values = np.concatenate(columns, axis=1)
         symbols = SYMBOLS[frame.numbers]
         rows = _table(symbols, values) if fits(values) else _wide_table(symbols, values)
-        if frame.labels:
-            ends = self._ends_of(list(frame.labels.values()))
-            lines = zip(rows.splitlines(), ends, strict=True)
+        words = [*frame.labels.values(), *([] if frame.fixed is None else [~frame.fixed])]
+        if words:
+            lines = zip(rows.splitlines(), self._ends_of(words), strict=True)
             rows = b"".join(line + end for line, end in lines)
         return f"{len(frame.numbers)}\n{_comment(frame)}\n".encode() + rows
 
-    def _ends_of(self, labels: list[npt.NDArray[Any]]) -> list[bytes]:
-        """Return the ends of lines, which are formatted once for the same arrays."""
-        is_same = len(labels) == len(self._labels) and all(map(is_, labels, self._labels))
-        if not is_same:
-            form = " ".join("%8d" if array.dtype.kind == "i" else "%-2s" for array in labels)
-            words = zip(*(map(_word, array.tolist()) for array in labels), strict=True)
-            self._labels, self._ends = labels, [f" {form % word}\n".encode() for word in words]
+    def _ends_of(self, columns: list[npt.NDArray[Any]]) -> list[bytes]:
+        """Return the ends of lines, which are formatted once for the same columns."""
+        if len(columns) != len(self._words) or not all(map(_is_equal, columns, self._words)):
+            form = " ".join(FORMATS.get(column.dtype.kind, "%-2s") for column in columns)
+            words = zip(*(map(_word, column.tolist()) for column in columns), strict=True)
+            self._words, self._ends = columns, [f" {form % word}\n".encode() for word in words]
         return self._ends
+
+
+def _is_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    return one is other or (one.dtype.kind == "b" and np.array_equal(one, other))
 
 
 def _word(label: Any) -> Any:
@@ -74,6 +78,9 @@ def _comment(frame: Frame) -> str:
     for name, array in frame.labels.items():
         atoms.set_array(name, array[first])
         columns.append(name)
+    if frame.fixed is not None:
+        atoms.set_constraint(FixAtoms([0]))
+        columns.append("move_mask")
     atoms.calc = SinglePointCalculator(atoms, energy=frame.energy, forces=frame.forces[first])
     text = io.StringIO()
     ase.io.write(text, atoms, format="extxyz", columns=columns)

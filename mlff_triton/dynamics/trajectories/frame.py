@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from ase import Atoms
 
-Array = npt.NDArray[np.float64]
+from mlff_triton.calculators._fixed_atoms import fixed_atoms
 
+Array = npt.NDArray[np.float64]
 
 LABELS = ("atomtypes", "residuenames", "residuenumbers")  # arrays that ASE reads from PDB and GRO
 
@@ -41,13 +42,15 @@ class Frame:
     momenta : float64 [N, 3]
         Momenta in the units of ASE.
     forces : float64 [N, 3]
-        Forces in eV/Å.
+        The model's forces in eV/Å, also those on atoms that do not move.
     cell : float64 [3, 3]
         Lattice vectors as rows, in Å; zeros without a cell.
     pbc : bool [3]
         Periodic directions.
     masses : float64 [N] or None
         Masses in u, if they are not those of the elements.
+    fixed : bool [N] or None
+        Atoms that do not move, if there are any.
     labels : dict of array [N]
         Names of atoms and residues for extended XYZ, as words or integers: some of `LABELS`.
     info : dict
@@ -65,6 +68,7 @@ class Frame:
     cell: Array
     pbc: npt.NDArray[np.bool_]
     masses: Array | None = None
+    fixed: npt.NDArray[np.bool_] | None = None
     labels: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -73,6 +77,7 @@ class Frame:
         cls, atoms: Atoms, step: int, time_ps: float, stage: str, energy: float, forces: Array
     ) -> Frame:
         """Copy the state of a structure; parameters are as the attributes."""
+        fixed = fixed_atoms(atoms)
         return cls(
             step=step,
             time_ps=time_ps,
@@ -85,6 +90,7 @@ class Frame:
             cell=atoms.cell.array.copy(),
             pbc=atoms.get_pbc(),
             masses=atoms.get_masses() if atoms.has("masses") else None,
+            fixed=fixed if fixed.any() else None,
             labels=labels_of(atoms),
             info=dict(atoms.info),
         )

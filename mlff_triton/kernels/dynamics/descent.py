@@ -10,7 +10,8 @@ is undone, v is set to zero, h shrinks, and a takes its first value again. Then
     v = (1 - a) v + a |v| F / |F|
     x += h v
 
-No atom moves further than a limit. A system whose largest force is small enough stays where it is.
+No atom moves further than a limit. Atoms without inverse mass do not move, and forces on them do
+not count. A system whose largest force is small enough stays where it is.
 
 As in `mlff_triton.kernels.dynamics.integrator`, invalid steps change nothing. A first kernel sums
 over each system and decides, and a second one moves the atoms.
@@ -39,7 +40,14 @@ def _dot(a, b):
 
 
 @triton.jit
-def _sums(velocities_ptr, forces_ptr, begin, end):
+def _load_forces(forces_ptr, inverse_mass_ptr, atom, live):
+    """Load the forces on atoms that move."""
+    moves = tl.load(inverse_mass_ptr + atom, live, other=0.0) > 0
+    return load_vectors(forces_ptr, atom, live & moves)
+
+
+@triton.jit
+def _sums(velocities_ptr, forces_ptr, inverse_mass_ptr, begin, end):
     """Return ``F . v``, ``v . v``, ``F . F`` of a system, and its largest force."""
     zero = tl.zeros((_BLOCK,), tl.float64)
     power, speed, slope, largest = zero, zero, zero, zero
@@ -47,7 +55,7 @@ def _sums(velocities_ptr, forces_ptr, begin, end):
         atom = start + tl.arange(0, _BLOCK)
         live, atom = atom < end, atom.to(tl.int64)
         velocity = load_vectors(velocities_ptr, atom, live)
-        force = load_vectors(forces_ptr, atom, live)
+        force = _load_forces(forces_ptr, inverse_mass_ptr, atom, live)
         square = _dot(force, force)
         power += _dot(force, velocity)
         speed += _dot(velocity, velocity)
@@ -59,6 +67,7 @@ def _sums(velocities_ptr, forces_ptr, begin, end):
 @triton.jit
 def _decide_kernel(
     velocities_ptr,
+    inverse_mass_ptr,
     system_ptr,
     descent_ptr,
     progress_ptr,
@@ -89,7 +98,9 @@ def _decide_kernel(
     clock = tl.load(clock_ptr + system * programs)
     if can_finish(clock, window_ptr, totals_ptr, n_systems):
         begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
-        power, speed, slope, largest = _sums(velocities_ptr, forces_ptr, begin, end)
+        power, speed, slope, largest = _sums(
+            velocities_ptr, forces_ptr, inverse_mass_ptr, begin, end
+        )
         row = descent_ptr + 6 * system
         timestep, mixing, count = tl.load(row), tl.load(row + 1), tl.load(row + 2)
         downhill = power > 0
@@ -122,6 +133,7 @@ def _move_kernel(
     positions_ptr,
     velocities_ptr,
     done_positions_ptr,
+    inverse_mass_ptr,
     system_ptr,
     descent_ptr,
     clock_ptr,
@@ -149,7 +161,7 @@ def _move_kernel(
         live, atom = begin + local < end, (begin + local).to(tl.int64)
         position = load_vectors(positions_ptr, atom, live)
         velocity = load_vectors(velocities_ptr, atom, live)
-        force = load_vectors(forces_ptr, atom, live)
+        force = _load_forces(forces_ptr, inverse_mass_ptr, atom, live)
         row = descent_ptr + 6 * system
         timestep, back = tl.load(row), tl.load(row + 3)
         keep, push = tl.load(row + 4), tl.load(row + 5)
@@ -186,6 +198,7 @@ def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) ->
     with torch.cuda.device_of(forces):
         _decide_kernel[(n_systems,)](
             motion.velocities,
+            motion.inverse_mass,
             motion.system_ptr,
             motion.descent,
             motion.progress,
@@ -210,6 +223,7 @@ def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) ->
             motion.positions,
             motion.velocities,
             motion.done_positions,
+            motion.inverse_mass,
             motion.system_ptr,
             motion.descent,
             motion.clock,

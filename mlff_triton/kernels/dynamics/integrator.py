@@ -11,6 +11,8 @@ The thermostat in the middle of the drift damps by ``c = exp(-friction * timeste
 numbers ``xi``: BAOAB, B. Leimkuhler, C. Matthews, J. Chem. Phys. 138, 174102 (2013),
 https://doi.org/10.1063/1.4802990.
 
+Atoms without inverse mass rest: neither forces nor the thermostat give them a velocity.
+
 A step counts only if its forces are valid. If the neighbor matrix does not hold, or a position is
 not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix,
 the same launches continue from where the simulation stands.
@@ -48,9 +50,9 @@ def highest_status(totals_ptr, n_systems):
 
 @triton.jit
 def kinetic(velocities, inverse_mass):
-    """Return kinetic energies."""
+    """Return kinetic energies, 0 for atoms that do not move."""
     x, y, z = velocities
-    return tl.fma(z, z, tl.fma(y, y, x * x)) / inverse_mass * 0.5
+    return tl.fma(z, z, tl.fma(y, y, x * x)) / tl.where(inverse_mass > 0, inverse_mass, 1.0) * 0.5
 
 
 @triton.jit

@@ -43,7 +43,7 @@ from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.dynamics.integrator import kinetic
 from mlff_triton.kernels.dynamics.random import BAROSTAT, RESCALING, normals, uniforms
-from mlff_triton.kernels.dynamics.vectors import load_vectors, store_vectors
+from mlff_triton.kernels.dynamics.vectors import load_masses, load_vectors, store_vectors
 from mlff_triton.kernels.types.motion import ATOMS, Barostat, Integration, Motion, Rescaling
 
 _BLOCK = tl.constexpr(1024)
@@ -71,7 +71,7 @@ def _kinetic_tensor(velocities_ptr, inverse_mass_ptr, begin, end):
     for start in range(begin, end, _BLOCK):
         atom = start + tl.arange(0, _BLOCK)
         live, atom = atom < end, atom.to(tl.int64)
-        mass = 1 / tl.load(inverse_mass_ptr + atom, live, other=1.0)
+        mass = load_masses(inverse_mass_ptr, atom, live)
         x = tl.load(velocities_ptr + 3 * atom, live, other=0.0)
         y = tl.load(velocities_ptr + 3 * atom + 1, live, other=0.0)
         z = tl.load(velocities_ptr + 3 * atom + 2, live, other=0.0)
@@ -82,18 +82,19 @@ def _kinetic_tensor(velocities_ptr, inverse_mass_ptr, begin, end):
 
 @triton.jit
 def _momentum(velocities_ptr, inverse_mass_ptr, begin, end):
-    """Return twice the kinetic energy of a system, its mass, and its momentum."""
+    """Return twice the kinetic energy, mass and momentum of the atoms that move, and how many."""
     zero = tl.zeros((_BLOCK,), tl.float64)
-    twice, total, px, py, pz = zero, zero, zero, zero, zero
+    twice, total, px, py, pz, count = zero, zero, zero, zero, zero, zero
     for start in range(begin, end, _BLOCK):
         atom = start + tl.arange(0, _BLOCK)
         live, atom = atom < end, atom.to(tl.int64)
-        mass = tl.where(live, 1 / tl.load(inverse_mass_ptr + atom, live, other=1.0), 0.0)
+        mass = load_masses(inverse_mass_ptr, atom, live)
         x, y, z = load_vectors(velocities_ptr, atom, live)
+        count += tl.where(mass > 0, 1.0, 0.0)
         twice += mass * (x * x + y * y + z * z)
         total += mass
         px, py, pz = px + mass * x, py + mass * y, pz + mass * z
-    return tl.sum(twice), tl.sum(total), tl.sum(px), tl.sum(py), tl.sum(pz)
+    return tl.sum(twice), tl.sum(total), tl.sum(px), tl.sum(py), tl.sum(pz), tl.sum(count)
 
 
 @triton.jit
@@ -112,7 +113,7 @@ def _rotation(positions_ptr, velocities_ptr, inverse_mass_ptr, begin, end, total
     for start in range(begin, end, _TURNING):
         atom = start + tl.arange(0, _TURNING)
         live, atom = atom < end, atom.to(tl.int64)
-        mass = tl.where(live, 1 / tl.load(inverse_mass_ptr + atom, live, other=1.0), 0.0)
+        mass = load_masses(inverse_mass_ptr, atom, live)
         x, y, z = load_vectors(positions_ptr, atom, live)
         x, y, z = x - ox, y - oy, z - oz
         u, v, w = load_vectors(velocities_ptr, atom, live)
@@ -210,7 +211,7 @@ def _rescale_kernel(
     step = tl.load(clock_ptr + system * programs)
     if tl.load(started_ptr + system * programs) < step:
         begin, end = tl.load(system_ptr + system), tl.load(system_ptr + system + 1)
-        twice, mass, px, py, pz = _momentum(velocities_ptr, inverse_mass_ptr, begin, end)
+        twice, mass, px, py, pz, count = _momentum(velocities_ptr, inverse_mass_ptr, begin, end)
         lost, overall = tl.load(lost_ptr + system), 0 * mass
         if lost > 0:
             ux, uy, uz = px / mass, py / mass, pz / mass
@@ -229,7 +230,7 @@ def _rescale_kernel(
         rest = twice - overall
         stream = tl.load(stream_ptr + system)
         r, _, _, _ = normals(seed, step, RESCALING, stream * 0, stream)
-        n = (3 * (end - begin) - lost).to(tl.float64)
+        n = 3 * count - lost
         squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
         kt = _thermal_energy(temperature_ptr, system, step)
         share = (1 - decay) * kt / tl.where(rest > 0, rest, 1.0)

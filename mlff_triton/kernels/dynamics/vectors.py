@@ -24,6 +24,14 @@ def store_vectors(pointer, atom, live, vectors):
 
 
 @triton.jit
+def load_masses(inverse_mass_ptr, atom, live):
+    """Load masses, which are 0 for atoms that do not move and where there are none."""
+    inverse_mass = tl.load(inverse_mass_ptr + atom, live, other=0.0)
+    moves = inverse_mass > 0
+    return tl.where(moves, 1 / tl.where(moves, inverse_mass, 1.0), 0.0)
+
+
+@triton.jit
 def times(factor, a):
     """Multiply vectors."""
     return factor * a[0], factor * a[1], factor * a[2]

@@ -39,7 +39,7 @@ class Motion:
     done_positions, done_velocities, done_cell, done_heat
         The same at the end of the last step that is done.
     inverse_mass : float64 [N]
-        1/amu.
+        1/amu; 0 for atoms that do not move.
     system_ptr : int32 [B + 1]
         First atom of each system.
     stream : int32 [B]

@@ -8,7 +8,9 @@ import ase.io
 import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms
 
+from mlff_triton.dynamics.trajectories import Frame
 from tests.dynamics.trajectories.frames import CELLS, frame, frame_of, opened, random_atoms
 
 
@@ -19,11 +21,13 @@ def written(path, *frames):
     return path.read_text()
 
 
-def text_of_ase(atoms, step, time_ps, stage, columns=()):
+def text_of_ase(atoms, step, time_ps, stage, columns=(), forces=None):
     snapshot = atoms.copy()
     snapshot.info |= {"step": step, "time_ps": time_ps, "stage": stage}
     snapshot.calc = SinglePointCalculator(
-        snapshot, energy=atoms.get_potential_energy(), forces=atoms.get_forces()
+        snapshot,
+        energy=atoms.get_potential_energy(),
+        forces=atoms.get_forces() if forces is None else forces,
     )
     text = io.StringIO()
     names = ["symbols", "positions", "momenta", "forces", *columns]
@@ -44,6 +48,22 @@ def test_custom_masses_are_a_column(tmp_path):
     atoms.set_masses(np.linspace(1, 300, len(atoms)))
     text = written(tmp_path / "t.extxyz", frame_of(atoms, 7, 0.0035, "nve"))
     assert text == text_of_ase(atoms, 7, 0.0035, "nve", ["masses"])
+
+
+def test_fixed_atoms_are_a_column(tmp_path):
+    """Forces are the model's own, which ASE's ``get_forces`` hides for fixed atoms."""
+    frames, texts = [], []
+    for fixed in ([0, 3], [0, 3], [1]):
+        atoms = random_atoms(cell="slab")
+        forces = atoms.get_forces()
+        atoms.set_array("residuenumbers", np.arange(20))
+        atoms.set_constraint(FixAtoms(fixed))
+        frames.append(Frame.of(atoms, 7, 0.0035, "nve", atoms.get_potential_energy(), forces))
+        texts.append(text_of_ase(atoms, 7, 0.0035, "nve", ["residuenumbers", "move_mask"], forces))
+    assert written(tmp_path / "t.xyz", *frames) == "".join(texts)
+    read = ase.io.read(tmp_path / "t.xyz", ":")
+    assert [atoms.constraints[0].index.tolist() for atoms in read] == [[0, 3], [0, 3], [1]]
+    np.testing.assert_allclose(read[0].get_forces(apply_constraint=False), forces, atol=1e-8)
 
 
 def test_names_of_atoms_and_residues_are_columns(tmp_path):

@@ -10,14 +10,19 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms, units
+from ase.constraints import FixAtoms
 
+from mlff_triton import TensorNetCalculator
+from mlff_triton.calculators._fixed_atoms import moving_masses
+from mlff_triton.dynamics.conditions import minimizing
+from mlff_triton.dynamics.host_dynamics import HostDynamics
 from mlff_triton.engine import device_dynamics
 from mlff_triton.engine.device_neighbors import Capacity
 from mlff_triton.engine.motion import Conditions, Dynamics, Observation, State, at_start
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
 from mlff_triton.testing import random_cluster
-from tests.support.device_steps import batch_of, crystal
+from tests.support.device_steps import batch_of, crystal, model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
@@ -118,6 +123,34 @@ def test_replicas_move_as_if_alone(stage, fused):
     np.testing.assert_array_equal(together.state.velocities[2:], alone.state.velocities)
     np.testing.assert_array_equal(together.forces[2:], alone.forces)
     np.testing.assert_array_equal(together.energy[1:], alone.energy)
+
+
+@pytest.mark.parametrize("stage", ["verlet", "langevin", "rescaling", "descent"])
+def test_fixed_atoms_stay_and_the_others_move_as_on_the_host(stage, new_steps):
+    systems = [crystal(3, "triclinic"), crystal(4, "triclinic")]
+    systems[0].set_constraint(FixAtoms([1]))
+    fixed = np.arange(7) == 1
+    state = state_of(*systems)
+    state.velocities[fixed] = 0
+    if stage == "descent":
+        state.velocities[:] = 0
+        given = minimizing(2, 1e-6)
+    else:
+        given = conditions(stage, 2)._replace(lost=np.array([0, 3], dtype=np.int32))
+    batch, masses = batch_of(*systems), moving_masses(systems)
+    calculator = TensorNetCalculator(model(), device="cpu", dtype="float64")
+    on_device = run(new_steps().dynamics(batch, masses), state, given, [3, 6])
+    on_host = run(HostDynamics(systems, calculator), state, given, [6])
+    for seen in (*on_device, *on_host):
+        np.testing.assert_array_equal(seen.state.positions[fixed], state.positions[fixed])
+        assert not seen.state.velocities[fixed].any()
+        assert seen.state.heat[fixed] == 0
+    found, expected = on_device[-1], on_host[-1]
+    assert (found.state.positions != state.positions).any(1).tolist() == (~fixed).tolist()
+    for name in ("positions", "velocities", "heat", "work"):
+        one, other = getattr(found.state, name), getattr(expected.state, name)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-7, err_msg=name)
+    np.testing.assert_allclose(found.progress, expected.progress, atol=1e-6)
 
 
 def test_neighbors_that_overflow_in_a_block_lose_nothing(new_steps):

@@ -17,6 +17,7 @@ def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) ->
     if not can_finish(motion, totals):
         return
     system = system_of_atoms(motion)
+    forces = torch.where(motion.inverse_mass[:, None] > 0, forces, 0.0)
     _decide(motion, forces, system, descent)
     timestep, back, keep, push = motion.descent[system][:, [0, 3, 4, 5], None].unbind(1)
     velocity = keep * motion.velocities + push * forces

@@ -83,7 +83,12 @@ def system_of_atoms(motion: Motion) -> Tensor:
 
 def kinetic_energies(motion: Motion, velocities: Tensor) -> Tensor:
     """Return the kinetic energy of each atom in eV, float64 [N]."""
-    return 0.5 * velocities.square().sum(1) / motion.inverse_mass
+    return 0.5 * velocities.square().sum(1) / divisors(motion)
+
+
+def divisors(motion: Motion) -> Tensor:
+    """Return inverse masses to divide by, 1 for atoms that do not move, float64 [N]."""
+    return torch.where(motion.inverse_mass > 0, motion.inverse_mass, 1.0)
 
 
 def thermal_energy(motion: Motion, step: int) -> Tensor:

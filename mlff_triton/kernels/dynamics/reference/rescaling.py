@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.dynamics.reference.integrator import (
+    divisors,
     kinetic_energies,
     system_of_atoms,
     thermal_energy,
@@ -32,7 +33,9 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
     rest = twice - overall
     stream, seed = motion.stream, integration.seed
     r = normals(seed, step, RESCALING, torch.zeros_like(stream), stream)[0]
-    n = (3 * motion.system_ptr.diff() - motion.lost).double()
+    moving = (motion.inverse_mass > 0).double()
+    count = torch.zeros_like(motion.work).index_add_(0, system_of_atoms(motion), moving)
+    n = 3 * count - motion.lost
     squares = 2 * _gamma(seed, step, stream, 0.5 * (n - 1))
     decay = rescaling.decay(integration.timestep)
     share = (1 - decay) * thermal_energy(motion, step) / rest
@@ -45,7 +48,7 @@ def choose_scale(motion: Motion, integration: Integration, rescaling: Rescaling)
 def _overall_motion(motion: Motion) -> tuple[Tensor, Tensor]:
     """Return the motion that each system loses, as in `Motion.drift`, and twice its energy."""
     system, n_systems = system_of_atoms(motion), len(motion.cell)
-    mass = 1 / motion.inverse_mass[:, None]
+    mass = ((motion.inverse_mass > 0) / divisors(motion))[:, None]
 
     def sums(values: Tensor) -> Tensor:
         return values.new_zeros(n_systems, *values.shape[1:]).index_add_(0, system, values)
@@ -148,6 +151,6 @@ def _choose_strain(
 def _kinetic_tensors(motion: Motion) -> Tensor:
     """Return ``sum m v_a v_b`` of each system, float64 [B, 3, 3]."""
     v = motion.done_velocities
-    products = v[:, :, None] * v[:, None, :] / motion.inverse_mass[:, None, None]
+    products = v[:, :, None] * v[:, None, :] / divisors(motion)[:, None, None]
     sums = torch.zeros_like(motion.cell)
     return sums.index_add_(0, system_of_atoms(motion), products)
