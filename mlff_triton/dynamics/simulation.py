@@ -26,6 +26,7 @@ from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimiz
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
+from mlff_triton.dynamics.stiffness import measure_stiffness
 from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
 from mlff_triton.dynamics.threads import choose_threads, using_threads
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
@@ -82,6 +83,7 @@ class Simulation:
         self.directory = directory
         self.minimization = snapshot.minimization
         self.temperatures = snapshot.temperatures
+        self._stiffness = snapshot.stiffness
         self.is_prepared = snapshot.is_prepared
         self._calculator = calculator
         self._recipe = snapshot.recipe
@@ -159,6 +161,7 @@ class Simulation:
             systems=systems,
             state=state_of(systems),
             temperatures=settings.spans[0].temperatures(len(systems)),
+            stiffness=(0.0,) * len(systems),
             is_prepared=False,
             minimization=None,
         )
@@ -356,6 +359,11 @@ class Simulation:
         self._reached = self._state.step
         is_continued = self._reached > span.start
         with self._explained(self._dynamics):
+            if span.ensemble == "npt":
+                if not is_continued:
+                    found = measure_stiffness(self.systems, self._dynamics, self._state, conditions)
+                    self._stiffness = tuple(found.tolist())
+                conditions = conditions._replace(stiffness=np.array(self._stiffness))
             observation = self._dynamics.begin(self._state, conditions, is_continued=is_continued)
         self._pace.start(self._reached)
         return observation
@@ -390,6 +398,10 @@ class Simulation:
             yield
         except DeviceMemoryError:
             raise  # see `run`
+        except SimulationError as error:
+            raise SimulationError(
+                f"{error}; {self.restart_path} holds the last good frame"
+            ) from error
         except MlffTritonError as error:
             step = max(self._reached, dynamics.step)
             raise self._failure(step, str(error), dynamics.suspect()) from error
@@ -470,6 +482,7 @@ class Simulation:
             systems=[copy.copy(atoms) for atoms in self.systems],
             state=self._state,
             temperatures=self.temperatures,
+            stiffness=self._stiffness,
             is_prepared=self.is_prepared,
             minimization=self.minimization,
         )
