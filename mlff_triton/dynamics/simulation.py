@@ -30,7 +30,7 @@ from mlff_triton.dynamics.stiffness import measure_stiffness
 from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
 from mlff_triton.dynamics.threads import choose_threads, using_threads
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
-from mlff_triton.engine.motion import Dynamics, Observation, Suspect
+from mlff_triton.engine.motion import Conditions, Dynamics, Observation, Suspect
 from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
 
 
@@ -360,13 +360,17 @@ class Simulation:
         is_continued = self._reached > span.start
         with self._explained(self._dynamics):
             if span.ensemble == "npt":
-                if not is_continued:
-                    found = measure_stiffness(self.systems, self._dynamics, self._state, conditions)
-                    self._stiffness = tuple(found.tolist())
-                conditions = conditions._replace(stiffness=np.array(self._stiffness))
+                conditions = self._with_stiffness(conditions, is_continued)
             observation = self._dynamics.begin(self._state, conditions, is_continued=is_continued)
         self._pace.start(self._reached)
         return observation
+
+    def _with_stiffness(self, conditions: Conditions, is_continued: bool) -> Conditions:
+        """Add the stiffness of each system at the start of a stage, by which barostats go on."""
+        if not is_continued or not any(self._stiffness):
+            found = measure_stiffness(self.systems, self._dynamics, self._state, conditions)
+            self._stiffness = tuple(found.tolist())
+        return conditions._replace(stiffness=np.array(self._stiffness))
 
     def _collect(self, stop: int, span: Span, monitor: Monitor) -> None:
         """Wait for a block of steps, and record what was observed at its end."""
