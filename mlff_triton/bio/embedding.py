@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import string
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +19,14 @@ from torch import Tensor, nn
 
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import first_line
+from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton._common.version import __version__
 from mlff_triton.bio.alignment.files import Record, read_records
 from mlff_triton.bio.fast_forward import PRECISIONS
 from mlff_triton.bio.patch import accelerate
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.jobs.job import Job, Progress, Task, Workers, run
-from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
+from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
 from mlff_triton.jobs.workers import Done
 
 SEQUENCES = 1024  # per task, at most
@@ -50,8 +53,9 @@ def embed_files(
 
     The model is accelerated in place. Its last hidden states are averaged over residues, without
     start and end tokens, or written for each residue. Files may be of any size. Results have the
-    order of the input. A sequence that is too long for the model, or for the GPU, has an error. If
-    a call is interrupted, even by SIGKILL, an equal call continues it.
+    order of the input. A sequence that is empty, too long for the model or for the GPU, or that has
+    a symbol that the tokenizer does not know, has an error. If a call is interrupted, even by
+    SIGKILL, an equal call continues it.
 
     Parameters
     ----------
@@ -107,7 +111,9 @@ def embed_files(
     }
     if find_spec("transformers") is None:
         raise InputError("embeddings need transformers: pip install 'mlff-triton[bio]'")
-    next(read_records(source))  # what cannot be read is refused before a model is loaded
+    next(
+        read_records(source, allow_empty=True)
+    )  # what cannot be read is refused before a model is loaded
     job = Job(
         lambda: tasks_of(source),
         Embedding(name, precision, per_residue),
@@ -123,7 +129,7 @@ def tasks_of(path: Path) -> Iterator[Task]:
     """Yield the tasks of a FASTA file, whose contents are lists of records."""
     records: list[Record] = []
     size = position = 0
-    for record in read_records(path):
+    for record in read_records(path, allow_empty=True):
         if records and (len(records) == SEQUENCES or size + len(record.seq) > RESIDUES):
             yield _task(records, position)
             records, size = [], 0
@@ -154,43 +160,12 @@ class Embedding:
 
         def compute(records: list[Record]) -> Done:
             found, errors = encoder.embed([record.seq for record in records])
-            return self._done(records, found, errors, encoder.width)
+            payload = pack(self._columns(records, found, errors, encoder.width))
+            wrong = [k for k, error in enumerate(errors) if error]
+            first = f"record {records[wrong[0]].id}: {errors[wrong[0]]}" if wrong else ""
+            return Done(payload, len(records), len(wrong), first)
 
         return compute
-
-    def nothing(self) -> list[Record]:
-        """Return no records."""
-        return []
-
-    def parts(self, records: list[Record]) -> list[list[Record]]:
-        """Return two halves of some records, or only itself if it is one."""
-        middle = len(records) // 2
-        return [records[:middle], records[middle:]] if middle else [records]
-
-    def lost(self, records: list[Record], reason: str) -> Done:
-        """Return an error for each record."""
-        from transformers import AutoConfig
-
-        width = AutoConfig.from_pretrained(self.model).hidden_size
-        return self._done(records, [None] * len(records), [reason] * len(records), width)
-
-    def merged(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the embeddings of parts as those of their task."""
-        return concatenated(payloads)
-
-    def _done(
-        self,
-        records: list[Record],
-        found: list[NDArray[np.float32] | None],
-        errors: list[str],
-        width: int,
-    ) -> Done:
-        if not records:
-            return Done(b"", 0)
-        wrong = [k for k, error in enumerate(errors) if error]
-        first = f"record {records[wrong[0]].id}: {errors[wrong[0]]}" if wrong else ""
-        payload = pack(self._columns(records, found, errors, width))
-        return Done(payload, len(records), len(wrong), first)
 
     def _columns(
         self,
@@ -228,6 +203,8 @@ class Encoder(NamedTuple):
         Device of the model.
     spaced : bool
         True if the tokenizer wants spaces between residues, as ProtBERT's does.
+    symbols : frozenset of str
+        Letters that the tokenizer knows as residues.
     longest : int or None
         Most tokens of a sequence, if positions have a table.
     width : int
@@ -238,10 +215,12 @@ class Encoder(NamedTuple):
     tokenizer: Any
     device: torch.device
     spaced: bool
+    symbols: frozenset[str]
     longest: int | None
     width: int
 
     @classmethod
+    @with_own_settings
     def load(cls, name: str, precision: str | None, device: str) -> Encoder:
         """Load a model and accelerate it.
 
@@ -253,8 +232,9 @@ class Encoder(NamedTuple):
         from transformers import AutoModel, AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            model = AutoModel.from_pretrained(name)
+            with kept_random_state(), _without_reports():  # of a pooler, whose weights may be new
+                tokenizer = AutoTokenizer.from_pretrained(name)
+                model = AutoModel.from_pretrained(name)
         except Exception as error:
             raise CheckpointError(
                 f"{name} cannot be loaded as a model of transformers with its tokenizer: "
@@ -269,7 +249,9 @@ class Encoder(NamedTuple):
                 except UnsupportedModelError:
                     model = model.to(_dtype_of(precision, model.dtype))
         spaced = len(tokenizer.tokenize("MKV")) != len("MKV")
-        encoder = cls(model, tokenizer, place, spaced, _longest(model), model.config.hidden_size)
+        symbols = frozenset(filter(partial(_is_known, tokenizer), string.ascii_uppercase))
+        width = model.config.hidden_size
+        encoder = cls(model, tokenizer, place, spaced, symbols, _longest(model), width)
         encoder.check(name)
         return encoder
 
@@ -282,24 +264,38 @@ class Encoder(NamedTuple):
             If it is not an encoder of proteins.
         """
         try:
-            tokens = self.tokenizer(self._text("MKV"))["input_ids"]
             (rows,) = self._rows(["MKV"])
             problem = "" if len(rows) == len("MKV") else f"3 residues became {len(rows)} tokens"
-            if self.tokenizer.unk_token_id in tokens:
+            if not self.symbols.issuperset("MKV"):
                 problem = "its tokenizer does not know residues"
         except Exception as error:  # noqa: BLE001 - models raise many kinds
             problem = first_line(error)
         if problem:
             raise CheckpointError(f"{name} is not an encoder of proteins: {problem}")
 
+    @with_own_settings
     def embed(self, sequences: list[bytes]) -> tuple[list[NDArray[np.float32] | None], list[str]]:
         """Compute embeddings float32 [L, C] of residues, or None, and errors, or empty texts."""
         found: list[NDArray[np.float32] | None] = [None] * len(sequences)
-        errors = [""] * len(sequences)
-        order = sorted(range(len(sequences)), key=lambda k: len(sequences[k]))
+        errors = list(map(self._refusal, sequences))
+        order = [k for k, error in enumerate(errors) if not error]
+        order.sort(key=lambda k: len(sequences[k]))
         for batch in _batches(order, [len(sequence) + 2 for sequence in sequences]):
             self._embed(batch, sequences, found, errors)
         return found, errors
+
+    def _refusal(self, sequence: bytes) -> str:
+        """Return why a sequence cannot be embedded, or an empty text."""
+        if not sequence:
+            return "the sequence is empty: is the file truncated?"
+        text = _decoded(sequence)
+        if self.symbols.issuperset(text):
+            return ""
+        position = next(k for k, symbol in enumerate(text) if symbol not in self.symbols)
+        return (
+            f"{chr(sequence[position])!r} at position {position + 1} is not a residue that the "
+            "tokenizer knows: remove it, or replace it by X"
+        )
 
     def _embed(
         self,
@@ -310,7 +306,7 @@ class Encoder(NamedTuple):
     ) -> None:
         """Embed some sequences; find those that do not fit by halving."""
         try:
-            rows = self._rows([sequences[k].decode("ascii", "replace").upper() for k in batch])
+            rows = self._rows([_decoded(sequences[k]) for k in batch])
         except (InputError, torch.OutOfMemoryError) as error:
             if len(batch) == 1:
                 errors[batch[0]] = first_line(error)
@@ -347,6 +343,30 @@ class Encoder(NamedTuple):
             hidden: Tensor = self.model(**inputs).last_hidden_state
         states = hidden.float().cpu()
         return [row[~skip].numpy() for row, skip in zip(states, special, strict=True)]
+
+
+def _decoded(sequence: bytes) -> str:
+    """Return a sequence in upper case, with a symbol for each byte."""
+    return sequence.decode("ascii", "replace").upper()
+
+
+def _is_known(tokenizer: Any, symbol: str) -> bool:
+    """Return True if a symbol is a token of its own."""
+    tokens = tokenizer(symbol, add_special_tokens=False)["input_ids"]
+    return len(tokens) == 1 and tokens[0] != tokenizer.unk_token_id
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Keep transformers from reporting weights that a checkpoint lacks."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:

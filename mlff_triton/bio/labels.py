@@ -58,21 +58,19 @@ class LabelGuard(Replacement):
         labels, mask = arguments.get("labels"), arguments.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             return None
-        if any(isinstance(arguments.get(name), Tensor) for name in POSITIONS) and _any(mask == 0):
+        is_padding = mask == 0
+        has_positions = any(isinstance(arguments.get(name), Tensor) for name in POSITIONS)
+        if has_positions and bool(is_padding.any()):
             return "the loss compares positions with those of padding"
         if not isinstance(labels, Tensor) or labels.numel() != mask.numel():
             return None
-        counts = (labels != IGNORED).view(mask.shape).to(mask.device)  # may be flat
+        counts = (labels != IGNORED).reshape(mask.shape).to(mask.device)  # may be flat
         if self._is_causal:  # an output is compared with the next label
             counts = nn.functional.pad(counts[:, 1:], (0, 1))
-        if _any(counts & (mask == 0)):
+        if bool((counts & is_padding).any()):
             return "labels at padding count in the loss; set them to -100"
         return None
 
     @property
     def _is_causal(self) -> bool:
         return "LMHead" in type(self.module).__name__ or "CausalLM" in type(self.module).__name__
-
-
-def _any(flags: Tensor) -> bool:
-    return bool(flags.any())

@@ -13,6 +13,7 @@ from mlff_triton.bio import embedding
 from mlff_triton.bio.embedding import Encoder
 from mlff_triton.cli import main as cli
 from mlff_triton.errors import CheckpointError, InputError, OutputError
+from mlff_triton.testing.settings import CALLER_SETTINGS
 from tests.support.huggingface import MODELS, transformers
 from tests.support.language_models import randomize
 
@@ -124,6 +125,62 @@ def test_a_sequence_that_is_too_long_has_an_error(tmp_path_factory, per_residue)
     else:
         finite = np.isfinite(table["embedding"]).all(1)
         assert finite.tolist() == [True, True, True, False, True]
+
+
+WRONG = {
+    "MKJV": "'J' at position 3 is not a residue that the tokenizer knows: remove it",
+    "MK1V": "'1' at position 3",
+    "JJJJ": "'J' at position 1",
+    "mkv*": "'*' at position 4",
+    "M-KV": "'-' at position 2",
+    "M\u00e9KV": "'\u00c3' at position 2",
+    "M<mask>K": "'<' at position 2",
+    "": "the sequence is empty: is the file truncated?",
+}
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+def test_records_that_are_no_proteins_cost_nothing_else(model, per_residue):
+    write([*WRONG, *SEQUENCES, ""])
+    options = {"model": model, "device": "cpu", "per_residue": per_residue}
+    progress = bio.embed_files("in.fasta", "out.h5", **options)
+    assert (progress.items, progress.errors) == (len(WRONG) + 6, len(WRONG) + 1)
+    table = read("out.h5")
+    for found, (text, expected) in zip(table["error"], WRONG.items(), strict=False):
+        assert found.startswith(expected), text
+    rows = table["embedding"][np.isfinite(table["embedding"]).all(1)]
+    expected = one_by_one(model, SEQUENCES)
+    wanted = np.concatenate(expected) if per_residue else [x.mean(0) for x in expected]
+    np.testing.assert_allclose(rows, wanted, atol=1e-5)
+
+
+def test_comments_are_no_proteins(esm):
+    Path("in.fasta").write_text("; a comment\n>p0\n;MKV is not of this protein\nMKW\n; end\nVT\n")
+    bio.embed_files("in.fasta", "out.h5", model=esm, device="cpu")
+    table = read("out.h5")
+    assert table["n_residues"].tolist() == [5]
+    np.testing.assert_allclose(
+        table["embedding"][0], one_by_one(esm, ["MKWVT"])[0].mean(0), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", CALLER_SETTINGS)
+def test_settings_of_the_caller_change_nothing(name, esm):
+    bio.embed_files("in.fasta", "first.h5", model=esm, device="cpu")
+    state = torch.random.get_rng_state()
+    with CALLER_SETTINGS[name]():
+        bio.embed_files("in.fasta", "second.h5", model=esm, device="cpu")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    first, second = read("first.h5"), read("second.h5")
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_a_model_without_weights_of_a_pooler_is_no_report(tmp_path_factory, capfd):
+    folder = save("EsmModel without a pooler", tmp_path_factory.mktemp("plain"))
+    before = transformers.utils.logging.get_verbosity()
+    bio.embed_files("in.fasta", "out.h5", model=folder, device="cpu")
+    assert "pooler" not in "".join(capfd.readouterr())
+    assert transformers.utils.logging.get_verbosity() == before
 
 
 def test_an_interrupted_job_continues(esm):

@@ -17,6 +17,7 @@ from mlff_triton._common.text import printable, shortened
 from mlff_triton.errors import InputError
 
 GZIP = b"\x1f\x8b"
+COMMENT = b";"
 BLANKS = b" \t\r\n"
 BLOCK = 2**20  # bytes that are read at a time, and of a part of a longer line
 MOST_SYMBOLS = 2**30  # of a record, more than scores in int32 allow
@@ -30,10 +31,18 @@ class Record(NamedTuple):
     seq: bytes
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path, *, allow_empty: bool = False) -> Iterator[Record]:
     """Yield the records of a FASTA or FASTQ file, gzipped or not.
 
-    Qualities are skipped. Control characters in names are replaced by escape sequences.
+    Qualities are skipped, and so are comments in FASTA files, which are lines that begin with a
+    semicolon. Control characters in names are replaced by escape sequences.
+
+    Parameters
+    ----------
+    path : Path
+        File to read.
+    allow_empty : bool
+        If True, a record may have no residues or bases. By default, it raises an error.
 
     Raises
     ------
@@ -41,7 +50,7 @@ def read_records(path: Path) -> Iterator[Record]:
         If the file cannot be read, is truncated, or is neither FASTA nor FASTQ; if it is not a
         regular file, or if a record or a gzipped file is implausibly large.
     """
-    reader = _Reader(path)
+    reader = _Reader(path, allow_empty)
     label = reader.label
     try:
         yield from reader.records()
@@ -67,7 +76,8 @@ class _Reader:
         Name of the record that was begun last.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, allow_empty: bool) -> None:
+        self._allow_empty = allow_empty
         label = printable(path)
         self.path, self.label = path, label if len(label) < 256 else f"{label[:60]}..."
         self.name: str | None = None
@@ -75,7 +85,7 @@ class _Reader:
     def records(self) -> Iterator[Record]:
         """Yield all records. The first symbol tells FASTA from FASTQ."""
         with self._opened() as lines:
-            first = next((line for line in lines if line.strip(BLANKS)), None)
+            first = next((x for x in lines if x.strip(BLANKS) and not self._is_comment(x)), None)
             if first is None:
                 raise InputError(f"{self.label} contains no records: is it the right file?")
             if not first.startswith((b">", b"@")):
@@ -93,7 +103,7 @@ class _Reader:
                 yield self._record(parts)
                 self._begin(line)
                 parts = []
-            else:
+            elif not self._is_comment(line):
                 parts.append(line)
         yield self._record(parts)
 
@@ -124,13 +134,29 @@ class _Reader:
                 )
             yield record
 
+    def _is_comment(self, line: bytes) -> bool:
+        """Return True for a comment of old FASTA files, which may be as long as a name line."""
+        if not line.startswith(COMMENT):
+            return False
+        self._check_line(line, "comment")
+        return True
+
+    def _check_line(self, line: bytes, kind: str) -> None:
+        """Raise if a line is only a part of itself, or several lines."""
+        if len(line) >= BLOCK:
+            raise InputError(f"{self.label} has a {kind} of {BLOCK} bytes or more: shorten it")
+        if b"\r" in line.rstrip(BLANKS):
+            raise InputError(
+                f"{self.label} has lines that end in a carriage return alone: convert them to Unix "
+                "or Windows line ends"
+            )
+
     def _begin(self, header: bytes) -> None:
         """Set the name to the first word of a header line."""
+        self._check_line(header, "name line")
         words = header[1:].split(maxsplit=1)
         if not words:
             raise InputError(f"{self.label} has a record without a name: add one after the symbol")
-        if len(header) >= BLOCK:
-            raise InputError(f"{self.label} has a name line of {BLOCK} bytes or more: shorten it")
         self.name = printable(words[0].decode("utf-8", "replace"))
 
     @property
@@ -146,7 +172,7 @@ class _Reader:
                 "bases, which is too long to align: split it"
             )
         sequence = b"".join(lines).translate(None, BLANKS)
-        if not sequence:
+        if not sequence and not self._allow_empty:
             raise InputError(f"{self.record} of {self.label} is empty: is the file truncated?")
         return Record(cast("str", self.name), sequence)
 

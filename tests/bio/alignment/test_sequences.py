@@ -76,7 +76,26 @@ def test_fasta(tmp_path, pack, end, mark):
     found = align(path, str(path), traceback=True)
     assert found.query_names == ["one", "three"]
     assert [found.query_letters(k) for k in range(2)] == ["ACGTTT", "N"]
-    assert found.cigar == ["6=", "1="]
+    assert found.cigar == ["6=", "1X"]  # N matches nothing, not even N
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_comments_of_old_fasta_files(tmp_path, end):
+    lines = [b"", b"; of the file", b">one", b";of a record", b"ACGT", b"; T", b"TT", b">two"]
+    path = tmp_path / "some.fa"
+    path.write_bytes(end.join([*lines, b"C", b";"]))
+    assert [*files.read_records(path)] == [("one", b"ACGTTT"), ("two", b"C")]
+
+
+def test_records_may_be_empty_where_each_stands_for_itself(tmp_path):
+    path = tmp_path / "some.fa"
+    path.write_bytes(b">a\n>b\nAC\n>c")
+    expected = [("a", b""), ("b", b"AC"), ("c", b"")]
+    assert [*files.read_records(path, allow_empty=True)] == expected
+    path.write_bytes(b"@a\n\n+\n\n@b\nAC\n+\nII\n")
+    assert [*files.read_records(path, allow_empty=True)] == expected[:2]
+    with pytest.raises(InputError, match=r"record a of .* is empty"):
+        next(files.read_records(path))
 
 
 def test_many_sequences_keep_their_order():
@@ -141,6 +160,12 @@ def test_a_device_refuses_as_the_host_does(texts, message):
         (bytes(2**20), "bytes of value 0"),
         (b">" + b"a" * 2**21 + b"\nACGT\n", "has a name line of 1048576 bytes or more"),
         (b">a\nAC-GT\n", "query a has '-' at position 3"),
+        (b">a\nAC;GT\n", "query a has ';' at position 3"),
+        (b";a\nACGT\n", "is not a FASTA or FASTQ file: it must begin with > or @"),
+        (b"; a comment alone\n", "contains no records"),
+        (b">a\n;" + b"a" * 2**21 + b"\nACGT\n", "has a comment of 1048576 bytes or more"),
+        (b">a\rACGT\r>b\rAC\r", "has lines that end in a carriage return alone: convert them"),
+        (b">a\n;b\rACGT\r", "has lines that end in a carriage return alone"),
     ],
 )
 def test_files_are_refused(tmp_path, content, message):

@@ -221,6 +221,7 @@ def parsed(content: bytes) -> list[str]:
     text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1").replace("\r\n", "\n")
     if text.startswith("@"):
         return reads(text)
+    text = "\n".join(line for line in text.split("\n") if not line.startswith(";"))
     bodies = ("\n" + text).split("\n>")[1:]
     return [without_blanks("".join(body.split("\n")[1:])) for body in bodies]
 
