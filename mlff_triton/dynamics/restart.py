@@ -28,7 +28,7 @@ from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
 
 FORMAT = "mlff_triton.dynamics.3"
-READABLE = (FORMAT, "mlff_triton.dynamics.2")  # without fixed atoms and stiffness
+READABLE = (FORMAT, "mlff_triton.dynamics.2")  # which had no fixed atoms
 STATE = ("positions", "velocities", "cell", "heat", "work")  # fields of `State`, in order
 
 # Raised for damaged or foreign files by NumPy, zipfile, json, or while reading their contents.
@@ -61,8 +61,6 @@ class Snapshot:
         Step, positions, velocities, cells, and exchanged heat and work.
     temperatures : tuple of float
         Current temperature of each replica in K.
-    stiffness : tuple of float
-        Stiffness of each replica at the start of an npt stage, eV/Å^3; 0 if unknown.
     is_prepared : bool
         True once minimization and initial velocities are done.
     minimization : Minimization or None
@@ -78,7 +76,6 @@ class Snapshot:
     systems: list[Atoms]
     state: State
     temperatures: tuple[float, ...]
-    stiffness: tuple[float, ...]
     is_prepared: bool
     minimization: Minimization | None
     sizes: dict[str, int] = field(default_factory=dict)
@@ -123,7 +120,6 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "labels": [list(labels_of(atoms)) for atoms in systems],
         "step": state.step,
         "temperatures": snapshot.temperatures,
-        "stiffness": snapshot.stiffness,
         "is_prepared": snapshot.is_prepared,
         "minimization": None if minimization is None else asdict(minimization),
         "sizes": snapshot.sizes,
@@ -231,7 +227,6 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         systems=systems,
         state=state,
         temperatures=tuple(rest["temperatures"]),
-        stiffness=tuple(rest.get("stiffness", [0.0] * len(systems))),
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
         sizes=rest["sizes"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mlff_triton.dynamics.structures import checked
 from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.errors import MlffTritonError
 from mlff_triton.jobs.job import Job, Progress, Workers, run
-from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
+from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
 from mlff_triton.jobs.workers import Done
 from mlff_triton.model.prediction import members_of
 from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
@@ -121,10 +121,8 @@ def predict_files(
     is_xyz = path.suffix.lower() in XYZ
     finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
-    loaded = load_model(model)
-    has_charges = all(member.has_charges for member in members_of(loaded))
-    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz, has_charges)
-    weights = [member.weights_hash for member in members_of(loaded)]
+    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz)
+    weights = [member.weights_hash for member in members_of(load_model(model))]
     settings = {
         "job": "predict",
         "version": __version__,
@@ -168,14 +166,13 @@ class Row:
 
 @dataclass(frozen=True)
 class SinglePoints:
-    """The computation of `predict_files`; attributes are arguments of that, or of the output."""
+    """The computation of `predict_files`; its attributes are arguments of that."""
 
     model: str
     dtype: str
     charge: int | None
     periodic: bool
     is_xyz: bool
-    has_charges: bool
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
@@ -185,35 +182,11 @@ class SinglePoints:
             rows = [self._row(*parsed) for piece in pieces for parsed in piece.parse()]
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
-            return self._done(rows)
+            payload = xyz_of(rows) if self.is_xyz else pack(columns_of(rows))
+            errors = [row for row in rows if row.error]
+            return Done(payload, len(rows), len(errors), str(errors[0]) if errors else "")
 
         return compute
-
-    def nothing(self) -> list[Piece]:
-        """Return no pieces."""
-        return []
-
-    def parts(self, pieces: list[Piece]) -> list[list[Piece]]:
-        """Return two halves of some pieces or of one, or only itself if it is a structure."""
-        middle = len(pieces) // 2
-        if middle:
-            return [pieces[:middle], pieces[middle:]]
-        return [[half] for half in pieces[0].halves()]
-
-    def lost(self, pieces: list[Piece], reason: str) -> Done:
-        """Return an error for each of some pieces."""
-        return self._done([Row(p.source, p.first, Atoms(), error=reason) for p in pieces])
-
-    def merged(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the results of parts as those of their task."""
-        return b"".join(payloads) if self.is_xyz else concatenated(payloads)
-
-    def _done(self, rows: list[Row]) -> Done:
-        if not rows:
-            return Done(b"", 0)
-        payload = xyz_of(rows) if self.is_xyz else pack(columns_of(rows, self.has_charges))
-        errors = [row for row in rows if row.error]
-        return Done(payload, len(rows), len(errors), str(errors[0]) if errors else "")
 
     def _row(self, source: str, frame: int, image: Atoms | str) -> Row:
         """Return a row without results; one with an error if the structure is invalid."""
@@ -270,15 +243,10 @@ def xyz_of(rows: list[Row]) -> bytes:
     return extended_xyz(images, [{ERROR: row.error or None} for row in rows])
 
 
-def columns_of(rows: list[Row], has_charges: bool) -> dict[str, NDArray[Any]]:
-    """Return rows as the columns of a table. Missing values are NaN, or empty.
-
-    Partial charges and dipoles are columns if the model has charges.
-    """
+def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
+    """Return rows as the columns of a table. Values that there are not are NaN, or empty."""
     results = [row.results or {} for row in rows]
     nothing = {"energy": np.nan, "stress": np.full(6, np.nan)}
-    if has_charges:
-        nothing["dipole"] = np.full(3, np.nan)
     atoms = [row.atoms for row in rows]
     of_systems = {
         "source": np.array([printable(row.source) for row in rows], dtype=str),
@@ -291,17 +259,15 @@ def columns_of(rows: list[Row], has_charges: bool) -> dict[str, NDArray[Any]]:
     }
     for name, value in nothing.items():
         of_systems[name] = np.array([found.get(name, value) for found in results], dtype=np.float64)
-    shapes = {"forces": (3,)} | ({"charges": ()} if has_charges else {})
+    forces = [
+        found["forces"] if found else np.full((len(a), 3), np.nan)
+        for found, a in zip(results, atoms, strict=True)
+    ]
     of_atoms = {
         "numbers": np.concatenate([a.numbers for a in atoms]).astype(np.int64),
         "positions": np.concatenate([a.positions for a in atoms]),
+        "forces": np.concatenate(forces),
     }
-    for name, shape in shapes.items():
-        values = (
-            found[name] if found else np.full((len(a), *shape), np.nan)
-            for found, a in zip(results, atoms, strict=True)
-        )
-        of_atoms[name] = np.concatenate(list(values))
     return of_systems | {name + OF_ITEMS: values for name, values in of_atoms.items()}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ase import Atoms
 
-from mlff_triton._common.figures import figure_class
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
 from mlff_triton.statics.relaxation import RelaxationStep
@@ -59,9 +58,11 @@ def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:
 
 
 def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:
+    from matplotlib.figure import Figure  # takes over half a second
+
     numbers = [step.number for step in history]
     last = history[-1].energy
-    figure = figure_class()(figsize=(7, 5), layout="constrained")
+    figure = Figure(figsize=(7, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.plot(numbers, [1000 * (step.energy - last) / n_atoms for step in history], lw=1)
     top.set_ylabel("energy above the last (meV/atom)")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from numbers import Integral
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlff_triton._common.text import shortened
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.bio.alignment.backends import Task, choose_backend, compute, find_devices
+from mlff_triton.bio.alignment.identity import matched_by_symbols
 from mlff_triton.bio.alignment.result import Alignments, moved
 from mlff_triton.bio.alignment.scoring import MATCH, MISMATCH, Scoring
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
@@ -26,6 +30,7 @@ MODES = {
 }
 
 
+@with_own_settings
 def align(
     queries: Any,
     targets: Any,
@@ -65,7 +70,8 @@ def align(
         best-scoring parts (``sw``), and "semiglobal" leaves all ends of both sequences free of gap
         penalties (``sg``). To free some ends only, name them: "query_begin", "query_end",
         "target_begin", "target_end". For example, ``mode=("target_begin", "target_end")`` finds the
-        whole query within its target.
+        whole query within its target. As in parasail, at least one residue or base of each sequence
+        precedes the free ends, so sequences without anything in common score less than zero.
     matrix : str or [A, A] array, optional
         Symmetric substitution matrix of integers: a name known to Biopython, such as "BLOSUM62" or
         "NUC.4.4"; one of Biopython's arrays; a DataFrame with residues or bases as columns; or an
@@ -87,9 +93,10 @@ def align(
         Use only alignments in which the positions in query and target never differ by more than
         this.
     unknown : str, optional
-        Residue or base that replaces symbols missing from the matrix, such as "X" or "N". By
-        default, such symbols raise an error. Without a matrix of proteins, U is read as T, and
-        proteins are refused in any case.
+        Residue or base whose scores symbols have that are missing from the matrix, such as "X" or
+        "N". They remain what they are: different ones are a mismatch. By default, such symbols
+        raise an error. Without a matrix of proteins, U is read as T, and proteins are refused in
+        any case.
     device : str or torch.device
         "auto", "cpu", "cuda", "cuda:1" and so on. "all" distributes the pairs over all GPUs and
         collects the results on the first.
@@ -152,7 +159,15 @@ def align(
     shares = _shares(read_queries, read_targets, pairs, len(devices))
 
     def work(share: tuple[int, int], device: torch.device) -> Aligned:
-        return compute(backend, _pair_up(read_queries, read_targets, pairs, *share, device), task)
+        one, other = read_queries, read_targets
+        if pairs == "zip":
+            one = read_queries.part(*share)
+            other = one if read_targets is read_queries else read_targets.part(*share)
+        pair = _pair_up(one, other, pairs, *share, device)
+        found = compute(backend, pair, task)
+        if not traceback or not (alphabet.is_ambiguous(one) or alphabet.is_ambiguous(other)):
+            return found
+        return matched_by_symbols(found, pair, _joined(one, other, device, alphabet.symbols))
 
     if len(shares) == 1:
         parts = [work(shares[0], devices[0])]
@@ -253,26 +268,34 @@ def _pair_up(
     last: int,
     device: torch.device,
 ) -> Pairs:
-    """Move the pairs ``first : last`` to a device. Sequences that both sides share move once."""
+    """Move the pairs ``first : last`` to a device. Sequences that both sides share move once.
+
+    With "zip", the sequences are those of these pairs alone.
+    """
     n = torch.arange(first, last, device=device)
     query, target = n // len(targets.names), n % len(targets.names)
     if pairs == "zip":
-        is_shared = targets is queries
-        queries = queries.part(first, last)
-        targets = queries if is_shared else targets.part(first, last)
         query = target = n - first
-    padding = torch.zeros(PAD, dtype=torch.uint8, device=device)
-    letters, offset = [padding, queries.letters.to(device)], PAD
-    if targets is not queries:
-        letters.append(targets.letters.to(device))
-        offset += len(queries.letters)
+    offset = PAD if targets is queries else PAD + len(queries.letters)
     return Pairs(
-        torch.cat([*letters, padding]),
+        _joined(queries, targets, device, attrgetter("letters")),
         queries.start.to(device)[query] + PAD,
         queries.length.to(device)[query],
         targets.start.to(device)[target] + offset,
         targets.length.to(device)[target],
     )
+
+
+def _joined(
+    queries: Sequences,
+    targets: Sequences,
+    device: torch.device,
+    values: Callable[[Sequences], Tensor],
+) -> Tensor:
+    """Join values of the symbols of all sequences on a device, between unused bytes."""
+    padding = torch.zeros(PAD, dtype=torch.uint8, device=device)
+    sides = [queries] if targets is queries else [queries, targets]
+    return torch.cat([padding, *(values(side).to(device) for side in sides), padding])
 
 
 def _gathered(parts: list[Aligned]) -> Aligned:

@@ -57,6 +57,12 @@ def _strings(text: Tensor, bounds: list[int]) -> list[str]:
 def without_mismatches(runs: Runs) -> Runs:
     """Replace `MISMATCH` by `MATCH`, and merge adjacent runs."""
     operation = runs.operation.masked_fill(runs.operation == MISMATCH, MATCH)
+    return merged(runs._replace(operation=operation))
+
+
+def merged(runs: Runs) -> Runs:
+    """Merge adjacent runs of one operation."""
+    operation = runs.operation
     begins = operation.new_ones(len(operation) + 1, dtype=torch.bool)
     begins[1:-1] = operation[1:] != operation[:-1]
     begins[runs.start] = True

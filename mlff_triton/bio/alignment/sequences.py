@@ -24,6 +24,9 @@ UNKNOWN = 255  # code of a symbol missing from the matrix
 RESIDUES_ONLY = "EFILPQ"  # amino acids whose symbols stand for no base and no set of bases
 
 
+NONE = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
 class Sequences(NamedTuple):
     """Sequences as codes, in ascending order in memory, with or without gaps between them.
 
@@ -35,12 +38,16 @@ class Sequences(NamedTuple):
         Codes of all residues or bases, on any device.
     start, length : int64 [n]
         A sequence is ``letters[start : start + length]``. On the CPU.
+    given : uint8 [S] or [0]
+        ASCII codes, in upper case, of symbols that another one replaces, and zero where none was
+        replaced; empty if none was anywhere.
     """
 
     names: Sequence[str] | range
     letters: Tensor
     start: Tensor
     length: Tensor
+    given: Tensor = NONE
 
     def part(self, first: int, last: int) -> Sequences:
         """Return the sequences ``first : last``, with only their own codes."""
@@ -53,6 +60,7 @@ class Sequences(NamedTuple):
             self.letters[begin:end],
             self.start[first:last] - begin,
             self.length[first:last],
+            self.given[begin:end],
         )
 
 
@@ -66,7 +74,7 @@ class Alphabet:
     letters : str
         Residues or bases in the order of the matrix, in upper case.
     unknown : str, optional
-        One of `letters` that replaces all other symbols. By default, other symbols raise an error.
+        One of `letters` whose code all other symbols get. By default, other symbols raise an error.
         In an alphabet of bases, symbols of proteins alone raise an error in any case.
     device : torch.device, optional
         Device that encodes text and keeps the codes. By default, the host does.
@@ -91,10 +99,12 @@ class Alphabet:
         self._is_nucleic = is_nucleic(letters)
         self._upload_batch, self._encoding_batch = upload_batch, encoding_batch
         codes = bytearray([UNKNOWN]) * 256
+        self._stand_in = UNKNOWN
         if unknown is not None:
             if not isinstance(unknown, str) or len(unknown) != 1 or unknown.upper() not in letters:
                 raise InputError(f"unknown={unknown!r} is not one of {letters}: choose one of them")
-            codes = bytearray([letters.index(unknown.upper())]) * 256
+            self._stand_in = letters.index(unknown.upper())
+            codes = _codes_of_others(letters)
         known = {letter: code for code, letter in enumerate(letters)}
         if self._is_nucleic:
             known = dict.fromkeys(RESIDUES_ONLY, UNKNOWN) | {"U": known["T"]} | known
@@ -102,6 +112,7 @@ class Alphabet:
             codes[ord(letter)] = codes[ord(letter.lower())] = code
         self._codes = bytes(codes)
         self._letters = letters.encode().ljust(256, b"?")
+        self._any_base = letters.find("N") if self._is_nucleic else -1
 
     def read(self, source: Any, kind: str) -> Sequences:
         """Encode sequences in any of the forms that `align` accepts.
@@ -130,9 +141,37 @@ class Alphabet:
             raise InputError(f"there is no {kind}: give at least one")
         return found
 
+    def is_ambiguous(self, sequences: Sequences) -> bool:
+        """Return True if equal codes may be different symbols, or stand for any base."""
+        if len(sequences.given):
+            return True
+        return self._any_base >= 0 and bool((sequences.letters == self._any_base).any())
+
+    def symbols(self, sequences: Sequences) -> Tensor:
+        """Return the symbols that were given, as ASCII codes, uint8 [S].
+
+        Those that are identical to no other are 0: N for any base, and what is not a letter.
+        """
+        table = torch.tensor(
+            list(self._letters), dtype=torch.uint8, device=sequences.letters.device
+        )
+        if self._any_base >= 0:
+            table[self._any_base] = 0
+        symbols = table[sequences.letters.int()]
+        given = sequences.given
+        if not len(given):
+            return symbols
+        is_letter = (given >= ord("A")) & (given <= ord("Z"))
+        return torch.where(given == 0, symbols, given * is_letter)
+
     def decode(self, sequences: Sequences) -> list[str]:
-        """Return sequences as text."""
-        text = sequences.letters.cpu().numpy().tobytes().translate(self._letters).decode("ascii")
+        """Return sequences as text, with the letters that were given."""
+        letters = sequences.letters.cpu().numpy().tobytes().translate(self._letters)
+        if len(sequences.given):
+            given = sequences.given.cpu().numpy()
+            is_letter = (given >= ord("A")) & (given <= ord("Z"))
+            letters = np.where(is_letter, given, np.frombuffer(letters, np.uint8)).tobytes()
+        text = letters.decode("ascii")
         ranges = zip(sequences.start.tolist(), sequences.length.tolist(), strict=True)
         return [text[first : first + length] for first, length in ranges]
 
@@ -154,9 +193,14 @@ class Alphabet:
         length, letters = map(torch.cat, zip(*encoded, strict=True))
         if self._device is not None:
             self._translate(letters)
-        if len(letters) and int(letters.max()) == UNKNOWN:
+        most = int(letters.max()) if len(letters) else 0
+        if most == UNKNOWN:
             raise self._refusal(names, texts, kind)
-        return Sequences(names, letters, length.cumsum(0) - length, length)
+        given = NONE
+        if most >= len(self.letters):
+            given = _given(self._codes, len(self.letters), letters)
+            letters = letters.masked_fill(given > 0, self._stand_in)
+        return Sequences(names, letters, length.cumsum(0) - length, length, given)
 
     def _encode(self, texts: list[str] | list[bytes], is_text: bool) -> tuple[Tensor, Tensor]:
         """Return the lengths of texts and their codes, or their bytes if a device encodes them."""
@@ -223,6 +267,25 @@ class Alphabet:
             )
         letters = codes.to(torch.uint8).reshape(-1)
         return Sequences(range(n), letters, torch.arange(n) * width, length)
+
+
+def _codes_of_others(letters: str) -> bytearray:
+    """Return codes that follow those of the letters, one for each byte; both cases have one."""
+    codes = bytearray(256)
+    distinct = sorted({bytes([byte]).upper()[0] for byte in range(256)} - {*letters.encode()})
+    for code, byte in enumerate(distinct, len(letters)):
+        for each in bytes([byte]) + bytes([byte]).lower():
+            codes[each] = code
+    return codes
+
+
+def _given(codes: bytes, n_letters: int, letters: Tensor) -> Tensor:
+    """Return the bytes of codes that follow those of the letters, in upper case, and zero."""
+    bytes_of = torch.zeros(256, dtype=torch.uint8, device="cpu")
+    for byte in reversed(range(1, 256)):  # upper case, which comes before lower case, is the last
+        if n_letters <= codes[byte] < UNKNOWN:
+            bytes_of[codes[byte]] = byte
+    return bytes_of.to(letters.device)[letters.int()]
 
 
 def _joined(texts: list[Any], is_text: bool, size: int = JOINED_AT_A_TIME) -> Iterator[bytes]:
