@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols, covalent_radii
-from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning, bond_name
-from mlff_triton.neighbors.graph import Graph
-from mlff_triton.neighbors.neighbor_list import find_pairs
+from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.neighbor_list import check_apart, find_pairs
 
 TOO_CLOSE = 0.3
 """Smallest possible distance, as a multiple of the sum of covalent radii. Bonds are near 1, and
@@ -22,6 +23,15 @@ structures in nm that were read as Å near 0.1."""
 
 SMALL = 64
 """Number of atoms up to which all pairs are compared."""
+
+
+class Pairs(NamedTuple):
+    """Pairs of atoms: indices int64 [P], distances in Å and over the sum of covalent radii."""
+
+    receivers: IntArray
+    senders: IntArray
+    distances: FloatArray
+    ratios: FloatArray
 
 
 def check_distances(batch: Batch, labels: IntArray | None = None) -> None:
@@ -32,18 +42,22 @@ def check_distances(batch: Batch, labels: IntArray | None = None) -> None:
     """
     if not _are_elements(batch) or _is_open_and_spacious(batch):
         return
-    graph, ratios, distances = _pairs(batch, TOO_CLOSE)
-    if len(ratios) and ratios.min() < TOO_CLOSE:
-        edge = int(ratios.argmin())
-        i, j = int(graph.receivers[edge]), int(graph.senders[edge])
-        names = [
-            f"{k if labels is None else labels[k]} ({chemical_symbols[batch.numbers[k]]})"
-            for k in (i, j)
-        ]
-        raise InputError(
-            f"atoms {names[0]} and {names[1]} are only {float(distances[edge]):.2g} Å apart: check "
-            "that positions and cell are in Å, not nm, and that no atom occurs twice"
-        )
+    refuse_close(batch, close_pairs(batch, TOO_CLOSE), TOO_CLOSE, labels)
+
+
+def refuse_close(batch: Batch, pairs: Pairs, least: float, labels: IntArray | None = None) -> None:
+    """Raise `InputError` if a pair is closer than a multiple of the sum of covalent radii."""
+    if not len(pairs.ratios) or pairs.ratios.min() >= least:
+        return
+    closest = int(pairs.ratios.argmin())
+    names = [
+        f"{k if labels is None else labels[k]} ({chemical_symbols[batch.numbers[k]]})"
+        for k in (pairs.receivers[closest], pairs.senders[closest])
+    ]
+    raise InputError(
+        f"atoms {names[0]} and {names[1]} are only {pairs.distances[closest]:.2g} Å apart: check "
+        "that positions and cell are in Å, not nm, and that no atom occurs twice"
+    )
 
 
 def _are_elements(batch: Batch) -> bool:
@@ -56,13 +70,22 @@ def _is_open_and_spacious(batch: Batch) -> bool:
 
     For such systems, NumPy is much faster than a neighbor list.
     """
-    n, points = len(batch.numbers), batch.positions
-    if n > SMALL or batch.boxes[0].pbc.any():
+    if not _is_open_and_small(batch):
         return False
     radii = TOO_CLOSE * covalent_radii[batch.numbers]
-    distances = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
-    distances[range(n), range(n)] = np.inf
-    return bool((distances >= (radii[:, None] + radii)).all())
+    return bool((_all_distances(batch) >= (radii[:, None] + radii)).all())
+
+
+def _is_open_and_small(batch: Batch) -> bool:
+    return len(batch.numbers) <= SMALL and not batch.boxes[0].pbc.any()
+
+
+def _all_distances(batch: Batch) -> FloatArray:
+    """Return the distances of all pairs, [N, N] in Å; infinity from an atom to itself."""
+    points = batch.positions
+    distances: FloatArray = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
+    np.fill_diagonal(distances, np.inf)
+    return distances
 
 
 class Plausibility:
@@ -72,12 +95,19 @@ class Plausibility:
     ----------
     domain : KnownDomain, optional
         Chemistry that the model was trained for.
+    elements : frozenset of int
+        Atomic numbers that the model was made for. It refuses systems with others, of which there
+        is no warning.
     """
 
-    def __init__(self, domain: KnownDomain | None) -> None:
-        self._domain = domain
+    def __init__(self, domain: KnownDomain | None, elements: frozenset[int]) -> None:
+        self._domain, self._elements = domain, elements
         self._has_warned = False
         self._seen: set[int] = set()
+
+    def mute(self) -> None:
+        """Warn no more, as somebody else does."""
+        self._has_warned = True
 
     def check(self, batch: Batch) -> None:
         """Refuse atoms of one system that are far too close, and warn once of unknown chemistry.
@@ -93,12 +123,10 @@ class Plausibility:
             Once, if a system differs from all that the model was trained for.
         """
         check_distances(batch)
-        if self._domain is None or self._has_warned or batch.charge.any():
+        if self._has_warned:
             return
-        if not _are_elements(batch):
-            return
-        reason = next(_unknown(batch, self._domain), None)
-        if reason is not None:
+        reason = unknown_chemistry(batch, self._domain, self._elements)
+        if reason:
             self._has_warned = True
             warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
 
@@ -110,10 +138,16 @@ class Plausibility:
             self._seen.add(key)
 
 
-def _unknown(batch: Batch, domain: KnownDomain) -> Iterator[str]:
-    """Yield what distinguishes one system from a training set, and what to do."""
-    yield from unknown_shells(int(batch.numbers.sum() - batch.charge[0]), domain)
-    yield from unknown_bonds(batch, domain)
+def unknown_chemistry(batch: Batch, domain: KnownDomain | None, elements: frozenset[int]) -> str:
+    """Return what distinguishes one system from a training set, and what to do; empty if nothing.
+
+    Charged systems and those with elements that the model was not made for are left out, as the
+    model refuses them, or has no record.
+    """
+    if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
+        return ""
+    shells = unknown_shells(int(batch.numbers.sum()), domain)
+    return next(chain(shells, unknown_bonds(batch, domain)), "")
 
 
 def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
@@ -135,9 +169,9 @@ def unknown_bonds(
     on are ghosts, whose bonds to one another do not count, as they may lack neighbors.
     """
     symbols = [chemical_symbols[z] for z in batch.numbers]
-    graph, ratios, _ = _pairs(batch, domain.bond_factor)
-    bonds = graph.select(ratios < domain.bond_factor)
-    receivers, senders = bonds.receivers.numpy(), bonds.senders.numpy()
+    pairs = close_pairs(batch, domain.bond_factor)
+    is_bond = pairs.ratios < domain.bond_factor
+    receivers, senders = pairs.receivers[is_bond], pairs.senders[is_bond]
 
     def neighbors(atom: int) -> list[str]:
         return sorted(symbols[k] for k in senders[receivers == atom])
@@ -176,11 +210,24 @@ def _different(
     return found
 
 
-def _pairs(batch: Batch, factor: float) -> tuple[Graph, Tensor, Tensor]:
-    """Return pairs, their distances over the sums of their covalent radii, and their distances."""
-    radii = torch.from_numpy(covalent_radii[batch.numbers])
-    box = batch.boxes[0]
-    graph = find_pairs(batch.positions, box, factor * 2 * float(radii.max()))
-    cell = torch.from_numpy(box.cell)[None]
-    distances = graph.vectors(torch.from_numpy(batch.positions), cell, None).norm(dim=1)
-    return graph, distances / (radii[graph.receivers] + radii[graph.senders]), distances
+def close_pairs(batch: Batch, factor: float, reach: float = 0.0) -> Pairs:
+    """Return the pairs of one system, in both directions, that may be close to each other.
+
+    All pairs up to a distance are among them: ``factor`` times the largest sum of covalent radii,
+    or ``reach`` in Å if that is more.
+    """
+    radii = covalent_radii[batch.numbers]
+    reach = max(reach, factor * 2 * float(radii.max()))
+    if _is_open_and_small(batch):
+        table = _all_distances(batch)
+        receivers, senders = np.nonzero(table < reach)
+        distances = table[receivers, senders]
+        check_apart(distances, np.stack([receivers, senders], axis=1))
+    else:
+        box = batch.boxes[0]
+        graph = find_pairs(batch.positions, box, reach)
+        cell = torch.from_numpy(box.cell)[None]
+        vectors = graph.vectors(torch.from_numpy(batch.positions), cell, None)
+        receivers, senders = graph.receivers.numpy(), graph.senders.numpy()
+        distances = vectors.norm(dim=1).numpy()
+    return Pairs(receivers, senders, distances, distances / (radii[receivers] + radii[senders]))

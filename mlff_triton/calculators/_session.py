@@ -63,7 +63,7 @@ class Session:
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
         self._batch: Batch | None = None
-        self._plausibility = Plausibility(self.engine.known_domain)
+        self.plausibility = Plausibility(self.engine.known_domain, self.engine.elements)
 
     def changes(self, system: System) -> list[str]:
         """Return which fields of a system differ from the last one: its box counts as the cell."""
@@ -107,7 +107,7 @@ class Session:
             batch = batch.with_box(system.cell, system.pbc).with_positions(system.positions)
         else:
             batch = system.check()
-            self._plausibility.check(batch)
+            self.plausibility.check(batch)
         self._batch = batch
         return self.engine.evaluate(batch)
 
@@ -122,5 +122,5 @@ class Session:
         """
         batches = [system.check() for system in systems]
         for batch in batches:
-            self._plausibility.check_new(batch)
+            self.plausibility.check_new(batch)
         return Batch.concatenate(batches)

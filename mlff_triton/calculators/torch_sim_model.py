@@ -130,7 +130,9 @@ class TorchSimModel(ModelInterface):
         self._compute_forces = compute_forces
         self._compute_stress = compute_stress
         self._memory_scales_with = "n_atoms"
-        self._plausibility: Plausibility | None = Plausibility(self.engine.known_domain)
+        self._plausibility: Plausibility | None = Plausibility(
+            self.engine.known_domain, self.engine.elements
+        )
 
     def _set_compute_forces(self, value: bool) -> None:
         self._compute_forces = value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from mlff_triton.cli._shared import plain_console
+from mlff_triton.cli._shared import outside, plain_console
 from mlff_triton.cli.main import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def run_job(what: str, out: Path, size: int, job: Callable[[Show, Stop], Progres
         complain(f"stopped after {_count(progress.items, what)}: the same command continues")
         raise typer.Exit(EXIT_INTERRUPTED)
     plain.print(f"wrote {out}: {_count(progress.items, what)}, {_speed(progress)}")
+    if progress.unknown:
+        complain(outside(progress.unknown, _count(progress.items, what)))
     if progress.errors:
         first = f", the first of {progress.first_error}" if progress.first_error else ""
         complain(

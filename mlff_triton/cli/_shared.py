@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,8 @@ from mlff_triton.errors import InputError, OutputError
 if TYPE_CHECKING:
     import numpy as np
     from ase import Atoms
+
+    from mlff_triton.calculators import TensorNetCalculator
 
 ModelOption = Annotated[
     str, typer.Option(help="Checkpoint, or a name that 'mlff-triton models' lists.")
@@ -66,6 +68,32 @@ def read_one(structure: str, charge: int | None, periodic: bool) -> Atoms:
             f"{chosen.count - 1}: {name}@1 names another"
         )
     return atoms
+
+
+def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNetCalculator) -> None:
+    """Refuse or warn of structures before the first step, by their names.
+
+    Replicas, which are one object, are looked at once.
+    """
+    from mlff_triton.calculators._screening import Screening
+    from mlff_triton.statics.single_points import labeled
+
+    screening = Screening(calculator.session)
+    named = {id(atoms): (atoms, name) for atoms, name in zip(systems, names, strict=True)}
+    for atoms, name in named.values():
+        with labeled(name):
+            remarks = screening.look(atoms)
+        remarks.warn(name)
+
+
+def outside(number: int, total: str) -> str:
+    """Return a line about the number of results outside the training set, of a total."""
+    from mlff_triton.calculators._screening import UNKNOWN
+
+    return (
+        f"warning: {number} of {total} outside the training set of the model; files of results say "
+        f"why under {UNKNOWN}"
+    )
 
 
 def set_charge(systems: Sequence[Atoms], charge: int | None) -> None:
@@ -120,11 +148,14 @@ def check_xyz(path: Path, overwrite: bool) -> None:
     check_new(path, overwrite)
 
 
-def write_xyz(path: Path, images: Sequence[Atoms]) -> None:
-    """Write structures with their results to extended XYZ, all or none, and say so."""
+def write_xyz(path: Path, images: Sequence[Atoms], own: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write structures with their results to extended XYZ, all or none, and say so.
+
+    ``own`` is information of the package about each structure.
+    """
     from mlff_triton.statics.single_points import extended_xyz
 
-    replace_file(path, extended_xyz(images))
+    replace_file(path, extended_xyz(images, own))
     plain_console().print(f"wrote {path}")
 
 

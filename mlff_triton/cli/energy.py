@@ -18,12 +18,18 @@ from mlff_triton.cli._shared import (
     OverwriteOption,
     check_xyz,
     in_gpa,
+    outside,
     set_charge,
     write_xyz,
 )
+from mlff_triton.cli.main import complain
 
 if TYPE_CHECKING:
     from ase import Atoms
+
+    from mlff_triton.calculators._screening import Remarks
+
+WARNINGS = 10  # structures that are named
 
 
 def energy(
@@ -50,7 +56,9 @@ def energy(
     """
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.calculators._screening import UNKNOWN, Screening
     from mlff_triton.statics import compute_all, read_frames
+    from mlff_triton.statics.single_points import labeled
 
     if out is not None:
         check_xyz(out, overwrite)
@@ -62,7 +70,10 @@ def energy(
     set_charge(images, charge)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
     names = [f"{name}, frame {k}" for name, k in labels]
-    results = []
+    results, remarks, screening = [], [], Screening(calculator.session)
+    for atoms, name in zip(images, names, strict=True):
+        with labeled(name):
+            remarks.append(screening.look(atoms))
     console = Console()
     with ProgressBar(console, "energies", len(images)) as bar:
         for atoms in compute_all(images, calculator, names):
@@ -70,7 +81,18 @@ def energy(
             bar.show(len(results), "", f"{len(results)} of {len(images)} structures")
     console.print(_table(labels, results))
     if out is not None:
-        write_xyz(out, results)
+        write_xyz(out, results, [{UNKNOWN: found.chemistry or None} for found in remarks])
+    _warn(remarks, names)
+
+
+def _warn(remarks: list[Remarks], names: list[str]) -> None:
+    """Warn of some structures by their names, and count those outside the training set."""
+    doubtful = [pair for pair in zip(remarks, names, strict=True) if any(pair[0])]
+    for found, name in doubtful[:WARNINGS]:
+        found.warn(name)
+    n_unknown = sum(bool(found.chemistry) for found in remarks)
+    if n_unknown:
+        complain(outside(n_unknown, f"{len(remarks)} structure{'s' * (len(remarks) > 1)}"))
 
 
 def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:

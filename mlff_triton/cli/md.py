@@ -26,6 +26,7 @@ from mlff_triton.cli._shared import (
     given_options,
     plain_console,
     read_one,
+    screen,
 )
 from mlff_triton.cli.main import EXIT_INTERRUPTED
 from mlff_triton.errors import BackendError, InputError
@@ -140,7 +141,8 @@ def md(
         check_used(given_options(context), settings)
         recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
         systems = _read(structures, replicas, charge, no_pbc, fix)
-        simulation = _start(systems, settings, recipe, out, overwrite)
+        names = [name for name in structures for _ in range(replicas)]
+        simulation = _start(systems, names, settings, recipe, out, overwrite)
     _run_and_report(simulation)
 
 
@@ -161,7 +163,12 @@ def _read(
 
 
 def _start(
-    systems: list[Atoms], settings: Settings, recipe: dict[str, str], out: Path, overwrite: bool
+    systems: list[Atoms],
+    names: list[str],
+    settings: Settings,
+    recipe: dict[str, str],
+    out: Path,
+    overwrite: bool,
 ) -> Simulation:
     """Set up a new run. Inexpensive checks come first, before the model is loaded."""
     from mlff_triton.dynamics import Simulation
@@ -171,6 +178,7 @@ def _start(
     check_ensembles(systems, settings)
     check_directory(out, overwrite)
     calculator = _make_calculator(recipe)
+    screen(systems, names, calculator)
     engine = calculator.session.engine
     device = engine.device.type if recipe["device"] == "auto" else recipe["device"]
     recipe = recipe | {"device": device, "weights": engine.weights}

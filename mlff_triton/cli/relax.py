@@ -19,6 +19,7 @@ from mlff_triton.cli._shared import (
     fix_atoms,
     in_gpa,
     read_one,
+    screen,
 )
 from mlff_triton.cli.main import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 
@@ -64,6 +65,7 @@ def relax(
     fix_atoms(atoms, structure, fix)
     check_directory(out, overwrite)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
+    screen([atoms], [structure], calculator)
     moves = statics.relax(atoms, calculator, fmax=fmax, steps=steps, optimizer=optimizer, cell=cell)
     history: list[RelaxationStep] = []
     console = Console()

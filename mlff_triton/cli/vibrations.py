@@ -21,6 +21,7 @@ from mlff_triton.cli._shared import (
     fix_atoms,
     given_options,
     read_one,
+    screen,
     write_xyz,
 )
 from mlff_triton.cli.main import complain
@@ -78,6 +79,7 @@ def vibrations(
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
+    screen([atoms], [structure], calculator)
     console, total = Console(), 6 * int((~fixed_atoms(atoms)).sum())
     with ProgressBar(console, "displacements", total) as bar:
         found = find_vibrations(

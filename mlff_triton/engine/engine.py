@@ -64,6 +64,8 @@ class Engine:
         Held during each call; hold it to make several calls without others between them.
     weights : str
         Start of the SHA-256 of the model's weights, or of those of each member.
+    elements : frozenset of int
+        Atomic numbers that the model was made for.
     known_domain : KnownDomain or None
         Structures that the model was trained for, if they are recorded.
     has_charges : bool
@@ -128,6 +130,7 @@ class Engine:
         self.has_charges = loaded.has_charges
         self.is_local = loaded.is_local
         self.cutoff = loaded.cutoff
+        self.elements = frozenset.intersection(*(frozenset(m.config.elements) for m in members))
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
         self._keeps_determinism = self.backend == "exact" and self.device.type == "cuda"
         given = check_skin(skin)

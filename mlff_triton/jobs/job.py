@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from mlff_triton.jobs.journal import Entry, Finish, Journal, Settings
 from mlff_triton.jobs.workers import Done, Pool, Result, Work, local_pool
 
 TRIES = 3  # of a task whose workers die
+
+WARNINGS = 10  # of each class that are given
 
 
 class Task(NamedTuple):
@@ -117,6 +119,8 @@ class Progress(NamedTuple):
         Message of the first error of this run.
     is_complete : bool
         True if no input is left.
+    unknown : int
+        Number of results outside the training set of the model.
     """
 
     items: int = 0
@@ -127,12 +131,14 @@ class Progress(NamedTuple):
     seconds: float = 0.0
     first_error: str = ""
     is_complete: bool = False
+    unknown: int = 0
 
     def after(self, done: Done, position: int, began: float) -> Progress:
         """Return the progress with another task."""
         return self._replace(
             items=self.items + done.items,
             errors=self.errors + done.errors,
+            unknown=self.unknown + done.unknown,
             position=position,
             seconds=time.monotonic() - began,
             first_error=self.first_error or done.first_error,
@@ -172,7 +178,7 @@ def run(
     InputError, BackendError, OutputError
         If the input, the workers or the output cannot be used. What is complete is kept.
     """
-    began, known = time.monotonic(), set[type[Warning]]()
+    began, given = time.monotonic(), Counter[type[Warning] | str]()
     with Journal(job.out, job.settings, overwrite) as journal:
         _begin(job, journal)
         tasks, position = _rest(job, journal, overwrite)
@@ -182,7 +188,7 @@ def run(
             with workers.pool(job.work) as pool:
                 for task, done in _ordered(pool, tasks):
                     journal.append(done.payload, _entry(task, done))
-                    _give(done, known)
+                    _give(done, given)
                     progress = progress.after(done, task.position, began)
                     show(progress)
                     if stop():
@@ -199,8 +205,11 @@ def _begin(job: Job, journal: Journal) -> None:
 
 def _resumed(journal: Journal) -> Progress:
     """Return the progress of earlier runs."""
-    items = sum(entry.items for entry in journal.entries)
-    return Progress(items, sum(entry.errors for entry in journal.entries), resumed=items)
+    items, errors, unknown = (
+        sum(getattr(entry, name) for entry in journal.entries)
+        for name in ("items", "errors", "unknown")
+    )
+    return Progress(items, errors, resumed=items, unknown=unknown)
 
 
 def _rest(job: Job, journal: Journal, overwrite: bool) -> tuple[Iterator[Task], int]:
@@ -293,12 +302,13 @@ def _unless_lost(result: Result) -> Done | None:
 
 
 def _entry(task: Task, done: Done) -> Entry:
-    return Entry(task.check, len(done.payload), done.items, done.errors)
+    return Entry(task.check, len(done.payload), done.items, done.errors, done.unknown)
 
 
-def _give(done: Done, known: set[type[Warning]]) -> None:
-    """Give the first warning of each class, which every worker may have given."""
+def _give(done: Done, given: Counter[type[Warning] | str]) -> None:
+    """Give the first warnings of each class. Every worker may have given the same ones."""
     for kind, text in done.warnings:
-        if kind not in known:
-            known.add(kind)
+        if given[kind] < WARNINGS and not given[text]:
+            given[kind] += 1
+            given[text] += 1
             warnings.warn(text, kind, stacklevel=3)

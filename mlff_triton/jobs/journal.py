@@ -41,12 +41,15 @@ class Entry:
         Bytes of its results.
     items, errors : int
         Number of results, and of those that are errors.
+    unknown : int
+        Number of results outside the training set of the model.
     """
 
     check: int
     size: int
     items: int
     errors: int
+    unknown: int = 0
 
 
 class Journal:

@@ -39,6 +39,8 @@ class Done(NamedTuple):
         Message of the first error.
     warnings : tuple of (type, str)
         Warnings that a worker gave.
+    unknown : int
+        Number of results outside the training set of the model.
     """
 
     payload: bytes
@@ -46,6 +48,7 @@ class Done(NamedTuple):
     errors: int = 0
     first_error: str = ""
     warnings: tuple[tuple[type[Warning], str], ...] = ()
+    unknown: int = 0
 
 
 class Work(Protocol, Hashable):

@@ -121,14 +121,14 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     if radius > cutoff:
         near = distances < cutoff
         pairs, shifts, distances = pairs[near], shifts[near], distances[near]
-    _check_apart(distances, pairs)
+    check_apart(distances, pairs)
     ends = torch.from_numpy(pairs.astype(np.int64))
     return Graph.from_pairs(
         ends[:, 0], ends[:, 1], torch.from_numpy(shifts.astype(np.int64)), n_atoms
     )
 
 
-def _check_apart(distances: FloatArray, pairs: NDArray[np.integer]) -> None:
+def check_apart(distances: FloatArray, pairs: NDArray[np.integer]) -> None:
     """Raise `OverlappingAtomsError` if two atoms are one point, given all pairs [E, 2]."""
     if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = pairs[distances.argmin()]
@@ -157,7 +157,7 @@ def _all_pairs(points: FloatArray, box: Box) -> Graph:
         reverse=others * (n_atoms - 1) + receivers - (receivers > others).long(),
     )
     distances = graph.vectors(torch.from_numpy(points), None, None).norm(dim=1)
-    _check_apart(distances.numpy(), torch.stack([receivers, others], dim=1).numpy())
+    check_apart(distances.numpy(), torch.stack([receivers, others], dim=1).numpy())
     return graph
 
 

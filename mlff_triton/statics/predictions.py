@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,13 @@ from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
 from mlff_triton._common.version import __version__
 from mlff_triton.calculators import TensorNetCalculator
-from mlff_triton.calculators._plausibility import check_distances
-from mlff_triton.calculators._session import System
+from mlff_triton.calculators._screening import NO_REMARKS, UNKNOWN, Remarks, Screening
 from mlff_triton.calculators._total_charge import CHARGE
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.dynamics.structures import checked
 from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.errors import MlffTritonError
-from mlff_triton.jobs.job import Job, Progress, Workers, run
+from mlff_triton.jobs.job import WARNINGS, Job, Progress, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
 from mlff_triton.jobs.workers import Done
 from mlff_triton.model.prediction import members_of
@@ -121,8 +121,10 @@ def predict_files(
     is_xyz = path.suffix.lower() in XYZ
     finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
-    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz)
-    weights = [member.weights_hash for member in members_of(load_model(model))]
+    loaded = load_model(model)
+    has_record = loaded.known_domain is not None
+    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz, has_record)
+    weights = [member.weights_hash for member in members_of(loaded)]
     settings = {
         "job": "predict",
         "version": __version__,
@@ -152,6 +154,8 @@ class Row:
         Results as of ASE's calculators.
     error : str
         Reason why there are no results.
+    remarks : Remarks
+        Doubts about the structure.
     """
 
     source: str
@@ -159,36 +163,46 @@ class Row:
     atoms: Atoms
     results: dict[str, Any] | None = None
     error: str = ""
+    remarks: Remarks = NO_REMARKS
+
+    @property
+    def name(self) -> str:
+        """File and frame."""
+        return printable(f"{self.source}, frame {self.frame}")
 
     def __str__(self) -> str:
-        return printable(f"{self.source}, frame {self.frame}: {self.error}")
+        return printable(f"{self.name}: {self.error}")
 
 
 @dataclass(frozen=True)
 class SinglePoints:
-    """The computation of `predict_files`; its attributes are arguments of that."""
+    """The computation of `predict_files`; attributes are arguments of that, or of the output."""
 
     model: str
     dtype: str
     charge: int | None
     periodic: bool
     is_xyz: bool
+    has_record: bool
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
         calculator = TensorNetCalculator(self.model, device=device, dtype=self.dtype)
+        screening = Screening(calculator.session)
 
         def compute(pieces: list[Piece]) -> Done:
-            rows = [self._row(*parsed) for piece in pieces for parsed in piece.parse()]
+            parsed = chain.from_iterable(piece.parse() for piece in pieces)
+            rows = [self._row(screening, *found) for found in parsed]
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
-            payload = xyz_of(rows) if self.is_xyz else pack(columns_of(rows))
+            payload = xyz_of(rows) if self.is_xyz else pack(columns_of(rows, self.has_record))
             errors = [row for row in rows if row.error]
-            return Done(payload, len(rows), len(errors), str(errors[0]) if errors else "")
+            first = str(errors[0]) if errors else ""
+            return Done(payload, len(rows), len(errors), first, unknown=_warn(rows))
 
         return compute
 
-    def _row(self, source: str, frame: int, image: Atoms | str) -> Row:
+    def _row(self, screening: Screening, source: str, frame: int, image: Atoms | str) -> Row:
         """Return a row without results; one with an error if the structure is invalid."""
         if isinstance(image, str):
             return Row(source, frame, Atoms(), error=image)
@@ -198,15 +212,12 @@ class SinglePoints:
         try:
             atoms = checked(image, name, self.periodic)
             info |= plain_charge(given)
-            system = System(
-                atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, info.get(CHARGE, 0)
-            )
-            check_distances(system.check())
+            atoms.info = info
+            remarks = screening.look(atoms)
         except MlffTritonError as error:
             kept = Atoms(image.numbers, image.positions, cell=image.cell, pbc=image.pbc, info=info)
             return Row(source, frame, kept, error=_line(error).removeprefix(f"{name}: "))
-        atoms.info = info
-        return Row(source, frame, atoms)
+        return Row(source, frame, atoms, remarks=remarks)
 
 
 def evaluate(rows: list[Row], calculator: TensorNetCalculator) -> None:
@@ -230,6 +241,14 @@ def evaluate(rows: list[Row], calculator: TensorNetCalculator) -> None:
             row.error = "the model's energy or forces are not finite: check the structure"
 
 
+def _warn(rows: list[Row]) -> int:
+    """Warn of some results, and return the number of those outside the training set."""
+    doubtful = [row for row in rows if any(row.remarks) and not row.error]
+    for row in doubtful[:WARNINGS]:
+        row.remarks.warn(row.name)
+    return sum(bool(row.remarks.chemistry) for row in doubtful)
+
+
 def xyz_of(rows: list[Row]) -> bytes:
     """Return rows as extended XYZ; errors are in the comment."""
     images = []
@@ -240,11 +259,15 @@ def xyz_of(rows: list[Row]) -> bytes:
             images.append(row.atoms)
             numbers = row.atoms.numbers
             numbers[(numbers < 0) | (numbers >= len(chemical_symbols))] = 0  # which ASE calls X
-    return extended_xyz(images, [{ERROR: row.error or None} for row in rows])
+    own = [{ERROR: row.error or None, UNKNOWN: row.remarks.chemistry or None} for row in rows]
+    return extended_xyz(images, own)
 
 
-def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
-    """Return rows as the columns of a table. Values that there are not are NaN, or empty."""
+def columns_of(rows: list[Row], has_record: bool) -> dict[str, NDArray[Any]]:
+    """Return rows as the columns of a table. Values that there are not are NaN, or empty.
+
+    Unknown chemistry is a column if the model has a record of its training set.
+    """
     results = [row.results or {} for row in rows]
     nothing = {"energy": np.nan, "stress": np.full(6, np.nan)}
     atoms = [row.atoms for row in rows]
@@ -257,6 +280,8 @@ def columns_of(rows: list[Row]) -> dict[str, NDArray[Any]]:
         "info": np.array([to_json(a.info) if a.info else "" for a in atoms], dtype=str),
         ERROR: np.array([row.error for row in rows], dtype=str),
     }
+    if has_record:
+        of_systems[UNKNOWN] = np.array([row.remarks.chemistry for row in rows], dtype=str)
     for name, value in nothing.items():
         of_systems[name] = np.array([found.get(name, value) for found in results], dtype=np.float64)
     forces = [

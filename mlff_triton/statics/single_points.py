@@ -158,12 +158,12 @@ def _name_the_culprit(
 ) -> None:
     """Raise the error of the first structure that fails alone, with its name."""
     for atoms, name in zip(images, names, strict=True):
-        with _named(name):
+        with labeled(name):
             calculator.calculate_many([atoms])
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def labeled(name: str) -> Iterator[None]:
     """Put a name in front of errors."""
     try:
         yield

@@ -279,7 +279,7 @@ class EngineForce:
         if self._batch is None:
             charge, pbc = recipe.charge, recipe.periodic
             batch = Batch.of(recipe.numbers, positions, cell, pbc, charge=charge)
-            Plausibility(self.engine.known_domain).check(batch)
+            Plausibility(self.engine.known_domain, self.engine.elements).check(batch)
             self._batch = batch
         else:
             self._batch = self._batch.with_box(cell).with_positions(positions)

@@ -117,7 +117,7 @@ class OpenMMSystem:
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
-        self._plausibility: Plausibility | None = Plausibility(engine.known_domain)
+        self._plausibility: Plausibility | None = Plausibility(engine.known_domain, engine.elements)
         self._particles: Tensor | None = None
         if recipe.particles is not None:
             self._particles = torch.from_numpy(recipe.particles)

@@ -1,0 +1,169 @@
+"""A look at structures before the first step, by commands that can name them.
+
+Structures in other units than Å, without bonds or with atoms on each other have energies, too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from ase import Atoms
+from ase.data import chemical_symbols
+
+from mlff_triton.calculators._plausibility import (
+    Pairs,
+    close_pairs,
+    refuse_close,
+    unknown_chemistry,
+)
+from mlff_triton.calculators._session import Session, System
+from mlff_triton.calculators._total_charge import total_charge
+from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.errors import InputError
+from mlff_triton.model.known_domain import UnknownChemistryWarning
+from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.units import BOHR
+
+UNKNOWN = "unknown_chemistry"
+"""Name under which files of results say why a structure is outside the training set."""
+HALF_A_BOND = 0.5
+"""Smallest distance in a molecule, as a multiple of the sum of covalent radii."""
+BONDED = 1.3
+"""Largest distance of bonded atoms, as such a multiple."""
+SHORTEST = 0.7
+"""Smallest distance of bonded atoms at rest, as such a multiple."""
+MANY = 4
+"""Number of atoms from which no structure of science is without any bond by intention."""
+NOBLE_GASES = (2, 10, 18, 36, 54, 86)
+
+
+class UnlikelyStructureWarning(UserWarning):
+    """A structure looks as if its positions were wrong."""
+
+
+class Remarks(NamedTuple):
+    """Findings about a structure: one line each, or empty.
+
+    Attributes
+    ----------
+    structure : str
+        Reason to doubt the positions.
+    chemistry : str
+        Difference from all that the model was trained for.
+    """
+
+    structure: str = ""
+    chemistry: str = ""
+
+    def warn(self, name: str) -> None:
+        """Warn of both, with the name of the structure."""
+        if self.structure:
+            warnings.warn(f"{name}: {self.structure}", UnlikelyStructureWarning, stacklevel=3)
+        if self.chemistry:
+            warnings.warn(f"{name}: {self.chemistry}", UnknownChemistryWarning, stacklevel=3)
+
+
+NO_REMARKS = Remarks()
+
+
+class Screening:
+    """Checks of structures, instead of the warnings of a session.
+
+    Parameters
+    ----------
+    session : Session
+        The session that computes the structures.
+
+    Attributes
+    ----------
+    has_record : bool
+        True if the chemistry of the model's training set is known.
+    """
+
+    def __init__(self, session: Session) -> None:
+        session.plausibility.mute()
+        self._engine = session.engine
+        self.has_record = session.engine.known_domain is not None
+
+    def look(self, atoms: Atoms) -> Remarks:
+        """Return remarks about one structure, with its total charge in ``info``.
+
+        There are none if it holds elements that the model was not made for, as this is an error.
+
+        Raises
+        ------
+        InputError
+            If an array is invalid, if atoms are closer than half a bond, or if four or more atoms
+            have no neighbors, as if positions were in Bohr or in pm.
+        """
+        charge = total_charge(atoms.info)
+        batch = System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge).check()
+        domain, elements = self._engine.known_domain, self._engine.elements
+        if not elements.issuperset(batch.numbers.tolist()):
+            return NO_REMARKS
+        doubt = unlikely_structure(batch, self._engine.cutoff)
+        return Remarks(doubt, unknown_chemistry(batch, domain, elements))
+
+
+def unlikely_structure(batch: Batch, cutoff: float) -> str:
+    """Return a reason to doubt the positions of one system, or an empty text.
+
+    Parameters
+    ----------
+    batch : Batch
+        One system.
+    cutoff : float
+        Distance in Å up to which atoms are neighbors in the model.
+
+    Raises
+    ------
+    InputError
+        As for `Screening.look`.
+    """
+    pairs = close_pairs(batch, BONDED)
+    refuse_close(batch, pairs, HALF_A_BOND)
+    n_atoms, nearest = len(batch.numbers), _nearest(pairs, len(batch.numbers))
+    if n_atoms == 1 or (nearest < BONDED).all():
+        return ""
+    factor = BONDED / BOHR
+    wide = close_pairs(batch, factor, cutoff)
+    problem = ""
+    if not (nearest < BONDED).any() and _looks_like_bohr(batch, _nearest(wide, n_atoms)):
+        problem = (
+            "no atom is bonded to another, and all would be if positions were in Bohr: multiply "
+            f"positions and cell by {BOHR:.4f}"
+        )
+    elif len(alone := _without_neighbors(wide, n_atoms, cutoff)):
+        name = f"atom {alone[0]} ({chemical_symbols[batch.numbers[alone[0]]]})"
+        problem = f"{name} has no neighbor within {cutoff:g} Å, and no forces"
+        if len(alone) == n_atoms:
+            problem = f"no atom has a neighbor within {cutoff:g} Å"
+        elif len(alone) > 1:
+            problem = f"{len(alone)} atoms have no neighbors within {cutoff:g} Å, as {name}"
+        problem += ": check that positions and cell are in Å"
+        if len(alone) < n_atoms:
+            return problem
+    if problem and n_atoms >= MANY:
+        raise InputError(problem)
+    return problem
+
+
+def _nearest(pairs: Pairs, n_atoms: int) -> FloatArray:
+    """Return the smallest ratio of each atom, [N]; infinity if there is none."""
+    nearest = np.full(n_atoms, np.inf)
+    np.minimum.at(nearest, pairs.receivers, pairs.ratios)
+    return nearest
+
+
+def _without_neighbors(pairs: Pairs, n_atoms: int, cutoff: float) -> IntArray:
+    counts = np.bincount(pairs.receivers[pairs.distances < cutoff], minlength=n_atoms)
+    return np.flatnonzero(counts == 0)
+
+
+def _looks_like_bohr(batch: Batch, nearest: FloatArray) -> bool:
+    """Return True if each atom were bonded to its nearest one with positions in Bohr."""
+    scaled = nearest * BOHR
+    is_noble = np.isin(batch.numbers, NOBLE_GASES).any()
+    return bool(not is_noble and ((scaled > SHORTEST) & (scaled < BONDED)).all())
