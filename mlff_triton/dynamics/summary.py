@@ -16,6 +16,7 @@ from mlff_triton.dynamics import outputs
 FloatArray = NDArray[np.float64]
 
 ROWS_TO_JUDGE = 20
+LEGEND_COLUMNS = 4  # stages in a row of the figure's legend, for which there is room
 LARGEST_DRIFT = 2.0  # standard deviations of the potential energy
 
 
@@ -152,7 +153,9 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     records = read_log(directory / log)
     volumes = np.concatenate([record.volume for record in records])
     has_volume = bool(np.ptp(volumes) > 0)  # not if NaN
-    figure = Figure(figsize=(7, 8 if has_volume else 6.5), layout="constrained")
+    columns = min(len(records), LEGEND_COLUMNS)
+    height = (8 if has_volume else 6.5) + 0.25 * ((len(records) - 1) // columns)  # of the legend
+    figure = Figure(figsize=(7, height), layout="constrained")
     panels = figure.subplots(4 if has_volume else 3, 1, sharex=True)
     last = records[-1].potential[-1]
     for index, record in enumerate(records):
@@ -162,8 +165,9 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
             1000 * (record.conserved - record.conserved[0]) / n_atoms,
             record.volume,
         ]
+        marker = "." if len(record.time) == 1 else None  # a line needs two points
         for axes, curve in zip(panels, curves, strict=False):  # the last one may be left out
-            axes.plot(record.time, curve, color=f"C{index % 10}", lw=1)
+            axes.plot(record.time, curve, color=f"C{index % 10}", lw=1, marker=marker)
         panels[0].lines[-1].set_label(f"stage {record.label}")
         if not record.label.endswith("nve"):
             panels[0].plot(record.time, record.target, color="0.3", lw=0.8, ls="--")
@@ -178,7 +182,7 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
         panels[1].set_title(
             f"not equilibrated: stage {records[-1].label} drifts", fontsize="medium"
         )
-    figure.legend(loc="outside upper center", ncols=min(len(records), 6), frameon=False)
+    figure.legend(loc="outside upper center", ncols=columns, frameon=False)
     panels[-1].set_xlabel("time (ps)")
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)

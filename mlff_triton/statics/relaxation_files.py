@@ -59,17 +59,20 @@ def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:
 
 def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:
     from matplotlib.figure import Figure  # takes over half a second
+    from matplotlib.ticker import MaxNLocator
 
     numbers = [step.number for step in history]
     last = history[-1].energy
     figure = Figure(figsize=(7, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    top.plot(numbers, [1000 * (step.energy - last) / n_atoms for step in history], lw=1)
-    top.set_ylabel("energy above the last (meV/atom)")
-    bottom.semilogy(numbers, [step.max_force for step in history], lw=1)
+    style = {"lw": 1, "marker": "." if len(history) == 1 else None}  # a line needs two points
+    top.plot(numbers, [1000 * (step.energy - last) / n_atoms for step in history], **style)
+    top.set_ylabel("energy above the last\n(meV/atom)")
+    bottom.semilogy(numbers, [step.max_force for step in history], **style)
     bottom.axhline(fmax, color="0.7", lw=0.8, ls="--", zorder=0)
     bottom.set_ylabel("largest force (eV/Å)")
     bottom.set_xlabel("step")
+    bottom.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)

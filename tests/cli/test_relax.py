@@ -10,8 +10,10 @@ import ase.io
 import numpy as np
 import pytest
 from ase.build import molecule
+from matplotlib.figure import Figure
 
-from mlff_triton.statics import relaxation_files
+from mlff_triton.statics import RelaxationStep, relaxation_files
+from tests.support.figures import assert_nothing_is_clipped
 
 FILES = {"trajectory.xyz", "final.xyz", "summary.png"}
 
@@ -109,3 +111,15 @@ def test_a_file_in_place_of_the_directory_is_refused(relax):
     code, _, err = relax("water.xyz", "--out", "water.xyz")
     assert (code, err.count("\n")) == (2, 1)
     assert "water.xyz is a file" in err
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 30])
+def test_nothing_of_the_figure_is_clipped(monkeypatch, n_steps):
+    history = [RelaxationStep(k, -1e-5 * k, 10.0 ** (-k / 5), False) for k in range(n_steps + 1)]
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    relaxation_files._figure(history, 9, 0.01)
+    assert_nothing_is_clipped(figures[0])
+    for axes in figures[0].axes:
+        assert (axes.lines[0].get_marker() == ".") == (n_steps == 0)
+    assert all(float(tick).is_integer() for tick in figures[0].axes[1].get_xticks())

@@ -15,6 +15,7 @@ from mlff_triton.dynamics import Settings, Simulation, Stage, draw_summary, repo
 from mlff_triton.dynamics.outputs import LOG, SUMMARY
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log, unsettled
+from tests.support.figures import assert_nothing_is_clipped
 from tests.support.springs import Springs
 
 
@@ -94,6 +95,7 @@ def drawn(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Figure, "savefig", keep)
         draw_summary(tmp_path, 10)
+        assert_nothing_is_clipped(figures[0])
         return figures[0].axes
 
     return draw
@@ -123,3 +125,15 @@ def test_the_figure_shows_targets_energies_and_volume(drawn):
     assert volume.lines[0].get_ydata()[-1] == 149
     assert potential.get_title() == ""
     assert len(drawn([row.replace("1-nvt", "1-nve") for row in vacuum])[0].lines) == 1
+
+
+@pytest.mark.parametrize("n_stages", [1, 7, 30])
+@pytest.mark.parametrize("scale", [1e-9, 1e7])
+def test_nothing_of_the_figure_is_clipped(drawn, n_stages, scale):
+    """Stages of one row are points, as they would not be seen as lines."""
+    rows = [
+        f"{k},{k * scale},{k}-nvt,250,{300 * scale},{-k * scale},1,1,{k},{100 + k},1"
+        for k in range(1, n_stages + 1)
+    ]
+    panels = drawn(rows)
+    assert all(line.get_marker() == "." for line in panels[1].lines[:n_stages])
