@@ -34,6 +34,11 @@ class Pairs(NamedTuple):
     ratios: FloatArray
 
 
+def contact_limits(numbers: IntArray) -> FloatArray:
+    """Return the share of each atom in the smallest possible distances in Å, float64 [N]."""
+    return np.asarray(TOO_CLOSE * covalent_radii[numbers])
+
+
 def check_distances(batch: Batch, labels: IntArray | None = None) -> None:
     """Raise `InputError` if atoms of one system are closer than in any structure.
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlff_triton._common.devices import dtype_name
 from mlff_triton.calculators._fixed_atoms import moving_masses
+from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.calculators._session import Session, System
 from mlff_triton.calculators._total_charge import UnusedInfo, total_charge
 from mlff_triton.engine.batch import same
@@ -182,7 +183,7 @@ class TensorNetCalculator(Calculator):
         """
         masses = moving_masses(systems)
         batch = self.session.batch_of(self._systems(systems))
-        return self.session.engine.dynamics(batch, masses)
+        return self.session.engine.dynamics(batch, masses, contact_limits(batch.numbers))
 
     def _systems(self, images: Sequence[Atoms]) -> list[System]:
         systems = [_system_of(atoms) for atoms in images]

@@ -83,6 +83,9 @@ def md(
     minimize: Annotated[
         bool, typer.Option("--minimize", help="Minimize the energy first.")
     ] = False,
+    reactive: Annotated[
+        bool, typer.Option("--reactive", help="Go on if bonds of the start break.")
+    ] = False,
     fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
@@ -134,6 +137,7 @@ def md(
             exchange_every=exchange_every,
             seed=seed,
             minimize=minimize,
+            reactive=reactive,
             hydrogen_mass=hydrogen_mass,
             trajectory=trajectory,
             threads=threads,
@@ -197,6 +201,8 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
         )
     check_consistent(snapshot, restart, given)
     snapshot = _on_device(snapshot, restart, given.get("device"))
+    if given.get("reactive"):
+        snapshot = replace(snapshot, settings=replace(snapshot.settings, reactive=True))
     if extend is not None:
         snapshot = snapshot.extended(extend)
     calculator = _make_calculator(snapshot.recipe)

@@ -1,25 +1,97 @@
-"""Failures of steps: energies and temperatures that are not plausible, and the atom to blame."""
+"""Failures of steps: values that are not plausible, and the atom to blame.
+
+Three rules find a run that has fallen apart, even if a thermostat keeps its temperature right:
+
+- The energy is a number, and the temperature not absurd.
+- The conserved energy has not drifted far since the run began or continued, see `largest_drift`.
+- Covalent bonds of the start are not gone, unless reactions are allowed, see
+  `mlff_triton.dynamics.bonds`.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from ase import Atoms
+from ase import Atoms, units
 
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
+from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.outputs import LogRow
 from mlff_triton.dynamics.systems import name_atom, split
 from mlff_triton.engine.motion import Observation, Suspect
+
+DRIFT = 0.1
+"""Drift of the conserved energy that is allowed at once in eV/atom, and per ps: a hundred times
+that of a time step that is barely short enough."""
+LONGEST_STEP = 2.0  # fs, for an atom with the mass of hydrogen
+HYDROGEN_MASS = 1.008  # amu
+
+
+class TimeStepWarning(UserWarning):
+    """A time step is too long for the vibrations of the lightest atom."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A value that is not plausible in a step.
+
+    Attributes
+    ----------
+    reason : str
+        Phrase that names the value.
+    suspect : Suspect or None
+        The atom to blame.
+    advice : str
+        Remedy other than a smaller time step, if there is one.
+    """
+
+    reason: str
+    suspect: Suspect | None
+    advice: str = ""
+
+
+def warn_of_time_step(systems: Sequence[Atoms], timestep: float) -> None:
+    """Warn if a time step, in fs, is too long for the lightest atom.
+
+    The longest one is 2 fs for hydrogen, and grows with the square root of the mass, as periods of
+    vibrations do.
+
+    Warns
+    -----
+    TimeStepWarning
+        If it is too long.
+    """
+    masses = np.concatenate([atoms.get_masses()[~fixed_atoms(atoms)] for atoms in systems])
+    lightest = float(masses.min())
+    longest = LONGEST_STEP * (lightest / HYDROGEN_MASS) ** 0.5
+    if timestep <= longest * (1 + 1e-6):
+        return
+    has_hydrogen = lightest < HYDROGEN_MASS + 0.1
+    remedy = ", or make hydrogen heavier (--hydrogen-mass 3)" if has_hydrogen else ""
+    warnings.warn(
+        f"a time step of {timestep:g} fs is too long for atoms of {lightest:.3g} amu, so that the "
+        f"run may fall apart: use at most {longest:.2g} fs, and better a quarter of it{remedy}",
+        TimeStepWarning,
+        stacklevel=3,
+    )
+
+
+def largest_drift(row: LogRow, first: LogRow) -> float:
+    """Return by how much the conserved energy may differ between two rows, in eV/atom."""
+    return DRIFT * (1 + row.time_ps - first.time_ps) + 2 * units.kB * row.target_K
 
 
 def find_failure(
     systems: Sequence[Atoms],
     rows: Sequence[LogRow],
-    temperatures: Sequence[float],
     observation: Observation,
-) -> tuple[str, Suspect] | None:
-    """Return what is not plausible in a step, and the atom to blame; None if nothing is.
+    first: Sequence[LogRow],
+    bonds: Bonds | None,
+) -> Failure | None:
+    """Return what is not plausible in a step; None if nothing is.
 
     Parameters
     ----------
@@ -27,22 +99,55 @@ def find_failure(
         The systems.
     rows : sequence of LogRow
         The log row of each system.
-    temperatures : sequence of float
-        Target temperature of each system in K.
     observation : Observation
         Positions and forces.
+    first : sequence of LogRow
+        Rows at the start of the stage, or where the run has been continued.
+    bonds : Bonds or None
+        Bonds that must not be gone, if any.
     """
-    state, first = observation.state, 0
-    positions, forces = (split(x, systems) for x in (state.positions, observation.forces))
-    for k, (row, target) in enumerate(zip(rows, temperatures, strict=True)):
-        limit = 10 * target + 10_000
-        if not (np.isfinite(row.potential_eV) and row.temperature_K <= limit):  # NaN too
+    for k, row in enumerate(rows):
+        is_cool = row.temperature_K <= 10 * row.target_K + 10_000  # False for NaN
+        if not (np.isfinite(row.potential_eV) and is_cool):
             reason = f"energy {row.potential_eV:g} eV, temperature {row.temperature_K:.4g} K"
-            moving = ~fixed_atoms(systems[k])[:, None]
-            atom, force = Suspect.of(positions[k], forces[k] * moving)
-            return reason, Suspect(first + atom, force)
-        first += len(systems[k])
-    return None
+            return Failure(reason, _suspect(systems, observation, k))
+    drifts = [
+        (row.conserved_eV - old.conserved_eV) / len(atoms)
+        for row, old, atoms in zip(rows, first, systems, strict=True)
+    ]
+    worst = int(np.argmax(np.abs(drifts)))
+    if abs(drifts[worst]) > largest_drift(rows[worst], first[worst]):
+        reason = f"the conserved energy has drifted by {drifts[worst]:.2g} eV per atom"
+        return Failure(reason, _suspect(systems, observation, worst))
+    return None if bonds is None else _broken_bond(systems, observation, bonds)
+
+
+def _suspect(systems: Sequence[Atoms], observation: Observation, system: int) -> Suspect:
+    """Return the atom of a system that is to blame for a failure."""
+    moves = ~np.concatenate([fixed_atoms(atoms) for atoms in systems])[:, None]
+    given = observation.state.positions, observation.forces * moves
+    atom, force = Suspect.of(*(split(values, systems)[system] for values in given))
+    return Suspect(sum(len(atoms) for atoms in systems[:system]) + atom, force)
+
+
+def _broken_bond(
+    systems: Sequence[Atoms], observation: Observation, bonds: Bonds
+) -> Failure | None:
+    """Return the longest bond that is gone as a failure; None if there is none."""
+    gone = bonds.broken(observation.state, systems)
+    if not len(gone):
+        return None
+    lengths = bonds.lengths(observation.state, systems)
+    worst = gone[lengths[gone].argmax()]
+    atom, other = bonds.pairs[worst].tolist()
+    force = float(np.linalg.norm(observation.forces[atom]))
+    count = f", and {len(gone) - 1} other bonds" if len(gone) > 1 else ""
+    return Failure(
+        f"its bond to {name_atom(other, systems)} has broken and is {lengths[worst]:.3g} Å "
+        f"long{count}",
+        Suspect(atom, force),
+        "use --reactive if bonds may break",
+    )
 
 
 def describe(suspect: Suspect | None, systems: Sequence[Atoms]) -> str:

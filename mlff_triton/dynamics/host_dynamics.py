@@ -13,14 +13,16 @@ from torch import Tensor
 
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._fixed_atoms import moving_masses
+from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.dynamics.threads import using_threads, warn_if_busy
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
 from mlff_triton.engine.totals import WIDTH, Totals
-from mlff_triton.errors import InputError
+from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.dynamics.reference.descent import descend
 from mlff_triton.kernels.dynamics.reference.integrator import advance
 from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale, press
 from mlff_triton.kernels.types.motion import Motion
+from mlff_triton.neighbors.contacts import ContactSearch
 
 Results = tuple[float, FloatArray, FloatArray | None]  # energy, forces, stress [3, 3]
 
@@ -59,6 +61,8 @@ class HostDynamics:
         self._queue: deque[tuple[int, bool]] = deque()
         self._found: list[Results] = [(np.nan, np.empty((0, 3)), None)] * len(systems)
         self._last: tuple[Tensor, Tensor] | None = None
+        self._contacts = [ContactSearch(contact_limits(atoms.numbers)) for atoms in systems]
+        self._blamed: int | None = None
 
     @property
     def step(self) -> int:
@@ -114,7 +118,8 @@ class HostDynamics:
         Raises
         ------
         MlffTritonError
-            If our calculator cannot evaluate a step. `step` then tells how many steps were valid.
+            If our calculator cannot evaluate a step, or atoms have come too close to one another.
+            `step` then tells how many steps were valid.
         """
         stop, is_observed = self._queue.popleft()
         with using_threads(self._threads):
@@ -168,7 +173,7 @@ class HostDynamics:
         if self._last is None:
             return None
         forces = self._last[0] * (self._motion.inverse_mass > 0)[:, None]
-        return Suspect.of(self._motion.positions.numpy(), forces.numpy())
+        return Suspect.of(self._motion.positions.numpy(), forces.numpy(), self._blamed)
 
     def _evaluate(self) -> tuple[Tensor, Tensor]:
         """Return forces [N, 3] and totals [B, 11] of the pending positions."""
@@ -178,6 +183,8 @@ class HostDynamics:
         for atoms, positions, cell in zip(self._systems, parts, motion.cell.numpy(), strict=True):
             atoms.set_positions(positions)
             atoms.cell.array[atoms.pbc] = cell[atoms.pbc]
+        if self._conditions.descent is None:
+            self._check_contacts()
         for k, results in zip(waiting, self._results(waiting), strict=True):
             self._found[k] = results
         totals = np.zeros((len(parts), WIDTH))
@@ -188,6 +195,14 @@ class HostDynamics:
             row[1:10] = np.nan if stress is None else (stress * _volume(atoms)).ravel()
             forces.append(force)
         return torch.from_numpy(np.concatenate(forces)), torch.from_numpy(totals)
+
+    def _check_contacts(self) -> None:
+        """Raise an `OverlappingAtomsError` if atoms of a system are too close."""
+        for k, (atoms, search) in enumerate(zip(self._systems, self._contacts, strict=True)):
+            contact = search.find(atoms.positions, atoms.cell.array, atoms.pbc)
+            if contact is not None:
+                self._blamed = contact.first + (self._ends[k - 1] if k else 0)
+                raise OverlappingAtomsError(str(contact))
 
     def _is_new(self, atoms: Atoms, positions: FloatArray) -> bool:
         """Return False if a system that is minimized rests where it was evaluated last."""

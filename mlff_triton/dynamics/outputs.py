@@ -117,7 +117,7 @@ def observe(
                 step=step,
                 time_ps=settings.time(step),
                 stage=span.label,
-                target_K=temperatures[k],
+                target_K=settings.target(step, temperatures[k]),
                 temperature_K=2 * kinetic / (3 * int((~fixed_atoms(atoms)).sum()) * units.kB),
                 potential_eV=potential,
                 kinetic_eV=kinetic,

@@ -21,6 +21,7 @@ from ase.constraints import FixAtoms
 from mlff_triton._common.files import find_file, replace_file
 from mlff_triton._common.text import short_repr
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
+from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.trajectories.frame import LABELS, labels_of
@@ -65,6 +66,8 @@ class Snapshot:
         True once minimization and initial velocities are done.
     minimization : Minimization or None
         Result of the minimization, if there was one.
+    bonds : Bonds or None
+        Covalent bonds at the start, once it is prepared.
     sizes : dict of int
         Lengths in bytes of trajectories and logs, by file name.
     lasting_sizes : dict of int
@@ -78,6 +81,7 @@ class Snapshot:
     temperatures: tuple[float, ...]
     is_prepared: bool
     minimization: Minimization | None
+    bonds: Bonds | None = None
     sizes: dict[str, int] = field(default_factory=dict)
     lasting_sizes: dict[str, int] = field(default_factory=dict)
 
@@ -141,6 +145,8 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         labels = [atoms.arrays[name] for atoms in systems if name in atoms.arrays]
         if labels:
             arrays[name] = np.concatenate(labels)
+    if snapshot.bonds is not None:
+        arrays |= {f"bond_{name}": array for name, array in snapshot.bonds._asdict().items()}
     arrays["digest"] = np.array(_digest(arrays))
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
@@ -221,6 +227,7 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         systems.append(atoms)
         start = part.stop
     minimization = rest["minimization"]
+    has_bonds = "bond_pairs" in arrays
     return Snapshot(
         settings=Settings.from_dict(rest["settings"]),
         recipe=rest["recipe"],
@@ -229,6 +236,7 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         temperatures=tuple(rest["temperatures"]),
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
+        bonds=Bonds(*(arrays[f"bond_{x}"] for x in Bonds._fields)) if has_bonds else None,
         sizes=rest["sizes"],
         lasting_sizes=rest["lasting_sizes"],
     )

@@ -72,6 +72,11 @@ class Settings:
         Key of all random numbers.
     minimize : bool
         If True, minimize the energy first.
+    keep_velocities : bool
+        If True, start with the velocities of the structures, and otherwise with random ones.
+    reactive : bool
+        If True, bonds may break. Otherwise, the run ends with an error once a covalent bond of the
+        start is gone.
     hydrogen_mass : float or None
         Mass of hydrogen atoms in amu, which is taken from the atoms that they are bonded to; by
         default the natural one.
@@ -103,6 +108,8 @@ class Settings:
     exchange_every: int = 0
     seed: int = 0
     minimize: bool = False
+    keep_velocities: bool = False
+    reactive: bool = False
     hydrogen_mass: float | None = None
     trajectory: str = "xyz"
     threads: int | None = None
@@ -120,6 +127,10 @@ class Settings:
             raise InputError(f"seed must not be negative, nor exceed 63 bits, not {self.seed}")
         if not self.stages:
             raise InputError("a run needs at least one stage")
+        if self.keep_velocities and self.minimize:
+            raise InputError(
+                "minimize takes velocities away: leave it out to keep those of the structure"
+            )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise InputError(
@@ -148,6 +159,13 @@ class Settings:
     def span_of(self, step: int) -> Span:
         """Return the stage that a step belongs to. Step 0 belongs to the first one."""
         return next(span for span in self.spans if step <= span.stop)
+
+    def target(self, step: int, temperature: float) -> float:
+        """Return the temperature of a thermostat at a step, given that of the stage, in K."""
+        stop = self.spans[0].stop
+        if self.heat_from is None or step >= stop:
+            return temperature
+        return self.heat_from + (temperature - self.heat_from) * step / stop
 
     def is_due(self, step: int) -> bool:
         """Return True if a frame of a step is recorded: regularly, and at the end of each stage."""

@@ -15,9 +15,10 @@ from ase.calculators.calculator import Calculator
 
 from mlff_triton._common.files import reported
 from mlff_triton.dynamics import outputs
+from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
 from mlff_triton.dynamics.exchange import exchange
-from mlff_triton.dynamics.failures import describe, find_failure
+from mlff_triton.dynamics.failures import Failure, describe, find_failure, warn_of_time_step
 from mlff_triton.dynamics.lock import DirectoryLock
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
@@ -29,7 +30,7 @@ from mlff_triton.dynamics.stages import Span
 from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
 from mlff_triton.dynamics.threads import choose_threads, using_threads
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
-from mlff_triton.engine.motion import Dynamics, Observation, Suspect
+from mlff_triton.engine.motion import Dynamics, Observation
 from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
 
 
@@ -70,6 +71,8 @@ class Simulation:
         Result of the minimization of all systems, if there was one.
     temperatures : tuple of float
         Current temperature of each system in K.
+    bonds : Bonds or None
+        Covalent bonds at the start, once it is prepared.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Simulation:
         self.minimization = snapshot.minimization
         self.temperatures = snapshot.temperatures
         self.is_prepared = snapshot.is_prepared
+        self.bonds = snapshot.bonds
         self._calculator = calculator
         self._recipe = snapshot.recipe
         self._state = snapshot.state
@@ -153,6 +157,7 @@ class Simulation:
                 energy = system.get_potential_energy()
             if not np.isfinite(energy):
                 raise InputError("the energy of a structure is NaN or infinite: check its geometry")
+        warn_of_time_step(systems, settings.timestep)
         snapshot = Snapshot(
             settings=settings,
             recipe=recipe or {},
@@ -257,7 +262,8 @@ class Simulation:
         Raises
         ------
         SimulationError
-            If the simulation blew up. The restart file contains the last recorded step.
+            If the simulation blew up or fell apart. The restart file contains the last recorded
+            step.
         DeviceMemoryError
             If the GPU has too little memory. For replicas, the message says how many would fit.
         OutputError
@@ -299,6 +305,7 @@ class Simulation:
             first = settings.heat_from or self.temperatures[k]
             draw_momenta(atoms, first, np.random.default_rng((settings.seed, k)))
         self._state = state_of(self.systems)
+        self.bonds = Bonds.of(self.systems)
         self._records.log()
         self.is_prepared = self._is_new = True
         return True
@@ -319,6 +326,7 @@ class Simulation:
         if not self.settings.exchange_every:
             self.temperatures = span.temperatures(len(self.systems))
         observation = self._begin(span)
+        self._first = observe(self.systems, observation, self.settings, self.temperatures)
         if self._is_new:
             self._is_new = False
             self._record(observation, monitor)
@@ -392,20 +400,20 @@ class Simulation:
             raise  # see `run`
         except MlffTritonError as error:
             step = max(self._reached, dynamics.step)
-            raise self._failure(step, str(error), dynamics.suspect()) from error
+            failure = Failure(str(error), dynamics.suspect())
+            raise self._error(f"in step {step + 1}", failure) from error
 
-    def _failure(self, step: int, reason: str, suspect: Suspect | None) -> SimulationError:
-        """Return an error in the step that follows a number of others."""
-        where = describe(suspect, self.systems)
+    def _error(self, when: str, failure: Failure) -> SimulationError:
+        """Return an error that says when and where a step or an iteration has failed."""
+        what = f"{describe(failure.suspect, self.systems)} ({failure.reason})"
         if not self.is_prepared:
-            return SimulationError(
-                f"the minimization failed in iteration {step + 1}{where} ({reason}): check the "
-                "structure"
-            )
-        advice = "" if self.settings.minimize else "minimize first, or "
+            when = when.replace("step", "iteration")
+            return SimulationError(f"the minimization failed {when}{what}: check the structure")
+        advice = [failure.advice, "" if self.settings.minimize else "minimize first"]
+        advice = ", or ".join([*filter(None, advice), "use a smaller time step"])
         return SimulationError(
-            f"the simulation blew up in step {step + 1}{where} ({reason}): {advice}use a smaller "
-            f"time step; {self.restart_path} holds the last good frame"
+            f"the simulation blew up {when}{what}: {advice}; {self.restart_path} holds the last "
+            "good frame"
         )
 
     def _memory_error(self, reason: str) -> DeviceMemoryError:
@@ -430,9 +438,10 @@ class Simulation:
     def _record(self, observation: Observation, monitor: Monitor) -> None:
         """Write log rows, and when they are due, frames and a restart file that includes both."""
         rows = observe(self.systems, observation, self.settings, self.temperatures)
-        failure = find_failure(self.systems, rows, self.temperatures, observation)
+        bonds = None if self.settings.reactive else self.bonds
+        failure = find_failure(self.systems, rows, observation, self._first, bonds)
         if failure is not None:
-            raise self._failure(observation.state.step - 1, *failure)
+            raise self._error(f"by step {observation.state.step}", failure)
         self._state = observation.state
         put_state(self._state, self.systems)
         step = self._state.step
@@ -472,6 +481,7 @@ class Simulation:
             temperatures=self.temperatures,
             is_prepared=self.is_prepared,
             minimization=self.minimization,
+            bonds=self.bonds,
         )
         path = self.restart_path
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, to_tensor
+from mlff_triton.engine.device_contacts import DeviceContacts
 from mlff_triton.engine.device_neighbors import DeviceModel
 from mlff_triton.engine.device_state import UNFIT, DeviceState, pinned
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
@@ -57,7 +58,7 @@ class Downloads:
     def __init__(self, motion: Motion) -> None:
         device = motion.positions.device
         n_atoms, n_systems = len(motion.positions), len(motion.cell)
-        self.clock = pinned(device, 2)  # steps done, and age of the oldest neighbor matrix
+        self.clock = pinned(device, 3)  # see `wait`
         self._atoms = [pinned(device, n_atoms, 3) for _ in range(3)]
         self._heat = pinned(device, n_atoms)
         self._cell = pinned(device, n_systems, 3, 3)
@@ -66,10 +67,13 @@ class Downloads:
         self._progress = pinned(device, n_systems, 2)
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
-    def queue(self, motion: Motion, aged: Tensor, outputs: Outputs | None) -> None:
+    def queue(
+        self, motion: Motion, aged: Tensor, contact_step: Tensor, outputs: Outputs | None
+    ) -> None:
         """Queue the copies; without outputs, of the clock alone."""
         self.clock[0].copy_(motion.clock[0, 0], non_blocking=True)
         self.clock[1].copy_(aged, non_blocking=True)
+        self.clock[2].copy_(contact_step, non_blocking=True)
         if outputs is not None:
             atoms = (motion.done_positions, motion.done_velocities, outputs.forces)
             sources = [
@@ -87,12 +91,19 @@ class Downloads:
         if self._event is not None:
             self._event.record()
 
-    def wait(self) -> tuple[int, int]:
-        """Wait for the copies, and return the steps done and the age of the oldest matrix."""
+    def wait(self) -> tuple[int, int, int]:
+        """Wait for the copies.
+
+        Returns
+        -------
+        tuple of int
+            Steps done, age of the oldest neighbor matrix, and the step in which atoms have come too
+            close, or 0.
+        """
         if self._event is not None:
             self._event.synchronize()
-        clock, age = self.clock.tolist()
-        return int(clock), int(age)
+        clock, age, contact_step = self.clock.tolist()
+        return int(clock), int(age), int(contact_step)
 
     def observation(self) -> Observation:
         """Return copies of what was downloaded."""
@@ -139,7 +150,9 @@ class DeviceDynamics:
     batch : Batch
         The systems.
     masses : float64 [N]
-        amu; infinite for atoms that do not move.
+        forces = self._outputs.forces * (self._motion.inverse_mass > 0)[:, None]
+        pair = self._motion.positions, forces
+        return Suspect.of(*(tensor.cpu().numpy() for tensor in pair), self._contacts.first)
     on_gpu : callable
         Returns a context in which the GPU is current, and which explains a lack of memory.
     """
@@ -149,6 +162,7 @@ class DeviceDynamics:
         model: DeviceModel,
         batch: Batch,
         masses: FloatArray,
+        limits: FloatArray | None,
         on_gpu: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._state = DeviceState(model, len(batch.numbers), len(batch.boxes))
@@ -157,6 +171,7 @@ class DeviceDynamics:
         counts = torch.from_numpy(batch.counts)
         self._motion = Motion.zeros(atoms.positions, atoms.cell, counts)
         self._motion.inverse_mass.copy_(to_tensor(1 / masses, model.device))
+        self._contacts = DeviceContacts(self._state, self._motion, limits)
         self._on_gpu = on_gpu
         self._stepping: StepGraph[Outputs] = StepGraph(model.pool)
         self._downloads = [Downloads(self._motion) for _ in range(DEPTH)]
@@ -203,7 +218,7 @@ class DeviceDynamics:
                 advance(motion, outputs.forces, outputs.totals.values, integration, finish=False)
             self._press(outputs, conditions)
             downloads = self._free[0]
-            downloads.queue(motion, self._aged, outputs)
+            downloads.queue(motion, self._aged, self._contacts.step, outputs)
             downloads.wait()
             self._capture()
             return downloads.observation()
@@ -227,6 +242,7 @@ class DeviceDynamics:
             getattr(motion, name).copy_(to_tensor(array, device))
         motion.done_cell.copy_(motion.cell)
         motion.reset(state.step, conditions.descent, is_continued=is_continued)
+        self._contacts.reset(is_watching=conditions.descent is None)
         self._blocks.clear()
         self._free = deque(self._downloads)
         self._next = state.step
@@ -258,16 +274,19 @@ class DeviceDynamics:
         Raises
         ------
         InputError, OverlappingAtomsError, BackendError
-            As `begin` does. `step` then tells how many steps were valid.
+            As `begin` does, or if atoms have come too close to one another. `step` then tells how
+            many steps were valid.
         """
         block = self._blocks[0]
         with self._on_gpu(), torch.no_grad():
-            step, age = block.downloads.wait()
-            while step < block.stop:
+            step, age, contact_step = block.downloads.wait()
+            while step < block.stop and not contact_step:
                 self._repair()
                 for other in self._blocks:
                     self._launch_block(other, max(other.start, self.step))
-                step, age = block.downloads.wait()
+                step, age, contact_step = block.downloads.wait()
+            if contact_step:
+                self._contacts.raise_contact()
         self._adapt(age, block.lifetime)
         self._blocks.popleft()
         self._free.append(block.downloads)
@@ -283,7 +302,7 @@ class DeviceDynamics:
         """Return what can be observed at the end of the last block, when none is queued."""
         downloads = self._free[0]
         with self._on_gpu():
-            downloads.queue(self._motion, self._aged, self._outputs)
+            downloads.queue(self._motion, self._aged, self._contacts.step, self._outputs)
             downloads.wait()
         return downloads.observation()
 
@@ -293,12 +312,13 @@ class DeviceDynamics:
             return None
         forces = self._outputs.forces * (self._motion.inverse_mass > 0)[:, None]
         pair = self._motion.positions, forces
-        return Suspect.of(*(tensor.cpu().numpy() for tensor in pair))
+        return Suspect.of(*(tensor.cpu().numpy() for tensor in pair), self._contacts.first)
 
     @property
     def step(self) -> int:
-        """Number of steps done. This waits for the GPU."""
-        return int(self._motion.clock[0, 0])
+        """Number of valid steps done. This waits for the GPU."""
+        done, contact_step = int(self._motion.clock[0, 0]), int(self._contacts.step)
+        return min(done, contact_step - 1) if contact_step else done
 
     @property
     def depth(self) -> int:
@@ -317,7 +337,7 @@ class DeviceDynamics:
             self._run_step()
             self._since += 1
         observed = self._outputs if block.is_observed else None
-        block.downloads.queue(self._motion, self._aged, observed)
+        block.downloads.queue(self._motion, self._aged, self._contacts.step, observed)
 
     def _run_step(self) -> Outputs:
         layout = self._state.neighbors.layout
@@ -357,6 +377,7 @@ class DeviceDynamics:
         torch.maximum(self._aged, self._motion.oldest, out=self._aged)
         self._motion.oldest.zero_()
         self._state.rebuild()
+        self._contacts.note()
         self._since = 0
 
     def _adapt(self, age: int, lifetime: int) -> None:

@@ -155,7 +155,9 @@ class DeviceSteps(Steps):
                 self._streams.popitem(last=False)
             return stream.run(batch)
 
-    def dynamics(self, batch: Batch, masses: FloatArray) -> DeviceDynamics:
+    def dynamics(
+        self, batch: Batch, masses: FloatArray, limits: FloatArray | None = None
+    ) -> DeviceDynamics:
         """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`.
 
         Simulations need much memory for long, so that of earlier steps is freed.
@@ -163,7 +165,7 @@ class DeviceSteps(Steps):
         self._batches.clear()
         self._streams.clear()
         with self._on_gpu(batch):
-            return DeviceDynamics(self._model, batch, masses, lambda: self._moving(batch))
+            return DeviceDynamics(self._model, batch, masses, limits, lambda: self._moving(batch))
 
     @contextmanager
     def _moving(self, batch: Batch) -> Iterator[None]:

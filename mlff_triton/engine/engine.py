@@ -29,6 +29,7 @@ from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.known_domain import domain_of
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.verlet_list import HOST_SKIN, check_skin
 
 PRECISIONS = ("exact", "tf32")
@@ -322,7 +323,9 @@ class Engine:
             members = [steps.part(float(total[0])) for steps in self._steps]
         return SystemPart(reach, members, self._call, units)
 
-    def dynamics(self, batch: Batch, masses: ArrayLike) -> Dynamics | None:
+    def dynamics(
+        self, batch: Batch, masses: ArrayLike, limits: FloatArray | None = None
+    ) -> Dynamics | None:
         """Prepare a checked batch to be moved on the GPU.
 
         Parameters
@@ -331,6 +334,9 @@ class Engine:
             The systems.
         masses : float [N]
             amu; infinite for atoms that do not move.
+        limits : float64 [N], optional
+            Length of each atom in Å: two atoms are too close below the sum of theirs, which ends
+            the motion with an `OverlappingAtomsError`.
 
         Returns
         -------
@@ -346,7 +352,7 @@ class Engine:
         if len(self._steps) > 1:
             return None
         with self._call():
-            return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64))
+            return self._steps[0].dynamics(batch, np.asarray(masses, dtype=np.float64), limits)
 
     def queue(
         self,

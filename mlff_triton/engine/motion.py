@@ -155,7 +155,7 @@ class Suspect(NamedTuple):
     force: float
 
     @classmethod
-    def of(cls, positions: FloatArray, forces: FloatArray) -> Suspect:
+    def of(cls, positions: FloatArray, forces: FloatArray, atom: int | None = None) -> Suspect:
         """Return the first atom that is not finite, or the one with the largest force.
 
         Parameters
@@ -164,8 +164,12 @@ class Suspect(NamedTuple):
             Å.
         forces : float64 [N, 3]
             eV/Å.
+        atom : int, optional
+            The atom to blame, if that is known.
         """
         force = np.linalg.norm(forces, axis=1)
+        if atom is not None:
+            return cls(atom, float(force[atom]))
         lost = ~np.isfinite(positions).all(1)
         for bad in (lost, ~np.isfinite(force)):
             if bad.any():

@@ -129,7 +129,12 @@ class Steps(ABC):
         """Queue the step of a batch on a GPU, and return its results, or None without a GPU."""
         return None
 
-    def dynamics(self, batch: Batch, masses: FloatArray) -> Dynamics | None:  # noqa: ARG002
+    def dynamics(
+        self,
+        batch: Batch,  # noqa: ARG002
+        masses: FloatArray,  # noqa: ARG002
+        limits: FloatArray | None = None,  # noqa: ARG002
+    ) -> Dynamics | None:
         """Return what moves the atoms of a batch on a GPU, or None if the host has to.
 
         Parameters
@@ -138,5 +143,7 @@ class Steps(ABC):
             The systems.
         masses : float64 [N]
             amu.
+        limits : float64 [N], optional
+            Length of each atom in Å: two atoms are too close below the sum of theirs.
         """
         return None

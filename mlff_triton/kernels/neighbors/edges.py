@@ -36,7 +36,7 @@ _MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_
 
 
 @triton.jit
-def _unpack_shifts(shifts):
+def unpack_shifts(shifts):
     """Unpack three float64 components from bytes, each plus 128: see `pack_shifts`."""
     return (
         ((shifts & 255) - 128).to(tl.float64),
@@ -132,7 +132,7 @@ def _edges_kernel(
     sender = tl.load(row_senders_ptr + slot, live, other=0)
     shifts = tl.load(row_shifts_ptr + slot, live, other=0)
     user_sender = tl.load(order_ptr + sender, live, other=0).to(tl.int64)
-    shift = _unpack_shifts(shifts)
+    shift = unpack_shifts(shifts)
     vector = (
         position[0] - tl.load(positions_ptr + 3 * user_sender, live, other=0.0),
         position[1] - tl.load(positions_ptr + 3 * user_sender + 1, live, other=0.0),

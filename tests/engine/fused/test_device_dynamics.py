@@ -226,3 +226,19 @@ def test_queued_blocks_do_not_wait(new_steps):
         torch.cuda.set_sync_debug_mode("default")
     assert dynamics.collect().state.step == 60
     assert dynamics.collect() is None
+
+
+def test_atoms_that_come_too_close_are_noted_between_looks(new_steps):
+    """The GPU notes them whenever it finds neighbors, and the host reads that at the next block."""
+    alone = Atoms("H", [[0.0, 0, 0]])
+    atoms = Atoms("HCO", [[-9, 0, 0], [0, 0, 0], [0, 0, 2.0]])
+    velocities = np.array([[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, -0.1 / TIMESTEP]])
+    systems = [alone, Atoms(atoms, masses=[1e9] * 3)]
+    positions = np.concatenate([one.positions for one in systems])
+    state = at_start(positions, velocities, np.zeros((2, 3, 3)))
+    masses, limits = np.full(4, 1e9), np.full(4, 0.21)
+    dynamics = new_steps().dynamics(batch_of(*systems), masses, limits)
+    with pytest.raises(OverlappingAtomsError, match=r"atoms 1 and 2 are only 0\.\d+ Å apart"):
+        run(dynamics, state, conditions("verlet", 2), [19])
+    assert 13 <= dynamics.step < 19  # 0.43 Å apart after 16 steps, found when atoms are next sorted
+    assert dynamics.suspect().atom == 2
