@@ -65,6 +65,39 @@ class ValueCheck(ABC):
         return not is_last or tensor._version != self._version
 
 
+class IndexCheck(ValueCheck):
+    """Check of indices into a table, for which kernels give NaN outside of it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the indices in messages.
+    n_rows : int
+        Number of rows of the table.
+    """
+
+    def __init__(self, name: str, n_rows: int = 0) -> None:
+        super().__init__()
+        self._name, self._n_rows = name, n_rows
+
+    def of(self, n_rows: int) -> IndexCheck:
+        """Return the check for a table with so many rows."""
+        return self if n_rows == self._n_rows else IndexCheck(self._name, n_rows)
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        """Return the least and the greatest index."""
+        return torch.stack(tensor.aminmax())
+
+    def reason(self, *values: float) -> str | None:
+        """Refuse indices that are negative or too large."""
+        if min(values) >= 0 and max(values) < self._n_rows:
+            return None
+        return f"{self._name} is not from 0 to {self._n_rows - 1}"
+
+    def __reduce__(self) -> tuple[type[IndexCheck], tuple[str, int]]:
+        return IndexCheck, (self._name, self._n_rows)
+
+
 def _download(values: Tensor) -> Callable[[], list[float]]:
     """Queue the download of a few values; the function returned waits for them."""
     if not values.is_cuda:

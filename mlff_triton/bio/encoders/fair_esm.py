@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
 from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
+from mlff_triton.bio.encoders.masks import refused_values
 from mlff_triton.bio.encoders.torch_modules import is_unmodified
 from mlff_triton.bio.encoders.weights import (
     Embedding,
@@ -19,7 +20,8 @@ from mlff_triton.bio.encoders.weights import (
     Norm,
     exact_frequencies,
 )
-from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.fast_forward import FastForward, Options
+from mlff_triton.bio.value_check import IndexCheck, ValueCheck
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 
@@ -36,6 +38,10 @@ class ESM2Forward(FastForward[ReadyModel]):
 
     supported = "ESM-2 of fair-esm"
     zeroes_padding = True
+
+    def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
+        super().__init__(module, options, model)
+        self._token_check = IndexCheck("tokens")
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -54,7 +60,14 @@ class ESM2Forward(FastForward[ReadyModel]):
         tokens = arguments.get("tokens")
         if tokens is None or tokens.dim() != 2:
             return "tokens of shape [B, L] are required"
-        return None
+        return refused_values(self._checks(tokens))
+
+    def _checks(self, tokens: Tensor) -> list[tuple[ValueCheck, Tensor]]:
+        """Return the check of tokens, which PyTorch checks itself."""
+        if self.backend != "triton":
+            return []
+        self._token_check = self._token_check.of(len(self.module.embed_tokens.weight))
+        return [(self._token_check, tokens)]
 
     def read(self) -> ReadyModel:
         """Read the present weights."""
@@ -89,6 +102,8 @@ class ESM2Forward(FastForward[ReadyModel]):
         """Replay the graph for the batch's shape, if there is one."""
         if arguments.keys() != {"tokens"} or arguments["tokens"].dim() != 2:
             return None
+        for check, tensor in self._checks(arguments["tokens"]):
+            check.queue(tensor)
         return self.weights.encoder.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> dict[str, Any]:

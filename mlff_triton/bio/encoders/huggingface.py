@@ -6,6 +6,7 @@ Models are recognized by their submodules, not by their classes, so transformers
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
 from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
-from mlff_triton.bio.encoders.masks import MaskCheck
+from mlff_triton.bio.encoders.masks import MaskCheck, refused_values
 from mlff_triton.bio.encoders.torch_modules import (
     activation_of,
     is_norm,
@@ -31,6 +32,7 @@ from mlff_triton.bio.encoders.weights import (
     exact_frequencies,
 )
 from mlff_triton.bio.fast_forward import FastForward, Options
+from mlff_triton.bio.value_check import IndexCheck, ValueCheck
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 LIBRARY_ACTIVATIONS = "transformers.activations"
@@ -80,6 +82,8 @@ class EncoderForward(FastForward[ReadyEncoder]):
         super().__init__(module, options, model)
         whole = module if model is None else model
         self._mask_check = MaskCheck(any(map(_reads_first_token, whole.modules())))
+        self._id_check = IndexCheck("input_ids")
+        self._kind_check = IndexCheck("token_type_ids")
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -126,7 +130,32 @@ class EncoderForward(FastForward[ReadyEncoder]):
         kinds = arguments.get("token_type_ids")
         if kinds is not None and not self._are_kinds(kinds, ids):
             return f"token_type_ids of shape {list(kinds.shape)} are not supported"
-        return None if mask is None else self._mask_check.refusal(mask)
+        if self.backend == "triton" and ids.shape[1] > self._longest():
+            return f"the model has positions for {self._longest()} tokens at most"
+        return refused_values(self._checks(arguments))
+
+    def _checks(self, arguments: Mapping[str, Any]) -> list[tuple[ValueCheck, Tensor]]:
+        """Return the checks of inputs' values; PyTorch checks indices itself."""
+        mask, kinds = arguments.get("attention_mask"), arguments.get("token_type_ids")
+        checks: list[tuple[ValueCheck, Tensor]] = []
+        if mask is not None:
+            checks.append((self._mask_check, mask))
+        if self.backend == "triton":
+            parts = self.module.embeddings
+            self._id_check = self._id_check.of(len(parts.word_embeddings.weight))
+            checks.append((self._id_check, arguments["input_ids"]))
+            if kinds is not None:
+                self._kind_check = self._kind_check.of(len(parts.token_type_embeddings.weight))
+                checks.append((self._kind_check, kinds))
+        return checks
+
+    def _longest(self) -> float:
+        """Return the number of tokens that certainly have positions."""
+        if _position_type(self.module) != "absolute":
+            return math.inf
+        padding = getattr(self.module.embeddings, "padding_idx", None)
+        n_positions = len(self.module.embeddings.position_embeddings.weight)
+        return n_positions if padding is None else n_positions - padding - 1
 
     def _are_kinds(self, kinds: Tensor, ids: Tensor) -> bool:
         """Return True for types of the tokens, or of the tokens of one sequence for all."""
@@ -172,13 +201,13 @@ class EncoderForward(FastForward[ReadyEncoder]):
         ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
         if ids is None or ids.dim() != 2 or not arguments.keys() <= SUPPORTED_ARGUMENTS:
             return None
-        if mask is not None:
-            if mask.shape != ids.shape:
-                return None
-            self._mask_check.queue(mask)
         kinds = arguments.get("token_type_ids")
+        if mask is not None and mask.shape != ids.shape:
+            return None
         if kinds is not None and not self._are_kinds(kinds, ids):
             return None
+        for check, tensor in self._checks(arguments):
+            check.queue(tensor)
         return self.weights.runner.begin(self._tokens(arguments))
 
     def compute(self, arguments: Mapping[str, Any], begun: Tensor | None) -> Any:

@@ -1,11 +1,32 @@
-"""Checks of the values of attention masks."""
+"""Checks of the values of attention masks, and of all inputs of an encoder."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.value_check import ValueCheck
+from mlff_triton.bio.value_check import IndexCheck, ValueCheck
+from mlff_triton.errors import InputError
+
+
+def refused_values(checks: Iterable[tuple[ValueCheck, Tensor]]) -> str | None:
+    """Return the reason why the values of a tensor are not supported, or None.
+
+    Raises
+    ------
+    InputError
+        If indices on a GPU are outside of their table. The original ``forward`` would end all use
+        of the GPU in this process.
+    """
+    for check, tensor in checks:
+        reason = check.refusal(tensor)
+        if reason is not None and tensor.is_cuda and isinstance(check, IndexCheck):
+            raise InputError(f"{reason}: use the tokenizer of the model")
+        if reason is not None:
+            return reason
+    return None
 
 
 class MaskCheck(ValueCheck):

@@ -15,8 +15,8 @@ from mlff_triton.bio.genomics.alpha_genome_head_weights import has_all_organisms
 from mlff_triton.bio.genomics.alpha_genome_heads import Request
 from mlff_triton.bio.genomics.alpha_genome_runner import BASES, Network
 from mlff_triton.bio.genomics.alpha_genome_tower import BIN
-from mlff_triton.bio.genomics.organisms import OrganismCheck
 from mlff_triton.bio.snapshot import settings
+from mlff_triton.bio.value_check import IndexCheck
 
 PACKAGE = "alphagenome_pytorch"
 SOURCES = tuple(
@@ -38,7 +38,7 @@ class AlphaGenomeForward(FastForward[Network]):
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
-        self._check = OrganismCheck(len(self.module.organism_embed.weight))
+        self._check = IndexCheck("organism_index", len(self.module.organism_embed.weight))
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

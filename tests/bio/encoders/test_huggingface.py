@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
+from mlff_triton.errors import InputError
 from mlff_triton.testing import assert_within
 from tests.support.huggingface import (
     MODELS,
@@ -311,6 +313,52 @@ def test_tokens_that_do_not_exist(name, wrong):
         bio.accelerate(model, backend="torch")
         with pytest.raises(IndexError):
             model(ids)
+
+
+OUTSIDE = {
+    "token": ("input_ids", 33),
+    "negative token": ("input_ids", -1),
+    "type of a token": ("token_type_ids", 2),
+}
+
+
+@pytest.mark.parametrize("name", ["EsmModel", "BertModel", "EsmForMaskedLM"])
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_kernels_refuse_indices_outside_of_tables(name, kind, device):
+    """Kernels would give NaN. On a GPU, the original forward would end all use of the GPU."""
+    key, value = OUTSIDE[kind]
+    if key == "token_type_ids" and name != "BertModel":
+        pytest.skip("ESM has no types of tokens")
+    model = bio.accelerate(make(name, device, torch.float32), backend="triton")
+    ids = tokens_of("no mask", device, 1)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool)}
+    if key != "input_ids":
+        inputs[key] = torch.zeros_like(ids)
+    expected = outputs(model, inputs)
+    for _ in range(2):  # also after a graph was captured
+        outputs(model, inputs)
+    inputs[key][1, 2] = value
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", bio.FallbackWarning)
+        with pytest.raises(InputError if device == "cuda" else IndexError) as refusal:
+            model(**inputs)
+    assert device == "cpu" or f"{key} is not from 0 to" in str(refusal.value)
+    inputs[key][1, 2] = 0 if key == "token_type_ids" else tokens_of("no mask", device, 1)[1, 2]
+    for found, values in zip(outputs(model, inputs).values(), expected.values(), strict=True):
+        assert_same(found, values, "fp32")
+
+
+@pytest.mark.parametrize("name", ["EsmModel, ESM-1b", "BertModel"])
+def test_kernels_leave_positions_outside_of_tables_to_the_model(name):
+    model = bio.accelerate(make(name, "cpu", torch.float32), backend="triton")
+    longest = SIZES["max_position_embeddings"] - 2 * name.startswith("Esm")
+    with torch.inference_mode():
+        assert torch.isfinite(model(torch.full((1, longest), 7))[0]).all()
+        with (
+            pytest.warns(bio.FallbackWarning, match=f"has positions for {longest} tokens at most"),
+            pytest.raises((IndexError, RuntimeError)),
+        ):
+            model(torch.full((1, longest + 1), 7))
 
 
 @pytest.mark.parametrize("name", ["EsmModel, ESM-1b", "BertModel"])
