@@ -13,11 +13,11 @@ from typing import IO
 from ase import Atoms
 
 from mlff_triton._common.text import first_line
-from mlff_triton.readers import cif, gro, mol2, pdb, sdf, xyz
+from mlff_triton.readers import cif, gen, gro, mol2, pdb, sdf, xyz
 
 COMPRESSED = (".gz", ".bz2", ".xz")
 OTHERS = (  # those of ASE's formats that hold structures; json is that of its databases
-    *(".traj", ".db", ".gen", ".vasp", ".poscar", ".xsf", ".axsf", ".cube", ".lammpstrj", ".con"),
+    *(".traj", ".db", ".vasp", ".poscar", ".xsf", ".axsf", ".cube", ".lammpstrj", ".con"),
     *(".cfg", ".xsd", ".xtd", ".car", ".arc", ".gjf", ".com", ".res", ".g96", ".cjson", ".json"),
 )
 NAMES = ("POSCAR*", "*.POSCAR", "CONTCAR*", "*.CONTCAR", "XDATCAR*", "*.XDATCAR")
@@ -79,6 +79,7 @@ FORMATS = {
         Format("pdb", (".pdb", ".ent"), pdb.split, pdb.parse),
         Format("cif", (".cif",), cif.split, cif.parse),
         Format("gro", (".gro",), gro.split, gro.parse, True),
+        Format("gen", (".gen",), gen.split, gen.parse, True),
     )
 }
 

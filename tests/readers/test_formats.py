@@ -70,6 +70,20 @@ def test_all_blocks_of_a_cif():
     assert [atoms.info["title"] for atoms in found] == ["image0", "image1", "image2"]
 
 
+@pytest.mark.parametrize("images", [IMAGES, CRYSTALS])
+def test_all_structures_of_a_gen(images):
+    text = ""
+    for atoms in images:
+        ase.io.write("one.gen", atoms, format="gen")
+        text += Path("one.gen").read_text() + "\n"
+    Path("a.gen").write_text(text)
+    found = list(frames_of(Path("a.gen")))
+    assert len(found) == 3
+    assert [a.get_chemical_formula() for a in found] == [a.get_chemical_formula() for a in images]
+    for atoms, expected in zip(found, images, strict=True):
+        np.testing.assert_allclose(atoms.cell.array, expected.cell.array, atol=1e-6)
+
+
 def test_all_frames_of_a_gro():
     Path("a.gro").write_text(texts()["a.gro"] + "\n")
     found = list(frames_of(Path("a.gro")))
@@ -210,6 +224,7 @@ BOMBS = {
     "b.xyz": '2\n"Properties"="species:S:1:pos:R:3:x:R:9_9_9_999_999"\nH 0 0 0\nH 0 0 0.74\n',
     "c.xyz": "999999999\n\nH 0 0 0\n",
     "a.gro": "title\n999999999\n",
+    "a.gen": "999999999 C\nH\n1 1 0 0 0\n",
     "a.cfg": "Number of particles = 999999999\n.NO_VELOCITY.\nentry_count = 3\n",
     "a.cube": "x\ny\n999999999 0 0 0\n2 1 0 0\n2 0 1 0\n2 0 0 1\n1 1 0 0 0\n",
     "a.lammps-data": "x\n\n999999999 atoms\n1 atom types\n0 9 xlo xhi\n\nAtoms # atomic\n\n",
