@@ -1,10 +1,11 @@
 """All kinds of cases, by name."""
 
-from tests.fuzz.cases import checkpoints, commands, restarts, sequences, structures
+from tests.fuzz.cases import checkpoints, commands, records, restarts, sequences, structures
 
 KINDS = {
     "checkpoints": checkpoints.KIND,
     "structures": structures.KIND,
+    "records": records.KIND,
     "sequences": sequences.KIND,
     "restarts": restarts.KIND,
     "commands": commands.KIND,
