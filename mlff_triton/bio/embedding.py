@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlff_triton._common.files import path_of
+from mlff_triton._common.remedies import install
 from mlff_triton._common.text import first_line
 from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton._common.version import __version__
@@ -110,7 +111,7 @@ def embed_files(
         "per_residue": per_residue,
     }
     if find_spec("transformers") is None:
-        raise InputError("embeddings need transformers: pip install 'mlff-triton[bio]'")
+        raise InputError(f"embeddings need transformers: {install('bio')}")
     next(
         read_records(source, allow_empty=True)
     )  # what cannot be read is refused before a model is loaded

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton._common.remedies import install
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators._total_charge import UnusedInfoWarning, unused_info
@@ -34,7 +35,7 @@ def _check_version() -> None:
     try:
         found = version("torch-sim-atomistic")
     except PackageNotFoundError as error:
-        raise InputError("TorchSim is missing: pip install 'mlff-triton[torch-sim]'") from error
+        raise InputError(f"TorchSim is missing: {install('torch-sim')}") from error
     if not _release(first) <= _release(found) < _release(end):
         raise InputError(
             f"TorchSim {found} is not supported: pip install 'torch-sim-atomistic>={first},<{end}'"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from mlff_triton._common.remedies import install
 from mlff_triton._common.text import first_line, printable, shortened
 from mlff_triton.checkpoints._reading import MAX_FILE_BYTES, interpreting, read_file
 from mlff_triton.errors import CheckpointError
@@ -232,8 +233,7 @@ def _explaining(model: HubModel, name: str) -> Iterator[None]:
     """Turn any error of huggingface_hub into a `CheckpointError` of one line."""
     if not is_installed():
         raise CheckpointError(
-            f"{name} is on the Hugging Face Hub, which needs huggingface_hub: "
-            "pip install 'mlff-triton[hub]'"
+            f"{name} is on the Hugging Face Hub, which needs huggingface_hub: {install('hub')}"
         )
     try:
         yield

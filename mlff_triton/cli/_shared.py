@@ -37,6 +37,7 @@ FixOption = Annotated[
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
+LARGE = 5_000  # atoms, whose first step may take longer than a user waits without a word
 DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or float64.")]
 
 
@@ -73,8 +74,9 @@ def read_one(structure: str, charge: int | None, periodic: bool) -> Atoms:
 def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNetCalculator) -> None:
     """Refuse or warn of structures before the first step, by their names.
 
-    Replicas, which are one object, are looked at once.
+    Replicas, which are one object, are looked at once. Large structures are announced.
     """
+    announce(sum(map(len, systems)), calculator)
     from mlff_triton.calculators._screening import Screening
     from mlff_triton.statics.single_points import labeled
 
@@ -84,6 +86,16 @@ def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNet
         with labeled(name):
             remarks = screening.look(atoms)
         remarks.warn(name)
+
+
+def announce(n_atoms: int, calculator: TensorNetCalculator) -> None:
+    """Say that many atoms have been read, and how long a step may take if that is known."""
+    if n_atoms < LARGE:
+        return
+    engine = calculator.session.engine
+    ms = engine.expected_ms(n_atoms)
+    time = "the first step may take a while" if ms is None else f"about {ms / 1000:.2g} s per step"
+    plain_console().print(f"read {n_atoms} atoms, to compute on {engine.device}: {time}")
 
 
 def outside(number: int, total: str) -> str:

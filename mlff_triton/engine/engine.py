@@ -136,6 +136,7 @@ class Engine:
         self._keeps_determinism = self.backend == "exact" and self.device.type == "cuda"
         given = check_skin(skin)
         self._steps = [self._make_steps(member, precision, given) for member in members]
+        self._members = members
         self.lock = ForkLock(self.device.type == "cuda")
 
     def __reduce__(self) -> tuple[type[Engine], tuple[object, ...]]:
@@ -154,6 +155,11 @@ class Engine:
         from mlff_triton.engine.device_steps import DeviceSteps
 
         return DeviceSteps(*common, skin, graphs=self.backend == "triton-graph")
+
+    def expected_ms(self, n_atoms: int) -> float | None:
+        """Return the time of a step in ms at the density of water, or None if it is not known."""
+        ranked = dispatch.rank(self._members, self.device, self.dtype, n_atoms)
+        return next((c.ms for c in ranked if c.backend == self.backend), None)
 
     @property
     def n_builds(self) -> int:

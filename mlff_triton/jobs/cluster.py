@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mlff_triton._common.remedies import install
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import BackendError, InputError, MlffTritonError
 from mlff_triton.jobs.workers import TASKS_PER_WORKER, Done, Work, compute
@@ -51,8 +52,7 @@ class Cluster:
     ) -> None:
         if find_spec("distributed") is None:
             raise InputError(
-                "a scheduler needs Dask: pip install 'mlff-triton[cluster]' here and where workers "
-                "run"
+                f"a scheduler needs Dask: {install('cluster')}, here and where workers run"
             )
         from distributed import Client
 

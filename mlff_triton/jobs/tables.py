@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlff_triton._common.files import LenientFile
+from mlff_triton._common.remedies import install
 from mlff_triton.errors import InputError
 
 PARQUET, HDF5 = (".parquet", ".pq"), (".h5", ".hdf5")
@@ -67,9 +68,7 @@ def writer_of(path: Path, counts: str, others: Sequence[str] = ()) -> Write:
     if suffix not in LIBRARIES:
         raise InputError(f"the suffix of {path} is unknown: use {', '.join((*others, *LIBRARIES))}")
     if find_spec(LIBRARIES[suffix]) is None:
-        raise InputError(
-            f"{suffix} files need {LIBRARIES[suffix]}: pip install 'mlff-triton[tables]'"
-        )
+        raise InputError(f"{suffix} files need {LIBRARIES[suffix]}: {install('tables')}")
     return partial(_write, _write_parquet if suffix in PARQUET else _write_hdf5, counts)
 
 

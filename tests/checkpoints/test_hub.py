@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from mlff_triton import TensorNetCalculator, create_openmm_force, load_model, save_model
+from mlff_triton._common.remedies import install
 from mlff_triton.checkpoints import hub as models
 from mlff_triton.checkpoints import lasting_name, resolve_path
 from mlff_triton.engine.engine import Engine
@@ -249,7 +250,7 @@ def test_a_hub_out_of_reach_is_refused_at_once(aceff, tmp_path, caplog):
 def test_without_huggingface_hub_only_names_on_the_hub_are_refused(file, monkeypatch):
     monkeypatch.setattr(models, "is_installed", lambda: False)
     for name in ("aceff-2.0", "hf:a/b/c.ckpt"):
-        assert "pip install 'mlff-triton[hub]'" in refusal(name)
+        assert install("hub") in refusal(name)
     load_model(file)
     load_model("default")
 

@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 
+from mlff_triton._common.remedies import install
 from mlff_triton.checkpoints import hub as models
 from tests.support.checkpoints import lightning
 from tests.support.hub import serving, use
@@ -55,4 +56,4 @@ def test_models_says_what_is_missing_without_huggingface_hub(run, monkeypatch):
     assert out.count("needs the extra hub") == len(models.NAMED)
     code, out, err = run("info", "aceff-2.0")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "pip install 'mlff-triton[hub]'" in err
+    assert install("hub") in err

