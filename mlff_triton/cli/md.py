@@ -143,8 +143,8 @@ def md(
             threads=threads,
         )
         check_used(given_options(context), settings)
-        recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
         systems = _read(structures, replicas, charge, no_pbc, fix)
+        recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
         names = [name for name in structures for _ in range(replicas)]
         simulation = _start(systems, names, settings, recipe, out, overwrite)
     _run_and_report(simulation)

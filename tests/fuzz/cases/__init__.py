@@ -1,6 +1,14 @@
 """All kinds of cases, by name."""
 
-from tests.fuzz.cases import checkpoints, commands, records, restarts, sequences, structures
+from tests.fuzz.cases import (
+    checkpoints,
+    commands,
+    constraints,
+    records,
+    restarts,
+    sequences,
+    structures,
+)
 
 KINDS = {
     "checkpoints": checkpoints.KIND,
@@ -9,4 +17,5 @@ KINDS = {
     "sequences": sequences.KIND,
     "restarts": restarts.KIND,
     "commands": commands.KIND,
+    "constraints": constraints.KIND,
 }
