@@ -61,10 +61,13 @@ def check_used(given: dict[str, Any], settings: Settings) -> None:
         ("thermostat", has_thermostat, "--ensemble nvt or npt"),
         ("friction", has_friction, "--thermostat langevin, in nvt or npt"),
         ("barostat", has_barostat, "--ensemble npt"),
+        ("barostat_time", has_barostat, "--ensemble npt"),
+        ("compressibility", has_barostat, "--ensemble npt"),
         ("pressure", has_barostat, "--ensemble npt"),
     ):
         if name in given and not is_used:
-            raise InputError(f"--{name} has no effect without {need}: leave it out, or add that")
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} has no effect without {need}: leave it out, or add that")
 
 
 def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:

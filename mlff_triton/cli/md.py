@@ -74,6 +74,12 @@ def md(
     thermostat: Annotated[str, typer.Option(help="langevin or rescaling.")] = "langevin",
     friction: Annotated[float, typer.Option(help="Friction in 1/ps, for langevin.")] = 5.0,
     barostat: Annotated[str, typer.Option(help="isotropic or anisotropic.")] = "isotropic",
+    barostat_time: Annotated[
+        float, typer.Option(help="Relaxation time of the volume in fs, for npt.")
+    ] = 1000.0,
+    compressibility: Annotated[
+        float, typer.Option(help="Estimate in 1/bar, for npt; by default that of water.")
+    ] = 4.5e-5,
     every: Annotated[int, typer.Option(help="Steps between frames and restarts.")] = 20,
     log_every: Annotated[
         int | None, typer.Option(help="Steps between log rows; by default as for frames.")
@@ -132,6 +138,8 @@ def md(
             thermostat=thermostat,
             friction=friction,
             barostat=barostat,
+            barostat_time=barostat_time,
+            compressibility=compressibility,
             every=every,
             log_every=log_every,
             exchange_every=exchange_every,

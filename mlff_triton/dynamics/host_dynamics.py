@@ -15,12 +15,20 @@ from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.dynamics.threads import using_threads, warn_if_busy
-from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
+from mlff_triton.engine.motion import (
+    Conditions,
+    FloatArray,
+    Observation,
+    State,
+    Suspect,
+    check_strain,
+)
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError, OverlappingAtomsError
+from mlff_triton.kernels.dynamics.reference.barostat import press
 from mlff_triton.kernels.dynamics.reference.descent import descend
 from mlff_triton.kernels.dynamics.reference.integrator import advance
-from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale, press
+from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale
 from mlff_triton.kernels.types.motion import Motion
 from mlff_triton.neighbors.contacts import ContactSearch
 
@@ -95,6 +103,8 @@ class HostDynamics:
         motion.temperature.copy_(torch.from_numpy(conditions.temperature))
         motion.stream.copy_(torch.from_numpy(conditions.stream))
         motion.lost.copy_(torch.from_numpy(conditions.lost))
+        if conditions.stiffness is not None:
+            motion.stiffness.copy_(torch.from_numpy(conditions.stiffness))
         motion.reset(state.step, conditions.descent, is_continued=is_continued)
         self._queue.clear()
         self._conditions = conditions
@@ -154,6 +164,7 @@ class HostDynamics:
         barostat = self._conditions.barostat
         if barostat is not None:
             press(self._motion, totals, self._conditions.integration, barostat)
+            check_strain(self._motion)
 
     def observe(self) -> Observation:
         """Return what can be observed at the end of the last block, when none is queued."""

@@ -29,7 +29,7 @@ from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
 
 FORMAT = "mlff_triton.dynamics.3"
-READABLE = (FORMAT, "mlff_triton.dynamics.2")  # which had no fixed atoms
+READABLE = (FORMAT, "mlff_triton.dynamics.2")  # without fixed atoms and stiffness
 STATE = ("positions", "velocities", "cell", "heat", "work")  # fields of `State`, in order
 
 # Raised for damaged or foreign files by NumPy, zipfile, json, or while reading their contents.
@@ -62,6 +62,8 @@ class Snapshot:
         Step, positions, velocities, cells, and exchanged heat and work.
     temperatures : tuple of float
         Current temperature of each replica in K.
+    stiffness : tuple of float
+        Stiffness of each replica at the start of an npt stage, eV/Å^3; 0 if unknown.
     is_prepared : bool
         True once minimization and initial velocities are done.
     minimization : Minimization or None
@@ -79,6 +81,7 @@ class Snapshot:
     systems: list[Atoms]
     state: State
     temperatures: tuple[float, ...]
+    stiffness: tuple[float, ...]
     is_prepared: bool
     minimization: Minimization | None
     bonds: Bonds | None = None
@@ -124,6 +127,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "labels": [list(labels_of(atoms)) for atoms in systems],
         "step": state.step,
         "temperatures": snapshot.temperatures,
+        "stiffness": snapshot.stiffness,
         "is_prepared": snapshot.is_prepared,
         "minimization": None if minimization is None else asdict(minimization),
         "sizes": snapshot.sizes,
@@ -234,6 +238,7 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         systems=systems,
         state=state,
         temperatures=tuple(rest["temperatures"]),
+        stiffness=tuple(rest.get("stiffness", [0.0] * len(systems))),
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
         bonds=Bonds(*(arrays[f"bond_{x}"] for x in Bonds._fields)) if has_bonds else None,

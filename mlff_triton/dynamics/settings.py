@@ -59,9 +59,12 @@ class Settings:
     barostat : {"isotropic", "anisotropic"}
         Stochastic rescaling of the cell, which keeps its shape or not.
     barostat_time : float
-        Relaxation time of the volume in fs.
+        Relaxation time of the volume in fs, if the system has the given compressibility.
     compressibility : float
-        Estimate in 1/bar, by default that of water. It only influences the relaxation time.
+        Estimate in 1/bar, by default that of water. The volume of a system that is n times less
+        compressible relaxes n times as fast, but never by more than a fifth per action of the
+        barostat, every 10 steps. The distribution of volumes depends neither on this estimate nor
+        on ``barostat_time``.
     every : int
         Number of steps between frames and restarts.
     log_every : int or None

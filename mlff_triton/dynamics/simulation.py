@@ -27,10 +27,11 @@ from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimiz
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
+from mlff_triton.dynamics.stiffness import measure_stiffness
 from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
 from mlff_triton.dynamics.threads import choose_threads, using_threads
 from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
-from mlff_triton.engine.motion import Dynamics, Observation
+from mlff_triton.engine.motion import Conditions, Dynamics, Observation
 from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
 
 
@@ -85,6 +86,7 @@ class Simulation:
         self.directory = directory
         self.minimization = snapshot.minimization
         self.temperatures = snapshot.temperatures
+        self._stiffness = snapshot.stiffness
         self.is_prepared = snapshot.is_prepared
         self.bonds = snapshot.bonds
         self._calculator = calculator
@@ -164,6 +166,7 @@ class Simulation:
             systems=systems,
             state=state_of(systems),
             temperatures=settings.spans[0].temperatures(len(systems)),
+            stiffness=(0.0,) * len(systems),
             is_prepared=False,
             minimization=None,
         )
@@ -364,9 +367,18 @@ class Simulation:
         self._reached = self._state.step
         is_continued = self._reached > span.start
         with self._explained(self._dynamics):
+            if span.ensemble == "npt":
+                conditions = self._with_stiffness(conditions, is_continued)
             observation = self._dynamics.begin(self._state, conditions, is_continued=is_continued)
         self._pace.start(self._reached)
         return observation
+
+    def _with_stiffness(self, conditions: Conditions, is_continued: bool) -> Conditions:
+        """Add the stiffness of each system at the start of a stage, by which barostats go on."""
+        if not is_continued or not any(self._stiffness):
+            found = measure_stiffness(self.systems, self._dynamics, self._state, conditions)
+            self._stiffness = tuple(found.tolist())
+        return conditions._replace(stiffness=np.array(self._stiffness))
 
     def _collect(self, stop: int, span: Span, monitor: Monitor) -> None:
         """Wait for a block of steps, and record what was observed at its end."""
@@ -398,6 +410,10 @@ class Simulation:
             yield
         except DeviceMemoryError:
             raise  # see `run`
+        except SimulationError as error:
+            raise SimulationError(
+                f"{error}; {self.restart_path} holds the last good frame"
+            ) from error
         except MlffTritonError as error:
             step = max(self._reached, dynamics.step)
             failure = Failure(str(error), dynamics.suspect())
@@ -479,6 +495,7 @@ class Simulation:
             systems=[copy.copy(atoms) for atoms in self.systems],
             state=self._state,
             temperatures=self.temperatures,
+            stiffness=self._stiffness,
             is_prepared=self.is_prepared,
             minimization=self.minimization,
             bonds=self.bonds,

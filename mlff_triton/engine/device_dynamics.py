@@ -25,14 +25,22 @@ from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.device_contacts import DeviceContacts
 from mlff_triton.engine.device_neighbors import DeviceModel
 from mlff_triton.engine.device_state import UNFIT, DeviceState, pinned
-from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State, Suspect
+from mlff_triton.engine.motion import (
+    Conditions,
+    FloatArray,
+    Observation,
+    State,
+    Suspect,
+    check_strain,
+)
 from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.dynamics.barostat import press
 from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
-from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
+from mlff_triton.kernels.dynamics.rescaling import choose_scale
 from mlff_triton.kernels.types.motion import Motion
 from mlff_triton.kernels.types.status import AGE, NOT_FINITE, STALE
 
@@ -238,6 +246,8 @@ class DeviceDynamics:
             "stream": conditions.stream,
             "lost": conditions.lost,
         }
+        if conditions.stiffness is not None:
+            given["stiffness"] = conditions.stiffness
         for name, array in given.items():
             getattr(motion, name).copy_(to_tensor(array, device))
         motion.done_cell.copy_(motion.cell)
@@ -393,6 +403,7 @@ class DeviceDynamics:
         self._repairs = self._repairs + 1 if step == self._repaired_at else 0
         self._repaired_at = step
         worst = int(self._run_step().totals.status.max())
+        check_strain(self._motion)
         if worst & NOT_FINITE or not worst & (STALE | UNFIT):
             state.raise_problem(worst)
         if self._repairs > 2:

@@ -8,7 +8,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlff_triton.kernels.types.motion import Barostat, Descent, Integration, Rescaling
+from mlff_triton.errors import SimulationError
+from mlff_triton.kernels.types.motion import (
+    JUMP,
+    Barostat,
+    Descent,
+    Integration,
+    Motion,
+    Rescaling,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -127,6 +135,8 @@ class Conditions(NamedTuple):
         The barostat.
     descent : Descent or None
         If given, energies are minimized instead.
+    stiffness : float64 [B] or None
+        As in `Motion`, for a barostat; None if unknown.
     """
 
     integration: Integration
@@ -136,6 +146,7 @@ class Conditions(NamedTuple):
     rescaling: Rescaling | None = None
     barostat: Barostat | None = None
     descent: Descent | None = None
+    stiffness: FloatArray | None = None
 
     @property
     def constants(self) -> tuple[object, ...]:
@@ -146,6 +157,17 @@ class Conditions(NamedTuple):
 def at_start(positions: FloatArray, velocities: FloatArray, cell: FloatArray) -> State:
     """Return a state before the first step; arguments are its attributes."""
     return State(0, positions, velocities, cell, np.zeros(len(positions)), np.zeros(len(cell)))
+
+
+def check_strain(motion: Motion) -> None:
+    """Raise a `SimulationError` if the barostat would have strained a cell too much. This waits."""
+    if motion.strain.isnan().any():
+        step, share = int(motion.pressed.max()), round(100 * JUMP)
+        raise SimulationError(
+            f"the volume jumped after step {step}, as the barostat would have strained the cell by "
+            f"more than {share} % at once: use a lower compressibility, a longer barostat time or "
+            "a pressure closer to that of the structure"
+        )
 
 
 class Suspect(NamedTuple):

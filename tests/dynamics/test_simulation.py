@@ -59,6 +59,7 @@ PLANS = {
     "nve": Settings(stages=(Stage("nve", 40),), every=8, minimize=True),
     "nvt": Settings(stages=(Stage("nvt", 40),), every=8),
     "npt": Settings(stages=(Stage("npt", 40),), every=8, pressure=100.0),
+    "sheared": Settings(stages=(Stage("npt", 40),), every=8, barostat="anisotropic"),
     "all": Settings(
         stages=(Stage("nvt", 15), Stage("npt", 15), Stage("nve", 10)), every=6, minimize=True
     ),

@@ -22,9 +22,10 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems, evaluate_part, evaluate_step
 from mlff_triton.kernels.alignment import alignment, edit_distance
+from mlff_triton.kernels.dynamics.barostat import press
 from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
-from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
+from mlff_triton.kernels.dynamics.rescaling import choose_scale
 from mlff_triton.kernels.neighbors import edges, neighbor_list, shells
 from mlff_triton.kernels.neighbors.bins import Boxes
 from mlff_triton.kernels.neighbors.renewal import place_atoms

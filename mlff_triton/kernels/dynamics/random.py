@@ -37,3 +37,10 @@ def normals(seed, step, PURPOSE: tl.constexpr, item, stream):
     r, s = tl.sqrt(-2 * tl.log(a)), tl.sqrt(-2 * tl.log(c))
     u, v = 6.283185307179586 * b, 6.283185307179586 * d
     return r * tl.cos(u), r * tl.sin(u), s * tl.cos(v), s * tl.sin(v)
+
+
+@triton.jit
+def thermal_energy(temperature_ptr, system, step):
+    """Return ``kT`` of a system at a step."""
+    slope = tl.load(temperature_ptr + 2 * system + 1)
+    return tl.fma(slope, step.to(tl.float64), tl.load(temperature_ptr + 2 * system))

@@ -41,3 +41,14 @@ def times(factor, a):
 def add(a, factor, b):
     """Return ``a + factor * b`` for vectors, rounded once."""
     return tl.fma(factor, b[0], a[0]), tl.fma(factor, b[1], a[1]), tl.fma(factor, b[2], a[2])
+
+
+@triton.jit
+def apply_symmetric(m, x, y, z):
+    """Multiply vectors by a symmetric matrix (xx, yy, zz, yz, xz, xy)."""
+    xx, yy, zz, yz, xz, xy = m
+    return (
+        tl.fma(xz, z, tl.fma(xy, y, xx * x)),
+        tl.fma(yz, z, tl.fma(yy, y, xy * x)),
+        tl.fma(zz, z, tl.fma(yz, y, xz * x)),
+    )

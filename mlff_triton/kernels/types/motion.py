@@ -15,6 +15,10 @@ from torch import Tensor
 
 ATOMS = 256
 """Atoms that a program of the integrator moves."""
+SHARE = 0.2
+"""Share of an excess pressure that an action of the barostat relieves at most."""
+JUMP = 0.15
+"""Norm of a strain that an action of the barostat must not exceed."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Motion:
     cell : float64 [B, 3, 3]
         Pending lattice vectors (rows), Å.
     heat : float64 [N]
-        Heat that each atom has received from its thermostat until then, and kinetic energy from the
-        barostat, eV.
+        Heat that each atom has received from its thermostat until then, and kinetic energy from
+        the barostat, eV.
     done_positions, done_velocities, done_cell, done_heat
         The same at the end of the last step that is done.
     inverse_mass : float64 [N]
@@ -55,9 +59,11 @@ class Motion:
         Factor of the velocities, from the thermostat that rescales them.
     drift : float64 [B, 6]
         Overall motion that it subtracts before: velocity at the origin, and angular velocity.
-    strain : float64 [B, 2, 6]
-        Symmetric matrices by which the barostat multiplies positions and velocities: xx, yy, zz,
-        yz, xz, xy.
+    stiffness : float64 [B]
+        Upper estimate of the bulk modulus, or of the stiffest strain where the shape may change,
+        eV/Å^3; 0 if unknown.
+    strain : float64 [B, 2, 3, 3]
+        Matrices by which the barostat multiplies positions and velocities (rows) from the right.
     owed : float64 [B, 2]
         Work of the last action of the barostat that is not in ``work`` yet: half of the potential
         energy, as the virial before tells, in eV, and the step with whose virial the other half
@@ -99,6 +105,7 @@ class Motion:
     work: Tensor
     scale: Tensor
     drift: Tensor
+    stiffness: Tensor
     strain: Tensor
     owed: Tensor
     clock: Tensor
@@ -150,7 +157,8 @@ class Motion:
             work=floats(n_systems),
             scale=floats(n_systems) + 1,
             drift=floats(n_systems, 6),
-            strain=floats(n_systems, 2, 6),
+            stiffness=floats(n_systems),
+            strain=floats(n_systems, 2, 3, 3),
             owed=floats(n_systems, 2) - 1,
             clock=integers(n_systems, programs),
             started=integers(n_systems, programs) - 1,
@@ -179,6 +187,7 @@ class Motion:
         self.velocities.zero_()
         self.scale.fill_(1.0)
         self.drift.zero_()
+        self.strain.zero_()
         self.owed.fill_(-1)
         self.clock.fill_(step)
         self.started.fill_(step - 1)
@@ -239,9 +248,9 @@ class Barostat(NamedTuple):
     pressure : float
         eV/Å^3.
     compressibility : float
-        Å^3/eV. It only sets the relaxation time.
+        Å^3/eV.
     time : float
-        Relaxation time of the volume, Å (amu / eV)^(1/2).
+        Relaxation time of the volume of a system with this compressibility, Å (amu / eV)^(1/2).
     every : int
         Steps from one action to the next.
     isotropic : bool

@@ -21,11 +21,13 @@ KT = 0.025
 STIFFNESS = 10.0
 
 if torch.cuda.is_available():
+    from mlff_triton.kernels.dynamics.barostat import press
     from mlff_triton.kernels.dynamics.integrator import advance
-    from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
+    from mlff_triton.kernels.dynamics.rescaling import choose_scale
 else:
+    from mlff_triton.kernels.dynamics.reference.barostat import press
     from mlff_triton.kernels.dynamics.reference.integrator import advance
-    from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale, press
+    from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale
 
 
 def simulate(

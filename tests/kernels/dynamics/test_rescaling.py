@@ -1,4 +1,4 @@
-"""Thermostat and barostat against the reference, and the laws that they must obey."""
+"""The thermostat that rescales velocities against the reference, and the laws it must obey."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import torch
 
 from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.reference import rescaling as reference
-from mlff_triton.kernels.dynamics.rescaling import choose_scale, press
-from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
+from mlff_triton.kernels.dynamics.rescaling import choose_scale
+from mlff_triton.kernels.types.motion import Integration, Rescaling
 from tests.kernels.dynamics.test_integrator import assert_same, given, motion_of, on
 
 INTEGRATION = Integration(timestep=0.05, seed=99)
 RESCALING = Rescaling(time=0.7)
-
-
-def barostat(isotropic: bool) -> Barostat:
-    return Barostat(pressure=0.01, compressibility=7.0, time=400.0, every=7, isotropic=isotropic)
 
 
 @pytest.mark.parametrize("lost", [0, 3, 6])
@@ -80,68 +76,3 @@ def test_systems_at_rest_stay_so(device):
     choose_scale(found, INTEGRATION, RESCALING)
     assert found.scale.tolist() == [1.0] * 3
     assert torch.equal(found.work.cpu(), motion.work)
-
-
-@pytest.mark.parametrize("isotropic", [True, False])
-def test_cells_agree_with_the_reference(isotropic, device):
-    expected = motion_of()
-    _, totals = given()
-    found = on(device, expected)
-    before = expected.cell.clone()
-    press(found, totals.to(device), INTEGRATION, barostat(isotropic))
-    reference.press(expected, totals, INTEGRATION, barostat(isotropic))
-    assert_same(found, expected)
-    assert not torch.equal(expected.cell, before)
-    again = on(device, found)
-    press(again, totals.to(device), INTEGRATION, barostat(isotropic))
-    assert_same(again, on("cpu", found))
-
-
-@pytest.mark.parametrize(("every", "is_continued"), [(3, True), (7, False)])
-def test_cells_change_only_when_that_is_due(every, is_continued, device):
-    motion = motion_of()
-    motion.reset(7, is_continued=is_continued)
-    found = on(device, motion)
-    press(found, given()[1].to(device), INTEGRATION, barostat(True)._replace(every=every))
-    assert_same(found, motion)
-
-
-def test_momenta_shrink_as_positions_grow(device):
-    """The phase space volume is kept: positions grow by a matrix, momenta shrink by it."""
-    motion = motion_of((5,))
-    found = on(device, motion)
-    press(found, given((5,))[1].to(device), INTEGRATION, barostat(False))
-    found = on("cpu", found)
-    grown, shrunk = (
-        torch.linalg.lstsq(getattr(motion, name), getattr(found, name)).solution
-        for name in ("positions", "velocities")
-    )
-    torch.testing.assert_close(grown @ shrunk, torch.eye(3).double(), rtol=0, atol=1e-10)
-    torch.testing.assert_close(motion.cell[0] @ grown, found.cell[0], rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("isotropic", [True, False])
-def test_the_work_of_the_barostat_is_settled_one_step_later(isotropic, device):
-    """Half of it follows from the virial before, half from the one after; velocities give heat."""
-    motion = motion_of()
-    motion.owed.fill_(-1)
-    _, totals = given()
-    found, heat, work = on(device, motion), motion.heat.clone(), motion.work.clone()
-    press(found, totals.to(device), INTEGRATION, barostat(isotropic))
-    now = on("cpu", found)
-    mass = 1 / motion.inverse_mass
-    gained = 0.5 * mass * (now.velocities.square() - motion.velocities.square()).sum(1)
-    torch.testing.assert_close(now.heat - heat, gained, rtol=1e-9, atol=1e-12)
-    assert torch.equal(now.work, work)
-
-    later = totals.clone()
-    later[:, 1:10] *= 1.5
-    for _ in range(2):  # the second time, nothing is owed
-        found.clock.fill_(int(motion.clock[0, 0]) + 1)
-        press(found, later.to(device), INTEGRATION, barostat(isotropic))
-    now = on("cpu", found)
-    strain = torch.linalg.solve(motion.cell, now.cell)
-    unit = torch.eye(3, dtype=torch.float64)
-    before, after = (t[:, 1:10].unflatten(1, (3, 3)) for t in (totals, later))
-    expected = before * (strain - unit) + after * (unit - torch.linalg.inv(strain))
-    torch.testing.assert_close(now.work - work, 0.5 * expected.sum((1, 2)), rtol=1e-7, atol=1e-9)
