@@ -35,6 +35,10 @@ CONSTANTS = (
     *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
     *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
     *("beta", "threshold", "resolutions", "apply_squashing", "starting", "precision"),
+    *("_outgoing", "c_hidden", "no_heads", "n_heads", "has_s", "cross_attention_mode", "dim"),
+    *("no_update_s", "initial_norm", "opm_first", "skip_msa_update", "is_last_block", "c_s"),
+    *("disable_times", "sigma_data", "n_query", "n_key", "n_queries", "n_keys"),
+    *("attn_window_queries", "attn_window_keys"),
 )
 
 

@@ -104,7 +104,7 @@ def _attempt(model: nn.Module, call: Call, autocast: torch.dtype | None) -> Outp
     device = next(model.parameters()).device.type
     try:
         with torch.autocast(device, autocast, enabled=autocast is not None):
-            return dict(_flat(call(model)))
+            return dict(flat(call(model)))
     except Exception as error:  # noqa: BLE001 - models raise many kinds
         return error
 
@@ -112,14 +112,14 @@ def _attempt(model: nn.Module, call: Call, autocast: torch.dtype | None) -> Outp
 _own = lru_cache(maxsize=4)(_attempt)  # of the model without acceleration
 
 
-def _flat(outputs: Any, path: str = "") -> Iterable[tuple[str, Tensor]]:
+def flat(outputs: Any, path: str = "") -> Iterable[tuple[str, Tensor]]:
     """Yield the tensors of nested outputs with their paths."""
     if isinstance(outputs, Tensor):
         if outputs.is_floating_point():
             yield path, outputs
     elif isinstance(outputs, Mapping):
         for name, part in outputs.items():
-            yield from _flat(part, f"{path}/{name}")
+            yield from flat(part, f"{path}/{name}")
     elif isinstance(outputs, tuple | list):
         for number, part in enumerate(outputs):
-            yield from _flat(part, f"{path}/{number}")
+            yield from flat(part, f"{path}/{number}")

@@ -48,8 +48,8 @@ class Plan(NamedTuple):
             if residue not in seen:
                 groups.append(group_of.get(residue, [residue]))
                 seen.update(groups[-1])
-        flat = torch.tensor([residue for group in groups for residue in group])
-        return cls(flat.to(order.device).expand(len(order), -1), groups)
+        flat = [residue for group in groups for residue in group]
+        return cls(torch.tensor(flat, device=order.device).expand(len(order), -1), groups)
 
     def schedule(self) -> Schedule:
         """Return the rows of residues in order."""
@@ -184,7 +184,7 @@ def _shares(given: Mapping[str, Any], plan: Plan) -> Tensor:
     """Return the weight of each residue's logits in its group [R]."""
     shares = torch.ones_like(given["mask"], memory_format=torch.contiguous_format)
     if plan.groups is not None:
-        factors = torch.as_tensor(given["tied_beta"]).to(shares)
+        factors = torch.as_tensor(given["tied_beta"], device=shares.device).to(shares)
         for group in plan.groups:
             shares[:, group] = factors[group] / len(group)
     return shares.flatten()

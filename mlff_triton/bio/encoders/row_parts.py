@@ -10,12 +10,19 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_norm, trace_mlp
+from mlff_triton.bio.encoders.torch_modules import is_norm, python_state, trace_mlp
 from mlff_triton.bio.encoders.weights import Linear, Norm
-from mlff_triton.bio.fast_forward import GRADIENTS_REQUIRED, FastForward, Weights
+from mlff_triton.bio.fast_forward import GRADIENTS_REQUIRED, FastForward, Reading, Weights
 from mlff_triton.kernels.common.reference import activations
 
 Steps: TypeAlias = list[tuple[Norm | Linear, str]]
+
+
+class Traced(NamedTuple):
+    """Steps of a traced module, and what else its ``forward`` depends on, see `python_state`."""
+
+    steps: Steps
+    state: list[Any]
 
 
 class Operators(NamedTuple):
@@ -104,7 +111,7 @@ class LayerNormForward(PartForward[Norm]):
         return self.operators.layer_norm(x, *weights)
 
 
-class MLPForward(PartForward[Steps]):
+class MLPForward(PartForward[Traced]):
     """Two linear maps, with activations and normalizations between them."""
 
     supported = "networks of two linear maps"
@@ -114,19 +121,26 @@ class MLPForward(PartForward[Steps]):
         """Return True for a chain of two linear maps, whatever the names of its submodules."""
         return trace_mlp(module) is not None
 
-    def collect(self) -> Steps:
+    def collect(self) -> Traced:
         """Read linear maps and normalizations, each with the activation that follows it."""
         steps: list[tuple[Any, str]] = trace_mlp(self.module) or []
-        return [
+        read = [
             ((Norm if is_norm(part) else Linear).of(part).to(self.dtype), activation)
             for part, activation in steps
         ]
+        return Traced(read, python_state(self.module))
 
-    def run(self, weights: Steps, x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    def _is_current(self, reading: Reading[Traced | None]) -> bool:
+        """Return True if a trace would be the same again, and the weights too."""
+        traced = reading.weights
+        is_same = traced is None or traced.state == python_state(self.module)
+        return is_same and super()._is_current(reading)
+
+    def run(self, weights: Traced, x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
         """Apply all steps in order."""
         del arguments
         dtype, x, operators = x.dtype, x.to(self.dtype), self.operators
-        for part, activation in weights:
+        for part, activation in weights.steps:
             if isinstance(part, Linear):
                 x = operators.linear(x, *part, activation)
             else:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from mlff_triton.bio.replacement import Replacement, replacement_of
@@ -29,6 +29,10 @@ ACTIVATIONS: dict[Any, str] = {
     nn.Tanh: "tanh",
     nn.Sigmoid: "sigmoid",
 }
+
+
+_BOOKKEEPING = vars(nn.Module()).keys() - {"training"}
+_MOST_VALUES = 100  # of a container that is compared
 
 
 def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
@@ -115,6 +119,41 @@ def trace_mlp(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
         elif node.op != "output" and not is_plain(called, nn.Dropout, nn.Identity):
             return None
     return steps
+
+
+def python_state(module: nn.Module) -> list[Any]:
+    """Return values, other than tensors and modules, that a traced ``forward`` may depend on.
+
+    A trace follows one branch of the code. These values decide on branches: attributes of modules
+    that are not PyTorch's and of their classes, and global names that methods use.
+    """
+    found: list[Any] = []
+    for part in module.modules():
+        kinds = [
+            k for k in type(part).__mro__ if not k.__module__.startswith(("torch.", "builtins"))
+        ]
+        methods = [f for kind in kinds for f in vars(kind).values() if inspect.isfunction(f)]
+        if methods:
+            found += [_plain(x) for name, x in vars(part).items() if name not in _BOOKKEEPING]
+            found += [_plain(x) for kind in kinds for x in vars(kind).values()]
+        for method in methods:
+            names = method.__code__.co_names
+            found += [_plain(method.__globals__.get(name)) for name in names]
+    return found
+
+
+def _plain(value: Any, depth: int = 3) -> Any:
+    """Return what can be compared later: copies of small containers, and objects' attributes."""
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    is_opaque = callable(value) or inspect.ismodule(value) or isinstance(value, Tensor)
+    inside = () if is_opaque else value
+    if not is_opaque and not isinstance(value, Mapping | list | tuple):
+        inside = getattr(value, "__dict__", ())
+    if not depth or len(inside) > _MOST_VALUES:
+        return id(value)
+    parts = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
+    return id(value), [(name, _plain(x, depth - 1)) for name, x in parts]
 
 
 def _has_foreign_forward(module: nn.Module) -> bool:

@@ -96,7 +96,7 @@ class BoltzBlockForward(BlockForward):
     @property
     def updates_tokens(self) -> bool:
         """True if the block updates tokens."""
-        return hasattr(self.module, "attention")
+        return hasattr(self.module, "attention") and not getattr(self.module, "no_update_s", False)
 
     def collect(self) -> BlockWeights:
         """Read the weights."""
@@ -181,7 +181,8 @@ def tokens(module: Any) -> TokenWeights:
     own = module.attention
     if own.proj_z[2].pattern != HEADS_FIRST:
         raise InputError("the axes of biases have an unknown order")
-    norms = getattr(module, "pre_norm_s", None), getattr(own, "norm_s", None)
+    own_norm = getattr(own, "norm_s", None) if getattr(own, "initial_norm", True) else None
+    norms = getattr(module, "pre_norm_s", None), own_norm
     if norms.count(None) != 1:
         raise InputError("its tokens are not normalized once before attention")
     key, value, gate, out = map(weight, (own.proj_k, own.proj_v, own.proj_g, own.proj_o))

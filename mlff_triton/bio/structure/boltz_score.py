@@ -203,6 +203,8 @@ def given_parts(
 
 
 def _condition_weights(module: Any, wide: torch.dtype) -> ConditionWeights:
+    if getattr(module, "disable_times", False):
+        raise InputError("noise levels are not embedded")
     waves = module.fourier_embed.proj
     return ConditionWeights(
         exact_norm(module.norm_single),

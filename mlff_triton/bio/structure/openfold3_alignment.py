@@ -14,6 +14,7 @@ from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward, pair_upda
 from mlff_triton.bio.structure.openfold_layers import norm, outer_product
 from mlff_triton.bio.structure.recognition import children, has_structure, weight
 from mlff_triton.bio.structure.updates import AlignmentWeights, BlockWeights
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import AverageWeights
 
 KNOWN = {
@@ -65,6 +66,8 @@ class OpenFold3AlignmentForward(OpenFold3BlockForward):
         average, last = None, None
         if not block.skip_msa_update:
             average, last = _average(block.msa_att_row), transition(block.msa_transition)
+        elif not block.opm_first:
+            raise InputError("it updates neither the alignment nor pairs by it")
         outer = block.outer_product_mean
         alignment = AlignmentWeights(
             outer_product(outer), average, last, bool(block.opm_first), outer.eps

@@ -77,8 +77,22 @@ def triangle_attention(
     if module.starting is not starting:
         raise InputError("triangle attention has the other direction")
     mha = module.mha
+    _check_scale(mha)
     maps = mha.linear_q, mha.linear_k, mha.linear_v, mha.linear_g, bias, mha.linear_o
     return TriangleAttentionWeights(norm(module.layer_norm), *map(weight, maps))
+
+
+def _check_scale(mha: Any) -> None:
+    """Raise unless the scale of scores is that of the width of heads.
+
+    Raises
+    ------
+    InputError
+        If the module has another one.
+    """
+    heads = mha.num_heads if hasattr(mha, "num_heads") else mha.no_heads
+    if mha.c_hidden * heads != len(mha.linear_q.weight):
+        raise InputError("scores of attention have another scale than that of its heads")
 
 
 def outer_product(module: Any) -> OuterProductWeights:
@@ -91,6 +105,7 @@ def outer_product(module: Any) -> OuterProductWeights:
 
 def token_attention(first_norm: Any, mha: Any) -> TokenAttentionWeights:
     """Read the weights of the attention of tokens, and of the normalization before it."""
+    _check_scale(mha)
     bias = None if mha.linear_q.bias is None else exact(mha.linear_q.bias)
     others = mha.linear_k, mha.linear_v, mha.linear_g, mha.linear_o
     key, value, gate, out = map(weight, others)
@@ -100,6 +115,7 @@ def token_attention(first_norm: Any, mha: Any) -> TokenAttentionWeights:
 
 def conditioned_attention(mha: Any) -> ConditionedAttentionWeights:
     """Read the weights of attention whose tokens are normalized with conditions."""
+    _check_scale(mha)
     others = mha.linear_k, mha.linear_v, mha.linear_g
     maps = torch.cat([exact_weight(mha.linear_q), *map(weight, others)])
     return ConditionedAttentionWeights(maps, _query_bias(mha, maps), weight(mha.linear_o))
@@ -107,6 +123,7 @@ def conditioned_attention(mha: Any) -> ConditionedAttentionWeights:
 
 def window_attention(mha: Any, *, chained: bool) -> WindowAttentionWeights:
     """Read the weights of attention within windows, whose keys are normalized separately."""
+    _check_scale(mha)
     queries = torch.cat([exact_weight(mha.linear_q), weight(mha.linear_g)])
     keys = torch.cat([weight(mha.linear_k), weight(mha.linear_v)])
     bias = _query_bias(mha, queries)

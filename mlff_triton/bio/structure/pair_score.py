@@ -238,6 +238,8 @@ class PairScoreForward(SamplingForward[PairScoreWeights]):
         Only tokens multiply by halves, unless PyTorch may use TF32, which is faster.
         """
         queries, keys = self.window()
+        if self.module.sigma_data != self.module.diffusion_conditioning.sigma_data:
+            raise InputError("its conditioning has another standard deviation of data")
         if queries not in WINDOW_SIDES or keys not in WINDOW_SIDES or queries > keys:
             raise InputError(f"windows of atoms have {queries} queries and {keys} keys")
         found, dtype, backend = self.collect(), self.dtype, self.backend

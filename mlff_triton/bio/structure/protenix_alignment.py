@@ -19,6 +19,7 @@ from mlff_triton.bio.structure.protenix import (
 )
 from mlff_triton.bio.structure.recognition import children, has_structure, weight
 from mlff_triton.bio.structure.updates import AlignmentWeights, BlockWeights
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import AverageWeights
 
 KNOWN = {
@@ -99,6 +100,8 @@ class ProtenixAlignmentForward(ProtenixBlockForward):
 
 
 def _average(module: Any) -> AverageWeights:
+    if module.softmax_w.dim != -2:
+        raise InputError("averages are weighted along another axis")
     maps = (
         module.linear_no_bias_mv,
         module.linear_no_bias_mg,

@@ -29,6 +29,7 @@ from mlff_triton.bio.structure.protenix import NORM, SOURCES, transition
 from mlff_triton.bio.structure.recognition import children, weight
 from mlff_triton.bio.structure.score_network import AtomMaps, ConditionWeights
 from mlff_triton.bio.weights import exact, wide_dtype
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import ConditionedTransitionWeights
 
 FEATURES = (
@@ -152,8 +153,10 @@ class ProtenixDiffusionForward(PairScoreForward):
         return Given(tokens[None], atoms, pairs[None], atom_pairs[0], token)
 
 
-def _layer(block: Any) -> DiffusionLayer:
+def _layer(block: Any, *, windows: bool = False) -> DiffusionLayer:
     attention, last = block.attention_pair_bias, block.conditioned_transition_block
+    if attention.cross_attention_mode is not windows or not attention.has_s:
+        raise InputError("attention has no conditions, or other keys than expected")
     return DiffusionLayer(
         attention.n_heads,
         _conditions(attention.layernorm_a, attention.linear_a_last),
@@ -170,7 +173,7 @@ def _atoms(module: Any) -> Transformer:
 
 def _atom_layer(block: Any) -> DiffusionLayer:
     attention = block.attention_pair_bias
-    return _layer(block)._replace(
+    return _layer(block, windows=True)._replace(
         attention=window_attention(attention.attention, chained=True),
         key_conditions=_conditions(attention.layernorm_kv),
     )
