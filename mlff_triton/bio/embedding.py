@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from mlff_triton.bio.fast_forward import PRECISIONS
 from mlff_triton.bio.patch import accelerate
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.jobs.job import Job, Progress, Task, Workers, run
-from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
+from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
 from mlff_triton.jobs.workers import Done
 
 SEQUENCES = 1024  # per task, at most
@@ -161,12 +161,43 @@ class Embedding:
 
         def compute(records: list[Record]) -> Done:
             found, errors = encoder.embed([record.seq for record in records])
-            payload = pack(self._columns(records, found, errors, encoder.width))
-            wrong = [k for k, error in enumerate(errors) if error]
-            first = f"record {records[wrong[0]].id}: {errors[wrong[0]]}" if wrong else ""
-            return Done(payload, len(records), len(wrong), first)
+            return self._done(records, found, errors, encoder.width)
 
         return compute
+
+    def nothing(self) -> list[Record]:
+        """Return no records."""
+        return []
+
+    def parts(self, records: list[Record]) -> list[list[Record]]:
+        """Return two halves of some records, or only itself if it is one."""
+        middle = len(records) // 2
+        return [records[:middle], records[middle:]] if middle else [records]
+
+    def lost(self, records: list[Record], reason: str) -> Done:
+        """Return an error for each record."""
+        from transformers import AutoConfig
+
+        width = AutoConfig.from_pretrained(self.model).hidden_size
+        return self._done(records, [None] * len(records), [reason] * len(records), width)
+
+    def merged(self, payloads: Sequence[bytes]) -> bytes:
+        """Return the embeddings of parts as those of their task."""
+        return concatenated(payloads)
+
+    def _done(
+        self,
+        records: list[Record],
+        found: list[NDArray[np.float32] | None],
+        errors: list[str],
+        width: int,
+    ) -> Done:
+        if not records:
+            return Done(b"", 0)
+        wrong = [k for k, error in enumerate(errors) if error]
+        first = f"record {records[wrong[0]].id}: {errors[wrong[0]]}" if wrong else ""
+        payload = pack(self._columns(records, found, errors, width))
+        return Done(payload, len(records), len(wrong), first)
 
     def _columns(
         self,

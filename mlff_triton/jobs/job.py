@@ -7,16 +7,14 @@ import warnings
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlff_triton.errors import BackendError, InputError, MlffTritonError, OutputError
+from mlff_triton.errors import InputError, MlffTritonError, OutputError
+from mlff_triton.jobs.division import finished
 from mlff_triton.jobs.journal import Entry, Finish, Journal, Settings
 from mlff_triton.jobs.workers import Done, Pool, Result, Work, local_pool
-
-TRIES = 3  # of a task whose workers die
 
 WARNINGS = 10  # of each class that are given
 
@@ -186,7 +184,7 @@ def run(
         if not journal.is_complete:
             show(progress)
             with workers.pool(job.work) as pool:
-                for task, done in _ordered(pool, tasks):
+                for task, done in _ordered(pool, job.work, tasks):
                     journal.append(done.payload, _entry(task, done))
                     _give(done, given)
                     progress = progress.after(done, task.position, began)
@@ -253,19 +251,24 @@ def _change(job: Job, journal: Journal, tasks: Iterator[Task]) -> tuple[str, int
     return "", position
 
 
-def _ordered(pool: Pool, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]]:
+def _ordered(pool: Pool, work: Work, tasks: Iterator[Task]) -> Iterator[tuple[Task, Done]]:
     """Yield tasks with their results, in order, while workers compute the next ones.
 
     An error of the input is raised after the results of all tasks before it.
     """
     begun: deque[tuple[Task, Result]] = deque()
     failures: list[MlffTritonError] = []
+
+    def first() -> tuple[Task, Done]:
+        task, result = begun.popleft()
+        return task, finished(pool, work, task.content, task.name, result)
+
     for task in _until_failure(tasks, failures):
         begun.append((task, pool.submit(task.content)))
         while len(begun) >= pool.capacity:
-            yield _finished(pool, *begun.popleft())
+            yield first()
     while begun:
-        yield _finished(pool, *begun.popleft())
+        yield first()
     for failure in failures:
         raise failure
 
@@ -276,29 +279,6 @@ def _until_failure(tasks: Iterator[Task], failures: list[MlffTritonError]) -> It
         yield from tasks
     except MlffTritonError as error:
         failures.append(error)
-
-
-def _finished(pool: Pool, task: Task, result: Result) -> tuple[Task, Done]:
-    """Wait for a task, and begin it again if its worker has died."""
-    tries = 1
-    while (done := _unless_lost(result)) is None:
-        if tries == TRIES:
-            raise BackendError(
-                f"{TRIES} workers died, one after another, at {task.name}: look for a lack of "
-                "memory; a script must start its work below if __name__ == '__main__'. The same "
-                "call continues"
-            )
-        tries += 1
-        result = pool.submit(task.content)
-    return task, done
-
-
-def _unless_lost(result: Result) -> Done | None:
-    """Return the results of a task, or None if its worker has died."""
-    try:
-        return result.result()
-    except BrokenExecutor:
-        return None
 
 
 def _entry(task: Task, done: Done) -> Entry:

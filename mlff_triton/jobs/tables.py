@@ -47,6 +47,12 @@ def unpack(payload: bytes) -> Columns:
         return dict(arrays)
 
 
+def concatenated(payloads: Sequence[bytes]) -> bytes:
+    """Return the rows of packed columns one after another."""
+    tables = list(map(unpack, payloads))
+    return pack({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
+
+
 def writer_of(path: Path, counts: str, others: Sequence[str] = ()) -> Write:
     """Return the function that writes packed columns to a file.
 

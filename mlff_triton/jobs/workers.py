@@ -8,13 +8,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import InputError
@@ -56,6 +56,27 @@ class Work(Protocol, Hashable):
 
     def start(self, device: str) -> Callable[[Any], Done]:
         """Load what the computation needs on a device, and return the function of a task."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Work, Protocol):
+    """Work whose tasks are divided if workers die at them."""
+
+    def nothing(self) -> Any:
+        """Return a content without items."""
+        ...
+
+    def parts(self, content: Any) -> Sequence[Any]:
+        """Return the parts of a content in order, or only itself if it cannot be divided."""
+        ...
+
+    def lost(self, content: Any, reason: str) -> Done:
+        """Return the errors of a content that cannot be computed."""
+        ...
+
+    def merged(self, payloads: Sequence[bytes]) -> bytes:
+        """Return the results of parts as those of their task."""
         ...
 
 

@@ -7,9 +7,10 @@ trajectories, are read frame by frame.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +73,13 @@ class Text:
         for k, image in enumerate(images, self.first):
             yield self.source, k, image
 
+    def halves(self) -> Sequence[Text]:
+        """Return two parts, or only itself if there is one frame."""
+        middle, frames = len(self.frames) // 2, self.frames
+        left = replace(self, frames=frames[:middle])
+        right = replace(self, frames=frames[middle:], first=self.first + middle)
+        return (left, right) if middle else (self,)
+
 
 @dataclass(frozen=True)
 class File:
@@ -87,6 +95,7 @@ class File:
 
     source: str
     path: str = ""
+    first = 0  # frame
 
     def parse(self) -> Iterator[Parsed]:
         """Yield the structures."""
@@ -99,13 +108,20 @@ class File:
         except InputError as error:
             yield self.source, 0, str(error)
             return
+        except OSError as error:
+            yield self.source, 0, f"the file cannot be read: {error.strerror}"
+            return
         for k, image in enumerate(images):
             yield self.source, k, image
+
+    def halves(self) -> Sequence[File]:
+        """Return only itself, as nobody knows what it contains."""
+        return (self,)
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of a trajectory, as ASE reads them."""
+    """Frames of a trajectory, as ASE reads them; methods are as those of `Text`."""
 
     source: str
     first: int
@@ -115,6 +131,13 @@ class Frames:
         """Yield the structures."""
         for k, image in enumerate(self.images, self.first):
             yield self.source, k, image
+
+    def halves(self) -> Sequence[Frames]:
+        """Return two parts, or only itself if there is one frame."""
+        middle, images = len(self.images) // 2, self.images
+        left = replace(self, images=images[:middle])
+        right = replace(self, images=images[middle:], first=self.first + middle)
+        return (left, right) if middle else (self,)
 
 
 Piece = Text | File | Frames
@@ -186,7 +209,8 @@ def without_output(files: Sequence[str], out: Path) -> list[str]:
 
 def total_size(files: Sequence[str]) -> int:
     """Return the bytes of all files, in which the position of a task is measured."""
-    return sum(Path(name).stat().st_size for name in files if name not in SHIPPED)
+    found = (_status(Path(name)) for name in files if name not in SHIPPED)
+    return sum(status.st_size for status in found if status is not None)
 
 
 def tasks_of(files: Sequence[str]) -> Iterator[Task]:
@@ -221,6 +245,15 @@ def _task(gathered: list[_Sized]) -> Task:
     return Task([sized.piece for sized in gathered], check, gathered[-1].position, name)
 
 
+def _status(path: Path) -> os.stat_result | None:
+    """Return the size and the time of a file, or None if it cannot be opened."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno())
+    except OSError:
+        return None
+
+
 def _pieces(files: Sequence[str]) -> Iterator[_Sized]:
     """Yield pieces that are at most as large as a task."""
     before = 0
@@ -229,7 +262,10 @@ def _pieces(files: Sequence[str]) -> Iterator[_Sized]:
             yield _Sized(File(source), 1, 1, 0, zlib.crc32(source.encode()), before)
             continue
         path = Path(source)
-        status = path.stat()
+        status = _status(path)
+        if status is None:  # it has vanished meanwhile, which costs its structures alone
+            yield _Sized(File(source, str(path.absolute())), 1, 1, 0, 0, before)
+            continue
         kind = find_format(path)
         if kind is not None:
             yield from _texts(path, kind, before)

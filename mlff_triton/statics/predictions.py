@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ from mlff_triton.dynamics.structures import checked
 from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.errors import MlffTritonError
 from mlff_triton.jobs.job import WARNINGS, Job, Progress, Workers, run
-from mlff_triton.jobs.tables import OF_ITEMS, pack, writer_of
+from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
 from mlff_triton.jobs.workers import Done
 from mlff_triton.model.prediction import members_of
 from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
@@ -123,7 +123,10 @@ def predict_files(
     precision = dtype_name(find_dtype(dtype))
     loaded = load_model(model)
     has_record = loaded.known_domain is not None
-    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz, has_record)
+    has_charges = all(member.has_charges for member in members_of(loaded))
+    work = SinglePoints(
+        lasting_name(model), precision, charge, periodic, is_xyz, has_record, has_charges
+    )
     weights = [member.weights_hash for member in members_of(loaded)]
     settings = {
         "job": "predict",
@@ -184,6 +187,7 @@ class SinglePoints:
     periodic: bool
     is_xyz: bool
     has_record: bool
+    has_charges: bool
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
@@ -195,12 +199,39 @@ class SinglePoints:
             rows = [self._row(screening, *found) for found in parsed]
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
-            payload = xyz_of(rows) if self.is_xyz else pack(columns_of(rows, self.has_record))
-            errors = [row for row in rows if row.error]
-            first = str(errors[0]) if errors else ""
-            return Done(payload, len(rows), len(errors), first, unknown=_warn(rows))
+            return self._done(rows)
 
         return compute
+
+    def nothing(self) -> list[Piece]:
+        """Return no pieces."""
+        return []
+
+    def parts(self, pieces: list[Piece]) -> list[list[Piece]]:
+        """Return two halves of some pieces or of one, or only itself if it is a structure."""
+        middle = len(pieces) // 2
+        if middle:
+            return [pieces[:middle], pieces[middle:]]
+        return [[half] for half in pieces[0].halves()]
+
+    def lost(self, pieces: list[Piece], reason: str) -> Done:
+        """Return an error for each of some pieces."""
+        return self._done([Row(p.source, p.first, Atoms(), error=reason) for p in pieces])
+
+    def merged(self, payloads: Sequence[bytes]) -> bytes:
+        """Return the results of parts as those of their task."""
+        return b"".join(payloads) if self.is_xyz else concatenated(payloads)
+
+    def _done(self, rows: list[Row]) -> Done:
+        if not rows:
+            return Done(b"", 0)
+        if self.is_xyz:
+            payload = xyz_of(rows)
+        else:
+            payload = pack(columns_of(rows, self.has_record, self.has_charges))
+        errors = [row for row in rows if row.error]
+        first = str(errors[0]) if errors else ""
+        return Done(payload, len(rows), len(errors), first, unknown=_warn(rows))
 
     def _row(self, screening: Screening, source: str, frame: int, image: Atoms | str) -> Row:
         """Return a row without results; one with an error if the structure is invalid."""
@@ -263,13 +294,16 @@ def xyz_of(rows: list[Row]) -> bytes:
     return extended_xyz(images, own)
 
 
-def columns_of(rows: list[Row], has_record: bool) -> dict[str, NDArray[Any]]:
-    """Return rows as the columns of a table. Values that there are not are NaN, or empty.
+def columns_of(rows: list[Row], has_record: bool, has_charges: bool) -> dict[str, NDArray[Any]]:
+    """Return rows as the columns of a table. Missing values are NaN, or empty.
 
-    Unknown chemistry is a column if the model has a record of its training set.
+    Unknown chemistry is a column if the model has a record of its training set, and partial charges
+    and dipoles are columns if it has charges.
     """
     results = [row.results or {} for row in rows]
     nothing = {"energy": np.nan, "stress": np.full(6, np.nan)}
+    if has_charges:
+        nothing["dipole"] = np.full(3, np.nan)
     atoms = [row.atoms for row in rows]
     of_systems = {
         "source": np.array([printable(row.source) for row in rows], dtype=str),
@@ -284,15 +318,17 @@ def columns_of(rows: list[Row], has_record: bool) -> dict[str, NDArray[Any]]:
         of_systems[UNKNOWN] = np.array([row.remarks.chemistry for row in rows], dtype=str)
     for name, value in nothing.items():
         of_systems[name] = np.array([found.get(name, value) for found in results], dtype=np.float64)
-    forces = [
-        found["forces"] if found else np.full((len(a), 3), np.nan)
-        for found, a in zip(results, atoms, strict=True)
-    ]
+    shapes = {"forces": (3,)} | ({"charges": ()} if has_charges else {})
     of_atoms = {
         "numbers": np.concatenate([a.numbers for a in atoms]).astype(np.int64),
         "positions": np.concatenate([a.positions for a in atoms]),
-        "forces": np.concatenate(forces),
     }
+    for name, shape in shapes.items():
+        values = (
+            found[name] if found else np.full((len(a), *shape), np.nan)
+            for found, a in zip(results, atoms, strict=True)
+        )
+        of_atoms[name] = np.concatenate(list(values))
     return of_systems | {name + OF_ITEMS: values for name, values in of_atoms.items()}
 
 

@@ -90,6 +90,34 @@ def test_predict_goes_on_after_boxes_without_a_cutoff(run, charged):
     assert read[0].get_charges().sum() == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.parametrize("suffix", ["h5", "parquet"])
+def test_tables_have_the_charges_and_dipoles_of_extended_xyz(run, charged, suffix):
+    library, read = {
+        "h5": ("h5py", lambda file: {name: data[:].tolist() for name, data in file.items()}),
+        "parquet": ("pyarrow.parquet", lambda table: table.to_pydict()),
+    }[suffix]
+    module = pytest.importorskip(library, reason=f"{library} is an optional extra")
+    ase.io.write("many.xyz", [molecule("H2O"), molecule("SiH4"), molecule("CH4")])
+    options = ("--model", charged, "--dtype", "float64", "--device", "cpu", "--charge", 1)
+    for out in ("out.xyz", f"out.{suffix}"):
+        assert run("predict", "many.xyz", *options, "--out", out)[0] == 1
+    if suffix == "h5":
+        with module.File("out.h5") as file:
+            table = read(file)
+        table["charges"] = np.split(table["charges"], np.cumsum(table["n_atoms"])[:-1])
+    else:
+        table = read(module.read_table("out.parquet"))
+    for k, atoms in enumerate(ase.io.read("out.xyz", ":")):
+        found = {name: np.asarray(table[name][k]) for name in ("charges", "dipole")}
+        if k == 1:  # an unknown element
+            assert np.isnan(found["charges"]).all()
+            assert np.isnan(found["dipole"]).all()
+            continue
+        np.testing.assert_allclose(found["charges"], atoms.get_charges(), atol=6e-9)
+        np.testing.assert_allclose(found["dipole"], atoms.get_dipole_moment(), atol=1e-12)
+        assert found["charges"].sum() == pytest.approx(1)
+
+
 def test_md_simulates_ions_and_boxes(run, charged):
     options = ("--steps", 4, "--every", 2, "--device", "cpu", "--timestep", 0.1)
     code, out, err = run("md", "ethanol.xyz", "--model", charged, "--charge", 1, *options)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor, Future
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -15,8 +17,10 @@ import pytest
 
 from mlff_triton.errors import BackendError, InputError, OutputError
 from mlff_triton.jobs import workers
-from mlff_triton.jobs.job import TRIES, Workers, run
+from mlff_triton.jobs.division import LOSSES, TRIES
+from mlff_triton.jobs.job import Task, Workers, run
 from mlff_triton.jobs.journal import Entry, Journal
+from mlff_triton.jobs.workers import Done, OwnProcess
 from tests.support.jobs import WHOLE, Texts, job, text_of
 
 ROOT = Path(__file__).parents[2]
@@ -298,6 +302,63 @@ def test_a_task_that_kills_every_worker_ends_the_job(out):
         run(job(out, work=work), Workers("cpu", 2))
     assert run(job(out)).resumed in (0, 3, 6)
     assert out.read_bytes() == WHOLE
+
+
+class Deadly(OwnProcess):
+    """Workers that die at some numbers, or at all."""
+
+    deadly = ()
+
+    def submit(self, content):
+        if set(content) & set(self.deadly) or self.deadly == "any":
+            future = Future()
+            future.set_exception(BrokenExecutor("killed"))
+            return future
+        return super().submit(content)
+
+
+class DeadlyPlace(Workers):
+    def pool(self, work):
+        return Deadly(work, "cpu")
+
+
+class Parts(Texts):
+    """Texts that can be divided, and say which numbers are lost."""
+
+    def nothing(self):
+        return []
+
+    def parts(self, numbers):
+        middle = len(numbers) // 2
+        return [numbers[:middle], numbers[middle:]] if middle else [numbers]
+
+    def lost(self, numbers, reason):
+        return Done(b"%d is lost\n" % numbers[0], 1, 1, f"{numbers[0]}: {reason}")
+
+    def merged(self, payloads):
+        return b"".join(payloads)
+
+    def start(self, device):
+        compute = super().start(device)
+        return lambda numbers: compute(numbers) if numbers else Done(b"", 0)
+
+
+def test_an_item_that_kills_every_worker_costs_itself_alone(out, monkeypatch):
+    monkeypatch.setattr(Deadly, "deadly", (7, 12, 13))
+    progress = run(job(out, work=Parts()), DeadlyPlace())
+    assert (progress.items, progress.errors) == (30, 3 + 3)
+    assert progress.first_error.startswith("7: workers die at it repeatedly")
+    lines = out.read_bytes().splitlines()
+    assert [k for k, line in enumerate(lines) if line == b"%d is lost" % k] == [7, 12, 13]
+    assert len(lines) == 30
+
+
+@pytest.mark.parametrize("deadly", ["any", tuple(range(LOSSES))])
+def test_workers_that_die_at_everything_end_the_job(out, monkeypatch, deadly):
+    monkeypatch.setattr(Deadly, "deadly", deadly)
+    tasks = [Task(list(range(10)), 0, 10, "the task")]
+    with pytest.raises(BackendError, match=r"workers died.*at the task: look for a"):
+        run(replace(job(out, work=Parts()), tasks=lambda: tasks), DeadlyPlace())
 
 
 @pytest.mark.parametrize(

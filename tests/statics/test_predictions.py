@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
 import ase.io
@@ -21,6 +22,7 @@ from mlff_triton import TensorNetCalculator, predict_files
 from mlff_triton._common.remedies import install
 from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.jobs.tables import unpack
+from mlff_triton.jobs.workers import OwnProcess
 from mlff_triton.statics import inputs
 from mlff_triton.testing import random_crystal
 from tests.support.checkpoints import save_tiny_model
@@ -239,6 +241,55 @@ def test_a_frame_that_cannot_be_read_has_an_error(predict, images):
     assert len(found) == 11
     assert "the frame cannot be read: " in found[0].info["error"]
     assert "there is no element 'Qq'" in found[1].info["error"]
+
+
+def test_a_file_that_vanishes_costs_its_structures_alone(predict, images, monkeypatch):
+    names = [f"{k}.{'xyz' if k % 2 else 'json'}" for k in range(11)]
+    for name, image in zip(names, images, strict=True):
+        ase.io.write(name, image)
+
+    def found(given):
+        for name in names[4:6]:
+            Path(name).unlink(missing_ok=True)
+        return given
+
+    monkeypatch.setattr("mlff_triton.statics.predictions.find_files", found)
+    progress = predict(names, "out.xyz")
+    assert (progress.items, progress.errors) == (11, 2)
+    found = ase.io.read("out.xyz", ":")
+    for k, atoms in enumerate(found):
+        is_there = k not in (4, 5)
+        assert (len(atoms), "error" in atoms.info) == (len(images[k]) * is_there, not is_there)
+    assert "cannot be read: No such file" in found[4].info["error"]
+
+
+@pytest.mark.parametrize("suffix", ["xyz", "h5"])
+def test_a_structure_at_which_workers_die_has_an_error(predict, images, suffix, monkeypatch):
+    """The frames beside it, and those of other files, have results."""
+    write("in.xyz", images)
+    ase.io.write("in.traj", images[0])
+    monkeypatch.setattr(inputs, "STRUCTURES", 100)
+    submit = OwnProcess.submit
+
+    def dies(self, pieces):
+        texts = [piece for piece in pieces if isinstance(piece, inputs.Text)]
+        if any(6 in range(text.first, text.first + len(text.frames)) for text in texts):
+            future = Future()
+            future.set_exception(BrokenExecutor("killed"))
+            return future
+        return submit(self, pieces)
+
+    monkeypatch.setattr(OwnProcess, "submit", dies)
+    progress = predict(["in.xyz", "in.traj"], f"out.{suffix}")
+    assert (progress.items, progress.errors) == (12, 1)
+    assert progress.first_error.startswith("in.xyz, frame 6: workers die at it repeatedly")
+    if suffix == "h5":
+        table = read_hdf5("out.h5")
+        assert [k for k, error in enumerate(table["error"]) if error] == [6]
+        assert table["frame"] == [*range(11), 0]
+    else:
+        found = ase.io.read("out.xyz", ":")
+        assert [k for k, atoms in enumerate(found) if "error" in atoms.info] == [6]
 
 
 def test_many_files_of_many_formats(predict, images, model, monkeypatch):
