@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
+from mlff_triton.cli._streams import Streams
 from mlff_triton.errors import MlffTritonError
 
 EXIT_INCOMPLETE = 1
@@ -39,7 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warnings.formatwarning = _format_warning
         if is_default:
             signal.signal(signal.SIGINT, _interrupt)
-        sys.exit(_run(list(sys.argv[1:] if arguments is None else arguments)))
+        with Streams() as streams:
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+            streams.check()
+            if streams.failure:
+                complain(f"error: cannot write the standard output: {streams.failure}")
+                code = code or EXIT_ERROR
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     finally:

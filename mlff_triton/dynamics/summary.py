@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mlff_triton._common.figures import figure_class
 from mlff_triton._common.files import replace_file
 from mlff_triton.dynamics import outputs
 
@@ -148,14 +149,12 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     OutputError
         If the figure cannot be written.
     """
-    from matplotlib.figure import Figure  # takes over half a second
-
     records = read_log(directory / log)
     volumes = np.concatenate([record.volume for record in records])
     has_volume = bool(np.ptp(volumes) > 0)  # not if NaN
     columns = min(len(records), LEGEND_COLUMNS)
     height = (8 if has_volume else 6.5) + 0.25 * ((len(records) - 1) // columns)  # of the legend
-    figure = Figure(figsize=(7, height), layout="constrained")
+    figure = figure_class()(figsize=(7, height), layout="constrained")
     panels = figure.subplots(4 if has_volume else 3, 1, sharex=True)
     last = records[-1].potential[-1]
     for index, record in enumerate(records):

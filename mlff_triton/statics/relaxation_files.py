@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ase import Atoms
 
+from mlff_triton._common.figures import figure_class
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
 from mlff_triton.statics.relaxation import RelaxationStep
@@ -58,12 +59,12 @@ def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:
 
 
 def _figure(history: Sequence[RelaxationStep], n_atoms: int, fmax: float) -> bytes:
-    from matplotlib.figure import Figure  # takes over half a second
+    make_figure = figure_class()
     from matplotlib.ticker import MaxNLocator
 
     numbers = [step.number for step in history]
     last = history[-1].energy
-    figure = Figure(figsize=(7, 5), layout="constrained")
+    figure = make_figure(figsize=(7, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     style = {"lw": 1, "marker": "." if len(history) == 1 else None}  # a line needs two points
     top.plot(numbers, [1000 * (step.energy - last) / n_atoms for step in history], **style)
