@@ -7,7 +7,7 @@ CHECK_VERSION := import sys; sys.version_info >= (3, 10) or sys.exit( \
   "make run PYTHON=python3.12; make clean removes an old .venv" \
   % ((sys.executable,) + sys.version_info[:2]))
 
-.PHONY: run test test-slow test-bio-4 test-structure fuzz lint types docs clean
+.PHONY: run test test-slow test-transformers test-structure fuzz lint types docs clean
 
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
@@ -21,9 +21,12 @@ test: .venv/tested lint types
 test-slow: .venv/tested
 	$(BIN)/python -m pytest -n auto -m slow
 
-# Tests of `bio` with transformers 4, installed over the version that `make test` uses.
-test-bio-4: .venv/transformers-4/installed
-	PYTHONPATH=.venv/transformers-4 $(BIN)/python -m pytest -n auto tests/bio
+# Tests of language models with older versions of transformers than that of `make test`.
+TRANSFORMERS = 4.50.3 4.53.3 4.57.1 5.0.0
+test-transformers: $(TRANSFORMERS:%=.venv/transformers-%/installed)
+	for each in $(TRANSFORMERS); do \
+	  PYTHONPATH=.venv/transformers-$$each $(BIN)/python -m pytest -n auto \
+	  tests/bio/encoders tests/bio/test_*.py || exit; done
 
 # Tests of `bio` with packages for structure prediction, which ask for other versions than ours.
 STRUCTURE = boltz openfold3 protenix
@@ -71,9 +74,14 @@ docs: .venv/documented
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-.venv/transformers-4/installed: .venv/tested
-	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/transformers-4 \
-	  huggingface_hub==0.36.2 tokenizers==0.22.2 transformers==4.57.1
+# Each version with the versions of its own dependencies.
+NEEDED_BY_4.50.3 = huggingface_hub==0.30.2 tokenizers==0.21.1
+NEEDED_BY_4.53.3 = huggingface_hub==0.33.5 tokenizers==0.21.2
+NEEDED_BY_4.57.1 = huggingface_hub==0.36.2 tokenizers==0.22.2
+NEEDED_BY_5.0.0 = huggingface_hub==1.3.0 tokenizers==0.22.2
+.venv/transformers-%/installed: .venv/tested
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(@D) \
+	  transformers==$* $(NEEDED_BY_$*)
 	touch $@
 
 .venv/boltz/installed: .venv/tested

@@ -50,6 +50,10 @@ class Reading(Generic[Weights]):
     weights: Weights | None
     refusal: str | None = None
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Copy and pickle as None: copies of modules read their own weights."""
+        return type(None), ()
+
 
 class FallbackWarning(UserWarning):
     """An accelerated module ran its original ``forward``; the message says why."""
@@ -279,9 +283,6 @@ class FastForward(Replacement, Generic[Weights]):
         if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             return "autocast is enabled; use the precision option of bio.accelerate instead"
         return unsupported_context(arguments.values())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_reading": None}
 
 
 def _first_parameter(module: nn.Module) -> nn.Parameter | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from mlff_triton._common.availability import check_triton
+from mlff_triton._common.text import shortened
 from mlff_triton.bio.families import FAMILIES, Adapter
 from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
 from mlff_triton.bio.labels import LabelGuard
@@ -41,6 +42,9 @@ def accelerate(
     values other than 0 and 1, labels that count at padding, or ``output_attentions``, the model
     runs its original forward and gives one `FallbackWarning` with the reason.
 
+    Quantized, sharded and offloaded weights, global hooks, and transforms of `torch.func` have the
+    same effect. `torch.export`, `torch.compile` and `torch.jit.trace` record the original forward.
+
     Changed weights and settings are noticed, except those written to ``parameter.data`` in place
     or within ``torch.inference_mode()`` to parameters that were made there: call `refresh` after
     these.
@@ -48,9 +52,9 @@ def accelerate(
     Parameters
     ----------
     model : torch.nn.Module
-        Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.5x or
-        5.x), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DualBind or the
-        blocks of Boltz, OpenFold3 or Protenix. Changed in place.
+        Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.50 or
+        later), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DualBind or
+        the blocks of Boltz, OpenFold3 or Protenix. Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
         Dtype of the computation; by default that of the parameters. The dtypes of the parameters
         and of the outputs do not change.
@@ -157,7 +161,7 @@ def _guard_labels(model: nn.Module) -> None:
 def _check_option(name: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         names = ", ".join(map(repr, known))
-        raise InputError(f"{name}={value!r} is unknown: use one of {names}")
+        raise InputError(f"{name}={shortened(repr(value))} is unknown: use one of {names}")
 
 
 def _find(model: nn.Module, adapters: Sequence[Adapter]) -> list[tuple[nn.Module, Adapter]]:
@@ -181,8 +185,10 @@ def _find(model: nn.Module, adapters: Sequence[Adapter]) -> list[tuple[nn.Module
 def restore(model: Model) -> Model:
     """Undo `accelerate` exactly; do nothing to a model that is not accelerated."""
     _check_model(model)
-    for replacement in _replacements(model):
-        replacement.undo()
+    for module in model.modules():
+        replacement = replacement_of(module)
+        if replacement is not None:
+            replacement.undo(module)
     return model
 
 

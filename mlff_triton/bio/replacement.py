@@ -62,14 +62,21 @@ class Replacement(ABC):
         setattr(self.module, ATTRIBUTE, self)
         setattr(self.module, REPLICATE, self.replicate)
 
-    def undo(self) -> None:
-        """Give the module its own ``forward`` back, also inside of what others wrapped around."""
-        self.is_undone = True
-        own = vars(self.module)
+    def undo(self, module: nn.Module | None = None) -> None:
+        """Give the module its own ``forward`` back, also inside of what others wrapped around.
+
+        The module given may be a shallow copy.
+        """
+        self.is_undone = module in (None, self.module)
+        self._leave(self.module if module is None else module)
+
+    def _leave(self, module: nn.Module) -> None:
+        """Remove everything from a module that belongs to the replacement."""
+        own = vars(module)
         if own.get("forward") is self:
-            del self.module.forward
+            del own["forward"]
             if self.before is not None:
-                self.module.forward = self.before
+                own["forward"] = self.before
         del own[ATTRIBUTE], own[REPLICATE]
 
     @property
@@ -82,14 +89,9 @@ class Replacement(ABC):
 
         A copy gets its weights later, and is dropped after one forward pass.
         """
-        replica: Any = getattr(type(self.module), REPLICATE)(self.module)
-        own = vars(replica)
-        if own.get("forward") is self:
-            del own["forward"]
-            if self.before is not None:
-                own["forward"] = self.before
-        del own[ATTRIBUTE], own[REPLICATE]
-        return replica  # type: ignore[no-any-return]
+        replica: nn.Module = getattr(type(self.module), REPLICATE)(self.module)
+        self._leave(replica)
+        return replica
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -223,14 +223,15 @@ def test_signatures_stay(model):
         assert inspect.unwrap(module.forward.__func__) is inspect.unwrap(type(module).forward)
 
 
-@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
+@pytest.mark.filterwarnings("ignore:While compiling, we found", "ignore:The tensor attributes")
 @pytest.mark.parametrize("strict", [False, True])
 def test_exports_are_those_of_the_model(strict, model, ids):
     def exported() -> Any:
         with torch.no_grad():
             return torch.export.export(model, (ids,), strict=strict)
 
-    before, expected = exported(), logits(model, ids)
+    expected = logits(model, ids)  # some versions keep tables for the next call
+    before = exported()
     bio.accelerate(model, backend="torch")
     after = exported()
     assert [n.target for n in after.graph.nodes] == [n.target for n in before.graph.nodes]
@@ -431,6 +432,7 @@ def test_modes_that_watch_operations_see_those_of_the_model(model, ids):
             logits(model, ids)
         return watch.counts
 
+    count()  # some versions keep tables for the next call
     expected = count()
     bio.accelerate(model, backend="torch")
     with pytest.warns(bio.FallbackWarning, match="a mode of PyTorch watches its operations"):

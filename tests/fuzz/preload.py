@@ -18,6 +18,8 @@ LATE = (
     "rich.live",
     "rich.progress",
     "torch._dynamo",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.esm.modeling_esm",
 )
 for name in LATE:
     importlib.import_module(name)

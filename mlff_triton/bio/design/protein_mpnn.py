@@ -69,12 +69,13 @@ class ProteinMPNNForward(FastForward[Runner]):
         for name in METHODS:
             setattr(self.module, name, Sampler(self, name))
 
-    def undo(self) -> None:
+    def undo(self, module: nn.Module | None = None) -> None:
         """Give the module its own methods back."""
-        super().undo()
+        super().undo(module)
+        own = vars(self.module if module is None else module)
         for name in METHODS:
-            if isinstance(vars(self.module).get(name), Sampler):
-                delattr(self.module, name)
+            if isinstance(own.get(name), Sampler):
+                del own[name]
 
     def read(self) -> Runner:
         """Read the present weights."""

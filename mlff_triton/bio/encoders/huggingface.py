@@ -1,4 +1,4 @@
-"""ESM-1b, ESM-2, BERT and their language heads, of Hugging Face's transformers (4.5x and 5.x).
+"""ESM-1b, ESM-2, BERT and their language heads, of Hugging Face's transformers from 4.50 on.
 
 Models are recognized by their submodules, not by their classes, so transformers is not imported.
 """
@@ -224,7 +224,11 @@ class EncoderForward(FastForward[ReadyEncoder]):
         return_dict = arguments.get("return_dict")
         if return_dict is None:
             return_dict = getattr(module.config, "return_dict", True)
-        return output if return_dict else output.to_tuple()
+        if return_dict:
+            return output
+        # Versions that take it as an argument give None for a pooler that is missing.
+        own = inspect.signature(inspect.unwrap(type(module).forward)).parameters
+        return (hidden, pooled) if "return_dict" in own else output.to_tuple()
 
     def _tokens(self, arguments: Mapping[str, Any]) -> TokenBatch:
         ids = arguments["input_ids"]

@@ -4,6 +4,7 @@ from tests.fuzz.cases import (
     checkpoints,
     commands,
     constraints,
+    models,
     records,
     restarts,
     sequences,
@@ -18,4 +19,5 @@ KINDS = {
     "restarts": restarts.KIND,
     "commands": commands.KIND,
     "constraints": constraints.KIND,
+    "models": models.KIND,
 }
