@@ -63,6 +63,8 @@ WRONG = {
     "steps": (("ethanol.xyz", "--steps", "0"), "at least one step"),
     "counts": (("ethanol.xyz", "--steps", "1", "--steps", "2"), "give one for all"),
     "vacuum": (("ethanol.xyz", "--ensemble", "npt"), "periodic in three directions"),
+    "compressibility": (("ethanol.xyz", "--compressibility", "0"), "must be a positive number"),
+    "barostat time": (("ethanol.xyz", "--barostat-time", "nan"), "must be a positive number"),
     "charge": (("ethanol.xyz", "--charge", "0.5"), "Invalid value for '--charge'"),
     "dtype": (("ethanol.xyz", "--dtype", "float16"), "use one of float32, float64"),
     "device": (("ethanol.xyz", "--device", "gpu"), "use 'auto', 'cpu' or 'cuda'"),

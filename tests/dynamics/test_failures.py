@@ -154,6 +154,8 @@ EXCLUDED = {
     "--friction has no effect without --thermostat langevin": "--thermostat rescaling --friction 1",
     "--thermostat has no effect without": "--ensemble nve --thermostat langevin",
     "--barostat has no effect without --ensemble npt": "--barostat isotropic",
+    "--barostat-time has no effect without --ensemble npt": "--barostat-time 500",
+    "--compressibility has no effect without --ensemble npt": "--compressibility 1e-6",
     "--pressure has no effect without --ensemble npt": "--ensemble nve --pressure 3",
     "heat_from needs a thermostat": "--ensemble nve --heat-from 10",
     "replicas exchange temperatures in nvt only": "--ensemble nve --replicas 2 --exchange-every 5",
