@@ -18,6 +18,7 @@ import openmm
 from openmm import app, unit
 
 from mlff_triton import create_openmm_force
+from mlff_triton.calculators import create_openmm_bonds
 
 SEED = 1  # with 0, OpenMM draws another seed in each run
 
@@ -37,11 +38,8 @@ def machine_learning_system(topology: app.Topology, model: str) -> openmm.System
         system.addParticle(atom.element.mass)
     system.addForce(create_openmm_force(topology, model, remove_references=True))
 
-    # A barostat moves whole molecules. Springs without force tell it which atoms are bonded.
-    molecules = openmm.HarmonicBondForce()
-    for bond in topology.bonds():
-        molecules.addBond(bond[0].index, bond[1].index, 0.1, 0.0)
-    system.addForce(molecules)
+    # A barostat moves whole molecules. Bonds without energy tell it what they are.
+    system.addForce(create_openmm_bonds(topology))
     return system
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from mlff_triton.engine.batch import IntArray, as_array
 from mlff_triton.errors import InputError, UnknownElementError
+from mlff_triton.neighbors.box import FloatArray
 
 if TYPE_CHECKING:
     from openmm.app import Topology
@@ -30,11 +31,14 @@ class Selection:
         Indices in the System, or None for all of its atoms.
     names : list of str
         Names of the atoms in messages.
+    bonds : int64 [B, 2]
+        Bonds of the topology between selected atoms, as indices of `numbers`.
     """
 
     numbers: IntArray
     particles: IntArray | None
     names: Sequence[str]
+    bonds: IntArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
     @classmethod
     def of_numbers(cls, numbers: ArrayLike, particles: Iterable[int] | None) -> Selection:
@@ -76,7 +80,11 @@ class Selection:
                     "leave it out, by particles=[...] with the indices of all others"
                 )
         numbers = np.array([atom.element.atomic_number for atom in selected])
-        return cls(numbers, chosen, [name_of(atom) for atom in selected])
+        index_of = {atom.index: k for k, atom in enumerate(selected)}
+        ends = [[index_of.get(atom.index, -1) for atom in bond] for bond in topology.bonds()]
+        bonds = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        inside = bonds[(bonds >= 0).all(axis=1)]
+        return cls(numbers, chosen, [name_of(atom) for atom in selected], inside)
 
     def check_elements(self, known: Sequence[int]) -> None:
         """Raise `UnknownElementError` for the first atom that the model was not made for."""
@@ -125,6 +133,14 @@ def check_bonds(topology: Topology, particles: IntArray | None) -> None:
                 f"{name_of(theirs)}: take both or none, or let openmm-ml cap it with hydrogen, by "
                 "MLPotential('mlff-triton').createMixedSystem"
             )
+
+
+def box_of(topology: Topology) -> FloatArray | None:
+    """Return the box vectors of a topology, float64 [3, 3] in nm, or None."""
+    vectors = topology.getPeriodicBoxVectors()
+    if vectors is None:
+        return None
+    return np.array([[float(x) for x in v] for v in vectors._value])
 
 
 def name_of(atom: Atom) -> str:

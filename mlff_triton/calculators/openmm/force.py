@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from mlff_triton._common.devices import dtype_name, find_device
 from mlff_triton._common.remedies import install
 from mlff_triton.calculators._plausibility import Plausibility
-from mlff_triton.calculators.openmm.atoms import Selection, check_bonds
+from mlff_triton.calculators.openmm.atoms import Selection, box_of, check_bonds
 from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
 from mlff_triton.engine.batch import Batch, check_charge
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.box import Box
+from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 
 if TYPE_CHECKING:
@@ -86,9 +86,11 @@ def create_openmm_force(
     Notes
     -----
     A barostat moves molecules as a whole, and recognizes them by the bonds between atoms. This
-    force has no bonds. In a System without other forces, each atom is scaled by itself, which is
-    correct but allows small moves only. A HarmonicBondForce with spring constants of 0 defines
-    the molecules.
+    force has no bonds: add those of `mlff_triton.calculators.create_openmm_bonds` to the System.
+
+    In a topology with box vectors, ``periodic=False`` computes the atoms without their images.
+    Positions may be wrapped: molecules are made whole by the bonds of the topology. With
+    `particles`, each molecule is computed where it is nearest to the first of them.
 
     With OpenMM on the GPU, OpenMM and PyTorch alternate there, which costs about 0.4 ms per step.
     If the model computes all atoms, and there are a few thousand at most, OpenMM's Reference
@@ -128,13 +130,13 @@ def create_openmm_force(
     if isinstance(topology_or_numbers, app.Topology):
         selection = Selection.of_topology(topology_or_numbers, particles)
         check_bonds(topology_or_numbers, selection.particles)
-        in_box = topology_or_numbers.getPeriodicBoxVectors() is not None
+        box = box_of(topology_or_numbers)
     else:
         selection = Selection.of_numbers(topology_or_numbers, particles)
-        in_box = False
+        box = None
     options = Options(
         model=model,
-        periodic=in_box if periodic is None else periodic,
+        periodic=box is not None if periodic is None else periodic,
         charge=charge,
         device=device,
         dtype=dtype,
@@ -144,11 +146,16 @@ def create_openmm_force(
         force_group=force_group,
         remove_references=remove_references,
     )
-    return force_of_selection(selection, options)
+    return force_of_selection(selection, options, box)
 
 
-def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
-    """Make a force for selected atoms as `create_openmm_force` does, without a check of bonds."""
+def force_of_selection(
+    selection: Selection, options: Options, box: FloatArray | None
+) -> openmm.Force:
+    """Make a force for selected atoms as `create_openmm_force` does, without a check of bonds.
+
+    Atoms in a box, [3, 3] in nm, may be wrapped, even if the model is not periodic.
+    """
     charge = check_charge(options.charge)
     _check_options(options)
     lasting = lasting_model(options.model)
@@ -156,7 +163,8 @@ def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
     for member in members:
         selection.check_elements(member.config.elements)
         check_neutral(member.uses_charge, charge)
-        member.check_box(Box.of(ANY_BOX, bool(options.periodic)))
+        _check_box(member, bool(options.periodic))
+    is_torn = box is not None and not options.periodic and len(selection.numbers) > 1
     recipe = Recipe(
         model=lasting,
         numbers=selection.numbers,
@@ -168,6 +176,8 @@ def force_of_selection(selection: Selection, options: Options) -> openmm.Force:
         backend=options.backend,
         skin=options.skin,
         shift=_reference_energy(members, selection) if options.remove_references else 0.0,
+        bonds=selection.bonds if is_torn else None,
+        box=box if is_torn else None,
     )
     route, _ = choose_route(options.route, find_device(options.device))
     force = _torch_force(recipe) if route == "torch" else _python_force(recipe)
@@ -233,6 +243,7 @@ class EngineForce:
         self.recipe = recipe
         self._engine = engine
         self._batch: Batch | None = None
+        self._molecules = recipe.molecules()
 
     def __reduce__(self) -> tuple[type[EngineForce], tuple[Recipe]]:
         return EngineForce, (self.recipe,)
@@ -276,7 +287,10 @@ class EngineForce:
                 f"{len(recipe.numbers)} atoms: make it from the System's own topology, or name the "
                 "atoms by particles=[...]"
             )
-        cell = NM * np.array(state.getPeriodicBoxVectors()._value) if recipe.periodic else None
+        box = np.array(state.getPeriodicBoxVectors()._value) if recipe.uses_box else recipe.box
+        if self._molecules is not None and box is not None:
+            positions = self._molecules.whole(positions, NM * box)
+        cell = NM * box if recipe.periodic and box is not None else None
         if self._batch is None:
             charge, pbc = recipe.charge, recipe.periodic
             batch = Batch.of(recipe.numbers, positions, cell, pbc, charge=charge)
@@ -319,6 +333,17 @@ def _positions(state: openmm.State) -> NDArray[np.float64]:
     return positions
 
 
+def _check_box(model: TensorNet, periodic: bool) -> None:
+    """Raise `InputError` if a model cannot be periodic, with what OpenMM's users want instead."""
+    try:
+        model.check_box(Box.of(ANY_BOX, periodic))
+    except InputError as error:
+        raise InputError(
+            f"{error}; for molecules in a periodic System, such as a ligand in water, pass "
+            "periodic=False, which computes them without their periodic images"
+        ) from error
+
+
 def _check_options(options: Options) -> None:
     if not isinstance(options.periodic, (bool, np.bool_)):
         raise InputError(
@@ -341,7 +366,7 @@ def _python_force(recipe: Recipe) -> openmm.Force:
     import openmm
 
     force = openmm.PythonForce(EngineForce(recipe, recipe.engine()))
-    force.setUsesPeriodicBoundaryConditions(recipe.periodic)
+    force.setUsesPeriodicBoundaryConditions(recipe.uses_box)
     if recipe.particles is not None:
         force.setParticles(recipe.particles.tolist())
     return force

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from openmmml.mlpotential import MLPotentialImpl
 
-from mlff_triton.calculators.openmm.atoms import Selection
+from mlff_triton.calculators.openmm.atoms import Selection, box_of
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
+from mlff_triton.calculators.openmm.molecules import bonds_of_selection
 from mlff_triton.calculators.openmm.openmm_ml import OPTIONS
 from mlff_triton.calculators.openmm.recipe import Options
 from mlff_triton.errors import InputError
@@ -75,12 +76,15 @@ class TensorNetPotential(MLPotentialImpl):
                 f"{topology.getNumAtoms()} atoms: both must describe the same structure"
             )
         given = {name: args[name] for name in OPTIONS if name in args}
+        box = box_of(topology)
         if given.get("periodic") is None:
-            given["periodic"] = topology.getPeriodicBoxVectors() is not None
+            given["periodic"] = box is not None
         options = Options(model=self.model, force_group=forceGroup, **given)
         selection = Selection.of_topology(topology, atoms)
         _check_single(system, selection)
-        system.addForce(force_of_selection(selection, options))
+        system.addForce(force_of_selection(selection, options, box))
+        if len(selection.bonds):
+            system.addForce(bonds_of_selection(selection))
 
     def getMLLongRange(self) -> bool:
         """Return False: no atom interacts with periodic images, as Ewald sums would have it."""

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
+from mlff_triton.calculators.openmm.molecules import WholeMolecules
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.engine.batch import IntArray
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import FloatArray
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class Recipe:
         Total charge in elementary charges.
     device, dtype, backend, skin
         Same as for `mlff_triton.engine.engine.Engine`.
+    bonds : int64 [B, 2] or None
+        Bonds by which molecules in a periodic box are made whole, for a model that is not periodic.
+    box : float64 [3, 3] or None
+        The topology's box in nm, with these bonds.
     shift : float
         Energy in eV that is subtracted from every result.
     """
@@ -69,11 +75,27 @@ class Recipe:
     backend: str = "auto"
     skin: float | str = "auto"
     shift: float = 0.0
+    bonds: IntArray | None = None
+    box: FloatArray | None = None
+
+    @property
+    def uses_box(self) -> bool:
+        """True if the System's box matters, even if only to make molecules of a part whole.
+
+        A model of all atoms that is not periodic does not make its System periodic.
+        """
+        return self.periodic or (self.bonds is not None and self.particles is not None)
 
     def engine(self) -> Engine:
         """Make a new engine for the model."""
         model = load_lasting(self.model)
         return Engine(model, self.device, self.dtype, self.backend, skin=self.skin)
+
+    def molecules(self) -> WholeMolecules | None:
+        """Return what makes molecules whole, or None if nothing tears them."""
+        if self.bonds is None:
+            return None
+        return WholeMolecules(self.bonds, len(self.numbers), gathers=self.particles is not None)
 
 
 def lasting_model(model: str | Path | TensorNet | Ensemble) -> str | bytes:

@@ -70,9 +70,8 @@ def create_torch_force(recipe: Recipe) -> openmm.Force:
     file with PyTorch 2.11. For Systems that are read again, use route="python".
 
     OpenMM-Torch passes positions on as OpenMM's CUDA platform stores them: in single precision,
-    unless the platform uses double precision, and with molecules wrapped into the box. Do not use a
-    model without periodicity in a periodic System, unless bonds of another force tell OpenMM that
-    the model's atoms form one molecule.
+    unless the platform uses double precision, and with molecules wrapped into the box. A
+    model without periodicity makes them whole by the bonds of the topology.
 
     Raises
     ------
@@ -81,7 +80,7 @@ def create_torch_force(recipe: Recipe) -> openmm.Force:
     """
     force = import_openmmtorch().TorchForce(create_module(recipe))
     force.setOutputsForces(True)
-    force.setUsesPeriodicBoundaryConditions(recipe.periodic)
+    force.setUsesPeriodicBoundaryConditions(recipe.uses_box)
     return force
 
 
@@ -118,6 +117,8 @@ class OpenMMSystem:
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
         self._plausibility: Plausibility | None = Plausibility(engine.known_domain, engine.elements)
+        self._molecules = recipe.molecules()
+        self._own_box = torch.eye(3) if recipe.box is None else torch.from_numpy(recipe.box)
         self._particles: Tensor | None = None
         if recipe.particles is not None:
             self._particles = torch.from_numpy(recipe.particles)
@@ -130,6 +131,9 @@ class OpenMMSystem:
         if self._particles is not None:
             self._particles = self._particles.to(positions.device)
             ours = positions.index_select(0, self._particles)
+        if self._molecules is not None:
+            self._own_box = self._own_box.to(ours)  # once
+            ours = self._molecules.whole_on_device(ours, self._own_box if box is None else box)
         box = box if self.recipe.periodic else None
         if self._plausibility is not None:
             self._plausibility.check(self._batch(ours, box))
@@ -216,9 +220,12 @@ def _decode(encoded: Tensor) -> Recipe:
             "this TorchForce was made in another process, from a model in its memory: save the "
             "model and pass its path, or use route='python', which stores models in files"
         )
-    for name in ("numbers", "particles"):
+    for name in ("numbers", "particles", "bonds"):
         if fields[name] is not None:
             fields[name] = np.array(fields[name], dtype=np.int64)
+    if fields["bonds"] is not None:
+        fields["bonds"] = fields["bonds"].reshape(-1, 2)
+        fields["box"] = np.array(fields["box"])
     return Recipe(**fields)
 
 

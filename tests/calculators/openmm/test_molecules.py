@@ -1,0 +1,185 @@
+"""Molecules of the model's atoms in OpenMM: barostats and files keep them whole, wrapped or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mlff_triton
+from mlff_triton import create_openmm_force
+from mlff_triton.calculators import create_openmm_bonds
+from mlff_triton.errors import InputError
+from tests.support.charged import charged_model
+from tests.support.tensornets import model_of
+
+openmm = pytest.importorskip("openmm", reason="OpenMM is an optional extra")
+from openmm import app  # noqa: E402
+
+from mlff_triton.calculators.openmm.molecules import WholeMolecules  # noqa: E402
+
+PEPTIDE = (
+    Path(mlff_triton.__file__).parents[1] / "examples" / "structures" / "alanine_dipeptide.pdb"
+)
+BOX = 2.0
+MODEL = model_of(elements=(1, 6, 7, 8), hidden_channels=8, num_rbf=6, cutoff_upper=4.0)
+
+
+def peptide(n_copies: int = 1) -> tuple[app.Topology, np.ndarray]:
+    """Return molecules in a periodic box of 2 nm, 0.7 nm apart, and their positions in nm."""
+    pdb = app.PDBFile(str(PEPTIDE))
+    one = np.array(pdb.positions._value)
+    modeller = app.Modeller(pdb.topology, pdb.positions)
+    for _ in range(n_copies - 1):
+        modeller.add(pdb.topology, pdb.positions)
+    modeller.topology.setPeriodicBoxVectors(BOX * np.eye(3))
+    positions = [one + np.array([0.7 * k, 0, 0]) for k in range(n_copies)]
+    return modeller.topology, np.concatenate(positions)
+
+
+def system_of(topology: app.Topology, *forces: openmm.Force) -> openmm.System:
+    system = openmm.System()
+    for atom in topology.atoms():
+        system.addParticle(atom.element.mass)
+    system.setDefaultPeriodicBoxVectors(*(BOX * np.eye(3)))
+    for force in forces:
+        system.addForce(force)
+    return system
+
+
+def context_of(system: openmm.System, platform: str = "Reference") -> openmm.Context:
+    integrator = openmm.VerletIntegrator(0.0005)
+    return openmm.Context(system, integrator, openmm.Platform.getPlatformByName(platform))
+
+
+def molecules_of(system: openmm.System) -> list[int]:
+    return sorted(len(found) for found in context_of(system).getMolecules())
+
+
+def energy_and_forces(context: openmm.Context, positions: np.ndarray) -> tuple[float, np.ndarray]:
+    context.setPositions(positions)
+    state = context.getState(energy=True, forces=True)
+    return state.getPotentialEnergy()._value, state.getForces(asNumpy=True)._value
+
+
+def wrapped(positions: np.ndarray, seed: int) -> np.ndarray:
+    """Return positions in other images, each atom in one of its own."""
+    return positions + BOX * np.random.default_rng(seed).integers(-2, 3, positions.shape)
+
+
+def test_bonds_tell_openmm_the_molecules() -> None:
+    topology, positions = peptide(2)
+    force = create_openmm_force(topology, MODEL, device="cpu", dtype="float64")
+    bonds = create_openmm_bonds(topology)
+    system = system_of(topology, force, bonds)
+    assert molecules_of(system) == [22, 22]
+    assert molecules_of(system_of(topology, create_openmm_bonds(topology, range(22)))) == [
+        *[1] * 22,
+        22,
+    ]
+    energy, forces = energy_and_forces(
+        context_of(system_of(topology, create_openmm_bonds(topology))), positions
+    )
+    assert energy == 0
+    assert not forces.any()
+
+
+@pytest.mark.parametrize("platform", ["Reference", "CPU"])
+def test_systems_of_openmm_ml_have_the_bonds(platform: str) -> None:
+    pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+    from openmmml import MLPotential
+
+    topology, positions = peptide()
+    potential = MLPotential("mlff-triton", modelPath=MODEL)
+    options = {"device": "cpu", "dtype": "float64"}
+    system = potential.createSystem(topology, **options)
+    assert molecules_of(system) == [22]
+    alone = system_of(topology, create_openmm_force(topology, MODEL, **options))
+    expected = energy_and_forces(context_of(alone, platform), positions)
+    found = energy_and_forces(context_of(system, platform), positions)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-3)
+    state = context_of(system)
+    state.setPositions(positions - positions.mean(axis=0) + BOX)  # across a corner
+    kept = state.getState(positions=True, enforcePeriodicBox=True).getPositions(asNumpy=True)
+    assert np.ptp(kept._value, axis=0).max() < 1.2  # not torn at faces
+
+
+def test_mixed_systems_have_the_bonds() -> None:
+    pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+    from openmmml import MLPotential
+
+    topology, positions = peptide()
+    force_field = app.ForceField("amber14-all.xml", "amber14/tip3p.xml")
+    modeller = app.Modeller(topology, positions * openmm.unit.nanometer)
+    modeller.addSolvent(force_field, boxSize=openmm.Vec3(BOX, BOX, BOX))
+    classical = force_field.createSystem(modeller.topology, nonbondedMethod=app.PME,
+                                         nonbondedCutoff=0.9)  # fmt: skip
+    potential = MLPotential("mlff-triton", modelPath=MODEL)
+    mixed = potential.createMixedSystem(modeller.topology, classical, list(range(22)), device="cpu")
+    sizes = molecules_of(mixed)
+    assert sizes[-1] == 22
+    assert set(sizes[:-1]) <= {1, 3}
+    assert sizes.count(1) <= 2  # ions
+
+
+@pytest.mark.parametrize(("n_copies", "particles"), [(1, None), (1, range(22)), (2, range(44))])
+def test_wrapped_positions_are_made_whole_without_periodicity(
+    n_copies: int, particles: range | None
+) -> None:
+    topology, positions = peptide(n_copies)
+    options = {"device": "cpu", "dtype": "float64", "periodic": False, "particles": particles}
+    context = context_of(system_of(topology, create_openmm_force(topology, MODEL, **options)))
+    energy, forces = energy_and_forces(context, positions)
+    for seed in range(3):
+        found = energy_and_forces(context, wrapped(positions, seed))
+        np.testing.assert_allclose(found[0], energy, rtol=1e-11)
+        np.testing.assert_allclose(found[1], forces, atol=1e-5)
+
+
+def test_molecules_in_vacuum_stay_where_they_are() -> None:
+    """The box of a crystal may be smaller than the distance of molecules in a file."""
+    topology, positions = peptide(2)
+    positions[22:, 0] += BOX - 0.7  # an image of the first one
+    force = create_openmm_force(topology, MODEL, device="cpu", dtype="float64", periodic=False)
+    assert not force.usesPeriodicBoundaryConditions()
+    energy, _ = energy_and_forces(context_of(system_of(topology, force)), positions)
+    topology, positions = peptide()
+    force = create_openmm_force(topology, MODEL, device="cpu", dtype="float64", periodic=False)
+    single, _ = energy_and_forces(context_of(system_of(topology, force)), positions)
+    np.testing.assert_allclose(energy, 2 * single, rtol=1e-3)
+
+
+def test_tensors_are_made_whole_as_arrays_are() -> None:
+    rng = np.random.default_rng(3)
+    box = np.array([[3.0, 0, 0], [0.4, 2.5, 0], [-0.3, 0.7, 2.0]])
+    chain = np.cumsum(rng.normal(0, 0.1, (40, 3)), axis=0)
+    names = rng.permutation(40)
+    bonds = np.stack([names[:-1], names[1:]], axis=1)[rng.permutation(39)]
+    positions = np.empty_like(chain)
+    positions[names] = chain
+    torn = positions + rng.integers(-3, 4, positions.shape) @ box
+    molecules = WholeMolecules(bonds, 40, gathers=False)
+    whole = molecules.whole(torn, box)
+    np.testing.assert_allclose(whole - whole[0], positions - positions[0], atol=1e-12)
+    on_device = molecules.whole_on_device(torch.from_numpy(torn), torch.from_numpy(box))
+    np.testing.assert_allclose(on_device.numpy(), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_atoms", [1, 2, 5])
+def test_atoms_without_bonds_are_nearest_to_the_first(n_atoms: int) -> None:
+    molecules = WholeMolecules(np.zeros((0, 2), dtype=np.int64), n_atoms, gathers=True)
+    positions = np.random.default_rng(0).uniform(-0.4, 0.4, (n_atoms, 3))
+    found = molecules.whole(positions + BOX * np.arange(n_atoms)[:, None], BOX * np.eye(3))
+    np.testing.assert_allclose(found, positions, atol=1e-12)
+
+
+def test_models_that_cannot_be_periodic_name_the_remedy() -> None:
+    topology, positions = peptide()
+    model = charged_model()
+    with pytest.raises(InputError, match=r"cannot be periodic.*pass periodic=False"):
+        create_openmm_force(topology, model, device="cpu")
+    force = create_openmm_force(topology, model, device="cpu", periodic=False)
+    assert np.isfinite(energy_and_forces(context_of(system_of(topology, force)), positions)[0])
