@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.build import molecule
 from torch import Tensor
 
 from mlff_triton import TensorNetCalculator
@@ -36,7 +37,7 @@ from mlff_triton.calculators.openmm.torch_force import (
 )
 from mlff_triton.errors import BackendError
 from mlff_triton.model.prediction import Ensemble
-from mlff_triton.testing import random_cluster, water_box
+from mlff_triton.testing import water_box
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 from tests.support.tensornets import model_of
 
@@ -51,7 +52,7 @@ pytestmark = [
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SMALL = {"num_layers": 1, "hidden_channels": 16, "num_rbf": 6}
-MOLECULE = random_cluster(9, elements=(1, 6, 7, 8))
+MOLECULE = molecule("CH3CH2OH")  # 9 atoms, which move gently
 
 
 def recipe_of(atoms: Atoms, **options: Any) -> Recipe:
