@@ -4,6 +4,8 @@ All derive from `MlffTritonError`. Each message says in one line what is wrong a
 Exceptions caused by a value also derive from `ValueError`, as callers expect.
 """
 
+from __future__ import annotations
+
 
 class MlffTritonError(Exception):
     """Base class of all exceptions that the package raises on purpose."""
@@ -19,6 +21,9 @@ class UnknownElementError(InputError):
 
 class OverlappingAtomsError(InputError):
     """Two atoms coincide."""
+
+    atoms: tuple[int, int] | None = None
+    """Indices of the two, where they are known to a front end that calls them otherwise."""
 
 
 class CheckpointError(MlffTritonError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mlff_triton.cli._shared import DeviceOption, DtypeOption
+from mlff_triton.cli.main import EXIT_INTERRUPTED, complain
 from mlff_triton.errors import InputError, MlffTritonError
 
 
@@ -34,21 +37,35 @@ def lammps(
 
     On four GPUs: mpiexec -n 4 mlff-triton lammps in.lammps
     """
+    from mlff_triton._common.interrupt import StopRequest
     from mlff_triton.calculators.lammps.ranks import EXIT_ERROR, import_mpi
     from mlff_triton.calculators.lammps.script import Options, run_script
 
     rank = import_mpi().COMM_WORLD.rank
-    try:
-        variables = dict(_assignment(text) for text in var or ())
-        run_script(script, Options(device, dtype, backend, variables, log, quiet))
-    except MlffTritonError:
-        if rank == 0:
-            raise  # one line for all ranks
-        raise typer.Exit(EXIT_ERROR) from None
+    with StopRequest() as stop:
+        try:
+            options = Options(device, dtype, backend, _variables(var or ()), log, quiet)
+            run_script(script, options, stop)
+        except MlffTritonError:
+            if rank == 0:
+                raise  # one line for all ranks
+            raise typer.Exit(EXIT_ERROR) from None
+        except KeyboardInterrupt:
+            if stop() and rank == 0:
+                complain("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise InputError(f"--var {text}: write --var NAME=VALUE")
-    return name, value
+def _variables(assignments: Iterable[str]) -> dict[str, str]:
+    """Return the values of LAMMPS variables by their names, from NAME=VALUE."""
+    found: dict[str, str] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value.split()):
+            raise InputError(f"--var {text}: write --var NAME=VALUE")
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            raise InputError(f"--var {text}: a name has letters, digits and underscores only")
+        if name in found:
+            raise InputError(f"--var {name} is given twice: give each variable once")
+        found[name] = value
+    return found

@@ -132,9 +132,11 @@ def check_apart(distances: FloatArray, pairs: NDArray[np.integer]) -> None:
     """Raise `OverlappingAtomsError` if two atoms are one point, given all pairs [E, 2]."""
     if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = pairs[distances.argmin()]
-        raise OverlappingAtomsError(
+        error = OverlappingAtomsError(
             f"atoms {i} and {j} are {distances.min():.1e} Å apart: move or remove one of them"
         )
+        error.atoms = int(i), int(j)
+        raise error
 
 
 def _all_pairs(points: FloatArray, box: Box) -> Graph:

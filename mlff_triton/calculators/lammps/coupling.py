@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlff_triton.calculators._plausibility import (
-    check_distances,
-    unknown_bonds,
-    unknown_shells,
-)
-from mlff_triton.calculators.lammps.coverage import check_coverage
+from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
+from mlff_triton.calculators.lammps.coverage import check_apart, check_coverage
+from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.ranks import (
     agree,
     choose_device,
@@ -29,7 +26,12 @@ from mlff_triton.calculators.lammps.ranks import (
     one_line,
 )
 from mlff_triton.calculators.lammps.reverse import ReverseCommunication
-from mlff_triton.calculators.lammps.settings import check_timestep, find_numbers, find_units
+from mlff_triton.calculators.lammps.settings import (
+    check_integrator,
+    check_timestep,
+    find_numbers,
+    find_units,
+)
 from mlff_triton.calculators.lammps.whole import WholeSystem
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
@@ -43,8 +45,6 @@ from mlff_triton.neighbors.box import FloatArray
 FIX = "mlff_triton"
 """ID of the ``fix external`` in LAMMPS."""
 SKIN = 1.0
-RUNNING = "command", "commands_list", "commands_string", "file"
-"""Methods of a LAMMPS instance that may run it."""
 LAMMPS_ORDER = [0, 4, 8, 1, 2, 5]
 """xx, yy, zz, xy, xz, yz in a 3x3 matrix row by row."""
 
@@ -183,16 +183,17 @@ class Coupling:
     ----------
     engine : Engine
         The model.
-    failure : BaseException or None
-        Error that ends the present run of a single process.
+    should_stop : callable
+        Called in each step, which ends like Ctrl-C if it returns True.
     """
 
     def __init__(
         self, lmp: Any, comm: Any, engine: Engine, numbers: IntArray, charge: int, skin: float
     ) -> None:
         self.engine = engine
-        self.failure: BaseException | None = None
+        self.should_stop: Callable[[], bool] = lambda: False
         self._lmp = lmp
+        self._guard = Guard(lmp)
         self._comm = comm
         self._numbers = numbers
         self._charge = charge
@@ -207,7 +208,8 @@ class Coupling:
         self._at_exchange: FloatArray = np.zeros((0, 3))
         self._moved: FloatArray = np.zeros((0, 3))  # a buffer
         self._reverse: ReverseCommunication | None = None
-        self._is_checked = False
+        self._last_step = -2  # precedes none
+        self._is_known = False
 
     def attach(self) -> None:
         """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
@@ -225,26 +227,24 @@ class Coupling:
         lmp.set_fix_external_callback(FIX, Coupling._call, self)
         if lmp.extract_global("ntimestep") == 0:
             _clear_last_virials(lmp)
-        for name in RUNNING:
-            if name not in vars(lmp):  # of the instance only, and once
-                setattr(lmp, name, _raising(lmp, getattr(lmp, name)))
+        self._guard.attach()
 
     def _call(
         self, step: int, n_own: int, _tags: IntArray, _positions: FloatArray, forces: FloatArray
     ) -> None:
         """Compute forces on own atoms; LAMMPS calls this on all ranks at each evaluation."""
-        if self.failure is not None:
-            forces[:] = 0
-            return
         error: BaseException | None = None
         prediction, has_changed = None, False
         per_atom = self._lmp.extract_global("vflag_atom") == step
         uses_ghosts = per_atom or not self._is_alone
         try:
+            if self.should_stop():
+                raise KeyboardInterrupt
+            self._check(step, n_own)
             has_changed = self._update(n_own)
             if uses_ghosts:
                 self._check_motion()
-            prediction = self._compute(per_atom)
+            prediction = self._compute(step, per_atom)
         except BaseException as caught:  # noqa: BLE001 (ctypes would ignore it)
             error = caught
         try:
@@ -252,22 +252,35 @@ class Coupling:
             total, n_changed, n_failed = self._sum(energy, has_changed, error is not None)
             if n_failed:
                 self._fail(error)
-                forces[:] = 0
                 return
             assert prediction is not None
-            if not self._is_checked:
+            if not self._is_known:
                 self._warn_of_chemistry(n_own)
-                self._is_checked = True
+                self._is_known = True
             if n_changed:
                 self._reverse = None
             if uses_ghosts and self._reverse is None:
                 self._renew_ghosts(n_own)
             self._pass_on(step, prediction, total, forces)
+            self._guard.confirm(step)
         except BaseException as caught:  # noqa: BLE001
             if self._comm.size > 1:
                 end_all(self._comm, _message(caught))
             self._fail(caught)
-            forces[:] = 0
+
+    def _check(self, step: int, n_own: int) -> None:
+        """Check the time step, and at the beginning of a run that atoms are apart."""
+        lmp = self._lmp
+        check_timestep(lmp)
+        begins = step != self._last_step + 1 and lmp.extract_setting("neigh_ago") == 0
+        self._last_step = step
+        if begins:
+            check_integrator(lmp)
+        if begins and n_own:
+            n_atoms = n_own + lmp.extract_setting("nghost")
+            positions = _positions(lmp, n_atoms)
+            numbers = self._numbers[_view(lmp, "type", n_atoms)]
+            check_apart(numbers, positions, n_own, _view(lmp, "id", n_atoms))
 
     def _update(self, n_own: int) -> bool:
         """Give the part its present atoms, and return True if they differ from the last ones."""
@@ -294,13 +307,16 @@ class Coupling:
             n_copies = self._reverse.n_copies
             check_coverage(self._lmp, self._at_exchange, n_copies, self._part.reach)
 
-    def _compute(self, per_atom: bool) -> PartPrediction:
+    def _compute(self, step: int, per_atom: bool) -> PartPrediction:
         """Compute the part at its present positions."""
         positions = _positions(self._lmp, len(self._tags))
-        check_timestep(self._lmp)
-        if len(positions) and not self._is_checked:
-            check_distances(Batch.of(self._numbers[self._types], positions), self._tags)
-        return self._part.step(positions, per_atom=per_atom)
+        prediction = self._part.step(positions, per_atom=per_atom)
+        if not math.isfinite(prediction.energy):
+            raise SimulationError(
+                f"the energy is {prediction.energy} in step {step}: check the structure, or take a "
+                "shorter time step"
+            )
+        return prediction
 
     def _warn_of_chemistry(self, n_own: int) -> None:
         """Let the first rank warn if atoms differ from all that the model was trained for."""
@@ -369,29 +385,8 @@ class Coupling:
             first = min(comm.allgather(comm.size if error is None else comm.rank))
             self._lmp.flush_buffers()
             end_together(comm, _message(error), speaker=first)
-        self.failure = error
-        self._tags = np.array([-1])  # the next run begins anew
-        self._lmp.force_timeout()  # LAMMPS returns at the next step
-
-
-def _raising(lmp: Any, method: Callable[..., None]) -> Callable[..., None]:
-    """Let a method of a LAMMPS instance raise the failure of the coupling when it returns.
-
-    ctypes ignores exceptions of callbacks.
-    """
-
-    @wraps(method)
-    def call(*arguments: Any, **named: Any) -> None:
-        try:
-            method(*arguments, **named)
-        finally:
-            coupling = lmp.callback[FIX]["caller"]
-            failure, coupling.failure = coupling.failure, None
-            if failure is not None:
-                type(lmp).command(lmp, "timer timeout off")
-                raise failure
-
-    return call
+        self._tags, self._last_step = np.array([-1]), -2  # the next run begins anew
+        self._guard.fail(error)
 
 
 def _message(error: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""A check that LAMMPS sends enough ghosts: its cutoff can be changed, but not read, in a run."""
+"""Checks of atoms and ghosts: that LAMMPS sends enough of them, and that atoms are apart."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from mlff_triton.engine.batch import IntArray
-from mlff_triton.errors import InputError
+from mlff_triton.calculators._plausibility import check_distances
+from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.neighbors.box import FloatArray
+
+NEAR = 2.0
+"""Å; atoms at larger distances are apart, whatever their elements."""
 
 
 def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: float) -> None:
     """Check that all own atoms near the faces of this rank's domain have ghosts elsewhere.
 
-    This recognizes a cutoff that is too small wherever atoms lie at a distance between it and the
-    reach from a face, and from all others.
+    LAMMPS's cutoff of ghosts can be changed, but not read, in a run. This recognizes one that is
+    too small wherever atoms lie at a distance between it and the reach from a face, and from all
+    others.
 
     Parameters
     ----------
@@ -56,3 +61,38 @@ def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: f
             f"an atom {missing.min():.3g} Å from the edge of a rank's domain has no ghost, and "
             f"ghosts are needed up to {reach:g} Å: remove `comm_modify cutoff` after the coupling"
         )
+
+
+def check_apart(numbers: IntArray, positions: FloatArray, n_own: int, tags: IntArray) -> None:
+    """Check that own atoms are not far too close to one another or to ghosts.
+
+    Parameters
+    ----------
+    numbers : int64 [N]
+        Atomic numbers of own atoms, of which there is one at least, and of ghosts.
+    positions : float64 [N, 3]
+        Å.
+    n_own : int
+        Number of own atoms.
+    tags : int64 [N]
+        IDs of atoms, by which a message calls them.
+
+    Raises
+    ------
+    InputError, OverlappingAtomsError
+        If two atoms are too close, or a position is not finite.
+    """
+    own = positions[:n_own]
+    low, high = own.min(axis=0) - NEAR, own.max(axis=0) + NEAR
+    is_near = ((positions >= low) & (positions <= high)).all(axis=1)
+    is_near[:n_own] = True  # even those that are not finite
+    labels = tags[is_near]
+    try:
+        check_distances(Batch.of(numbers[is_near], positions[is_near]), labels)
+    except OverlappingAtomsError as error:
+        if error.atoms is None:
+            raise
+        i, j = labels[list(error.atoms)]
+        raise OverlappingAtomsError(
+            f"atoms {i} and {j} are at the same point: move or remove one of them"
+        ) from None

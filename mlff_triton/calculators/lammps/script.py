@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from mlff_triton.calculators.lammps.ranks import (
     one_line,
 )
 from mlff_triton.calculators.lammps.script_command import ScriptCommand
-from mlff_triton.errors import BackendError, InputError, MlffTritonError, SimulationError
+from mlff_triton.errors import (
+    BackendError,
+    InputError,
+    MlffTritonError,
+    OutputError,
+    SimulationError,
+)
 
 COMMAND = "mlff_triton"
 USAGE = f"`{COMMAND} MODEL ELEMENT... [charge Q] [skin LENGTH]`"
@@ -67,17 +74,24 @@ class Options:
     def arguments(self) -> list[str]:
         """Return arguments for LAMMPS."""
         given = [] if self.log is None else ["-log", str(self.log)]
-        given += ["-screen", "none"] * self.quiet
-        for name, value in (self.variables or {}).items():
-            given += ["-var", name, *value.split()]
-        return given
+        return given + ["-screen", "none"] * self.quiet
+
+    def commands(self) -> list[str]:
+        """Return commands that set the variables."""
+        return [
+            f"variable {name} index " + " ".join(f'"""{word}"""' for word in value.split())
+            for name, value in (self.variables or {}).items()
+        ]
 
 
-def run_script(path: Path, options: Options) -> None:
+def run_script(
+    path: Path, options: Options, should_stop: Callable[[], bool] = lambda: False
+) -> None:
     """Run a LAMMPS script that has the command ``mlff_triton`` instead of a pair style.
 
-    Under mpiexec, all ranks call this. If the command fails, or only some of the ranks, one of them
-    prints one line, and all processes end with exit code 2.
+    Under mpiexec, all ranks call this. If the command fails, or some of the ranks, one of them
+    prints one line, and all processes end with exit code 2. An error of the model ends the script
+    where it occurs.
 
     Parameters
     ----------
@@ -86,44 +100,83 @@ def run_script(path: Path, options: Options) -> None:
         optionally the total charge and the skin: ``mlff_triton default H O charge 0 skin 1.0``.
     options : Options
         Options.
+    should_stop : callable
+        Called in each step. If it returns True, the script ends there.
 
     Raises
     ------
     BackendError
-        If LAMMPS or mpi4py is missing.
+        If LAMMPS or mpi4py is missing, or LAMMPS does not start.
     InputError
         If there is no such file, or the script never calls the command.
+    OutputError
+        If the log file cannot be written.
     SimulationError
         If LAMMPS reports an error, on all ranks.
+    MlffTritonError
+        If the model does, in a single process.
+    KeyboardInterrupt
+        If ``should_stop`` returned True.
     """
     library = import_lammps()
-    lmp = library.lammps(cmdargs=options.arguments())
+    world = import_mpi().COMM_WORLD
+    agree(world, _problem(path, options) if world.rank == 0 else None)
+    try:
+        lmp = library.lammps(cmdargs=options.arguments())
+    except RuntimeError as error:
+        raise BackendError("LAMMPS does not start: its reason is above, without --quiet") from error
     comm = communicator(lmp)
     try:
-        _run(lmp, comm, library, path, options)
+        _run(lmp, comm, library, path, options, should_stop)
     finally:
         lmp.close()
 
 
-def _run(lmp: Any, comm: Any, library: Any, path: Path, options: Options) -> None:
-    missing = None
-    if comm.rank == 0 and not path.is_file():
-        missing = InputError(f"{path} is not a file: give a LAMMPS script")
-    agree(comm, missing)
+def _problem(path: Path, options: Options) -> MlffTritonError | None:
+    """Return what is wrong with the files of a run, which LAMMPS does not say or not in a line."""
+    if not path.is_file():
+        return InputError(f"{path} is not a file: give a LAMMPS script")
+    variables = options.variables or {}
+    for text in (str(path), str(options.log), *variables, *variables.values()):
+        if not "".join(text.split()).isprintable():
+            return InputError(f"{text!r}: LAMMPS takes printable UTF-8 only")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        return InputError(f"{path}: {error.strerror}")
+    if options.log is not None and str(options.log) != "none":
+        try:
+            options.log.open("ab").close()
+        except OSError as error:
+            return OutputError(f"--log {options.log}: {error.strerror}: give a file in a folder")
+    return None
+
+
+def _run(
+    lmp: Any,
+    comm: Any,
+    library: Any,
+    path: Path,
+    options: Options,
+    should_stop: Callable[[], bool],
+) -> None:
     couplings: list[Coupling] = []
 
     def execute(words: list[str]) -> None:
         try:
-            couplings.append(couple_by_words(lmp, words, options))
+            coupling = couple_by_words(lmp, words, options)
         except library.MPIAbortException as error:
             end_all(comm, _reason(error))
         except BaseException as error:  # noqa: BLE001 (nothing else stops LAMMPS)
             lmp.flush_buffers()
             end_together(comm, _reason(error))
+        coupling.should_stop = should_stop
+        couplings.append(coupling)
 
     command = ScriptCommand(lmp, COMMAND, execute)
     lmp.set_show_error(False)
     try:
+        lmp.commands_list(options.commands())
         lmp.file(str(path))
     except library.MPIAbortException as error:
         end_all(comm, _reason(error))
@@ -133,6 +186,8 @@ def _run(lmp: Any, comm: Any, library: Any, path: Path, options: Options) -> Non
         raise SimulationError(_reason(error)) from error
     finally:
         del command
+    if should_stop():
+        raise KeyboardInterrupt
     if not couplings:
         raise InputError(f"{path} does not use the model: replace its pair style by {USAGE}")
 
@@ -167,8 +222,11 @@ def _reason(error: BaseException) -> str:
     """Return an error as one line. LAMMPS adds a position in its source, and the command."""
     if isinstance(error, MlffTritonError):
         return one_line(error)
-    lines = str(getattr(error, "message", error)).strip().splitlines() or [type(error).__name__]
-    problem = lines[0].removeprefix("ERROR: ").removeprefix("ERROR on proc 0: ")
+    message = getattr(error, "message", None)  # of an MPIAbortException
+    if message is None and type(error) is not Exception:  # LAMMPS raises no other
+        return f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
+    lines = str(message or error).strip().splitlines() or ["no reason given"]
+    problem = re.sub(r"^ERROR(?: on proc \d+)?: ", "", lines[0])
     problem = problem.rpartition(" (src/")[0] or problem
     last = next((line for line in lines[1:] if line.startswith("Last input line:")), None)
     return f"LAMMPS: {problem}" + ("" if last is None else f" ({last[0].lower()}{last[1:]})")

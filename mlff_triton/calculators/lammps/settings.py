@@ -48,6 +48,12 @@ def check_timestep(lmp: Any) -> None:
         )
 
 
+def check_integrator(lmp: Any) -> None:
+    """Raise `InputError` if LAMMPS would not compute the model in each step."""
+    if lmp.extract_global("respa_levels") is not None:
+        raise InputError("`run_style respa` would not compute the model in each step: remove it")
+
+
 def find_box(lmp: Any) -> tuple[FloatArray, BoolArray]:
     """Return the present cell of a LAMMPS instance, float64 [3, 3] in Å, and its pbc, bool [3]."""
     low, high, xy, yz, xz, periodic, _ = lmp.extract_box()

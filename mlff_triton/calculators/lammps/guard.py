@@ -1,0 +1,99 @@
+"""Errors of the model, which end a LAMMPS script where they occur.
+
+LAMMPS calls the model through ctypes, which drops exceptions, and only errors of its own end runs,
+loops and scripts. So a second fix follows the one that calls the model, and fails in its place: a
+``fix indent`` in a group without atoms, whose radius is negative, which LAMMPS refuses, unless the
+model has confirmed the present step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlff_triton.errors import SimulationError
+
+NAME = "mlff_triton_guard"
+"""Name of the fix, its group and its radius in LAMMPS."""
+CONFIRMED = "mlff_triton_step"
+"""LAMMPS variable with the last step that the model has confirmed."""
+NO_STEP = -1.0
+
+
+class Guard:
+    """The fix that fails if the model has not computed a step.
+
+    Parameters
+    ----------
+    lmp : lammps.lammps
+        A LAMMPS instance. Whatever ran LAMMPS then raises the error of the model: its method
+        ``command``, ``commands_list``, ``commands_string`` or ``file``.
+
+    Attributes
+    ----------
+    failure : BaseException or None
+        Error of the model that ends the present run.
+    """
+
+    def __init__(self, lmp: Any) -> None:
+        self.failure: BaseException | None = None
+        self._lmp = lmp
+        self._confirmed = NO_STEP
+        self._shows_errors = True
+
+    def attach(self) -> None:
+        """Make the fix in LAMMPS, directly after the one that calls the model."""
+        lmp = self._lmp
+        if lmp.has_id("fix", NAME):
+            lmp.command(f"unfix {NAME}")
+        lmp.commands_list(
+            [
+                f"variable {CONFIRMED} internal {NO_STEP}",
+                f"variable {NAME} equal (v_{CONFIRMED}==step)-0.5",
+                f"group {NAME} empty",
+                f"fix {NAME} {NAME} indent 0.0 sphere 0.0 0.0 0.0 v_{NAME} units box",
+            ]
+        )
+        kind = type(lmp)
+        if not issubclass(kind, _Guarded):  # of the instance only, and once
+            lmp.__class__ = type(kind.__name__, (_Guarded, kind), {})
+        lmp.mlff_triton_guard = self
+
+    def confirm(self, step: float) -> None:
+        """Let LAMMPS continue, as the model has been computed in this step."""
+        self._confirmed = step
+        self._lmp.lib.lammps_set_internal_variable(self._lmp.lmp, CONFIRMED.encode(), step)
+
+    def fail(self, error: BaseException | None) -> None:
+        """Let LAMMPS fail when the callback returns, with this error instead of its own."""
+        self.failure = error
+        self._shows_errors = self._show_errors(False)
+        self.confirm(NO_STEP)
+
+    def _show_errors(self, is_shown: bool) -> bool:
+        """Let LAMMPS print its errors or not, and return whether it did."""
+        return bool(self._lmp.lib.lammps_set_show_error(self._lmp.lmp, is_shown))
+
+    def explain(self, error: Exception) -> BaseException:
+        """Return what led to an error of LAMMPS."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            self._show_errors(self._shows_errors)
+            return failure
+        step = self._lmp.extract_global("ntimestep")
+        if "fix indent" in str(error) and self._confirmed != step:
+            return SimulationError(
+                f"LAMMPS did not compute the model in step {step}: the fix of the coupling was "
+                "removed, so couple again, or Ctrl-C came between LAMMPS and the model"
+            )
+        return error
+
+
+class _Guarded:
+    """Part of the class of a guarded LAMMPS instance: what its methods raise after an error."""
+
+    mlff_triton_guard: Guard
+
+    @property
+    def _lammps_exception(self) -> BaseException:
+        error: Exception = super()._lammps_exception  # type: ignore[misc]
+        return self.mlff_triton_guard.explain(error)
