@@ -62,11 +62,11 @@ def read_one(structure: str, charge: int | None, periodic: bool) -> Atoms:
     elif "charge" in atoms.info:
         atoms.info["charge"] = total_charge(atoms.info)
     path, named = name_of_frame(structure)
-    if chosen.count > 1 and named is None:
+    if chosen.total > 1 and named is None:
         name = printable(path)
         plain_console().print(
-            f"takes frame {chosen.frame} of {name}, which has {chosen.count} frames, from 0 to "
-            f"{chosen.count - 1}: {name}@1 names another"
+            f"takes frame {chosen.frame} of {name}, which has {chosen.total} frames, from 0 to "
+            f"{chosen.total - 1}: {name}@1 names another"
         )
     return atoms
 

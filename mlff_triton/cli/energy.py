@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
+from mlff_triton._common.text import printable
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
@@ -96,18 +98,22 @@ def _warn(remarks: list[Remarks], names: list[str]) -> None:
 
 
 def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:
-    """Make the table of results: a row per structure; stresses if any structure has one."""
+    """Make the table of results: a row per structure; titles and stresses if there are any."""
     import numpy as np
 
     stresses = [atoms.calc.results.get("stress") for atoms in results]
     titles = ("frame", "atoms", "energy, eV", "largest force, eV/Å")
     table = Table("structure", *(Column(title, justify="right") for title in titles))
+    names = [Text(printable(atoms.info.get("title", ""))) for atoms in results]
+    if any(names):
+        table.add_column("title")
     if any(stress is not None for stress in stresses):
         table.add_column("stress xx, yy, zz, yz, xz, xy, GPa")
-    for (name, k), atoms, stress in zip(labels, results, stresses, strict=True):
+    for (source, k), title, atoms, stress in zip(labels, names, results, stresses, strict=True):
         largest = np.linalg.norm(atoms.get_forces(), axis=1).max()
-        row = [name, str(k), str(len(atoms))]
+        row: list[str | Text] = [Text(printable(source)), str(k), str(len(atoms))]
         row += [f"{atoms.get_potential_energy():.6f}", f"{largest:.4f}"]
+        row += [title] * any(names)
         if stress is not None:
             row.append(in_gpa(stress))
         table.add_row(*row)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ase import Atoms
-from ase.io.formats import string2index
 from numpy.typing import NDArray
 
 from mlff_triton._common.files import find_file
@@ -55,15 +54,13 @@ def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     return clean(choose_frame(source).atoms, str(source), periodic)
 
 
-def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
-    """Read frames of a file.
+def read_images(source: str | Path) -> list[Atoms]:
+    """Read all frames of a file.
 
     Parameters
     ----------
     source : str or path
         The file.
-    index : str
-        ASE's notation of the frames; all by default.
 
     Returns
     -------
@@ -75,13 +72,10 @@ def read_images(source: str | Path, index: str = ":") -> list[Atoms]:
     InputError
         If the file is missing, too large, or not one that is read, or if a frame is damaged.
     """
-    path, name = _existing(Path(source)), printable(source)
-    frames = list(frames_of(path))
-    numbers = range(len(frames))[string2index(index)]
     images = []
-    for k in [numbers] if isinstance(numbers, int) else numbers:
-        frame = frames[k]
+    for k, frame in enumerate(frames_of(_existing(Path(source)))):
         if isinstance(frame, str):
+            name = printable(source)
             raise InputError(f"{name} cannot be read as a structure: frame {k}: {frame}")
         images.append(frame)
     return images
@@ -103,7 +97,7 @@ class Chosen(NamedTuple):
 
     atoms: Atoms
     frame: int
-    count: int
+    total: int
 
 
 def choose_frame(source: str | Path) -> Chosen:
@@ -138,7 +132,7 @@ def choose_frame(source: str | Path) -> Chosen:
             f"{printable(given)} cannot be read as a structure: frame {frame.number}: "
             f"{frame.structure}"
         )
-    return Chosen(frame.structure, frame.number, frame.count)
+    return Chosen(frame.structure, frame.number, frame.total)
 
 
 def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:

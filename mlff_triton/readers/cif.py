@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import IO
 
-import ase.io
 from ase import Atoms
 
+from mlff_triton.readers.ase_text import structure_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
 
@@ -39,10 +38,7 @@ def parse(text: bytes) -> Atoms:
     """Return the structure of a block, whose name is its title."""
     if b"_atom_site.cartn_x" in text.lower():
         raise ValueError("this is an mmCIF file, which is not read: convert it to PDB")
-    images = ase.io.read(io.BytesIO(text), ":", format="cif")
-    if len(images) != 1:
-        raise ValueError("the block holds no structure that can be read")
-    atoms: Atoms = images[0]
+    atoms = structure_of(text, "cif")
     name = text[text.lower().find(b"data_") + 5 :].split(maxsplit=1)
     if name:
         atoms.info["title"] = name[0].decode(errors="replace")

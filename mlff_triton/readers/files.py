@@ -43,13 +43,13 @@ class Frame(NamedTuple):
         The structure, or why it cannot be read.
     number : int
         Number of the frame, from 0.
-    count : int
+    total : int
         Number of all frames of the file.
     """
 
     structure: Atoms | str
     number: int
-    count: int
+    total: int
 
 
 def name_of_frame(source: str | Path) -> FrameName:

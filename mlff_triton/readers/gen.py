@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import IO
 
-import ase.io
 from ase import Atoms
 
+from mlff_triton.readers.ase_text import structure_of
 from mlff_triton.readers.lines import (
     LONGEST,
     DividingError,
@@ -38,5 +37,4 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 
 def parse(text: bytes) -> Atoms:
     """Return one structure."""
-    atoms: Atoms = ase.io.read(io.StringIO(text.decode()), format="gen")
-    return atoms
+    return structure_of(text, "gen")

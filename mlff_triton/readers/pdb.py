@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from typing import IO
 
-import ase.io
 from ase import Atoms
 from ase.data import atomic_numbers
 
+from mlff_triton.readers.ase_text import structure_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
 ATOMS = (b"ATOM", b"HETATM")
@@ -47,9 +46,8 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 
 def parse(text: bytes) -> Atoms:
     """Return the structure of a model, whose charge is the sum of columns 79 and 80."""
-    decoded = text.decode(errors="replace")
-    atoms: Atoms = ase.io.read(io.StringIO(decoded), format="proteindatabank")
-    charge = _charge(decoded)
+    atoms = structure_of(text, "proteindatabank")
+    charge = _charge(text.decode(errors="replace"))
     if charge is not None:
         atoms.info["charge"] = charge
     return atoms

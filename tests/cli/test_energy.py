@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ase.io
 import numpy as np
 import pytest
 from ase.build import molecule
 
 from mlff_triton import TensorNetCalculator
+from tests.support.molecule_files import v2000
 
 
 @pytest.fixture
@@ -85,3 +88,14 @@ def test_a_bad_frame_is_named(energy):
     code, _, err = energy("ethanol.xyz", "bad.xyz")
     assert (code, err.count("\n")) == (2, 1)
     assert "bad.xyz, frame 1: " in err
+
+
+def test_titles_of_records_are_shown(energy):
+    names = ("H2O", "CH4")
+    Path("two.sdf").write_text("".join(v2000(molecule(n), f"[{n}]", {"id": "7"}) for n in names))
+    code, out, _ = energy("two.sdf", "--out", "results.xyz")
+    assert code == 0
+    assert all(f"[{name}]" in out for name in names)
+    found = ase.io.read("results.xyz", ":")
+    assert [atoms.info["title"] for atoms in found] == ["[H2O]", "[CH4]"]
+    assert [atoms.info["id"] for atoms in found] == [7, 7]

@@ -210,7 +210,7 @@ def test_frames_are_chosen_by_name():
         for given, number in (("", default), ("@1", 1), ("@-3", 0), ("@-1", 2)):
             path, wanted = name_of_frame(name + given)
             frame = read_frame(path, wanted)
-            assert (frame.number, frame.count) == (number, 3)
+            assert (frame.number, frame.total) == (number, 3)
             assert same(frame.structure, IMAGES[number])
         for given in ("@3", "@-4"):
             with pytest.raises(InputError, match=f"no frame {given[1:]}: its 3 frames"):
