@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -29,6 +30,7 @@ NEEDED = {
 FILE = re.compile(r"[\w./-]+\.(?:ckpt|pdb|cif|xyz|npz|fa|fasta|fastq)(?:\.gz)?")
 YOURS = re.compile(rf"`({FILE.pattern})` stands\s+for")
 WRITTEN = re.compile(r'write\("([^"]+)"')
+OUTPUTS = ("--out", "--minimum")
 RESULTS = ("restart.npz", "final.xyz")  # in the directory that `--out` names
 SHELL = {"cd", "git", "source"}
 PYTHON_PAGES = [
@@ -83,8 +85,9 @@ def test_console_blocks_are_commands(page, tmp_path, monkeypatch):
             Path(name).touch()
         for command in commands_of(block) if block.language == "console" else ():
             out = Path(command[command.index("--out") + 1]) if "--out" in command else None
-            for name in command:
-                if command[0] == "mlff-triton" and FILE.fullmatch(name) and Path(name) != out:
+            for option, name in pairwise(command):
+                is_input = FILE.fullmatch(name) and option not in OUTPUTS
+                if command[0] == "mlff-triton" and is_input:
                     assert Path(name).exists(), f"{name_of(page)}, line {block.line}: {name}"
             check_command(command, page.parent)
             for name in RESULTS if out is not None and not out.suffix else ():
