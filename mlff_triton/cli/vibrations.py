@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from mlff_triton._common.files import check_new, replace_file
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
@@ -16,23 +18,26 @@ from mlff_triton.cli._shared import (
     FixOption,
     ModelOption,
     NoPbcOption,
-    OverwriteOption,
     check_xyz,
     fix_atoms,
     given_options,
+    plain_console,
     read_one,
     screen,
     write_xyz,
 )
-from mlff_triton.cli.main import complain
-from mlff_triton.errors import InputError
+from mlff_triton.cli.main import EXIT_INCOMPLETE, complain
+from mlff_triton.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from ase import Atoms
 
+    from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.statics import IdealGas, Vibrations
 
 RELAXED = 0.02  # eV/Å
+CLOSE = 0.001  # eV/Å, in a minimum that is searched for
+ROUNDS = 5  # at most, of displacing and relaxing
 
 
 def vibrations(
@@ -56,45 +61,126 @@ def vibrations(
     out: Annotated[
         Path | None, typer.Option(help="File for the modes: extended XYZ, one frame per mode.")
     ] = None,
-    overwrite: OverwriteOption = False,
+    frequencies: Annotated[
+        Path | None, typer.Option(help="File for the frequencies: .csv or .json.")
+    ] = None,
+    minimum: Annotated[
+        Path | None,
+        typer.Option(
+            help="If modes are imaginary, displace along mode 0 and relax again; write the minimum "
+            "to this file, extended XYZ."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files.")] = False,
 ) -> None:
     """Compute harmonic frequencies, zero-point energy and thermochemistry.
 
-    The structure must be at rest: see relax.
+    The structure must be at rest: see relax. Exit code 1 means that --minimum has found none.
     """
-    from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.calculators._fixed_atoms import fixed_atoms
-    from mlff_triton.statics import find_vibrations
     from mlff_triton.statics.vibrations import check_ideal_gas
 
-    for name in given_options(context):
-        if temperature is None and name in ("pressure", "symmetry_number", "spin"):
-            option = name.replace("_", "-")
-            raise InputError(f"--{option} has no effect without --temperature: leave it out")
-    if out is not None:
-        check_xyz(out, overwrite)
+    if temperature is None:
+        _check_unused(given_options(context))
+    _check_outputs((out, minimum), frequencies, overwrite)
     atoms = read_one(structure, charge, not no_pbc)
     fix_atoms(atoms, structure, fix)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)
     screen([atoms], [structure], calculator)
-    console, total = Console(), 6 * int((~fixed_atoms(atoms)).sum())
-    with ProgressBar(console, "displacements", total) as bar:
-        found = find_vibrations(
+    found = _find(atoms, calculator, displacement)
+    if minimum is not None:
+        found = _descend(found, calculator, displacement)
+        write_xyz(minimum, [_with_energy(found)])
+    Console().print(_mode_table(found))
+    _warn_about(found, structure, is_minimized=minimum is not None)
+    if out is not None:
+        write_xyz(out, _mode_frames(found))
+    gas = None
+    if temperature is not None and (minimum is None or _is_minimum(found)):
+        gas = found.ideal_gas(temperature, pressure, symmetry_number, spin)
+        Console().print(_gas_table(gas))
+    if frequencies is not None:
+        _write_frequencies(frequencies, found, gas)
+    if minimum is not None and not _is_minimum(found):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _check_unused(given: Iterable[str]) -> None:
+    """Raise `InputError` if an option is given that has no effect without a temperature."""
+    for name in given:
+        if name in ("pressure", "symmetry_number", "spin"):
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} has no effect without --temperature: leave it out")
+
+
+def _check_outputs(
+    structures: Iterable[Path | None], frequencies: Path | None, overwrite: bool
+) -> None:
+    """Raise an `OutputError` if structures or frequencies must not or cannot be written."""
+    for path in structures:
+        if path is not None:
+            check_xyz(path, overwrite)
+    if frequencies is not None:
+        if frequencies.suffix.lower() not in (".csv", ".json"):
+            raise OutputError(f"{frequencies} must end with .csv or .json, for frequencies")
+        check_new(frequencies, overwrite)
+
+
+def _write_frequencies(path: Path, found: Vibrations, gas: IdealGas | None) -> None:
+    from mlff_triton.statics.vibration_files import frequencies_as_csv, frequencies_as_json
+
+    is_json = path.suffix.lower() == ".json"
+    replace_file(path, frequencies_as_json(found, gas) if is_json else frequencies_as_csv(found))
+    plain_console().print(f"wrote {path}")
+
+
+def _find(atoms: Atoms, calculator: TensorNetCalculator, displacement: float) -> Vibrations:
+    """Find the vibrations of a structure with a progress bar."""
+    from mlff_triton._common.progress import ProgressBar
+    from mlff_triton.calculators._fixed_atoms import fixed_atoms
+    from mlff_triton.statics import find_vibrations
+
+    total = 6 * int((~fixed_atoms(atoms)).sum())
+    with ProgressBar(Console(), "displacements", total) as bar:
+        return find_vibrations(
             atoms,
             calculator,
             displacement,
             lambda done: bar.show(done, "", f"{done} of {total} displacements"),
         )
-    console.print(_mode_table(found))
-    _warn_about(found, structure)
-    if out is not None:
-        write_xyz(out, _mode_frames(found))
-    if temperature is not None:
-        gas = found.ideal_gas(temperature, pressure, symmetry_number, spin)
-        console.print(_gas_table(gas))
+
+
+def _is_minimum(found: Vibrations) -> bool:
+    return found.n_imaginary == 0 and found.max_force <= RELAXED
+
+
+def _descend(found: Vibrations, calculator: TensorNetCalculator, displacement: float) -> Vibrations:
+    """Displace along mode 0 if it is imaginary, and relax, until the structure is at a minimum."""
+    from mlff_triton.statics import relax
+
+    for _ in range(ROUNDS):
+        if _is_minimum(found):
+            break
+        before, is_saddle = found, found.n_imaginary > 0
+        atoms = found.displaced() if is_saddle else found.atoms.copy()
+        *_, last = relax(atoms, calculator, fmax=CLOSE, optimizer="fire")
+        found = _find(atoms, calculator, displacement)
+        along = f"displaced along mode 0 ({_real_or_imaginary(before.frequencies[0])} 1/cm) and "
+        plain_console().print(
+            f"{along if is_saddle else ''}relaxed in {last.number} steps: energy "
+            f"{found.energy:.6f} eV ({found.energy - before.energy:+.6f} eV)"
+        )
+    return found
+
+
+def _with_energy(found: Vibrations) -> Atoms:
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    atoms = found.atoms.copy()
+    atoms.calc = SinglePointCalculator(atoms, energy=found.energy)
+    return atoms
 
 
 def _mode_table(found: Vibrations) -> Table:
@@ -111,8 +197,8 @@ def _real_or_imaginary(value: complex) -> str:
     return f"{value.imag:.1f}i" if value.imag else f"{value.real:.1f}"
 
 
-def _warn_about(found: Vibrations, structure: str) -> None:
-    """Warn about forces and about imaginary modes."""
+def _warn_about(found: Vibrations, structure: str, *, is_minimized: bool) -> None:
+    """Warn about forces and about imaginary modes, and say what to do."""
     if found.max_force > RELAXED:
         complain(
             f"warning: the largest force is {found.max_force:.3g} eV/Å, so that frequencies mean "
@@ -120,7 +206,15 @@ def _warn_about(found: Vibrations, structure: str) -> None:
         )
     if found.n_imaginary:
         modes = "1 mode is" if found.n_imaginary == 1 else f"{found.n_imaginary} modes are"
-        complain(f"warning: {modes} imaginary: the structure is not at a minimum of the energy")
+        advice = ""
+        if found.max_force <= RELAXED and not is_minimized:
+            advice = (
+                "; displace along mode 0 and relax again, by mlff-triton vibrations "
+                f"{structure} --minimum minimum.xyz"
+            )
+        complain(
+            f"warning: {modes} imaginary: the structure is not at a minimum of the energy{advice}"
+        )
 
 
 def _mode_frames(found: Vibrations) -> list[Atoms]:

@@ -158,9 +158,7 @@ class DeviceDynamics:
     batch : Batch
         The systems.
     masses : float64 [N]
-        forces = self._outputs.forces * (self._motion.inverse_mass > 0)[:, None]
-        pair = self._motion.positions, forces
-        return Suspect.of(*(tensor.cpu().numpy() for tensor in pair), self._contacts.first)
+        amu; infinite for atoms that do not move.
     on_gpu : callable
         Returns a context in which the GPU is current, and which explains a lack of memory.
     """

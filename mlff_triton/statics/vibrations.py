@@ -2,7 +2,7 @@
 
 Overall translations, and rotations of molecules, are projected out of the Hessian, as in Wilson,
 Decius and Cross, Molecular Vibrations (1955), chapter 2. Atoms that are fixed are left out, as in
-ASE; then nothing is projected out, as the others do not move freely as a whole.
+ASE. All modes of the others are kept; rotations about one or two fixed atoms have no frequency.
 """
 
 from __future__ import annotations
@@ -102,6 +102,21 @@ class Vibrations:
         """Half a quantum of each mode that is not imaginary, eV."""
         return float(self.energies.real.sum() / 2)
 
+    def displaced(self, mode: int = 0, distance: float = 0.1) -> Atoms:
+        """Return the structure displaced along a mode, such as an imaginary one to leave a saddle.
+
+        Parameters
+        ----------
+        mode : int
+            Number of the mode; 0 has the lowest curvature.
+        distance : float
+            Displacement in Å of the atom that moves most.
+        """
+        atoms: Atoms = self.atoms.copy()
+        largest = np.linalg.norm(self.modes[mode], axis=1).max()
+        atoms.positions += distance / largest * self.modes[mode]
+        return atoms
+
     def ideal_gas(
         self,
         temperature: float,
@@ -190,15 +205,22 @@ def find_vibrations(
         atoms, or the model cannot compute it.
     """
     check_positive("displacement", displacement)
-    moving = np.flatnonzero(~fixed_atoms(atoms))
+    fixed = fixed_atoms(atoms)
+    moving = np.flatnonzero(~fixed)
     (rest,) = calculator.calculate_many([atoms])
     hessian = _hessian(atoms, moving, calculator, displacement, progress or (lambda _: None))
     root = np.sqrt(np.repeat(atoms.get_masses()[moving], 3))
-    is_free = len(moving) == len(atoms)
-    internal = scipy.linalg.null_space(_overall_motions(atoms)) if is_free else np.eye(len(root))
+    overall = _overall_motions(atoms, fixed)
+    internal = scipy.linalg.null_space(overall) if len(overall) else np.eye(len(root))
     weighted = internal.T @ (hessian / np.outer(root, root)) @ internal
     curvatures, vectors = np.linalg.eigh(weighted)
-    modes = (internal @ vectors).T / root
+    vectors = internal @ vectors
+    if fixed.any():  # what is left of overall motion is a mode, without curvature
+        curvatures = np.concatenate([np.zeros(len(overall)), curvatures])
+        vectors = np.concatenate([overall.T, vectors], axis=1)
+        order = np.argsort(curvatures, kind="stable")
+        curvatures, vectors = curvatures[order], vectors[:, order]
+    modes = vectors.T / root
     modes /= np.linalg.norm(modes, axis=1, keepdims=True)
     of_atoms = np.zeros((len(modes), len(atoms), 3))
     of_atoms[:, moving] = modes.reshape(len(modes), len(moving), 3)
@@ -241,13 +263,21 @@ def _displaced(atoms: Atoms, atom: int, axis: int, distance: float) -> Atoms:
     return image
 
 
-def _overall_motions(atoms: Atoms) -> NDArray[np.float64]:
-    """Return the mass-weighted translations and, without periodicity, rotations as rows."""
-    root = np.sqrt(atoms.get_masses())[:, None]
+def _overall_motions(atoms: Atoms, fixed: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the motions as a whole that leave fixed atoms in place, as orthonormal rows.
+
+    These are translations and, without periodicity, rotations, in mass-weighted coordinates of the
+    atoms that move. A molecule turns about one or two fixed atoms.
+    """
     arms = atoms.positions - atoms.get_center_of_mass()
-    motions = [(root * axis).ravel() for axis in np.eye(3)]
+    motions = [np.broadcast_to(axis, arms.shape) for axis in np.eye(3)]
     if not atoms.pbc.any():
-        rotations = [(root * np.cross(axis, arms)).ravel() for axis in np.eye(3)]
-        _, sizes, rows = np.linalg.svd(rotations, full_matrices=False)
-        motions += list(rows[sizes > LINEAR * sizes[0]])
-    return np.array(motions)
+        motions += [np.cross(axis, arms) for axis in np.eye(3)]
+    kinds = np.array(motions)
+    if fixed.any():
+        allowed = scipy.linalg.null_space(kinds[:, fixed].reshape(len(kinds), -1).T, rcond=1e-6)
+        kinds = np.tensordot(allowed.T, kinds, 1)
+    weighted = kinds[:, ~fixed] * np.sqrt(atoms.get_masses()[~fixed, None])
+    flat = weighted.reshape(len(kinds), 3 * int((~fixed).sum()))
+    _, sizes, rows = np.linalg.svd(flat, full_matrices=False)
+    return np.asarray(rows[sizes > LINEAR * sizes.max(initial=0)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import ase.io
 import numpy as np
@@ -122,3 +124,72 @@ def test_a_crystal_is_not_an_ideal_gas(vibrations, relaxed):
     assert "periodic" in err
     assert len(columns(vibrations("ice.xyz")[1])) == 6
     assert vibrations("ice.xyz", "--no-pbc", "--temperature", 300)[0] == 0
+
+
+def test_a_saddle_is_left_on_request(vibrations):
+    err = vibrations("planar.xyz")[2]
+    assert "displace along mode 0 and relax again" in err
+    assert "mlff-triton vibrations planar.xyz --minimum minimum.xyz" in err
+    code, out, err = vibrations("planar.xyz", "--minimum", "minimum.xyz", "--temperature", 300)
+    assert (code, err) == (0, "")
+    assert re.search(r"displaced along mode 0 \([\d.]+i 1/cm\) and relaxed in \d+ steps", out)
+    assert "Gibbs energy" in out
+    assert not any("i" in row[1] for row in columns(out)[:6])
+    atoms = ase.io.read("minimum.xyz")
+    assert np.ptp(atoms.positions[:, 2]) > 0.2  # a pyramid
+    assert atoms.get_potential_energy() < ase.io.read("planar.xyz").info.get("energy", 0)
+    code, out, err = vibrations("minimum.xyz", "--minimum", "again.xyz")
+    assert (code, err) == (0, "")
+    assert "displaced" not in out
+    np.testing.assert_allclose(ase.io.read("again.xyz").positions, atoms.positions, atol=1e-7)
+
+
+def test_a_structure_that_is_not_at_rest_is_relaxed_to_a_minimum(vibrations):
+    code, out, err = vibrations("ethanol.xyz", "--minimum", "minimum.xyz", "--fix", "C")
+    assert (code, err) == (0, "")
+    assert "relaxed in" in out
+    assert ase.io.read("minimum.xyz").constraints[0].index.tolist() == [0, 1]
+
+
+def test_a_minimum_that_is_not_found(vibrations, monkeypatch):
+    monkeypatch.setattr("mlff_triton.cli.vibrations.ROUNDS", 0)
+    code, _, err = vibrations("planar.xyz", "--minimum", "minimum.xyz", "--temperature", 300)
+    assert code == 1
+    assert err.count("\n") == 1
+    assert err.endswith("the structure is not at a minimum of the energy\n")
+
+
+def test_frequencies_for_other_programs(vibrations):
+    code, out, _ = vibrations("planar.xyz", "--frequencies", "modes.csv")
+    assert code == 0
+    assert "wrote modes.csv" in out
+    table = np.genfromtxt("modes.csv", delimiter=",", names=True, dtype=None)
+    assert table["mode"].tolist() == list(range(6))
+    assert table["is_imaginary"].tolist() == [True] + [False] * 5
+    assert table["frequency_per_cm"][0] < 0 < table["frequency_per_cm"][1]
+    shown = [float(row[1].rstrip("i")) for row in columns(out)]
+    np.testing.assert_allclose(np.abs(table["frequency_per_cm"]), shown, atol=0.05)
+    np.testing.assert_allclose(
+        table["energy_meV"], table["frequency_per_cm"] * 0.1239842, rtol=1e-6
+    )
+
+    arguments = ("--frequencies", "modes.json", "--temperature", 300, "--symmetry-number", 2)
+    assert vibrations("water.xyz", *arguments)[0] == 0
+    content = json.loads(Path("modes.json").read_text())
+    assert content["n_imaginary"] == 0
+    assert content["fixed_atoms"] == []
+    assert [set(mode) for mode in content["modes"]] == [set(table.dtype.names)] * 3
+    assert content["ideal_gas"]["temperature"] == 300
+    assert content["ideal_gas"]["gibbs_energy"] < content["energy_eV"] + 1
+    code, _, err = vibrations("water.xyz", "--frequencies", "modes.json")
+    assert (code, err.count("\n")) == (2, 1)
+    assert (
+        vibrations("water.xyz", "--frequencies", "modes.json", "--fix", "O", "--overwrite")[0] == 0
+    )
+    content = json.loads(Path("modes.json").read_text())
+    assert content["fixed_atoms"] == [0]
+    assert len(content["modes"]) == 6
+    assert content["ideal_gas"] is None
+    code, _, err = vibrations("water.xyz", "--frequencies", "modes.txt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "must end with .csv or .json" in err

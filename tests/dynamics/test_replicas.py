@@ -130,7 +130,7 @@ def test_settings_that_do_not_suit_the_systems(tmp_path):
         ([], Settings(), "no structures"),
         ([water] * 2, Settings(temperature=(300.0,) * 3), "2 replicas need 2 temperatures"),
         (water, Settings(exchange_every=5), "two or more are needed"),
-        ([water, pair], Settings(thermostat="rescaling"), "needs three atoms or more"),
+        ([water, pair], Settings(thermostat="rescaling"), "needs three degrees of freedom"),
         (pair, Settings(hydrogen_mass=3.0), "needs other atoms"),
     ):
         with pytest.raises(InputError, match=message):

@@ -213,3 +213,24 @@ def test_constraints_that_vibrations_do_not_know(calculator):
     found = find_vibrations(atoms, calculator)
     with pytest.raises(InputError, match="fix no atoms"):
         found.ideal_gas(300)
+
+
+@pytest.mark.parametrize(("fixed", "n_turns"), [([0], 3), ([0, 1], 1), ([0, 1, 2], 0)])
+def test_molecules_turn_about_fixed_atoms_without_a_frequency(calculator, fixed, n_turns):
+    """Rounding and small forces would make such modes imaginary."""
+    atoms = molecule("CH3CH2OH")
+    atoms.set_constraint(FixAtoms(fixed))
+    assert [*relax(atoms, calculator)][-1].is_converged
+    found = find_vibrations(atoms, calculator)
+    assert (found.curvatures == 0).sum() == n_turns
+    assert found.n_imaginary == 0
+    atoms.pbc = True
+    atoms.set_cell([9, 9, 9])
+    assert (find_vibrations(atoms, calculator).curvatures != 0).all()
+
+
+def test_a_structure_is_displaced_along_a_mode():
+    found = find_vibrations(chain("CCC"), Bonds())
+    moved = found.displaced(-1, 0.2).positions - found.atoms.positions
+    assert np.linalg.norm(moved, axis=1).max() == pytest.approx(0.2)
+    np.testing.assert_allclose(moved / np.linalg.norm(moved), found.modes[-1], atol=1e-12)
