@@ -34,6 +34,10 @@ class UnsupportedModelError(CheckpointError):
     """A checkpoint is valid, but the package does not implement its model."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint holds something that changes results elsewhere, and not here."""
+
+
 class BackendError(MlffTritonError):
     """The requested backend or device cannot serve the model; the message names one that can."""
 

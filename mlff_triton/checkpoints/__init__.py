@@ -42,7 +42,11 @@ MAX_MEMBERS = 64  # of an ensemble
 
 @with_own_settings
 def load_model(
-    model: str | Path, energy_unit: str = "eV", coulomb_cutoff: float | None = None
+    model: str | Path,
+    energy_unit: str | None = None,
+    coulomb_cutoff: float | None = None,
+    *,
+    add_references: bool = False,
 ) -> TensorNet | Ensemble:
     """Load a model from a file or a folder, or by name.
 
@@ -58,13 +62,16 @@ def load_model(
         an `Ensemble`; a MatGL folder or its ``model.json``. ``"aceff-2.0"``, another name that
         ``mlff-triton models`` lists, or ``"hf:owner/repository/file"`` is fetched once from the
         Hugging Face Hub, with huggingface_hub.
-    energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}
-        Energy unit in which a TorchMD-NET model was trained, which its file does not state. The
-        loaded model always returns eV.
+    energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}, optional
+        Energy unit in which a TorchMD-NET model was trained. Only files with a ZBL prior record it;
+        by default, it is theirs, or eV. The loaded model always returns eV.
     coulomb_cutoff : float, optional
         Cutoff in Å of the Coulomb energy of a TensorNet2, with a reaction field beyond it, as
         periodic boxes require. By default, that of the file, which may have none: all pairs of
         atoms then interact.
+    add_references : bool
+        If True, a TorchMD-NET model that was trained without the energies of atoms
+        (``--remove-ref-energy``) returns total energies, with those of its file.
 
     Returns
     -------
@@ -78,24 +85,31 @@ def load_model(
         If the file is missing, truncated or damaged, too large for a model, or would run code when
         loaded, or if it cannot be fetched.
     UnsupportedModelError
-        If the file is valid, but contains a model that is not implemented.
+        If the file is valid, but contains a model that is not implemented, or no energies of atoms
+        to add.
     InputError
         If the energy unit is unknown, ``model`` is neither a name nor a path, or the model has no
         Coulomb energy for a cutoff.
+
+    Warns
+    -----
+    CheckpointWarning
+        If the file has a box of its own, a list of priors without their arguments, or a recorded
+        unit of energy other than the given one.
 
     Examples
     --------
     >>> load_model("default").config.num_layers
     2
     """
-    if energy_unit not in ENERGY_UNITS:
+    if energy_unit is not None and energy_unit not in ENERGY_UNITS:
         raise InputError(
             f"energy_unit={energy_unit!r} is unknown: use one of {', '.join(ENERGY_UNITS)}"
         )
     path = resolve_path(model)
     # Modules draw their first weights, which those of the file replace.
     with interpreting(str(path)), kept_random_state():
-        loaded = _load(path, ENERGY_UNITS[energy_unit])
+        loaded = _load(path, energy_unit, add_references=add_references)
     return loaded if coulomb_cutoff is None else with_coulomb_cutoff(loaded, coulomb_cutoff)
 
 
@@ -155,12 +169,16 @@ def lasting_name(model: str | Path) -> str:
     return names.get(path) or str(path.absolute())
 
 
-def _load(path: Path, energy_unit: float) -> TensorNet | Ensemble:
+def _load(path: Path, energy_unit: str | None, *, add_references: bool) -> TensorNet | Ensemble:
     """Load a file or a folder by its content."""
-    if path.is_dir() or path.name == "model.json":
+    is_matgl = path.is_dir() or path.name == "model.json"
+    content = b"" if is_matgl else read_file(path)
+    is_native = content[8:9] == b"{"  # the length of a JSON header, then the header
+    if add_references and (is_matgl or is_native):
+        raise UnsupportedModelError(torchmd_net.NO_REFERENCES.format(path))
+    if is_matgl:
         return _load_matgl(path if path.is_dir() else path.parent)
-    content = read_file(path)
-    if content[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
+    if is_native:
         return read_native(content, str(path))
     if not zipfile.is_zipfile(io.BytesIO(content)):
         raise CheckpointError(
@@ -169,7 +187,7 @@ def _load(path: Path, energy_unit: float) -> TensorNet | Ensemble:
     members = read_zip(content, str(path))
     names = sorted(name for name in members if name.endswith(".ckpt"))
     if not names:
-        return _from_members(members, str(path), energy_unit)
+        return _from_members(members, str(path), energy_unit, add_references)
     if len(names) > MAX_MEMBERS:
         raise CheckpointError(
             f"{path} contains {len(names)} checkpoints: an ensemble has at most {MAX_MEMBERS}"
@@ -178,7 +196,8 @@ def _load(path: Path, energy_unit: float) -> TensorNet | Ensemble:
     for name in names:
         title = f"{path}:{short_repr(name)}"
         with interpreting(title):
-            models.append(_from_members(read_zip(members[name], title), title, energy_unit))
+            parts = read_zip(members[name], title)
+            models.append(_from_members(parts, title, energy_unit, add_references))
     return Ensemble(models)
 
 
@@ -195,8 +214,10 @@ def _load_matgl(folder: Path) -> TensorNet:
     return matgl.from_files(description, weights, str(folder))
 
 
-def _from_members(members: dict[str, bytes], name: str, energy_unit: float) -> TensorNet:
+def _from_members(
+    members: dict[str, bytes], name: str, energy_unit: str | None, add_references: bool
+) -> TensorNet:
     content = unpickle(members, name)
     if not torchmd_net.is_torchmd_net(content):
         raise UnsupportedModelError(f"{name} is not a supported model; {SUPPORTED}")
-    return torchmd_net.from_checkpoint(content, name, energy_unit)
+    return torchmd_net.from_checkpoint(content, name, energy_unit, add_references=add_references)

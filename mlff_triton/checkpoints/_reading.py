@@ -31,7 +31,7 @@ def interpreting(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, Warning):  # warnings that a program turns into errors
         raise
     except InputError as error:
         raise UnsupportedModelError(

@@ -61,6 +61,11 @@ def from_files(
     network = potential.get("model", {})
     args = network.get("init_args", {})
     _check_supported(description, potential, args, name)
+    if any(".emb3." in f".{key}" for key in weights):
+        raise UnsupportedModelError(
+            f"{name} was saved by MatGL with DGL, its backend until version 2.2, with another "
+            "embedding (emb3): train it again with PyTorch Geometric, MatGL's backend today"
+        )
     config = _config(args)
     short = {re.sub(r"^model\.", "", key): value for key, value in weights.items()}
     theirs = ForeignWeights(short, name)
@@ -119,6 +124,17 @@ def _config(args: Mapping[str, Any]) -> TensorNetConfig:
     )
 
 
+def _distance_projections(theirs: Mapping[str, Tensor], kind: str) -> tuple[Tensor, ...]:
+    """Return the weights or biases of the three projections of distances.
+
+    MatGL 4.1.2 stores them as one map where it finds NVIDIA Warp.
+    """
+    fused = f"tensor_embedding.distance_proj.{kind}"
+    if fused in theirs:
+        return theirs[fused].chunk(3)
+    return tuple(theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3))
+
+
 def _translate(
     theirs: Mapping[str, Tensor], config: TensorNetConfig, args: Mapping[str, Any], version: int
 ) -> dict[str, Tensor]:
@@ -158,7 +174,7 @@ def _translate(
             ours[f"{our_name}.{kind}"] = interleaved_to_blocks(value) if in_blocks else value
 
     for kind in ("weight", "bias"):
-        p1, p2, p3 = (theirs[f"tensor_embedding.distance_proj{m}.{kind}"] for m in (1, 2, 3))
+        p1, p2, p3 = _distance_projections(theirs, kind)
         ours[f"embedding.radial.{kind}"] = torch.cat([p1, p2 if version == 1 else -p2, p3])
     ours["embedding.tensor.weight"] = stack_linears(theirs, "tensor_embedding", (0, 1, 2))
     for k in range(config.num_layers):

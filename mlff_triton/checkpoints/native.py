@@ -58,8 +58,13 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     >>> from mlff_triton import load_model, save_model
     >>> save_model(load_model("default"), "copy.safetensors")  # doctest: +SKIP
     """
-    if not isinstance(model, TensorNet):
+    if isinstance(model, Ensemble):
         raise InputError("only a single TensorNet can be saved: save the members one by one")
+    if not isinstance(model, TensorNet):
+        raise InputError(
+            f"a {type(model).__name__} of {type(model).__module__.partition('.')[0]} is not a "
+            "TensorNet of mlff_triton: load its checkpoint with load_model, and save the result"
+        )
     file = path_of(path)
     if len(card) > MAX_CARD_CHARACTERS:
         raise InputError(f"the card has {len(card)} characters: use at most {MAX_CARD_CHARACTERS}")
@@ -133,11 +138,15 @@ def _digest(header: dict[str, Any], data: memoryview) -> str:
     return digest.hexdigest()
 
 
+def _zbl(fields: dict[str, Any]) -> ZBLConfig:
+    charges = fields["charges"]
+    return ZBLConfig(**{**fields, "charges": None if charges is None else tuple(charges)})
+
+
 def _config(metadata: dict[str, str], name: str) -> TensorNetConfig:
     fields: dict[str, Any] = read_json(metadata["config"], f"the description in {name}")
     fields["elements"] = tuple(fields["elements"])
-    if fields.get("zbl"):
-        zbl = fields["zbl"]
-        zbl["charges"] = None if zbl["charges"] is None else tuple(zbl["charges"])
-        fields["zbl"] = ZBLConfig(**zbl)
+    zbl = fields.get("zbl")
+    if zbl:
+        fields["zbl"] = tuple(map(_zbl, zbl)) if isinstance(zbl, list) else _zbl(zbl)
     return FORMATS[metadata["format"]](**fields)

@@ -16,12 +16,12 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Checkpoint in a supported format.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The .safetensors file to write.")],
     energy_unit: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Energy unit that a TorchMD-NET model was trained in: eV, Hartree, kcal/mol or "
-            "kJ/mol."
+            "kJ/mol; by default that which IN records, or eV."
         ),
-    ] = "eV",
+    ] = None,
     coulomb_cutoff: Annotated[
         float | None,
         typer.Option(
@@ -29,6 +29,13 @@ def convert(
             "by default that of IN."
         ),
     ] = None,
+    add_references: Annotated[
+        bool,
+        typer.Option(
+            "--add-references",
+            help="Add the energies of atoms that a TorchMD-NET model was trained without.",
+        ),
+    ] = False,
     card: Annotated[
         Path | None, typer.Option(help="Text file to store in OUT as the model card.")
     ] = None,
@@ -38,7 +45,7 @@ def convert(
     from mlff_triton.checkpoints import load_model, model_card, resolve_path, save_model
 
     check_new(target, overwrite)
-    loaded = load_model(source, energy_unit, coulomb_cutoff)
+    loaded = load_model(source, energy_unit, coulomb_cutoff, add_references=add_references)
     save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     plain_console().print(f"wrote {target}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +50,7 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     config = first.config
     symbols = [SYMBOLS[number] for number in config.elements]
     references = zip(symbols, first.references.tolist(), strict=True)
-    zbl = "none" if config.zbl is None else f"ZBL within {config.zbl.cutoff:g} Å"
+    zbl = " and ".join(f"ZBL within {zbl.cutoff:g} Å" for zbl in config.repulsions) or "none"
     folder = path if path.is_dir() else path.parent
     is_matgl = path.is_dir() or path.name == "model.json"
     files = [folder / "model.json", folder / "state.pt"] if is_matgl else [path]
@@ -71,10 +72,29 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
         ("std", f"{first.std.item():.6g} eV"),
         ("mean", f"{first.mean.item():.6g} eV"),
         ("references", _in_ev(dict(references))),
+        *_left_out_rows(path, first),
     ]
     if isinstance(model, Ensemble):
         rows.insert(2, ("ensemble", f"{len(members)} members; the rows below describe the first"))
     return rows
+
+
+def _left_out_rows(path: Path, model: TensorNet) -> list[tuple[str, str]]:
+    """Return the row of energies of atoms that are in a file, but not in the model's energy."""
+    from mlff_triton.checkpoints import load_model
+    from mlff_triton.errors import UnsupportedModelError
+    from mlff_triton.model.config import SYMBOLS
+    from mlff_triton.model.prediction import members_of
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they were shown for the model
+            total = members_of(load_model(path, add_references=True))[0]
+    except UnsupportedModelError:
+        return []
+    left_out = (total.references[: len(model.references)] - model.references).tolist()
+    symbols = [SYMBOLS[number] for number in model.config.elements]
+    energies = _in_ev(dict(zip(symbols, left_out, strict=False)))
+    return [("left out", f"{energies}: the model was trained without them; convert adds them")]
 
 
 def _in_ev(references: dict[str, float]) -> str:

@@ -209,10 +209,11 @@ class Parameters:
         def maps(linear: IrrepLinear) -> TensorMaps:
             return TensorMaps(*both(linear.weight))
 
-        charges, nuclei = None, [nuclei_of(exact.config, device)]
+        charges, nuclei = None, nuclei_of(exact.config, device)
         if isinstance(exact, TensorNet2):
             charges = ChargeParameters.of(exact, tables, tf32=tf32, halves=halves)
-            nuclei.append(bonded_nuclei(exact))
+            bonded = bonded_nuclei(exact)
+            nuclei += [] if bonded is None else [bonded]
         embedding, readout = exact.embedding, exact.readout
         half = exact.config.hidden_channels
         elements, pair = embedding.element.weight, embedding.pair
@@ -250,7 +251,7 @@ class Parameters:
             head=_head(readout.head, exact.std, device, dtype, tf32),
             references=exact.references,
             mean=exact.mean.reshape(1),
-            nuclei=[n for n in nuclei if n is not None],
+            nuclei=nuclei,
             charges=charges,
         )
 

@@ -100,6 +100,10 @@ class ZBLConfig:
         if self.charges is not None and not all(0 <= q <= MAX_ATOMIC_NUMBER for q in self.charges):
             raise InputError(f"charges of zbl must lie in 0..{MAX_ATOMIC_NUMBER}")
 
+    def charges_of(self, elements: tuple[int, ...]) -> tuple[float, ...]:
+        """Return the nuclear charges of a model of these elements, in their order."""
+        return elements if self.charges is None else self.charges
+
 
 @dataclass(frozen=True)
 class TensorNetConfig:
@@ -132,8 +136,8 @@ class TensorNetConfig:
         Output network: TorchMD-NET's ``Scalar``, or MatGL's gated network with SiLU.
     uses_charge : bool
         If True, the model supports total charges other than 0.
-    zbl : ZBLConfig, optional
-        Nuclear repulsion added to the energy of the network.
+    zbl : ZBLConfig or tuple of ZBLConfig, optional
+        Nuclear repulsion added to the energy of the network; of several, their sum.
 
     Raises
     ------
@@ -161,7 +165,7 @@ class TensorNetConfig:
     readout_activation: bool = True
     head: str = "scalar"
     uses_charge: bool = True
-    zbl: ZBLConfig | None = None
+    zbl: ZBLConfig | tuple[ZBLConfig, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -212,15 +216,21 @@ class TensorNetConfig:
         repeated = [z for z, count in counts.items() if count > 1]
         if repeated:
             raise InputError(f"elements must differ: {symbols_of(repeated)} occurs repeatedly")
-        if self.zbl is not None:
-            charges = self.elements if self.zbl.charges is None else self.zbl.charges
-            if len(charges) != len(self.elements):
+        for zbl in self.repulsions:
+            if len(zbl.charges_of(self.elements)) != len(self.elements):
                 raise InputError("zbl needs one charge for each element")
+
+    @property
+    def repulsions(self) -> tuple[ZBLConfig, ...]:
+        """All terms of the nuclear repulsion, which are added up; none without ``zbl``."""
+        if self.zbl is None:
+            return ()
+        return self.zbl if isinstance(self.zbl, tuple) else (self.zbl,)
 
     @property
     def cutoff(self) -> float:
         """Cutoff radius in Å of the neighbor list that the model needs."""
-        return max(self.cutoff_upper, self.zbl.cutoff if self.zbl else 0.0)
+        return max(self.cutoff_upper, *(zbl.cutoff for zbl in self.repulsions), 0.0)
 
     @property
     def edge_features(self) -> int:

@@ -285,8 +285,8 @@ class TensorNet(nn.Module):
         species = torch.full((MAX_ATOMIC_NUMBER + 1,), -1)
         species[list(config.elements)] = torch.arange(len(config.elements))
         self.register_buffer("species_of_number", species, persistent=False)
-        charges = (config.zbl.charges if config.zbl else None) or config.elements
-        nuclei = torch.tensor(charges, dtype=torch.float64)
+        charges = [zbl.charges_of(config.elements) for zbl in config.repulsions]
+        nuclei = torch.tensor(charges, dtype=torch.float64)  # [repulsions, elements]
         self.register_buffer("nuclear_charges", nuclei, persistent=False)
         self.basis.to(torch.get_default_dtype())
 
@@ -433,9 +433,9 @@ class TensorNet(nn.Module):
     def _with_priors(self, energies: Tensor, species: Tensor, edges: Edges) -> Tensor:
         """Scale energies [N] to eV, and add those that no network computes."""
         energies = energies * self.std + self.references[species]
-        if self.config.zbl is None:
-            return energies
-        return energies + self._repulsion(self.config.zbl, species, edges)
+        for zbl, charges in zip(self.config.repulsions, self.nuclear_charges, strict=True):
+            energies = energies + self._repulsion(zbl, charges[species], edges)
+        return energies
 
     def _edges(self, vectors: Tensor, graph: Graph) -> Edges:
         first, pair = graph.pairs
@@ -447,9 +447,8 @@ class TensorNet(nn.Module):
         directions = vectors / distances[pair][:, None]
         return Edges(graph, directions, distances, self.basis(radii), cutoff, pair)
 
-    def _repulsion(self, zbl: ZBLConfig, species: Tensor, edges: Edges) -> Tensor:
-        """Compute the nuclear repulsion of each atom, float64 [N], eV."""
-        charges = self.nuclear_charges[species]
+    def _repulsion(self, zbl: ZBLConfig, charges: Tensor, edges: Edges) -> Tensor:
+        """Compute the nuclear repulsion of each atom, float64 [N], eV, from nuclear charges [N]."""
         graph, distances = edges.graph, edges.distances[edges.pair].double()
         pair = zbl_energy(zbl, distances, charges[graph.receivers], charges[graph.senders])
         return pair.new_zeros(graph.n_atoms).index_add(0, graph.receivers, pair)

@@ -40,19 +40,19 @@ def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Te
     return coulomb * screening * cosine_cutoff(distance, 0.0, zbl.cutoff)
 
 
-def nuclei_of(config: TensorNetConfig, device: torch.device) -> Nuclei | None:
-    """Precompute the factors of `zbl_energy` for each element of a model, or None without ZBL."""
-    zbl = config.zbl
-    if zbl is None:
-        return None
+def nuclei_of(config: TensorNetConfig, device: torch.device) -> list[Nuclei]:
+    """Precompute the factors of `zbl_energy` for each element, for each repulsion of a model."""
 
     def tensor(*values: float) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)
 
-    charge = tensor(*(zbl.charges or config.elements))
-    return Nuclei(
-        charge=charge,
-        inverse_length=charge**0.23 * (zbl.length_scale / SCREENING_LENGTH),
-        half_coulomb=tensor(zbl.prefactor / 2),
-        cutoff=tensor(zbl.cutoff),
-    )
+    charges = [tensor(*zbl.charges_of(config.elements)) for zbl in config.repulsions]
+    return [
+        Nuclei(
+            charge=charge,
+            inverse_length=charge**0.23 * (zbl.length_scale / SCREENING_LENGTH),
+            half_coulomb=tensor(zbl.prefactor / 2),
+            cutoff=tensor(zbl.cutoff),
+        )
+        for zbl, charge in zip(config.repulsions, charges, strict=True)
+    ]

@@ -275,6 +275,27 @@ def test_activations_follow_the_equations(tmp_path, activation):
     assert_close(energy_of(model, atoms), expected, 0)
 
 
+def test_fused_projections_of_distances_are_the_same_model(tmp_path):
+    """MatGL 4.1.2 saves one map instead of three where it finds NVIDIA Warp."""
+    content = description()
+    weights = random_weights(init_args(content))
+    expected = energy_of(load_model(write(tmp_path, content, weights)), random_cluster(9))
+    for kind in ("weight", "bias"):
+        prefix = "model.tensor_embedding.distance_proj"
+        parts = [weights.pop(f"{prefix}{m}.{kind}") for m in (1, 2, 3)]
+        weights[f"{prefix}.{kind}"] = torch.cat(parts)
+    assert energy_of(load_model(write(tmp_path, content, weights)), random_cluster(9)) == expected
+
+
+def test_models_of_dgl_are_refused_by_name(tmp_path):
+    content = description(version=1)
+    weights = random_weights(init_args(content))
+    for kind, shape in (("weight", (UNITS, 5)), ("bias", (UNITS,))):
+        weights[f"model.tensor_embedding.emb3.{kind}"] = torch.zeros(shape)
+    with pytest.raises(UnsupportedModelError, match="saved by MatGL with DGL"):
+        load_model(write(tmp_path, content, weights))
+
+
 def test_versions_are_different_models(tmp_path):
     weights = random_weights(init_args(description()))
     energies = [

@@ -20,7 +20,7 @@ from mlff_triton import (
     save_model,
 )
 from mlff_triton.checkpoints import model_card
-from mlff_triton.errors import InputError, OutputError
+from mlff_triton.errors import CheckpointWarning, InputError, OutputError
 from mlff_triton.model.config import ZBLConfig
 from tests.support.checkpoints import (
     F,
@@ -69,7 +69,9 @@ def test_round_trip_keeps_every_bit(tmp_path, changes, dtype):
 def test_foreign_models_survive_our_format(tmp_path):
     content = lightning()
     priors_by_list(content)
-    model = load_model(save(content, tmp_path / "model.ckpt"), energy_unit="Hartree")
+    path = save(content, tmp_path / "model.ckpt")
+    with pytest.warns(CheckpointWarning, match="energies in eV, but Hartree"):
+        model = load_model(path, energy_unit="Hartree")
     save_model(model, tmp_path / "model.safetensors")
     assert energy_and_forces(model)[0] == energy_of(tmp_path / "model.safetensors")
 
@@ -84,6 +86,12 @@ def test_saving_replaces_and_leaves_nothing_else(file):
 def test_ensembles_are_not_saved_as_one(tmp_path):
     with pytest.raises(InputError, match="one by one"):
         save_model(Ensemble([native()]), tmp_path / "model.safetensors")
+    assert not contents(tmp_path)
+
+
+def test_a_live_model_of_another_package_is_not_saved(tmp_path):
+    with pytest.raises(InputError, match=r"a Linear of torch is not a TensorNet.*load_model"):
+        save_model(torch.nn.Linear(1, 1), tmp_path / "model.safetensors")
     assert not contents(tmp_path)
 
 

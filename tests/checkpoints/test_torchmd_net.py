@@ -10,20 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 
-from mlff_triton import (
-    Ensemble,
-    load_model,
+from mlff_triton import Ensemble, TensorNetCalculator, load_model, save_model
+from mlff_triton.cli.main import main
+from mlff_triton.errors import (
+    CheckpointWarning,
+    InputError,
+    UnknownElementError,
+    UnsupportedModelError,
 )
-from mlff_triton.errors import InputError, UnsupportedModelError
 from mlff_triton.testing import assert_close
 from mlff_triton.units import ENERGY_UNITS
 from tests.support.checkpoints import (
     ATOMREF,
     ATOMS,
     MAX_Z,
+    ZBL,
     F,
     add_atomref,
+    add_zbl,
     assert_refused,
     energy_and_forces,
     energy_of,
@@ -192,12 +198,163 @@ def test_zip_loads_as_it_loads_in_torchmd_net(tmp_path, their_load):
 @pytest.mark.parametrize("unit", ENERGY_UNITS)
 def test_energy_unit_scales_everything(tmp_path, unit):
     content = lightning()
-    priors_by_list(content)
+    atomref_by_name(content)
     path = save(content, tmp_path / "model.ckpt")
     energy, forces = energy_and_forces(load_model(path, energy_unit=unit))
     in_ev, forces_in_ev = energy_and_forces(load_model(path))
     assert_close(energy, ENERGY_UNITS[unit] * in_ev, 0)
     assert_close(forces, ENERGY_UNITS[unit] * forces_in_ev, 1)
+
+
+def test_the_unit_that_a_zbl_prior_records_is_used(tmp_path):
+    """The repulsion is the same in all units, and everything else scales."""
+    repulsions = []
+    for unit, value in ENERGY_UNITS.items():
+        content = lightning()
+        alone = energy_of(save(content, tmp_path / "model.ckpt"), energy_unit=unit)
+        zbl = {**ZBL, "energy_scale": value * ZBL["energy_scale"]}
+        content["hyper_parameters"].update(prior_model=["ZBL"], prior_args=[zbl])
+        add_zbl(content, 0)
+        path = save(content, tmp_path / "model.ckpt")
+        assert energy_of(path) == energy_of(path, energy_unit=unit)
+        repulsions.append(energy_of(path) - alone)
+    assert repulsions[0] > 1
+    assert repulsions == pytest.approx([repulsions[0]] * 4, rel=1e-9)
+
+
+@pytest.mark.parametrize("unit", [unit for unit in ENERGY_UNITS if unit != "eV"])
+def test_another_unit_than_the_recorded_one_warns(tmp_path, unit):
+    content = lightning()
+    priors_by_list(content)
+    path = save(content, tmp_path / "model.ckpt")
+    with pytest.warns(CheckpointWarning, match=f"records energies in eV, but {unit} is used"):
+        load_model(path, energy_unit=unit)
+
+
+def test_lengths_in_other_units_are_refused(tmp_path):
+    content = lightning()
+    content["hyper_parameters"]["prior_model"] = [{"ZBL": {**ZBL, "distance_scale": 1e-9}}]
+    add_zbl(content, 0)
+    message = assert_refused(save(content, tmp_path / "model.ckpt"), UnsupportedModelError)
+    assert "lengths of 1e-09 m" in message
+
+
+def two_zbls(content: dict[str, Any]) -> None:
+    """Add priors of other cutoffs and charges, also within a list of other priors."""
+    charges = [0, 1, 2, 3, 4, 5, 4, 5, 6, 9]
+    second = {**ZBL, "cutoff_distance": 1.8, "atomic_number": charges}
+    content["hyper_parameters"].update(
+        prior_model=["ZBL", "Atomref", "ZBL"], prior_args=[ZBL, {"max_z": MAX_Z}, second]
+    )
+    add_zbl(content, 0)
+    add_atomref(content, 1)
+    add_zbl(content, 2)
+    content["state_dict"]["model.prior_model.2.atomic_number"] = torch.tensor(charges)
+
+
+def test_several_zbl_priors_are_added_up(tmp_path, their_load):
+    content = lightning()
+    two_zbls(content)
+    path = save(content, tmp_path / "model.ckpt")
+    assert_agree(path, their_load)
+    model = load_model(path)
+    save_model(model, tmp_path / "model.safetensors")
+    energy, forces = energy_and_forces(load_model(tmp_path / "model.safetensors"))
+    expected = energy_and_forces(model)
+    assert (energy, forces.tolist()) == (expected[0], expected[1].tolist())
+
+
+@pytest.mark.parametrize("backend", ["exact", "torch"])
+def test_backends_add_up_several_repulsions(tmp_path, backend):
+    content = lightning()
+    two_zbls(content)
+    model = load_model(save(content, tmp_path / "model.ckpt"))
+    expected = energy_and_forces(model)
+    calculator = TensorNetCalculator(model, device="cpu", dtype="float64", backend=backend)
+    assert_close(calculator.get_potential_energy(ATOMS), expected[0], 0)
+    assert_close(calculator.get_forces(ATOMS), expected[1], 1)
+
+
+def short_atomref(content: dict[str, Any], size: int) -> None:
+    atomref_by_name(content)
+    for kind in ("initial_atomref", "atomref.weight"):
+        name = f"model.prior_model.0.{kind}"
+        content["state_dict"][name] = content["state_dict"][name][:size]
+
+
+def short_zbl(content: dict[str, Any], size: int) -> None:
+    zbl = {**ZBL, "atomic_number": ZBL["atomic_number"][:size]}
+    content["hyper_parameters"]["prior_model"] = [{"ZBL": zbl}]
+    add_zbl(content, 0)
+
+
+@pytest.mark.parametrize("shorten", [short_atomref, short_zbl])
+def test_elements_beyond_a_table_are_unknown(tmp_path, shorten):
+    """TorchMD-NET raises an IndexError for them."""
+    content = lightning()
+    shorten(content, 8)
+    model = load_model(save(content, tmp_path / "model.ckpt"))
+    assert model.config.elements == tuple(range(8))
+    calculator = TensorNetCalculator(model, device="cpu")
+    with pytest.raises(UnknownElementError, match="does not know O"):
+        calculator.get_potential_energy(Atoms("O"))
+
+
+@pytest.mark.parametrize("where", ["hyper_parameters", "state_dict"])
+def test_a_box_in_the_file_is_mentioned(tmp_path, where):
+    content, box = lightning(), torch.diag(torch.tensor([9.0, 10.0, 11.0], dtype=torch.float64))
+    if where == "hyper_parameters":
+        content["hyper_parameters"]["box_vecs"] = box.tolist()
+    content["state_dict"]["model.representation_model.distance.box"] = box
+    with pytest.warns(CheckpointWarning, match=r"box of its own \(9 x 10 x 11 Å\)"):
+        load_model(save(content, tmp_path / "model.ckpt"))
+
+
+def test_priors_without_arguments_are_left_out_aloud(tmp_path, their_load):
+    content = lightning()
+    content["hyper_parameters"].update(
+        prior_model=["Atomref", "ZBL"], prior_args=[{"max_z": MAX_Z}]
+    )
+    add_atomref(content, 0)
+    path = save(content, tmp_path / "model.ckpt")
+    with pytest.warns(CheckpointWarning, match="'ZBL' is left out, as by TorchMD-NET"):
+        assert_agree(path, their_load)
+    add_zbl(content, 1)
+    message = assert_refused(save(content, path), UnsupportedModelError)
+    assert "has weights of 'ZBL'" in message
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+
+
+def test_energies_of_atoms_can_be_added_to_a_model_without_them(tmp_path, capsys):
+    content = lightning()
+    atomref_by_name(content)
+    total = energy_of(save(content, tmp_path / "model.ckpt"))
+    content = lightning()
+    disabled_atomref(content)
+    path = save(content, tmp_path / "model.ckpt")
+    assert energy_of(path, add_references=True) == pytest.approx(total, rel=1e-13)
+    assert abs(energy_of(path) - total) > 1
+    run("info", str(path))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "left out" in shown
+    assert "H -8.1111" in shown
+    target = str(tmp_path / "total.safetensors")
+    run("convert", str(path), target, "--add-references")
+    assert energy_of(Path(target)) == pytest.approx(total, rel=1e-13)
+
+
+@pytest.mark.parametrize("make", [without_priors, atomref_by_name])
+def test_no_energies_of_atoms_are_added_twice(tmp_path, make):
+    content = lightning()
+    make(content)
+    path = save(content, tmp_path / "model.ckpt")
+    with pytest.raises(UnsupportedModelError, match="already adds"):
+        load_model(path, add_references=True)
 
 
 def test_unknown_energy_unit_is_refused(tmp_path):

@@ -165,7 +165,7 @@ def make_models(torchmdnet: ModuleType, args: dict[str, Any]) -> tuple[torch.nn.
             # Fresh ones are so small that the tensors of atoms would hardly matter to its charges.
             parameter.data *= 2.0 if re.search("tensor|distance_proj|scalar", name) else 1.0
     content = {"hyper_parameters": args, "state_dict": theirs.state_dict()}
-    ours = from_checkpoint(content, "checkpoint", energy_unit=1.0)
+    ours = from_checkpoint(content, "checkpoint", energy_unit="eV")
     return theirs, ours
 
 

@@ -38,7 +38,7 @@ def outputs(
     """Return the energies, and the gradients that the operator has updated."""
     grad, species, edges = moved(given, device, dtype)
     grad = grad.clone()
-    nuclei = nuclei_of(CONFIG, torch.device(device))
+    (nuclei,) = nuclei_of(CONFIG, torch.device(device))
     if ends is not None:
         nuclei = nuclei._replace(ends=ends.to(device))
     return module.repulsion(grad, species, nuclei, Edges(*edges)), grad
@@ -109,7 +109,7 @@ def test_reference_is_what_the_exact_module_has(cutoff):
     assert expected.max() > 1
 
     grad = torch.zeros_like(edges.direction)
-    nuclei = nuclei_of(TensorNetConfig(CONFIG.elements, zbl=zbl), torch.device("cpu"))
+    (nuclei,) = nuclei_of(TensorNetConfig(CONFIG.elements, zbl=zbl), torch.device("cpu"))
     energies = reference.repulsion(grad, species, nuclei, edges)
     assert_close(energies, torch.zeros(37).double().index_add(0, receivers, expected), 0)
     assert_close(grad, torch.autograd.grad(expected.sum(), vectors)[0], 1)
@@ -137,9 +137,12 @@ def test_ends_are_those_of_the_exact_tensornet2():
 def test_charges_are_atomic_numbers_unless_they_are_given():
     cpu = torch.device("cpu")
     without = TensorNetConfig(CONFIG.elements, zbl=ZBLConfig(3.0, 14.4))
-    assert nuclei_of(without, cpu).charge.tolist() == list(CONFIG.elements)
-    assert nuclei_of(CONFIG, cpu).charge.tolist() == list(CHARGES)
-    assert nuclei_of(TensorNetConfig(CONFIG.elements), cpu) is None
+    both = TensorNetConfig(CONFIG.elements, zbl=(ZBLConfig(3.0, 14.4), ZBL))
+    assert nuclei_of(without, cpu)[0].charge.tolist() == list(CONFIG.elements)
+    assert nuclei_of(CONFIG, cpu)[0].charge.tolist() == list(CHARGES)
+    charges = [nuclei.charge.tolist() for nuclei in nuclei_of(both, cpu)]
+    assert charges == [list(CONFIG.elements), list(CHARGES)]
+    assert nuclei_of(TensorNetConfig(CONFIG.elements), cpu) == []
 
 
 def test_first_atoms_only(device, dtype):
