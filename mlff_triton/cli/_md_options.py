@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from mlff_triton.dynamics.stages import Temperature
 
 
+FURTHER = {
+    "steps": "use --extend for a longer last stage, or --ensemble for a further one",
+    **dict.fromkeys(
+        ("ensemble", "temperature", "pressure"), "add --steps for a further stage of that"
+    ),
+}
+"""Remedies for options that contradict a restart file."""
+
+
 def make_stages(
     ensemble: list[str],
     steps: list[int],
@@ -70,6 +79,41 @@ def check_used(given: dict[str, Any], settings: Settings) -> None:
             raise InputError(f"--{option} has no effect without {need}: leave it out, or add that")
 
 
+def further_stages(
+    snapshot: Snapshot, given: dict[str, Any]
+) -> tuple[tuple[Stage, ...], dict[str, Any]]:
+    """Return the stages that follow those of a restart file, and the options that do not say so.
+
+    Steps with an ensemble, a temperature or a pressure are further stages, unless the plan ends
+    with the same ones: a command that is given again changes nothing.
+    """
+    from mlff_triton.dynamics import stages_of
+
+    own = {name: given[name] for name in ("ensemble", "temperature", "pressure") if name in given}
+    if "steps" not in given or not own:
+        return (), given
+    planned, last = snapshot.settings.spans, snapshot.settings.stages[-1]
+    temperatures = [last.temperature]
+    if "temperature" in own:
+        temperatures = read_temperatures(own["temperature"], len(snapshot.systems))
+    ensembles = own.get("ensemble", [last.ensemble] * len(given["steps"]))
+    stages = stages_of(
+        ensembles, given["steps"], temperatures, own.get("pressure", [last.pressure])
+    )
+    if "pressure" in own and not any(stage.ensemble == "npt" for stage in stages):
+        raise InputError("--pressure has no effect without --ensemble npt: leave it out")
+    rest = {name: value for name, value in given.items() if name not in {"steps", *own}}
+    end = [(s.ensemble, s.stop - s.start, s.temperature, s.pressure) for s in planned]
+    new = [(s.ensemble, s.steps, s.temperature, s.pressure) for s in stages]
+    is_given = ["ensemble" in own, True, "temperature" in own, "pressure" in own]
+    is_same = len(new) <= len(end) and all(
+        not given_now or one == other
+        for stage, done in zip(new, end[-len(new) :], strict=True)
+        for given_now, one, other in zip(is_given, stage, done, strict=True)
+    )
+    return () if is_same else stages, rest
+
+
 def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
     """Raise `InputError` if an option other than the device contradicts the restart file."""
     from mlff_triton.checkpoints import lasting_name
@@ -88,7 +132,9 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
         "out": restart.parent.resolve(),
         "restart": restart,
     }
-    wanted = {k: v for k, v in given.items() if k not in ("extend", "device", "reactive")}
+    wanted = {
+        k: v for k, v in given.items() if k not in ("extend", "device", "reactive", "trajectory")
+    }
     if "temperature" in wanted:
         wanted["temperature"] = read_temperatures(wanted["temperature"], len(snapshot.systems))
     for name in ("steps", "temperature", "pressure"):
@@ -107,7 +153,8 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
             shown = ", ".join(
                 map(str, dict.fromkeys(values) if isinstance(values, list) else [values])
             )
+            remedy = FURTHER.get(name, "start a new run")
             raise InputError(
                 f"--{option} contradicts the restart file, which says {shown}: leave it out, or "
-                "start a new run"
+                f"{remedy}"
             )

@@ -46,7 +46,9 @@ def plain_console() -> Console:
     return Console(soft_wrap=True, markup=False, highlight=False)
 
 
-def read_one(structure: str, charge: int | None, periodic: bool) -> Atoms:
+def read_one(
+    structure: str, charge: int | None, periodic: bool, *, velocities: bool = False
+) -> Atoms:
     """Read the one structure of a command, and say which frame it is if a file has several.
 
     A total charge that is not None replaces that of the file.
@@ -56,7 +58,7 @@ def read_one(structure: str, charge: int | None, periodic: bool) -> Atoms:
     from mlff_triton.readers import name_of_frame
 
     chosen = choose_frame(structure)
-    atoms = clean(chosen.atoms, structure, periodic)
+    atoms = clean(chosen.atoms, structure, periodic, velocities=velocities)
     if charge is not None:
         atoms.info["charge"] = charge
     elif "charge" in atoms.info:

@@ -12,6 +12,7 @@ from rich.console import Console
 from mlff_triton.cli._md_options import (
     check_consistent,
     check_used,
+    further_stages,
     make_stages,
     read_temperatures,
 )
@@ -89,6 +90,9 @@ def md(
     minimize: Annotated[
         bool, typer.Option("--minimize", help="Minimize the energy first.")
     ] = False,
+    keep_velocities: Annotated[
+        bool, typer.Option("--keep-velocities", help="Start with the velocities of the structure.")
+    ] = False,
     reactive: Annotated[
         bool, typer.Option("--reactive", help="Go on if bonds of the start break.")
     ] = False,
@@ -145,6 +149,7 @@ def md(
             exchange_every=exchange_every,
             seed=seed,
             minimize=minimize,
+            keep_velocities=keep_velocities,
             reactive=reactive,
             hydrogen_mass=hydrogen_mass,
             trajectory=trajectory,
@@ -152,6 +157,10 @@ def md(
         )
         check_used(given_options(context), settings)
         systems = _read(structures, replicas, charge, no_pbc, fix)
+        if not keep_velocities and any(atoms.has("momenta") for atoms in systems):
+            plain_console().print(
+                "velocities are drawn anew: --keep-velocities takes those of the structure"
+            )
         recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
         names = [name for name in structures for _ in range(replicas)]
         simulation = _start(systems, names, settings, recipe, out, overwrite)
@@ -168,7 +177,7 @@ def _read(
     structures: list[str], replicas: int, charge: int | None, no_pbc: bool, fix: str | None
 ) -> list[Atoms]:
     """Read the systems of a run, with replicas side by side."""
-    read = [read_one(name, charge, not no_pbc) for name in structures]
+    read = [read_one(name, charge, not no_pbc, velocities=True) for name in structures]
     for atoms, name in zip(read, structures, strict=True):
         fix_atoms(atoms, name, fix)
     return [atoms for atoms in read for _ in range(replicas)]
@@ -207,12 +216,15 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
             f"{restart} does not say which model to use: continue this run in Python, with "
             "Simulation.resume"
         )
+    stages, given = further_stages(snapshot, given)
     check_consistent(snapshot, restart, given)
     snapshot = _on_device(snapshot, restart, given.get("device"))
     if given.get("reactive"):
         snapshot = replace(snapshot, settings=replace(snapshot.settings, reactive=True))
     if extend is not None:
         snapshot = snapshot.extended(extend)
+    if stages:
+        snapshot = snapshot.continued(*stages)
     calculator = _make_calculator(snapshot.recipe)
     weights = calculator.session.engine.weights
     if snapshot.recipe.get("weights", weights) != weights:
@@ -220,7 +232,9 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
             f"{snapshot.recipe['model']} has other weights than when the run began: restore the "
             "model, or start a new run"
         )
-    return Simulation.resume(snapshot, calculator, restart.parent)
+    return Simulation.resume(
+        snapshot, calculator, restart.parent, trajectory=given.get("trajectory")
+    )
 
 
 def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapshot:

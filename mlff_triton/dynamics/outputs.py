@@ -130,15 +130,23 @@ def observe(
     return rows
 
 
-def frames(systems: Sequence[Atoms], observation: Observation, settings: Settings) -> list[Frame]:
+def frames(
+    systems: Sequence[Atoms],
+    observation: Observation,
+    settings: Settings,
+    temperatures: Sequence[float],
+) -> list[Frame]:
     """Return the frame of each system, whose atoms are in the observed state."""
     step = observation.state.step
     moment = step, settings.time(step), settings.span_of(step).label
     results = observation.energy.tolist(), split(observation.forces, systems)
-    return [
+    found = [
         Frame.of(atoms, *moment, energy, forces)
         for atoms, energy, forces in zip(systems, *results, strict=True)
     ]
+    for frame, temperature in zip(found, temperatures, strict=True):
+        frame.info["target_K"] = settings.target(step, temperature)
+    return found
 
 
 class Records:

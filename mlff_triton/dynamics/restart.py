@@ -22,8 +22,10 @@ from mlff_triton._common.files import find_file, replace_file
 from mlff_triton._common.text import short_repr
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.bonds import Bonds
+from mlff_triton.dynamics.conditions import check_ensembles
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.stages import Stage
 from mlff_triton.dynamics.trajectories.frame import LABELS, labels_of
 from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
@@ -108,6 +110,20 @@ class Snapshot:
                 "its last frame"
             )
         return replace(self, settings=settings.extended(steps), sizes=self.lasting_sizes)
+
+    def continued(self, *stages: Stage) -> Snapshot:
+        """Return the snapshot of a run that goes on with further stages after the planned ones.
+
+        Its continuation equals a run that was planned with all of them.
+
+        Raises
+        ------
+        InputError
+            If the systems do not suit the stages.
+        """
+        settings = replace(self.settings, stages=(*self.settings.stages, *stages))
+        check_ensembles(self.systems, settings)
+        return replace(self, settings=settings)
 
 
 def save_restart(snapshot: Snapshot, path: Path) -> None:

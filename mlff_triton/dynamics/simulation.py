@@ -19,6 +19,7 @@ from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
 from mlff_triton.dynamics.exchange import exchange
 from mlff_triton.dynamics.failures import Failure, describe, find_failure, warn_of_time_step
+from mlff_triton.dynamics.formats import change_format, write_topologies
 from mlff_triton.dynamics.lock import DirectoryLock
 from mlff_triton.dynamics.memory import count_fitting
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
@@ -30,7 +31,7 @@ from mlff_triton.dynamics.stages import Span
 from mlff_triton.dynamics.stiffness import measure_stiffness
 from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
 from mlff_triton.dynamics.threads import choose_threads, using_threads
-from mlff_triton.dynamics.trajectories import check_trajectory, write_topology
+from mlff_triton.dynamics.trajectories import check_trajectory
 from mlff_triton.engine.motion import Conditions, Dynamics, Observation
 from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
 
@@ -146,6 +147,8 @@ class Simulation:
             raise InputError("there are no structures: give at least one")
         outputs.check_directory(folder, overwrite)
         check_ensembles(systems, settings)
+        if settings.keep_velocities and not all(atoms.has("momenta") for atoms in systems):
+            raise InputError("a structure has no velocities: leave out --keep-velocities")
         if settings.threads is None:
             threads = choose_threads(sum(len(atoms) for atoms in systems))
             settings = replace(settings, threads=threads)
@@ -176,27 +179,32 @@ class Simulation:
         with lock.kept():
             outputs.check_directory(folder, overwrite)  # again, as another run may have begun
             outputs.clear_directory(folder)
-            if settings.trajectory != "xyz":
-                topologies = outputs.names(outputs.TOPOLOGY, len(systems))
-                for name, system in zip(topologies, systems, strict=True):
-                    write_topology(folder / name, system)
+            write_topologies(folder, settings, systems)
             save_restart(snapshot, folder / outputs.RESTART)
             return cls(snapshot, calculator, folder, lock)
 
     @classmethod
     def resume(
-        cls, snapshot: Snapshot, calculator: Calculator, directory: str | Path
+        cls,
+        snapshot: Snapshot,
+        calculator: Calculator,
+        directory: str | Path,
+        *,
+        trajectory: str | None = None,
     ) -> Simulation:
         """Continue a run in its own directory, without the records written after the snapshot.
 
         Parameters
         ----------
         snapshot : Snapshot
-            State of the run: see `load_restart`, and `Snapshot.extended` for more steps.
+            State of the run: see `load_restart`, `Snapshot.extended` for more steps, and
+            `Snapshot.continued` for further stages.
         calculator : Calculator
             A calculator like the one that the run was started with.
         directory : path
             Directory of the run.
+        trajectory : {"xyz", "dcd", "xtc"}, optional
+            Another format, in which trajectories go on in new files beside the old ones.
 
         Returns
         -------
@@ -204,6 +212,8 @@ class Simulation:
 
         Raises
         ------
+        InputError
+            If the other format does not suit the systems, or holds an earlier part of the run.
         OutputError
             If another run writes to the directory, or files of the run are missing or shorter than
             at the time of the snapshot. Nothing is modified then.
@@ -211,6 +221,8 @@ class Simulation:
         folder = Path(directory)
         lock = DirectoryLock(folder)
         with lock.kept():
+            if trajectory not in (None, snapshot.settings.trajectory):
+                snapshot = change_format(snapshot, folder, trajectory)
             simulation = cls(snapshot, calculator, folder, lock)
             # First, as it fits the files either way
             save_restart(snapshot, simulation.restart_path)
@@ -304,7 +316,7 @@ class Simulation:
         settings = self.settings
         if settings.minimize and not self._minimize(monitor, should_stop):
             return False
-        for k, atoms in enumerate(self.systems):
+        for k, atoms in enumerate(() if settings.keep_velocities else self.systems):
             first = settings.heat_from or self.temperatures[k]
             draw_momenta(atoms, first, np.random.default_rng((settings.seed, k)))
         self._state = state_of(self.systems)
@@ -465,7 +477,7 @@ class Simulation:
         if self.settings.is_logged(step):
             self._records.log(rows, is_lasting=longer.is_logged(step))
         if self.settings.is_due(step):
-            found = frames(self.systems, observation, self.settings)
+            found = frames(self.systems, observation, self.settings, self.temperatures)
             self._records.add(found, is_lasting=longer.is_due(step))
             self._save()
         monitor.observed(rows[0])
@@ -484,7 +496,7 @@ class Simulation:
         if not self.settings.is_logged(self.step):
             rows = observe(self.systems, observation, self.settings, self.temperatures)
             self._records.log(rows, is_lasting=False)
-        found = frames(self.systems, observation, self.settings)
+        found = frames(self.systems, observation, self.settings, self.temperatures)
         self._records.add(found, is_lasting=False)
 
     def _save(self) -> None:

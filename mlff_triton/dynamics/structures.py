@@ -155,12 +155,14 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     return kept
 
 
-def clean(atoms: Atoms, name: str, periodic: bool) -> Atoms:
+def clean(atoms: Atoms, name: str, periodic: bool, *, velocities: bool = False) -> Atoms:
     """Return a structure with what a run needs; see `read_structure`."""
     kept = checked(atoms, name, periodic)
     kept.set_constraint(atoms.constraints)
     if atoms.has("masses"):
         kept.set_masses(atoms.get_masses())
+    if velocities and atoms.has("momenta"):
+        kept.set_momenta(atoms.get_momenta(), apply_constraint=False)
     kept.info = {key: atoms.info[key] for key in atoms.info if notes_charge_or_spin(key)}
     for label in LABELS:
         if label in atoms.arrays and _is_word(atoms.arrays[label]):

@@ -106,4 +106,7 @@ def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
             f"hydrogen_mass={hydrogen_mass:g} leaves atom {atom} with {masses[atom]:.3g} amu: use "
             "3 or less"
         )
+    velocities = atoms.get_velocities()
     atoms.set_masses(masses)
+    if atoms.has("momenta"):
+        atoms.set_momenta(masses[:, None] * velocities, apply_constraint=False)

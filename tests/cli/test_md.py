@@ -23,7 +23,18 @@ from tests.support.checkpoints import native
 
 
 def short(model, *more):
-    return ("md", "ethanol.xyz", "--model", model, "--device", "cpu", "--every", 4, *more)
+    return (
+        "md",
+        "ethanol.xyz",
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--every",
+        4,
+        "--reactive",
+        *more,
+    )
 
 
 def contents(directory):
@@ -241,3 +252,50 @@ def test_a_restart_needs_the_same_weights(run, model):
     assert "has other weights than when the run began" in err
     path.write_bytes(content)
     assert run("md", "--restart", "a/restart.npz", "--extend", 4)[0] == 0
+
+
+def test_a_restart_takes_further_stages(run, model):
+    """Steps with an ensemble or a temperature follow the plan; the same command again does not."""
+    plan = ("--steps", 6, "--threads", 1)
+    assert run(*short(model, *plan, "--out", "a"))[0] == 0
+    again = ("md", "--restart", "a/restart.npz")
+    further = ("--steps", 5, "--temperature", 350, "--ensemble", "nvt")
+    assert run(*again, *further)[0] == 0
+    done = contents("a")
+    assert run(*again, *further)[0] == 0
+    assert contents("a") == done
+    planned = ("--ensemble", "nvt", "--ensemble", "nvt", "--steps", 6, "--steps", 5)
+    heated = ("--temperature", 300, "--temperature", 350, "--threads", 1)
+    assert run(*short(model, *planned, *heated, "--out", "whole"))[0] == 0
+    assert contents("whole") == done
+    assert run(*again, "--steps", 4, "--ensemble", "nve")[0] == 0
+    assert Path("a/log.csv").read_text().splitlines()[-1].split(",")[2] == "3-nve"
+    for more, message in (
+        (("--temperature", 310), "add --steps for a further stage of that"),
+        (("--steps", 99), "use --extend for a longer last stage"),
+        (("--steps", 9, "--ensemble", "npt"), "npt needs a cell"),
+    ):
+        code, _, err = run(*again, *more)
+        assert (code, err.count("\n"), message in err) == (2, 1, True)
+
+
+def test_velocities_of_a_structure_are_kept_or_said_to_be_drawn_anew(run, model):
+    assert run(*short(model, "--steps", 4, "--out", "a"))[0] == 0
+    frame = ase.io.read("a/trajectory.xyz")
+    Path("ethanol.xyz").write_bytes(Path("a/trajectory.xyz").read_bytes())
+    code, out, _ = run(*short(model, "--steps", 1, "--out", "drawn"))
+    assert (code, "velocities are drawn anew: --keep-velocities takes" in out) == (0, True)
+    kept = ("--steps", 1, "--keep-velocities", "--out", "kept")
+    code, out, _ = run(*short(model, *kept))
+    assert (code, "drawn anew" in out) == (0, False)
+    first = ase.io.read("kept/trajectory.xyz", index=0)
+    assert abs(first.get_momenta() - frame.get_momenta()).max() < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore::mlff_triton.dynamics.failures.TimeStepWarning")
+def test_a_run_that_falls_apart_is_an_error(run):
+    code, _, err = run("md", "ethanol.xyz", "--timestep", 50, "--steps", 200, "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the simulation blew up " in err
+    assert Path("md/trajectory.xyz").exists()
+    assert Path("md/log.csv").exists()
