@@ -1,8 +1,9 @@
 """Failures of steps: values that are not plausible, and the atom to blame.
 
-Three rules find a run that has fallen apart, even if a thermostat keeps its temperature right:
+Four rules find a run that has fallen apart, even if a thermostat keeps its temperature right:
 
 - The energy is a number, and the temperature not absurd.
+- The volume has not grown tenfold.
 - The conserved energy has not drifted far since the run began or continued, see `largest_drift`.
 - Covalent bonds of the start are not gone, unless reactions are allowed, see
   `mlff_triton.dynamics.bonds`.
@@ -26,6 +27,8 @@ from mlff_triton.engine.motion import Observation, Suspect
 DRIFT = 0.1
 """Drift of the conserved energy that is allowed at once in eV/atom, and per ps: a hundred times
 that of a time step that is barely short enough."""
+GROWTH = 10.0
+"""Factor by which a volume must not grow in a stage: nothing then holds the system together."""
 LONGEST_STEP = 2.0  # fs, for an atom with the mass of hydrogen
 HYDROGEN_MASS = 1.008  # amu
 
@@ -111,6 +114,10 @@ def find_failure(
         if not (np.isfinite(row.potential_eV) and is_cool):
             reason = f"energy {row.potential_eV:g} eV, temperature {row.temperature_K:.4g} K"
             return Failure(reason, _suspect(systems, observation, k))
+    for row, old in zip(rows, first, strict=True):
+        if row.volume_A3 and old.volume_A3 and row.volume_A3 > GROWTH * old.volume_A3:
+            reason = f"the volume has grown from {old.volume_A3:.4g} to {row.volume_A3:.4g} Å^3"
+            return Failure(reason, None, "use a higher pressure or a lower temperature")
     drifts = [
         (row.conserved_eV - old.conserved_eV) / len(atoms)
         for row, old, atoms in zip(rows, first, systems, strict=True)

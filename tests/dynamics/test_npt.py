@@ -130,6 +130,16 @@ def test_a_volume_that_jumps_ends_the_run(tmp_path, pressure, time):
     assert load_restart(tmp_path / "run" / RESTART).state.step % 10 == 0
 
 
+def test_a_volume_that_grows_without_end_is_an_error(tmp_path):
+    """Beyond the strength of a metal, tension pulls it apart, in moves of any size."""
+    settings = Settings(
+        stages=(Stage("npt", 2000),), timestep=2.0, every=20, pressure=-1e6, barostat_time=1e4
+    )
+    simulation = Simulation.start(bulk("Cu", cubic=True), EMT(), settings, tmp_path / "run")
+    with pytest.raises(SimulationError, match=r"the volume has grown from 47\.\d* to \d+"):
+        simulation.run()
+
+
 def test_a_calculator_without_stress_is_refused(tmp_path):
     atoms = Atoms("Ar", pbc=True, cell=[20.0] * 3)
     simulation = Simulation.start(atoms, NoStress(), sheared(), tmp_path / "run")

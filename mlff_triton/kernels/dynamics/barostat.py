@@ -163,7 +163,8 @@ def _turn(vector, axes, turned):
 @triton.jit
 def _turned_cell(cell, axes, turned):
     """Turn lattice vectors whose components beyond the diagonal are exactly zero in ``axes``."""
-    (a, b, c), (i, j, _) = cell, axes
+    a, b, c = cell
+    i, j, _ = axes
     first = times(_dot(a, i), turned[0])
     second = add(times(_dot(b, i), turned[0]), _dot(b, j), turned[1])
     return first, second, _turn(c, axes, turned)
