@@ -1,4 +1,4 @@
-"""Language models, genomic models and DualBind in every precision, under autocast and without."""
+"""Language models, genomic models and DualBind in every precision, and in callers' settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlff_triton import bio
+from mlff_triton.testing.settings import random_states
+from tests.support.caller_settings import check_caller_setting, in_all_caller_settings
 from tests.support.language_models import NAMES, mask_of, randomize, tokens_of, valid
 from tests.support.precisions import check_setting, in_all_settings
 
@@ -90,3 +93,18 @@ CASES: dict[str, Callable[[str], Case]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_are_as_exact_as_those_of_the_model(name, setting, device):
     check_setting(*CASES[name](device), setting)
+
+
+@in_all_caller_settings
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_follow_settings_of_the_caller_as_the_model_does(name, setting, device):
+    check_caller_setting(*CASES[name](device), setting, "triton" if device == "cuda" else "torch")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_acceleration_draws_from_no_random_stream(name, device):
+    model, call = CASES[name](device)
+    before = random_states()
+    with torch.inference_mode(), bio.accelerated(model, backend="torch"):
+        call(model)
+    assert all(map(torch.equal, random_states(), before))

@@ -75,8 +75,8 @@ def embed_atoms(molecules: Molecules, w: MoleculeWeights) -> Tensor:
 
 def _padded(atoms: Tensor, given: Molecules) -> Tensor:
     """Return the atoms [A, C] of each ligand [B, N, C], zero for padding."""
-    starts, sizes = torch.tensor(given.scopes, dtype=torch.int64).view(-1, 2).T
-    index = torch.arange(given.n_atoms)
+    starts, sizes = torch.tensor(given.scopes, dtype=torch.int64, device="cpu").view(-1, 2).T
+    index = torch.arange(given.n_atoms, device="cpu")
     rows = torch.where(index < sizes[:, None], starts[:, None] + index, len(atoms))
     known = torch.cat([atoms, atoms.new_zeros(1, atoms.shape[1])])
     return known[rows.to(atoms.device, non_blocking=True)]

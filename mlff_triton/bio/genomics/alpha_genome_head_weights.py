@@ -163,7 +163,7 @@ def _stack(parts: Mapping[str, tuple[int, TrackWeights]], wide: torch.dtype) -> 
             (pad(weight, (0, 0, 0, missing)), *(pad(v.to(wide), (0, missing)) for v in vectors))
         )
     if not heads:
-        return Tracks({}, TrackWeights(*torch.empty(4, 0)))
+        return Tracks({}, TrackWeights(*torch.empty(4, 0, device="cpu")))
     return Tracks(
         heads, TrackWeights(*(torch.cat(stack, 1) for stack in zip(*padded, strict=True)))
     )

@@ -151,8 +151,9 @@ class PositionTables(NamedTuple):
 def angles(positions: Tensor, dim: int, max_position: int) -> Tensor:
     """Return the angles float32 [..., D / 2] of rotary embeddings at integer positions [...]."""
     n = dim // 2
-    growth = torch.logspace(0, math.log10(max_position - n + 1), n, device=positions.device)
-    frequency = 1 / (torch.arange(n, device=positions.device) + growth)
+    options = {"dtype": torch.float32, "device": positions.device}
+    growth = torch.logspace(0, math.log10(max_position - n + 1), n, **options)
+    frequency = 1 / (torch.arange(n, **options) + growth)
     return positions[..., None].float() * frequency
 
 

@@ -218,10 +218,10 @@ def level_index(n_bins: int, device: torch.device) -> Tensor:
     thresholds beyond a distance, from 0 to 31; 32 is added for negative distances, and 32 itself
     stands for no distance.
     """
-    steps = torch.arange(_THRESHOLDS, dtype=torch.float32)
+    steps = torch.arange(_THRESHOLDS, dtype=torch.float32, device="cpu")
     growth = math.log(MAX_DISTANCE // BIN - _THRESHOLDS + 1) / _THRESHOLDS
     thresholds = steps + torch.exp(steps * growth)
-    distance = torch.arange(1 - n_bins, n_bins)
+    distance = torch.arange(1 - n_bins, n_bins, device="cpu")
     level = (thresholds > distance.abs()[:, None]).sum(1)
     level += _THRESHOLDS * ((distance < 0) & (level > 0))
     return level.int().to(device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton._common.torch_settings import own_settings
 from mlff_triton.bio.fast_forward import Options
 from mlff_triton.bio.genomics.enformer_network import Operators, downsample, embed, predict
 from mlff_triton.bio.genomics.enformer_structure import function_of, shrinkage
@@ -122,10 +123,11 @@ class EnformerRunner:
     def _make_length(self, n_bins: int, gammas: Sequence[bool], device: torch.device) -> Length:
         wide = wide_dtype(self._dtype)
         count = self._weights.layers[0].positions.shape[1]
-        features = {
-            gamma: self._features(n_bins, count, device, use_tf_gamma=gamma, dtype=wide)
-            for gamma in set(gammas)
-        }
+        with own_settings():  # as the package uses the default dtype
+            features = {
+                gamma: self._features(n_bins, count, device, use_tf_gamma=gamma, dtype=wide)
+                for gamma in set(gammas)
+            }
         keys = []
         for layer, gamma in zip(self._weights.layers, gammas, strict=True):
             relative = (features[gamma].to(wide) @ layer.positions.T).to(self._dtype)
