@@ -26,6 +26,7 @@ from mlff_triton.bio.encoders.top_tokens import TopTokens, top_tokens
 from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.bio.patch import (
     Part,
+    PartsWarning,
     Report,
     accelerate,
     accelerated,
@@ -42,6 +43,7 @@ __all__ = [
     "Alignments",
     "FallbackWarning",
     "Part",
+    "PartsWarning",
     "Report",
     "TopTokens",
     "accelerate",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +23,14 @@ from mlff_triton.errors import InputError, UnsupportedModelError
 
 BACKENDS = ("auto", "triton", "torch")
 
+_SMALL_REST = 0.25  # share of weights in modules that are not replaced, of which nobody is told
+_MOST_NAMES = 8
+
 Model = TypeVar("Model", bound=nn.Module)
+
+
+class PartsWarning(UserWarning):
+    """Only parts of a model are accelerated; the message names the others."""
 
 
 def accelerate(
@@ -67,7 +75,8 @@ def accelerate(
     strict : bool
         If False, a model that is not supported as a whole but looks like a Transformer encoder
         gets its supported parts replaced: layers, attention, MLPs and layer norms. If True, it is
-        refused.
+        refused. Wherever more than a quarter of the weights stay in modules that are not replaced,
+        such as the folding trunk of ESMFold, one `PartsWarning` names these modules.
 
     Returns
     -------
@@ -114,7 +123,51 @@ def accelerate(
     for module, adapter in matches:
         adapter(module, options, model).install()
     _guard_labels(model)
+    _warn_of_rest(model)
     return model
+
+
+def _warn_of_rest(model: nn.Module) -> None:
+    """Warn if a good part of the computation stays as it is."""
+    rest = _rest(model)
+    share = sum(rest.values()) / max(_n_weights(model), 1)
+    if share > _SMALL_REST:
+        message = (
+            f"only parts of {type(model).__name__} are accelerated: the original forward computes "
+            f"{_listed(rest)}, which have {share:.0%} of the weights; see bio.report"
+        )
+        warnings.warn(message, PartsWarning, stacklevel=3)
+
+
+def _rest(model: nn.Module) -> dict[str, int]:
+    """Return the outermost modules in which nothing is replaced, with their numbers of weights."""
+
+    def is_replaced(module: nn.Module) -> bool:
+        return isinstance(replacement_of(module), FastForward)
+
+    def search(path: str, module: nn.Module) -> Iterator[tuple[str, int]]:
+        if is_replaced(module):
+            return
+        if not any(map(is_replaced, module.modules())):
+            yield path, _n_weights(module)
+            return
+        for name, child in module.named_children():
+            yield from search(f"{path}.{name}".strip("."), child)
+
+    return {path: size for path, size in search("", model) if size}
+
+
+def _n_weights(module: nn.Module) -> int:
+    """Return the number of weights, but for those of embeddings, which are only looked up."""
+    looked_up = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
+    return sum(p.numel() for p in module.parameters() if p not in looked_up)
+
+
+def _listed(rest: Mapping[str, int]) -> str:
+    """Name modules, the largest first."""
+    paths = sorted(rest, key=lambda path: -rest[path])
+    more = len(paths) - _MOST_NAMES
+    return ", ".join(paths[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -268,10 +321,22 @@ class Part(NamedTuple):
 
 
 class Report(list[Part]):
-    """List of the replaced modules of a model; prints as a table."""
+    """List of the replaced modules of a model; prints as a table, with the rest below.
+
+    Attributes
+    ----------
+    rest : dict of str to int
+        Paths of the outermost modules in which nothing is replaced, and their numbers of weights
+        other than embeddings. Modules without such weights are left out.
+    """
+
+    def __init__(self, rest: Mapping[str, int]) -> None:
+        super().__init__()
+        self.rest = dict(rest)
 
     def __rich__(self) -> Table:
-        table = Table(*(name.capitalize() for name in Part._fields))
+        caption = f"Original forward: {_listed(self.rest)}" if self and self.rest else None
+        table = Table(*(name.capitalize() for name in Part._fields), caption=caption)
         for part in self:
             table.add_row(*part)
         return table
@@ -283,9 +348,12 @@ class Report(list[Part]):
 
 
 def report(model: nn.Module) -> Report:
-    """List the modules that `accelerate` replaced, what computes instead, and any fallbacks."""
+    """List the modules that `accelerate` replaced, what computes instead, and any fallbacks.
+
+    Modules that it did not replace are the ``rest`` of the `Report`.
+    """
     _check_model(model)
-    parts = Report()
+    parts = Report(_rest(model))
     for path, module in model.named_modules():
         forward = replacement_of(module)
         if isinstance(forward, FastForward):

@@ -17,6 +17,9 @@ from mlff_triton.errors import InputError
 from tests.support.huggingface import bert, make
 from tests.support.language_models import NAMES, assert_same, attributes, randomize
 
+# Where the changed module is the encoder, the head alone is accelerated.
+pytestmark = pytest.mark.filterwarnings("ignore::mlff_triton.bio.PartsWarning")
+
 PATHS = ("", "embeddings", "encoder", "encoder.layer.0", "encoder.layer.0.attention")
 LINEAR = "encoder.layer.0.intermediate.dense"
 
