@@ -4,6 +4,7 @@ from tests.fuzz.cases import (
     checkpoints,
     commands,
     constraints,
+    lammps_scripts,
     models,
     records,
     restarts,
@@ -20,4 +21,5 @@ KINDS = {
     "commands": commands.KIND,
     "constraints": constraints.KIND,
     "models": models.KIND,
+    "lammps": lammps_scripts.KIND,
 }
