@@ -178,7 +178,7 @@ def _descend(found: Vibrations, calculator: TensorNetCalculator, displacement: f
 def _with_energy(found: Vibrations) -> Atoms:
     from ase.calculators.singlepoint import SinglePointCalculator
 
-    atoms = found.atoms.copy()
+    atoms: Atoms = found.atoms.copy()
     atoms.calc = SinglePointCalculator(atoms, energy=found.energy)
     return atoms
 
