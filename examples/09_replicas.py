@@ -8,10 +8,11 @@ import csv
 from itertools import pairwise
 from pathlib import Path
 
+import ase.io
 from ase.build import molecule
 
 from mlff_triton import TensorNetCalculator
-from mlff_triton.dynamics import Settings, Simulation, Stage
+from mlff_triton.dynamics import Settings, Simulation, Stage, frames_by_temperature
 from mlff_triton.dynamics.outputs import names
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -39,3 +40,10 @@ for name in names("log.csv", len(replicas)):
         visited = [float(row["target_K"]) for row in csv.DictReader(file)]
     changes = sum(a != b for a, b in pairwise(visited))
     print(f"{name}: {changes} exchanges, last at {visited[-1]:.0f} K")
+
+# Each file follows a replica. An ensemble of one temperature consists of frames of many replicas.
+for pair, (attempts, exchanges) in zip(pairwise(temperatures), simulation.exchanges, strict=True):
+    print(f"{pair[0]:.0f} and {pair[1]:.0f} K: {exchanges} of {attempts} exchanges accepted")
+for temperature, visits in frames_by_temperature(options.out).items():
+    images = [ase.io.read(visit.path, visit.index) for visit in visits]
+    ase.io.write(options.out / f"{temperature:.0f}K.extxyz", images)

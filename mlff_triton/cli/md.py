@@ -163,6 +163,8 @@ def md(
             )
         recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
         names = [name for name in structures for _ in range(replicas)]
+        if len(structures) > 1:
+            recipe["inputs"] = "\n".join(names)
         simulation = _start(systems, names, settings, recipe, out, overwrite)
     _run_and_report(simulation)
 

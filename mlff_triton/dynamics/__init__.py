@@ -12,6 +12,7 @@ Examples
 True
 """
 
+from mlff_triton.dynamics.ladder import frames_by_temperature
 from mlff_triton.dynamics.restart import Snapshot, load_restart
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.simulation import Monitor, Simulation
@@ -26,6 +27,7 @@ __all__ = [
     "Snapshot",
     "Stage",
     "draw_summary",
+    "frames_by_temperature",
     "load_restart",
     "read_structure",
     "stages_of",

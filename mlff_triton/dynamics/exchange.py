@@ -74,3 +74,28 @@ def _rescaled(systems: Sequence[Atoms], state: State, ratios: FloatArray) -> Sta
             work[k] += (ratios[k] - 1) * kinetic
             velocities[k] = velocities[k] * np.sqrt(ratios[k])
     return replace(state, velocities=np.concatenate(velocities), work=work)
+
+
+def counted(
+    counts: Sequence[tuple[int, int]],
+    before: Sequence[float],
+    after: Sequence[float],
+    turn: int,
+) -> tuple[tuple[int, int], ...]:
+    """Add one turn to how often neighbors in the ladder have tried to exchange, and have done so.
+
+    Parameters
+    ----------
+    counts : sequence of (int, int)
+        Attempts and exchanges so far of each pair, from the coldest to the hottest; may be empty.
+    before, after : sequence of float
+        Temperature of each replica in K.
+    turn : int
+        Number of the turn, as even pairs and odd ones alternate.
+    """
+    ladder = np.argsort(before, kind="stable").tolist()
+    new = [list(pair) for pair in counts] or [[0, 0] for _ in ladder[1:]]
+    for k in range(turn % 2, len(new), 2):
+        new[k][0] += 1
+        new[k][1] += after[ladder[k]] != before[ladder[k]]
+    return tuple((attempts, exchanges) for attempts, exchanges in new)

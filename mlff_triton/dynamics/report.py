@@ -94,6 +94,13 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
     first = names(outputs.LOG, len(systems))[0]
     for record in read_log(simulation.directory / first):
         table.add_row(f"stage {record.label}", _stage_text(record, len(simulation.atoms)))
+    for k, name in enumerate(simulation.inputs):
+        table.add_row(f"replica {k}", name)
+    ladder = sorted(simulation.temperatures)
+    for k, (attempts, exchanges) in enumerate(simulation.exchanges):
+        share = f" ({exchanges / attempts:.0%})" if attempts else ""
+        pair = f"exchanges at {ladder[k]:.1f} and {ladder[k + 1]:.1f} K"
+        table.add_row(pair, f"{exchanges} of {attempts}{share}")
     present = [path.name for path in outputs_in(simulation.directory)]
     shown = present if len(present) <= 6 else [*present[:2], "...", present[-1]]
     table.add_row(f"files in {simulation.directory}", ", ".join(shown))

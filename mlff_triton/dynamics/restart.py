@@ -72,6 +72,8 @@ class Snapshot:
         Result of the minimization, if there was one.
     bonds : Bonds or None
         Covalent bonds at the start, once it is prepared.
+    exchanges : tuple of (int, int)
+        Attempts to exchange temperatures, and exchanges, of each pair of neighbors in the ladder.
     sizes : dict of int
         Lengths in bytes of trajectories and logs, by file name.
     lasting_sizes : dict of int
@@ -87,6 +89,7 @@ class Snapshot:
     is_prepared: bool
     minimization: Minimization | None
     bonds: Bonds | None = None
+    exchanges: tuple[tuple[int, int], ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
     lasting_sizes: dict[str, int] = field(default_factory=dict)
 
@@ -146,6 +149,7 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "stiffness": snapshot.stiffness,
         "is_prepared": snapshot.is_prepared,
         "minimization": None if minimization is None else asdict(minimization),
+        "exchanges": snapshot.exchanges,
         "sizes": snapshot.sizes,
         "lasting_sizes": snapshot.lasting_sizes,
     }
@@ -258,6 +262,7 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
         bonds=Bonds(*(arrays[f"bond_{x}"] for x in Bonds._fields)) if has_bonds else None,
+        exchanges=tuple((tried, done) for tried, done in rest.get("exchanges", [])),
         sizes=rest["sizes"],
         lasting_sizes=rest["lasting_sizes"],
     )

@@ -17,7 +17,7 @@ from mlff_triton._common.files import reported
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
-from mlff_triton.dynamics.exchange import exchange
+from mlff_triton.dynamics.exchange import counted, exchange
 from mlff_triton.dynamics.failures import Failure, describe, find_failure, warn_of_time_step
 from mlff_triton.dynamics.formats import change_format, write_topologies
 from mlff_triton.dynamics.lock import DirectoryLock
@@ -75,6 +75,8 @@ class Simulation:
         Current temperature of each system in K.
     bonds : Bonds or None
         Covalent bonds at the start, once it is prepared.
+    exchanges : tuple of (int, int)
+        Attempts to exchange temperatures, and exchanges, of each pair of neighbors in the ladder.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Simulation:
         self._stiffness = snapshot.stiffness
         self.is_prepared = snapshot.is_prepared
         self.bonds = snapshot.bonds
+        self.exchanges = snapshot.exchanges
         self._calculator = calculator
         self._recipe = snapshot.recipe
         self._state = snapshot.state
@@ -233,6 +236,11 @@ class Simulation:
     def atoms(self) -> Atoms:
         """The first system."""
         return self.systems[0]
+
+    @property
+    def inputs(self) -> list[str]:
+        """Name of the input of each system, if the recipe has several of them."""
+        return self._recipe.get("inputs", "").splitlines()
 
     @property
     def step(self) -> int:
@@ -410,6 +418,8 @@ class Simulation:
         state, self.temperatures = exchange(
             self.systems, observation, before, settings.seed, settings.exchange_every
         )
+        turn = state.step // settings.exchange_every
+        self.exchanges = counted(self.exchanges, before, self.temperatures, turn)
         self._state = state
         if self.temperatures != before and state.step < span.stop:
             self._begin(span)
@@ -511,6 +521,7 @@ class Simulation:
             is_prepared=self.is_prepared,
             minimization=self.minimization,
             bonds=self.bonds,
+            exchanges=self.exchanges,
         )
         path = self.restart_path
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import ase.io
 import numpy as np
 import pytest
 from ase import Atoms, units
+from ase.build import molecule
 
+from mlff_triton.dynamics import (
+    Settings,
+    Simulation,
+    Stage,
+    frames_by_temperature,
+    load_restart,
+)
 from mlff_triton.dynamics.exchange import exchange
 from mlff_triton.engine.motion import Observation, State
+from tests.support.springs import Springs, stop_at
 
 GAP = 0.05  # eV
 TEMPERATURES = (200.0, 300.0, 450.0)
@@ -63,3 +73,35 @@ def test_pairs_take_turns():
     for step, expected in ((20, (300.0, 200.0, 450.0)), (30, (200.0, 450.0, 300.0))):
         seen = observation(step, energy, np.ones((3, 3)))
         assert exchange(systems, seen, TEMPERATURES, 1, 10)[1] == expected
+
+
+def test_exchanges_are_counted_and_frames_sorted(tmp_path):
+    """Counts survive a restart; each frame is found at the temperature that it says."""
+    settings = Settings(
+        stages=(Stage("nvt", 60),),
+        temperature=(300.0, 301.0, 302.0),
+        every=4,
+        log_every=2,
+        exchange_every=2,
+    )
+    water = molecule("H2O")
+    springs = Springs(water.positions)
+    for name, stop in (("whole", None), ("broken", 31)):
+        simulation = Simulation.start([water] * 3, springs, settings, tmp_path / name)
+        if stop:
+            simulation.run(should_stop=stop_at(simulation, stop), block=1)
+            snapshot = load_restart(tmp_path / name / "restart.npz")
+            simulation = Simulation.resume(snapshot, springs, tmp_path / name)
+        assert simulation.run()
+        assert [attempts for attempts, _ in simulation.exchanges] == [15, 15]
+        assert all(0 < exchanges <= 15 for _, exchanges in simulation.exchanges)
+    assert simulation.exchanges == load_restart(tmp_path / "whole" / "restart.npz").exchanges
+    found = frames_by_temperature(tmp_path / "whole")
+    assert list(found) == [300.0, 301.0, 302.0]
+    for temperature, visits in found.items():
+        assert [visit.step for visit in visits] == list(range(0, 61, 4))
+        assert len({visit.path for visit in visits}) > 1
+        for visit in visits:
+            frame = ase.io.read(visit.path, visit.index)
+            assert frame.info["step"] == visit.step
+            assert frame.info["target_K"] == temperature
