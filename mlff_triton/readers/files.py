@@ -17,6 +17,7 @@ from ase import Atoms
 from ase.db import connect
 from ase.io.formats import filetype, open_with_compression
 
+from mlff_triton._common.files import find_file
 from mlff_triton._common.text import first_line, printable
 from mlff_triton.errors import InputError
 from mlff_triton.readers.announced import check_announced, check_size
@@ -55,17 +56,9 @@ class Frame(NamedTuple):
 def name_of_frame(source: str | Path) -> FrameName:
     """Divide ``traj.xyz@3`` into file and frame, unless there is a file of the whole name."""
     match = FRAME.fullmatch(str(source))
-    path = Path(source).expanduser() if not str(source).startswith("~") else Path(source)
-    if match is None or _is_file(path):
-        return FrameName(path, None)
+    if match is None or find_file(source) is not None:
+        return FrameName(Path(source), None)
     return FrameName(Path(match[1]), int(match[2]))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def texts_of(path: Path, kind: Format) -> Iterator[bytes]:
