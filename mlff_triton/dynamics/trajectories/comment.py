@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -76,7 +77,14 @@ def to_json(value: object) -> str:
     try:
         return json.dumps(value, default=_simpler)
     except (TypeError, ValueError, RecursionError):  # keys of other types, or a cycle
-        return json.dumps(str(value))
+        return json.dumps(_text(value))
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"<{type(value).__name__}>"
 
 
 def _simpler(value: Any) -> Any:
@@ -111,15 +119,16 @@ def _is(form: str, key: str, content: str) -> bool:
         return False
     try:
         found = key_val_str_to_dict(f"{form} {NEXT}=1")
-        return found.keys() == {key, NEXT} and to_json(found[key]) in _equals(content)
+        return found.keys() == {key, NEXT} and to_json(found[key]) in equals(content)
     except Exception:  # noqa: BLE001 - ASE raises many kinds
         return False
 
 
-def _equals(content: str) -> Iterator[str]:
+def equals(content: str) -> Iterator[str]:
     """Yield JSON of the same value: as it is, and with all numbers of an array of one type."""
     yield content
-    yield to_json(np.array(json.loads(content)))
+    with suppress(ValueError):  # lists of different lengths, or too deep
+        yield to_json(np.array(json.loads(content)))
 
 
 def _as_json(key: str, content: str) -> str:
@@ -134,11 +143,18 @@ def _plain(key: str, value: Any) -> str | None:
         return "T" if value else "F"
     if isinstance(value, (int, float)):
         return str(value)
-    if key in MATRICES and np.shape(value) == (3, 3):
+    if key in MATRICES and _is_matrix(value):
         value = np.transpose(value).ravel().tolist()
     if isinstance(value, list) and value and all(type(item) in (int, float) for item in value):
         return _quoted(" ".join(map(str, value)))
     return None
+
+
+def _is_matrix(value: Any) -> bool:
+    try:
+        return np.shape(value) == (3, 3)
+    except ValueError:  # lists of different lengths, or too deep
+        return False
 
 
 def _quoted(text: str) -> str:

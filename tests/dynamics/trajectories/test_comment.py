@@ -156,6 +156,12 @@ def test_a_virial_stays_a_matrix(tmp_path):
     np.testing.assert_array_equal(ase.io.read(tmp_path / "a.xyz").info["virial"], virial)
 
 
+@pytest.mark.parametrize("virial", [[[1], [1, 2]], [[[[1.0]]]], "text", None, 5])
+def test_a_virial_that_is_not_a_matrix_is_found_under_other(tmp_path, virial):
+    (tmp_path / "a.xyz").write_bytes(extended_xyz([water({"virial": virial})]))
+    assert ase.io.read(tmp_path / "a.xyz").info == {OTHER: {"virial": virial}}
+
+
 def test_results_that_are_computed_again_keep_what_the_first_ones_said(tmp_path):
     path, info = tmp_path / "a.xyz", {"energy": 3, "name": "", "error": "none", "": 1}
     for _ in range(3):

@@ -10,6 +10,7 @@ from tests.fuzz.cases import (
     restarts,
     sequences,
     structures,
+    texts,
 )
 
 KINDS = {
@@ -22,4 +23,5 @@ KINDS = {
     "constraints": constraints.KIND,
     "models": models.KIND,
     "lammps": lammps_scripts.KIND,
+    "texts": texts.KIND,
 }
