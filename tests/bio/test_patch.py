@@ -94,6 +94,7 @@ def test_only_this_instance_is_touched(ids, device):
         assert torch.equal(logits(other, ids), expected)
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.bio.PartsWarning")  # the head alone is fast
 def test_a_forward_that_the_user_has_set_comes_back(model, ids):
     own = model.get_submodule("esm" if hasattr(model, "esm") else "bert")
     original, calls = own.forward, []
@@ -418,6 +419,7 @@ def test_other_architectures_are_refused():
             bio.accelerate(model, backend="torch", strict=True)
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.bio.PartsWarning")  # of layer norms alone
 @pytest.mark.parametrize("name", ["RobertaModel", "ElectraModel", "LayoutLMModel"])
 def test_relatives_of_bert_are_refused_or_right(name):
     """They have about the same submodules as BERT, but count positions differently."""
