@@ -45,5 +45,5 @@ for name in names("log.csv", len(replicas)):
 for pair, (attempts, exchanges) in zip(pairwise(temperatures), simulation.exchanges, strict=True):
     print(f"{pair[0]:.0f} and {pair[1]:.0f} K: {exchanges} of {attempts} exchanges accepted")
 for temperature, visits in frames_by_temperature(options.out).items():
-    images = [ase.io.read(visit.path, visit.index) for visit in visits]
+    images = [ase.io.read(visit.path, visit.number) for visit in visits]
     ase.io.write(options.out / f"{temperature:.0f}K.extxyz", images)

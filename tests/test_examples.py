@@ -89,11 +89,14 @@ def training_modules(monkeypatch):
 
 def test_replicas_exchange_their_temperatures(tmp_path):
     out = run("09_replicas.py", "--steps", 40, cwd=tmp_path)
-    lines = out.splitlines()
+    lines, pairs = out.splitlines()[:4], out.splitlines()[4:]
     assert [line.split(":")[0] for line in lines] == [f"log-{k:03d}.csv" for k in range(4)]
     assert sorted(numbers_in(line)[-1] for line in lines) == [300, 345, 395, 450]
     assert sum(int(re.search(r": (\d+) exchanges", line)[1]) for line in lines) > 0
     assert len(list((tmp_path / "replicas").glob("trajectory-*.xyz"))) == 4
+    neighbors = [tuple(numbers_in(pair)[:2]) for pair in pairs]
+    assert neighbors == [(300, 345), (345, 395), (395, 450)]
+    assert len(list((tmp_path / "replicas").glob("*K.extxyz"))) == 4
 
 
 def test_ase_md(tmp_path):

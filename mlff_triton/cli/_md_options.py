@@ -93,9 +93,9 @@ def further_stages(
     if "steps" not in given or not own:
         return (), given
     planned, last = snapshot.settings.spans, snapshot.settings.stages[-1]
-    temperatures = [last.temperature]
+    temperatures: list[Temperature | None] = [last.temperature]
     if "temperature" in own:
-        temperatures = read_temperatures(own["temperature"], len(snapshot.systems))
+        temperatures = [*read_temperatures(own["temperature"], len(snapshot.systems))]
     ensembles = own.get("ensemble", [last.ensemble] * len(given["steps"]))
     stages = stages_of(
         ensembles, given["steps"], temperatures, own.get("pressure", [last.pressure])

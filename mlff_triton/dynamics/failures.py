@@ -132,8 +132,8 @@ def find_failure(
 def _suspect(systems: Sequence[Atoms], observation: Observation, system: int) -> Suspect:
     """Return the atom of a system that is to blame for a failure."""
     moves = ~np.concatenate([fixed_atoms(atoms) for atoms in systems])[:, None]
-    given = observation.state.positions, observation.forces * moves
-    atom, force = Suspect.of(*(split(values, systems)[system] for values in given))
+    positions = split(observation.state.positions, systems)[system]
+    atom, force = Suspect.of(positions, split(observation.forces * moves, systems)[system])
     return Suspect(sum(len(atoms) for atoms in systems[:system]) + atom, force)
 
 

@@ -15,11 +15,11 @@ from mlff_triton.dynamics.restart import load_restart
 
 
 class Visit(NamedTuple):
-    """A frame of a trajectory: its time step, the file, and the index of the frame in it."""
+    """A frame of a trajectory: its time step, the file, and the number of the frame in it."""
 
     step: int
     path: Path
-    index: int
+    number: int
 
 
 def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
@@ -39,7 +39,7 @@ def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
     Examples
     --------
     >>> for temperature, visits in frames_by_temperature("ladder").items():  # doctest: +SKIP
-    ...     images = [ase.io.read(visit.path, visit.index) for visit in visits]
+    ...     images = [ase.io.read(visit.path, visit.number) for visit in visits]
     ...     ase.io.write(f"{temperature:.1f}K.xyz", images)
     """
     folder = Path(directory)
@@ -50,7 +50,7 @@ def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
     for log, trajectory in files:
         with (folder / log).open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if settings.is_due(int(row["step"]))]
-        for index, row in enumerate(rows):
-            visit = Visit(int(row["step"]), folder / trajectory, index)
+        for number, row in enumerate(rows):
+            visit = Visit(int(row["step"]), folder / trajectory, number)
             found[float(row["target_K"])].append(visit)
     return {temperature: sorted(found[temperature]) for temperature in sorted(found)}

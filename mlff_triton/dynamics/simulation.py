@@ -447,8 +447,8 @@ class Simulation:
         if not self.is_prepared:
             when = when.replace("step", "iteration")
             return SimulationError(f"the minimization failed {when}{what}: check the structure")
-        advice = [failure.advice, "" if self.settings.minimize else "minimize first"]
-        advice = ", or ".join([*filter(None, advice), "use a smaller time step"])
+        first = "" if self.settings.minimize else "minimize first"
+        advice = ", or ".join(filter(None, [failure.advice, first, "use a smaller time step"]))
         return SimulationError(
             f"the simulation blew up {when}{what}: {advice}; {self.restart_path} holds the last "
             "good frame"

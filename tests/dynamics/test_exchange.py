@@ -102,6 +102,6 @@ def test_exchanges_are_counted_and_frames_sorted(tmp_path):
         assert [visit.step for visit in visits] == list(range(0, 61, 4))
         assert len({visit.path for visit in visits}) > 1
         for visit in visits:
-            frame = ase.io.read(visit.path, visit.index)
+            frame = ase.io.read(visit.path, visit.number)
             assert frame.info["step"] == visit.step
             assert frame.info["target_K"] == temperature
