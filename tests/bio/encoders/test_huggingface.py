@@ -262,7 +262,8 @@ def test_classes_of_outputs(name, device):
         assert type(one) is type(other)
         assert len(one) == len(other)
     assert list(found[0]) == list(expected[0])
-    assert all(torch.equal(a, b) for a, b in zip(found[1], found[0].values(), strict=True))
+    present = [x for x in found[1] if x is not None]  # some versions keep a missing pooler's place
+    assert all(torch.equal(a, b) for a, b in zip(present, found[0].values(), strict=True))
     assert torch.equal(by_position[0], found[0][0])
 
 
