@@ -19,6 +19,9 @@ from tests.support.language_models import randomize
 
 h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
 
+# Of tokenizers, for how some versions of transformers read a vocabulary
+pytestmark = pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0")
+
 ESM_TOKENS = (
     "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
 )

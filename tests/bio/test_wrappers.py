@@ -234,7 +234,11 @@ def test_exports_are_those_of_the_model(strict, model, ids):
     before = exported()
     bio.accelerate(model, backend="torch")
     after = exported()
-    assert [n.target for n in after.graph.nodes] == [n.target for n in before.graph.nodes]
+    operators = [
+        [node.target for node in each.graph.nodes if node.op == "call_function"]
+        for each in (before, after)
+    ]
+    assert operators[0] == operators[1]
     assert after.graph_signature.parameters == before.graph_signature.parameters
     with torch.no_grad():
         assert torch.equal(after.module()(ids).logits, expected)
