@@ -13,7 +13,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.readers import frames_of
 from mlff_triton.testing import random_cluster
 from tests.fuzz.damage import EXTREMES, STRINGS, choice, damaged
-from tests.fuzz.kind import Facts, Finding, Kind
+from tests.fuzz.kind import Facts, Finding, Kind, Refusal
 from tests.fuzz.verdict import problem_of
 from tests.support.molecule_files import mol2, pdb, v2000, v3000
 
@@ -115,6 +115,9 @@ def check(folder: Path, facts: Facts) -> None:
     behind = len(expected) - at - 1
     for k in range(1, behind + 1):
         _compare(found[-k] if k <= len(found) else "it is missing", expected[-k])
+    refused = [frame for frame in found if isinstance(frame, str)]
+    if refused:
+        raise Refusal(refused[0])
 
 
 def _check_one(frame: Atoms | str) -> None:
