@@ -134,4 +134,4 @@ def replacement_of(module: nn.Module) -> Replacement | None:
 
 def is_recording() -> bool:
     """Return True while PyTorch records what a model computes, to compile or export it."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or torch._C._is_tracing()

@@ -61,7 +61,7 @@ def measure_stiffness(
 
 def compressions() -> FloatArray:
     """Return the strain that only changes the volume, with norm 1, [1, 3, 3]."""
-    return np.eye(3)[None] / np.sqrt(3)
+    return np.asarray(np.eye(3)[None] / np.sqrt(3))
 
 
 def symmetric_strains() -> FloatArray:

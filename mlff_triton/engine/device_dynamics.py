@@ -319,8 +319,8 @@ class DeviceDynamics:
         if self._outputs is None:
             return None
         forces = self._outputs.forces * (self._motion.inverse_mass > 0)[:, None]
-        pair = self._motion.positions, forces
-        return Suspect.of(*(tensor.cpu().numpy() for tensor in pair), self._contacts.first)
+        positions, pushes = self._motion.positions.cpu().numpy(), forces.cpu().numpy()
+        return Suspect.of(positions, pushes, self._contacts.first)
 
     @property
     def step(self) -> int:

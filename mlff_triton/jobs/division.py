@@ -48,8 +48,7 @@ def finished(pool: Pool, work: Work, content: Any, name: str, result: Result) ->
         result = pool.submit(content)
     if (done := _unless_lost(result)) is not None:
         return done
-    is_divisible = isinstance(work, Divisible)
-    if not is_divisible or _unless_lost(pool.submit(work.nothing())) is None:
+    if not isinstance(work, Divisible) or _unless_lost(pool.submit(work.nothing())) is None:
         raise BackendError(
             f"{TRIES} workers died, one after another, at {name}: look for a lack of memory; a "
             "script must start its work below if __name__ == '__main__'. The same call continues"

@@ -151,9 +151,9 @@ class PositionTables(NamedTuple):
 def angles(positions: Tensor, dim: int, max_position: int) -> Tensor:
     """Return the angles float32 [..., D / 2] of rotary embeddings at integer positions [...]."""
     n = dim // 2
-    options = {"dtype": torch.float32, "device": positions.device}
-    growth = torch.logspace(0, math.log10(max_position - n + 1), n, **options)
-    frequency = 1 / (torch.arange(n, **options) + growth)
+    end, device = math.log10(max_position - n + 1), positions.device
+    growth = torch.logspace(0, end, n, dtype=torch.float32, device=device)
+    frequency = 1 / (torch.arange(n, dtype=torch.float32, device=device) + growth)
     return positions[..., None].float() * frequency
 
 

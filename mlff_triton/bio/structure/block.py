@@ -213,4 +213,4 @@ class BlockForward(AutocastForward[Packed]):
         return x.dtype
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_graphs": None}
+        return {**vars(self), "_graphs": None}

@@ -139,7 +139,7 @@ class SamplingForward(AutocastForward[Weights]):
         self._steps = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_steps": None}
+        return {**vars(self), "_steps": None}
 
 
 def _packed_step(step: Step, places: Any, count: int, inputs: Inputs, option: Any) -> Outputs:

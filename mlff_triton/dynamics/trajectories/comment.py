@@ -152,7 +152,7 @@ def _plain(key: str, value: Any) -> str | None:
 
 def _is_matrix(value: Any) -> bool:
     try:
-        return np.shape(value) == (3, 3)
+        return bool(np.shape(value) == (3, 3))
     except ValueError:  # lists of different lengths, or too deep
         return False
 
