@@ -44,7 +44,7 @@ def fair_esm(device: str) -> Case:
 
 @cache
 def antiberty(device: str) -> Case:
-    from tests.bio.encoders import test_antiberty as source
+    from tests.support import antiberty as source
 
     huggingface = pytest.importorskip("transformers")
     config, weights = source.state()
@@ -59,14 +59,16 @@ def antiberty(device: str) -> Case:
 
 @cache
 def enformer(device: str) -> Case:
-    source = pytest.importorskip("tests.bio.genomics.test_enformer")
+    from tests.support import enformer as source  # skips the test if the package is missing
+
     bases = source.bases(2, 64).to(device)
     return source.make_model().to(device), lambda model: model(bases)
 
 
 @cache
 def alpha_genome(device: str) -> Case:
-    source = pytest.importorskip("tests.bio.genomics.test_alpha_genome")
+    from tests.support import alpha_genome as source  # skips the test if the package is missing
+
     given = {name: x.to(device) for name, x in source.sequences().items()}
     return source.make_model().to(device), lambda model: model(**given, heads=("atac", "chip_tf"))
 

@@ -174,7 +174,7 @@ def pair_calls(*dtypes: torch.dtype) -> dict[str, Callable[[], object]]:
             calls[f"triangle_multiplication, {name}"] = partial(updates, channels, dtype)
             calls[f"triangle_attention_, {name}"] = partial(attention_updates, channels, dtype)
         # The templates of Protenix, and fewer hidden channels than are split.
-        for channels, hidden in ((64, 128), (128, 32)):
+        for channels, hidden in ((64, 128), (128, 32), (256, 16)):
             name = f"{channels} channels, {hidden} hidden, {dtype}"
             calls[f"triangle_multiplication, {name}"] = partial(
                 updates, channels, dtype, hidden=hidden

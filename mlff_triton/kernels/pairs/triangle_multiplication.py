@@ -47,6 +47,8 @@ from mlff_triton.kernels.types.pair_stack import TriangleWeights
 _ALIGNMENT = 16  # elements, of which Triton compiles multiples to wide accesses
 _FEWEST_TOKENS = 64
 _CHANNELS = (16, 32, 64, 128, 256)
+_WARP = tl.constexpr(32)  # threads
+_WIDE_ACCESS = tl.constexpr(16)  # bytes of the widest access of a thread
 _PLACES = tl.constexpr(16)  # next to each other, that a warp reads of each channel
 
 
@@ -116,10 +118,11 @@ def _load_columns(sums_ptr, first, area, C: tl.constexpr, CHUNK: tl.constexpr, M
     """Load float32 rows from planes [C, area], places from ``first`` on, as `load_chunks` does.
 
     Triton spreads the first axis over the threads of a warp, and the second one over warps. So all
-    channels of a place are in one warp, which adds them without others.
+    channels of a place are in one warp, which adds them without others. This takes a wide access
+    per thread: with fewer elements, sums over several warps were wrong on an H100 (Triton 3.6).
     """
-    WIDTH: tl.constexpr = 128 // sums_ptr.dtype.element_ty.primitive_bitwidth  # places per thread
-    LANES: tl.constexpr = 32 * WIDTH // _PLACES  # threads along channels
+    WIDTH: tl.constexpr = 8 * _WIDE_ACCESS // sums_ptr.dtype.element_ty.primitive_bitwidth
+    LANES: tl.constexpr = _WARP * WIDTH // _PLACES  # threads along channels
     lane = tl.arange(0, LANES)[:, None, None, None]
     block = tl.arange(0, M // _PLACES)[None, :, None, None] * _PLACES
     place = first + block + tl.arange(0, _PLACES)[None, None, None, :]
@@ -205,11 +208,17 @@ class Tile(NamedTuple):
         return cls(64, min(channels, 32), 4, stages, 168 if weight.element_size() > 2 else 128)
 
     @classmethod
-    def of_update(cls, channels: int, weight: Tensor) -> Tile:
-        """Return block sizes of the last kernel, in the dtype of a weight."""
-        if channels > 128:
-            return cls(32 if weight.element_size() > 2 else 64, 64, 8, 1)
-        return cls(64, min(channels, 64), 4, 1)
+    def of_update(cls, weight: Tensor) -> Tile:
+        """Return block sizes of the last kernel, for the weight [C, H] of sums.
+
+        Each thread loads one wide access of a chunk of sums at least, as `_load_columns` requires.
+        """
+        channels, hidden = weight.shape
+        if max(channels, hidden) <= 128:
+            return cls(64, min(channels, 64), 4, 1)
+        pairs = 32 if weight.element_size() > 2 else 64
+        size = pairs * chunk(hidden, takes_halves(weight)) * weight.element_size()
+        return cls(pairs, 64, min(8, size // (_WIDE_ACCESS.value * _WARP.value)), 1)
 
 
 def triangle_multiplication_(
@@ -269,7 +278,7 @@ def triangle_multiplication_(
     else:
         sums = torch.bmm(a.mT, b) if incoming else torch.bmm(a, b.mT)
     side, hidden = planes.shape[-1], weights.project_out.shape[1]
-    tile = Tile.of_update(max(channels, hidden), weights.gate_out)
+    tile = Tile.of_update(weights.project_out)
     halves, sum_halves = takes_halves(weights.gate_out), takes_halves(weights.project_out)
     with torch.cuda.device_of(z):
         _triangle_update_fwd_kernel[(triton.cdiv(n * side, tile.pairs), batches)](

@@ -350,16 +350,30 @@ def test_kernels_refuse_indices_outside_of_tables(name, kind, device):
 
 
 @pytest.mark.parametrize("name", ["EsmModel, ESM-1b", "BertModel"])
-def test_kernels_leave_positions_outside_of_tables_to_the_model(name):
-    model = bio.accelerate(make(name, "cpu", torch.float32), backend="triton")
+def test_kernels_leave_positions_outside_of_tables_to_the_model(name, device):
+    model = bio.accelerate(make(name, device, torch.float32), backend="triton")
     longest = SIZES["max_position_embeddings"] - 2 * name.startswith("Esm")
     with torch.inference_mode():
-        assert torch.isfinite(model(torch.full((1, longest), 7))[0]).all()
+        assert torch.isfinite(model(torch.full((1, longest), 7, device=device))[0]).all()
+        if device == "cuda":  # the model's own forward would end all use of the GPU
+            return
         with (
             pytest.warns(bio.FallbackWarning, match=f"has positions for {longest} tokens at most"),
             pytest.raises((IndexError, RuntimeError)),
         ):
             model(torch.full((1, longest + 1), 7))
+
+
+def test_padding_has_no_position_in_tables(device):
+    """ESM takes longer sequences if what is longer is padding."""
+    model = make("EsmModel, ESM-1b", device, torch.float32)
+    ids = torch.full((1, SIZES["max_position_embeddings"] - 1), 7, device=device)
+    ids[0, -1] = model.config.pad_token_id
+    with torch.inference_mode():
+        expected = model(ids)[0]
+        bio.accelerate(model, backend="triton")
+        with pytest.warns(bio.FallbackWarning, match="tokens at most"):
+            assert_same(model(ids)[0], expected, "fp32")
 
 
 @pytest.mark.parametrize("name", ["EsmModel, ESM-1b", "BertModel"])

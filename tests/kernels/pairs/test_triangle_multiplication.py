@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.pairs.halves import takes_halves
 from mlff_triton.kernels.pairs.reference import triangle_multiplication as reference
-from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
+from mlff_triton.kernels.pairs.row_blocks import chunk
+from mlff_triton.kernels.pairs.triangle_multiplication import Tile, triangle_multiplication_
 from mlff_triton.kernels.types.pair_stack import TriangleWeights
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
@@ -34,12 +36,25 @@ def weights(
 
 
 @dtypes
+@pytest.mark.parametrize("hidden", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("channels", [16, 32, 64, 128, 256])
+def test_threads_load_wide_accesses_of_sums(channels, hidden, precision):
+    """With fewer elements per thread, sums over channels were wrong on a GPU."""
+    weight = torch.empty(channels, hidden, dtype=precision)
+    tile = Tile.of_update(weight)
+    elements = tile.pairs * chunk(hidden, takes_halves(weight))
+    assert tile.warps >= 1
+    assert elements * weight.element_size() >= 16 * 32 * tile.warps
+
+
+@dtypes
 @pytest.mark.parametrize("incoming", [False, True], ids=["outgoing", "incoming"])
 @pytest.mark.parametrize(
     "size",
     [
         *((1, 1, 16, 16), (2, 17, 32, 32), (1, 33, 128, 128), (1, 9, 256, 256), (1, 65, 64, 64)),
         *((2, 17, 16, 128), (1, 9, 64, 128), (1, 9, 128, 32), (1, 65, 32, 64), (1, 5, 256, 16)),
+        *((1, 65, 256, 16), (1, 5, 16, 256)),
     ],
     ids=str,
 )
