@@ -10,6 +10,8 @@ from ase import Atoms
 from mlff_triton.readers.ase_text import structure_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
+FULL = 0.005  # an occupancy is full if it differs from 1 by less
+
 
 def split(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the blocks that hold atoms. Others describe a publication or an experiment."""
@@ -34,11 +36,23 @@ def _has_atoms(lines: list[bytes]) -> bool:
     return any(line.lstrip()[:10].lower() == b"_atom_site" for line in lines)
 
 
+def _refuse_disorder(atoms: Atoms) -> None:
+    """Refuse sites that are empty or taken by another element in a part of all cells."""
+    for site in atoms.info.get("occupancy", {}).values():
+        for symbol, share in site.items():
+            if isinstance(share, (int, float)) and abs(share - 1) > FULL:
+                raise ValueError(
+                    f"{symbol} takes a site with an occupancy of {share:g}: make an ordered "
+                    "structure first"
+                )
+
+
 def parse(text: bytes) -> Atoms:
     """Return the structure of a block, whose name is its title."""
     if b"_atom_site.cartn_x" in text.lower():
         raise ValueError("this is an mmCIF file, which is not read: convert it to PDB")
     atoms = structure_of(text, "cif")
+    _refuse_disorder(atoms)
     name = text[text.lower().find(b"data_") + 5 :].split(maxsplit=1)
     if name:
         atoms.info["title"] = name[0].decode(errors="replace")

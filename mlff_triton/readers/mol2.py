@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import IO
 
@@ -14,7 +13,19 @@ from mlff_triton.readers.lines import checked_size, lines_of, text_lines
 
 SECTION = "@<TRIPOS>"
 NEAR = 0.1  # elementary charges between the sum of partial charges and an integer, at most
-GAFF = re.compile(r"(cl|br|[chnopsfi])[a-z0-9+*]?")  # atom types of Amber, in lower case
+GAFF = {"cl": "Cl", "br": "Br", "f": "F", "i": "I"} | {
+    first + second: first.upper()
+    for first, seconds in {
+        "c": "12356abcdefghpqsuvxyz",
+        "h": "123456acnopswx",
+        "n": "123456789abcdefhijklmnopqstuvxyz+",
+        "o": "hpqsw",
+        "p": "2345bcdefxy",
+        "s": "246hpqsxy",
+    }.items()
+    for second in ("", *seconds)
+}
+"""Elements of Amber's atom types, in lower case. Such types do not include "si" or "se"."""
 
 
 def split(file: IO[bytes]) -> Iterator[bytes]:
@@ -81,9 +92,7 @@ def _sections(lines: list[str]) -> dict[str, list[str]]:
 def _element(kind: str, atom: int) -> int:
     """Return the atomic number for an atom type of SYBYL, such as C.ar, or of GAFF, such as ca."""
     symbol = kind.partition(".")[0]
-    gaff = GAFF.fullmatch(symbol)
-    if gaff:
-        symbol = gaff[1].capitalize()
+    symbol = GAFF.get(symbol, symbol)
     if atomic_numbers.get(symbol, 0) == 0:
         raise ValueError(f"the type {kind!r} of atom {atom} is not one of SYBYL with an element")
     return int(atomic_numbers[symbol])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ase.data import atomic_masses
@@ -11,6 +11,7 @@ from mlff_triton.readers.elements import HYDROGEN, element
 
 END = "M  END"
 V30 = "M  V30 "
+ORDERS = {4: 1.5}  # of bonds by their types
 CHARGE_CODES = {0: 0, 1: 3, 2: 2, 3: 1, 4: 0, 5: -1, 6: -2, 7: -3}
 
 
@@ -27,12 +28,15 @@ class Block(NamedTuple):
         Formal charges.
     isotopes : list of int
         Mass numbers; 0 for the natural mixture.
+    bonds : iterable of (int, int, float)
+        Two atoms and the order of their bond, 1.5 if it is aromatic. Can be iterated once.
     """
 
     numbers: list[int]
     positions: list[list[float]]
     charges: list[int]
     isotopes: list[int]
+    bonds: Iterable[tuple[int, int, float]]
 
 
 def parse_block(lines: list[str]) -> Block:
@@ -59,16 +63,25 @@ def _v2000(counts: str, lines: list[str]) -> Block:
         raise ValueError(
             f"{n_atoms} atoms and {n_bonds} bonds are announced, and {len(lines)} lines are left"
         )
-    block = Block([], [], [], [])
+    bonds = lines[n_atoms : n_atoms + n_bonds]
+    block = Block([], [], [], [], _bonds([line[0:3], line[3:6], line[6:9]] for line in bonds))
     for k, line in enumerate(lines[:n_atoms]):
         _add_atom(block, line, k)
     properties = lines[n_atoms + n_bonds :]
-    charges = dict(_pairs(properties, "M  CHG", n_atoms))
-    if charges or any(line.startswith(("M  CHG", "M  RAD")) for line in properties):
+    charges = dict(_pairs(properties, "CHG", n_atoms))
+    if charges or any(line.split()[:2] in (["M", "CHG"], ["M", "RAD"]) for line in properties):
         block.charges[:] = [charges.get(k, 0) for k in range(n_atoms)]
-    for k, isotope in _pairs(properties, "M  ISO", n_atoms):
+    for k, isotope in _pairs(properties, "ISO", n_atoms):
         block.isotopes[k] = isotope
     return block
+
+
+def _bonds(rows: Iterable[list[str]]) -> Iterator[tuple[int, int, float]]:
+    """Yield bonds from rows of two atoms and a type, without those that are damaged."""
+    for row in rows:
+        if all(word.strip().isdigit() for word in row):
+            first, second, kind = map(int, row)
+            yield first - 1, second - 1, ORDERS.get(kind, float(kind))
 
 
 def _count(text: str) -> int:
@@ -123,12 +136,13 @@ def _isotope(symbol: str, number: int, difference: str) -> int:
 
 
 def _pairs(lines: list[str], name: str, n_atoms: int) -> Iterator[tuple[int, int]]:
-    """Yield atoms, from 0, and values of all lines of a property, such as ``M  CHG``."""
+    """Yield atoms, from 0, and values of all lines of a property, such as CHG in ``M  CHG``."""
     for line in lines:
-        if not line.startswith(name):
+        words = line.split()
+        if words[:2] != ["M", name]:
             continue
         try:
-            count, *numbers = map(int, line[len(name) :].split())
+            count, *numbers = map(int, words[2:])
         except ValueError:
             count, numbers = -1, []
         atoms, values = numbers[::2], numbers[1::2]
@@ -149,16 +163,30 @@ def _v3000(lines: list[str]) -> Block:
     atoms = rows[begin + 1 : end]
     if len(atoms) != n_atoms:
         raise ValueError(f"{len(atoms)} atoms are listed, and {n_atoms} announced")
-    block = Block([], [], [], [])
+    places = {row[0]: str(k) for k, row in enumerate(atoms, 1) if row}
+    bonds = (
+        [*(places.get(word, "") for word in row[2:4]), row[1]]
+        for row in _section(rows, "BOND")
+        if len(row) > 3
+    )
+    block = Block([], [], [], [], _bonds(bonds))
     for k, row in enumerate(atoms):
         if len(row) < 5:
             raise ValueError(f"the line of atom {k} is damaged")
-        options = dict(word.partition("=")[::2] for word in row[5:] if "=" in word)
+        pairs = (word.partition("=") for word in row[5:])
+        options = {name.upper(): value for name, mark, value in pairs if mark}
         block.numbers.append(element(row[1], k))
         block.positions.append([_float(word, k) for word in row[2:5]])
         block.charges.append(_option(options, "CHG", k))
         block.isotopes.append(_option(options, "MASS", k) or HYDROGEN.get(row[1], 0))
     return block
+
+
+def _section(rows: list[list[str]], name: str) -> list[list[str]]:
+    """Return the rows of a block, or none if there is no such block."""
+    if ["BEGIN", name] not in rows or ["END", name] not in rows:
+        return []
+    return rows[rows.index(["BEGIN", name]) + 1 : rows.index(["END", name])]
 
 
 def _option(options: dict[str, str], name: str, atom: int) -> int:

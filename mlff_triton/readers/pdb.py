@@ -10,10 +10,18 @@ from ase import Atoms
 from ase.data import atomic_numbers
 
 from mlff_triton.readers.ase_text import structure_of
+from mlff_triton.readers.elements import HYDROGEN, masses_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
 ATOMS = (b"ATOM", b"HETATM")
 OF_ALL_MODELS = (b"CRYST1", b"ORIGX1", b"ORIGX2", b"ORIGX3")
+AMINO_ACIDS = "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL"
+VARIANTS = "ASH CYM CYX GLH HID HIE HIP LYN ACE NME NMA NH2 HOH WAT TIP SOL"
+BASES = "A C G U T DA DC DG DT DU"
+RESIDUES = frozenset(f"{AMINO_ACIDS} {VARIANTS} {BASES}".split())
+"""Residues of hydrogen, carbon, nitrogen, oxygen, sulfur and phosphorus alone."""
+IONS = {"SOD": "Na", "POT": "K", "CES": "Cs"}  # names of CHARMM that begin otherwise
+OF_LIGANDS = ("Cl", "Br", "Si", "Se")  # whose names begin like those of other elements
 CHARGE = re.compile(r"(?:(\d)([+-])|([+-])(\d))")
 
 
@@ -34,7 +42,10 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
             lines.append(line)
             size = checked_size(lines, size, number)
         elif kind == b"MODEL":
-            is_model = True
+            if lines or is_model:  # the model before it lacks its end
+                yield b"".join([*shared.values(), *lines])
+                number += 1
+            lines, size, is_model = [], 0, True
         elif kind.startswith(b"END"):
             if lines or is_model:
                 yield b"".join([*shared.values(), *lines])
@@ -45,23 +56,81 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def parse(text: bytes) -> Atoms:
-    """Return the structure of a model, whose charge is the sum of columns 79 and 80."""
-    atoms = structure_of(text, "proteindatabank")
-    charge = _charge(text.decode(errors="replace"))
+    """Return the structure of a model, whose charge is the sum of columns 79 and 80.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged, or atoms have alternate positions.
+    """
+    lines = text.decode(errors="replace").splitlines()
+    rows = [line for line in lines if line.startswith(("ATOM", "HETATM"))]
+    charge = _charge(rows)
+    _refuse_alternates(rows)
+    symbols = [_symbol(line, atom) for atom, line in enumerate(rows)]
+    named = (
+        f"{line[:76]:76}{'H' if s in HYDROGEN else s:>2}"
+        for line, s in zip(rows, symbols, strict=True)
+    )
+    others = [line for line in lines if not line.startswith(("ATOM", "HETATM"))]
+    whole = "\n".join([*others, *named])
+    atoms = structure_of(whole.encode(), "proteindatabank")
+    isotopes = [HYDROGEN.get(symbol, 0) for symbol in symbols]
+    if any(isotopes):
+        atoms.set_masses(masses_of(atoms.numbers, isotopes))
     if charge is not None:
         atoms.info["charge"] = charge
     return atoms
 
 
-def _charge(text: str) -> int | str | None:
+def _refuse_alternates(rows: list[str]) -> None:
+    """Refuse an atom that stands in a model several times, with different letters in column 17."""
+    letters: dict[tuple[str, str, str], str] = {}
+    for atom, line in enumerate(rows):
+        key = line[12:16], line[21:22], line[22:27]
+        first = letters.setdefault(key, line[16:17])
+        if first != line[16:17]:
+            name = f"{line[12:16].strip()} of {line[17:20].strip()} {line[22:27].strip()}"
+            raise ValueError(
+                f"atom {atom} ({name}) has alternate positions, {first!r} and {line[16]!r} in "
+                "column 17: keep one of them"
+            )
+
+
+def _symbol(line: str, atom: int) -> str:
+    """Return the element of an atom, from columns 77 and 78 or, in many files, from its name.
+
+    The name of an element of two letters begins in column 13, and that of others in column 14, if
+    it has less than four letters. Residues of proteins and nucleic acids have no such elements.
+    """
+    given, name = line[76:78].strip().capitalize(), line[12:16]
+    if given in HYDROGEN or atomic_numbers.get(given, 0):
+        return given
+    letters, residue = name.strip().lstrip("0123456789"), line[17:20].strip()
+    two, one = letters[:2].capitalize(), letters[:1].upper()
+    is_ion = residue == letters
+    found = [symbol for symbol in (two, one) if symbol in HYDROGEN or atomic_numbers.get(symbol)]
+    if is_ion and letters in IONS:
+        return IONS[letters]
+    if residue in RESIDUES:
+        found = found[-1:]
+    elif len(found) == 2 and not is_ion and (name[0] == " " or len(name.strip()) == 4):
+        found = [] if two in OF_LIGANDS else [one]
+    if not found:
+        raise ValueError(
+            f"the element of atom {atom}, named {name.strip()!r}, is not clear: write it in "
+            "columns 77-78"
+        )
+    return found[0]
+
+
+def _charge(rows: list[str]) -> int | str | None:
     """Return the sum of formal charges, None if there are none, or the text that is not one.
 
     In old files, columns 73 to 80 name the file, and no element stands in columns 77 and 78.
     """
-    total, is_given, atom = 0, False, 0
-    for line in text.splitlines():
-        if not line.startswith(("ATOM", "HETATM")):
-            continue
+    total, is_given = 0, False
+    for atom, line in enumerate(rows):
         given = line[78:80].strip()
         if given and line[76:78].strip().capitalize() in atomic_numbers:
             match = CHARGE.fullmatch(given)
@@ -70,5 +139,4 @@ def _charge(text: str) -> int | str | None:
             if match:
                 number, sign = match[1] or match[4], match[2] or match[3]
                 total, is_given = total + int(sign + number), True
-        atom += 1
     return total if is_given else None

@@ -139,6 +139,82 @@ def test_a_model_without_atoms_is_a_frame():
     assert len(others) == 3
 
 
+def test_models_that_only_begin():
+    Path("a.pdb").write_text(pdb(IMAGES).replace("ENDMDL\n", ""))
+    found = list(frames_of(Path("a.pdb")))
+    assert list(map(len, found)) == list(map(len, IMAGES))
+
+
+def test_alternate_positions_are_refused():
+    lines = pdb(IMAGES[:1]).splitlines()
+    k = next(k for k, line in enumerate(lines) if line.startswith("HETATM"))
+    first, second = (f"{lines[k][:16]}{letter}{lines[k][17:]}" for letter in "AB")
+    for rows, is_refused in (([first], False), ([first, second], True)):
+        Path("a.pdb").write_text("\n".join([*lines[:k], *rows, *lines[k + 1 :]]))
+        (found,) = frames_of(Path("a.pdb"))
+        assert isinstance(found, str) == is_refused
+    assert "has alternate positions, 'A' and 'B'" in found
+
+
+NAMES = {  # atom name and residue: element, without columns 77-78
+    (" CA ", "ALA"): "C",
+    ("CA  ", "ALA"): "C",
+    ("CA  ", " CA"): "Ca",
+    (" CD1", "LEU"): "C",
+    (" NE2", "HIS"): "N",
+    (" HG ", "SER"): "H",
+    ("HG11", "VAL"): "H",
+    ("1HG1", "VAL"): "H",
+    (" HE1", "LIG"): "H",
+    ("HO11", "LIG"): "H",
+    ("CL1 ", "LIG"): "Cl",
+    ("FE  ", "HEM"): "Fe",
+    (" NA ", "HEM"): "N",
+    (" NA ", " NA"): "Na",
+    ("SOD ", "SOD"): "Na",
+    ("SE  ", "MSE"): "Se",
+    (" CL1", "LIG"): None,
+    ("CL12", "LIG"): None,
+    ("EPW ", "HOH"): None,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_elements_of_names_in_pdb_files(name):
+    atom, residue = name
+    line = f"HETATM    1 {atom} {residue} A   1      17.047  14.099   3.625  1.00  0.00"
+    Path("a.pdb").write_text(f"{line}\nEND\n")
+    (found,) = frames_of(Path("a.pdb"))
+    if NAMES[name] is None:
+        assert "write it in columns 77-78" in found
+    else:
+        assert found.get_chemical_formula() == NAMES[name]
+
+
+def test_deuterium_in_pdb_files():
+    line = "ATOM      1  D1  HOH A   1      17.047  14.099   3.625  1.00  0.00           D"
+    Path("a.pdb").write_text(f"{line}\nEND\n")
+    (found,) = frames_of(Path("a.pdb"))
+    assert found.get_chemical_symbols() == ["H"]
+    assert found.get_masses().tolist() == [2.01410178]
+
+
+@pytest.mark.parametrize("occupancies", [[0.5], [0.5, 0.5], [0.98]])
+def test_disorder_in_cif_files_is_refused(occupancies):
+    text = texts()["a.cif"]
+    ase.io.write("whole.cif", bulk("Cu"))
+    whole = Path("whole.cif").read_text()
+    (row,) = [line for line in whole.splitlines() if line.split()[:1] == ["Cu"]]
+    rows = [
+        f"  {element} {row.split(maxsplit=1)[1].replace('1.0000', f'{share:.4f}')}"
+        for element, share in zip(["Cu", "Ag"], occupancies, strict=False)
+    ]
+    Path("a.cif").write_text(text + whole.replace(row, "\n".join(rows)))
+    *good, bad = frames_of(Path("a.cif"))
+    assert not any(isinstance(atoms, str) for atoms in good)
+    assert "takes a site with an occupancy of" in bad
+
+
 @pytest.mark.parametrize(
     ("columns", "charge"),
     [
@@ -190,6 +266,13 @@ def test_atom_types_of_mol2_files():
     assert same(next(frames_of(Path("a.mol2"))), atoms)
     Path("a.mol2").write_text(mol2(atoms, types=["CA", "ca", "cl", "Ca", "N.pl3", "oh"]))
     assert "type 'CA' of atom 0" in next(frames_of(Path("a.mol2")))
+
+
+@pytest.mark.parametrize("name", ["si", "se", "zn", "pt", "co"])
+def test_small_letters_that_are_no_types_of_amber(name):
+    Path("a.mol2").write_text(mol2(molecule("H2O"), types=[name, "ho", "hw"]))
+    (found,) = frames_of(Path("a.mol2"))
+    assert f"the type {name!r} of atom 0" in found
 
 
 def test_charges_of_other_files():

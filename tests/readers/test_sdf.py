@@ -164,6 +164,68 @@ def test_empty_and_truncated_records_are_not_lost():
     assert "empty" in found[1]
 
 
+@pytest.mark.parametrize("between", ["", "\n", "\r\n"])
+def test_mol_files_one_after_another(write, between):
+    """Separators may be missing, as if files of one molecule each were concatenated."""
+    images = [molecule(name) for name in ("H2O", "CH4", "C6H6")]
+    texts = [write(atoms, f"no. {k}").replace("$$$$\n", "") for k, atoms in enumerate(images)]
+    found = read(between.join(texts))
+    assert [atoms.info["title"] for atoms in found] == ["no. 0", "no. 1", "no. 2"]
+    assert all(map(same, found, images))
+
+
+def test_a_separator_that_is_missing_behind_fields_costs_the_record(write):
+    text = write(molecule("H2O"), fields={"a": "1"}).replace("$$$$\n", "")
+    bad, good = read(text + write(molecule("CH4")) + write(molecule("CH4")))
+    assert "several molecules" in bad
+    assert same(good, molecule("CH4"))
+
+
+def test_fields_that_are_not_divided_by_blank_lines():
+    text = v2000(molecule("H2O"), fields={"a": "1", "charge": "-2", "b": "> no head"})
+    assert one(text.replace("\n\n>", "\n>")).info == {"a": 1, "b": "> no head", "charge": -2}
+
+
+def test_fields_of_one_name_are_kept():
+    field = ">  <a>\n2\n\n>  <charge>\n+1\n\n>  <charge>\n2\n\n"
+    text = v2000(molecule("H2O"), fields={"a": "1"}).replace("$$$$", field + "$$$$")
+    assert one(text).info == {"a": 1, "a_": 2, "charge": 1, "total_charge": 2}
+
+
+def test_charges_in_other_spellings():
+    water = molecule("H2O")
+    assert one(v2000(water, charges={0: -1}).replace("M  CHG", "M CHG")).info == {"charge": -1}
+    assert one(v3000(water, charges={0: -1}).replace("CHG", "chg")).info == {"charge": -1}
+
+
+BENZENE = [(k + 1, (k + 1) % 6 + 1, 1 + k % 2) for k in range(6)]
+FLAT = {
+    "no hydrogen": (molecule("C6H6")[:6], BENZENE, True),
+    "aromatic": (molecule("C6H6")[:6], [(i, j, 4) for i, j, _ in BENZENE], True),
+    "all neighbors": (molecule("CH4"), [(1, k, 1) for k in range(2, 6)], True),
+    "planar": (molecule("C6H6"), [*BENZENE, *((k, k + 6, 1) for k in range(1, 7))], False),
+    "linear": (molecule("CO2"), [(1, 2, 2), (1, 3, 2)], False),
+    "no bonds": (molecule("C6H6"), [], False),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("said", ["  ", "3D"])
+def test_drawings_that_do_not_say_so(write, name, said):
+    atoms, bonds, is_drawing = FLAT[name]
+    atoms.positions[:, 2] = 0
+    text = write(atoms).replace("3D", said)
+    if write is v2000:
+        lines = "".join(f"{i:3}{j:3}{order:3}  0\n" for i, j, order in bonds)
+        text = text.replace(f"{len(atoms):3}  0", f"{len(atoms):3}{len(bonds):3}")
+    else:
+        rows = (f"M  V30 {k} {o} {i} {j}\n" for k, (i, j, o) in enumerate(bonds, 1))
+        lines = f"M  V30 BEGIN BOND\n{''.join(rows)}M  V30 END BOND\n"
+    found = one(text.replace("M  END", lines + "M  END"))
+    assert isinstance(found, str) == (is_drawing and said != "3D")
+    assert not isinstance(found, str) or "drawing" in found
+
+
 def test_files_are_streamed(tmp_path, monkeypatch):
     """A record is parsed before all of the file has been read."""
     path = tmp_path / "many.sdf"
