@@ -50,7 +50,9 @@ class Snapshot:
     address.
 
     Changes in place are noticed by the counters that PyTorch keeps. Changes of ``parameter.data``
-    in place, and those of tensors that were made in inference mode, are not counted.
+    in place, and those of tensors that were made in inference mode, are not counted. Freezing or
+    unfreezing a parameter counts as a change, because PEFT freezes a model before it merges
+    adapters into ``parameter.data``.
 
     Parameters
     ----------
@@ -80,6 +82,7 @@ class Snapshot:
         self._memory = [tensor.detach() for tensor in tensors]
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._version = self._total_version()
+        self._n_trainable = self._count_trainable()
 
     @property
     def obstacle(self) -> str | None:
@@ -102,6 +105,7 @@ class Snapshot:
             and all(map(is_, self._current_members(), self._members))
             and self._current_constants() == self._constants
             and self._total_version() == self._version
+            and self._count_trainable() == self._n_trainable
             and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
         )
 
@@ -114,6 +118,9 @@ class Snapshot:
     def _total_version(self) -> int:
         """Sum the counters of changes in place, which only grow."""
         return sum(map(attrgetter("_version"), self._tensors))
+
+    def _count_trainable(self) -> int:
+        return sum(map(attrgetter("requires_grad"), self._tensors))
 
 
 def is_checkpointed(module: nn.Module) -> bool:

@@ -85,12 +85,17 @@ def drop_a_resolution(model: nn.Sequential) -> None:
     model[4].resolutions.remove(1)
 
 
+def merge_as_peft_does(model: nn.Sequential) -> None:
+    model.requires_grad_(False)
+    model[0].weight.data += 1
+
+
 OBSTACLES = (hook, set_a_forward, train_the_dropout)
 CHANGES = (
     *(halve_and_back, add_in_place, load_others, replace_parameter),
     *(replace_data, replace_module, change_the_epsilon, change_the_class, *OBSTACLES),
     *(add_to_an_empty_module, register_a_last_parameter, register_a_buffer),
-    *(widen_the_dilation, drop_a_resolution),
+    *(widen_the_dilation, drop_a_resolution, merge_as_peft_does),
 )
 
 
@@ -108,7 +113,7 @@ def test_changes_are_seen(change: Callable[[nn.Sequential], None]):
 def test_what_changes_nothing_is_not_seen():
     model = network()
     snapshot = Snapshot(model)
-    model.eval().requires_grad_(False)
+    model.eval()
     model[:3](torch.ones(3))
     model.state_dict()
     model.register_forward_hook(lambda *_: None)  # of the module itself, which is still called

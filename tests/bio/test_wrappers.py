@@ -194,6 +194,19 @@ def test_accelerate_s_own_wrappers(model, ids, device):
     assert torch.equal(logits(model, ids), expected)
 
 
+def test_adapters_of_peft_that_were_merged(model, ids):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model.requires_grad_(True)  # as loaded
+    before = logits(bio.accelerate(model, backend="torch"), ids)
+    targets = ["query", "output.dense"]
+    config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+    merged = peft.get_peft_model(model, config).merge_and_unload()
+    found = logits(merged, ids)
+    assert not reasons(merged)
+    assert not torch.allclose(found, before)
+    assert_same(found, logits(bio.restore(merged), ids), "fp32")
+
+
 WRAPPERS = {
     "DataParallel": nn.DataParallel,
     "torch.compile": lambda model: torch.compile(model, backend="eager"),

@@ -54,6 +54,8 @@ def halve_in_place(model: Any) -> Any:
 def replace_weight(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     def replace(model: Any) -> Any:
         linear = linear_of(model)
+        if parametrize.is_parametrized(linear):  # whose weight cannot be replaced
+            return model
         linear.weight = nn.Parameter(change(linear.weight.detach()), requires_grad=False)
         return model
 
