@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,6 +24,10 @@ structures in nm that were read as Å near 0.1."""
 
 SMALL = 64
 """Number of atoms up to which all pairs are compared."""
+
+
+FEW = 200
+"""Number of bonds up to which it takes less time to name all than to find different ones."""
 
 
 class Pairs(NamedTuple):
@@ -178,14 +183,20 @@ def unknown_bonds(
     is_bond = pairs.ratios < domain.bond_factor
     receivers, senders = pairs.receivers[is_bond], pairs.senders[is_bond]
 
-    def neighbors(atom: int) -> list[str]:
-        return sorted(symbols[k] for k in senders[receivers == atom])
+    @cache
+    def neighbors(atom: int) -> tuple[str, ...]:
+        return tuple(sorted(symbols[k] for k in senders[receivers == atom].tolist()))
 
-    owned = np.flatnonzero(receivers < (len(symbols) if n_own is None else n_own))
-    for edge in _different(batch.numbers, receivers, senders, owned):
-        i, j = int(receivers[edge]), int(senders[edge])
+    @cache
+    def is_known(a: str, of_a: tuple[str, ...], b: str, of_b: tuple[str, ...]) -> bool:
+        return bond_name(a, list(of_a), b, list(of_b)) in domain.bonds
+
+    chosen = np.flatnonzero(receivers < (len(symbols) if n_own is None else n_own))
+    if len(chosen) > FEW:
+        chosen = _different(batch.numbers, receivers, senders, chosen)
+    for i, j in zip(receivers[chosen].tolist(), senders[chosen].tolist(), strict=True):
         of_i, of_j = neighbors(i), neighbors(j)
-        if bond_name(symbols[i], of_i, symbols[j], of_j) not in domain.bonds:
+        if not is_known(symbols[i], of_i, symbols[j], of_j):
             names = (i, j) if labels is None else (labels[i], labels[j])
             yield (
                 f"the training set of the model has no bond like that of atoms {names[0]} and "
@@ -197,7 +208,7 @@ def unknown_bonds(
 
 def _different(
     numbers: IntArray, receivers: IntArray, senders: IntArray, chosen: IntArray
-) -> list[int]:
+) -> IntArray:
     """Return the first chosen bond of each kind, as `bond_name` tells them apart, in order.
 
     A large structure has many bonds, but few kinds of them.
@@ -211,8 +222,7 @@ def _different(
     _, places = np.unique(counts @ multiples[1:] + kinds * multiples[0], return_inverse=True)
     bonds = places[receivers[chosen]] * len(numbers) + places[senders[chosen]]
     _, first = np.unique(bonds, return_index=True)
-    found: list[int] = np.sort(chosen[first]).tolist()
-    return found
+    return np.asarray(np.sort(chosen[first]))
 
 
 def close_pairs(batch: Batch, factor: float, reach: float = 0.0) -> Pairs:

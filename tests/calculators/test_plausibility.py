@@ -206,3 +206,17 @@ def test_systems_of_the_same_atoms_are_checked_once(monkeypatch):
     for _ in range(2):
         calculator.calculate_many(images)
     assert [batch.numbers.tolist() for batch in checked] == [[8, 1, 1], [6, 1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("name", ["CH3CH2OH", "C6H6", "SiH4", "CH3SiH3", "OCHCHO"])
+def test_few_bonds_are_found_like_many(name, monkeypatch):
+    """All bonds of small systems are named, and those of large ones only once per kind."""
+    atoms = molecule(name)
+    atoms.positions += np.random.default_rng(1).normal(scale=0.05, size=(len(atoms), 3))
+    batch = Batch.of(atoms.numbers, atoms.positions)
+    found = {}
+    for few in (0, 10**6):
+        monkeypatch.setattr(_plausibility, "FEW", few)
+        found[few] = next(_plausibility.unknown_bonds(batch, TENSORNET_GFN2), "")
+    assert found[0] == found[10**6]
+    assert ("Si" in found[0]) == ("Si" in name)
