@@ -260,4 +260,7 @@ def _is_trained(model: nn.Module) -> bool:
 def check_neutral(uses_charge: bool, charge: Tensor | NDArray[np.generic]) -> None:
     """Raise `InputError` if a system is charged but the model supports only neutral systems."""
     if not uses_charge and charge.any():
-        raise InputError("the model was made for neutral systems: set the charge to 0")
+        raise InputError(
+            "the model was made for neutral systems: take one that knows charges, or the neutral "
+            "form of the molecule"
+        )

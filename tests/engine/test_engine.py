@@ -364,7 +364,7 @@ def test_wrong_systems_are_refused_and_forgotten(backend, change, error, message
 @pytest.mark.parametrize("backend", ["torch", "exact"])
 def test_neutral_models_refuse_charged_systems(backend):
     engine = Engine(model_of(**SMALL, uses_charge=False), "cpu", "float32", backend)
-    with pytest.raises(InputError, match="neutral systems: set the charge to 0"):
+    with pytest.raises(InputError, match="neutral systems: take one that knows charges"):
         engine.compute(*WATER, charge=1)
     engine.compute(*WATER, charge=0)
 
