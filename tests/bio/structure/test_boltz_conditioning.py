@@ -133,5 +133,6 @@ def test_pairs_of_too_many_channels_run_the_original(device):
 def test_modules_with_other_parts_are_left_alone():
     model = make()
     model.token_trans_proj_z[1] = nn.Linear(PAIRS, 8)
-    bio.accelerate(model, backend="torch")
+    with pytest.warns(bio.PartsWarning, match="only parts of DiffusionConditioning"):
+        bio.accelerate(model, backend="torch")
     assert {part.module for part in bio.report(model)} == {"LayerNorm"}
