@@ -179,9 +179,13 @@ def _read(
     structures: list[str], replicas: int, charge: int | None, no_pbc: bool, fix: str | None
 ) -> list[Atoms]:
     """Read the systems of a run, with replicas side by side."""
+    from mlff_triton.dynamics.systems import INPUT
+
     read = [read_one(name, charge, not no_pbc, velocities=True) for name in structures]
     for atoms, name in zip(read, structures, strict=True):
         fix_atoms(atoms, name, fix)
+        if len(structures) > 1:
+            atoms.info[INPUT] = name
     return [atoms for atoms in read for _ in range(replicas)]
 
 

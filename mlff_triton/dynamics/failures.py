@@ -159,7 +159,7 @@ def _broken_bond(
 
 def describe(suspect: Suspect | None, systems: Sequence[Atoms]) -> str:
     """Return a phrase on the atom to blame, or nothing if there is none."""
-    if suspect is None:
+    if suspect is None or suspect.force == 0:  # as where all atoms are far apart
         return ""
     name = name_atom(suspect.atom, systems)
     return f" at {name}, where the force is {suspect.force:.3g} eV/Å"

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from mlff_triton.dynamics.outputs import LOG, RESTART, names, trajectory_names
 from mlff_triton.dynamics.restart import load_restart
+from mlff_triton.dynamics.settings import CHOICES
+from mlff_triton.errors import InputError
 
 
 class Visit(NamedTuple):
@@ -34,7 +36,7 @@ def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
     Raises
     ------
     InputError
-        If the restart file is missing or damaged.
+        If the restart file is missing or damaged, or the run has changed the format.
 
     Examples
     --------
@@ -48,9 +50,21 @@ def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
     found: dict[float, list[Visit]] = defaultdict(list)
     files = zip(names(LOG, count), trajectory_names(settings, count), strict=True)
     for log, trajectory in files:
+        _check_format(folder / trajectory)
         with (folder / log).open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if settings.is_due(int(row["step"]))]
         for number, row in enumerate(rows):
             visit = Visit(int(row["step"]), folder / trajectory, number)
             found[float(row["target_K"])].append(visit)
     return {temperature: sorted(found[temperature]) for temperature in sorted(found)}
+
+
+def _check_format(trajectory: Path) -> None:
+    """Raise an `InputError` if a trajectory began in another format, as its frames then differ."""
+    for form in CHOICES["trajectory"]:
+        other = trajectory.with_suffix(f".{form}")
+        if other != trajectory and other.exists():
+            raise InputError(
+                f"{other} holds an earlier part of {trajectory}: sort the frames by their steps, "
+                "which the logs have"
+            )

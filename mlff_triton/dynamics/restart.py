@@ -26,6 +26,7 @@ from mlff_triton.dynamics.conditions import check_ensembles
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Stage
+from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.dynamics.trajectories.frame import LABELS, labels_of
 from mlff_triton.engine.motion import State
 from mlff_triton.errors import InputError
@@ -59,7 +60,8 @@ class Snapshot:
     recipe : dict of str
         The caller's own record of how to make the calculator; not interpreted here.
     systems : list of Atoms
-        Elements, periodicity, masses, fixed atoms, total charge and labels of each replica.
+        Elements, periodicity, masses, fixed atoms, total charge, labels and other information of
+        each replica.
     state : State
         Step, positions, velocities, cells, and exchanged heat and work.
     temperatures : tuple of float
@@ -143,6 +145,10 @@ def save_restart(snapshot: Snapshot, path: Path) -> None:
         "settings": snapshot.settings.to_dict(),
         "recipe": snapshot.recipe,
         "charges": [np.asarray(atoms.info.get("charge")).item() for atoms in systems],
+        "info": [
+            {str(key): json.loads(to_json(value)) for key, value in atoms.info.items()}
+            for atoms in systems
+        ],
         "labels": [list(labels_of(atoms)) for atoms in systems],
         "step": state.step,
         "temperatures": snapshot.temperatures,
@@ -233,8 +239,10 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
     state = State(int(rest["step"]), *(arrays[name] for name in STATE))
     systems, start = [], 0
     remaining = {name: arrays[name] for name in LABELS if name in arrays}
-    for count, pbc, cell, charge, labels in zip(
-        arrays["counts"], arrays["pbc"], state.cell, rest["charges"], rest["labels"], strict=True
+    infos = rest.get("info", [{}] * len(arrays["counts"]))
+    per_system = rest["charges"], infos, rest["labels"]
+    for count, pbc, cell, charge, info, labels in zip(
+        arrays["counts"], arrays["pbc"], state.cell, *per_system, strict=True
     ):
         part = slice(start, start + int(count))
         masses = arrays["masses"][part] if "masses" in arrays else None
@@ -243,6 +251,7 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         atoms.set_velocities(state.velocities[part])
         if "fixed" in arrays and arrays["fixed"][part].any():
             atoms.set_constraint(FixAtoms(mask=arrays["fixed"][part]))
+        atoms.info |= info
         if charge is not None:
             atoms.info["charge"] = charge
         for name in labels:

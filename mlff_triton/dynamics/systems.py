@@ -8,10 +8,14 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator
 
+from mlff_triton._common.text import printable
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.host_dynamics import HostDynamics
 from mlff_triton.engine.motion import Dynamics, FloatArray, State
 from mlff_triton.errors import InputError
+
+INPUT = "input"
+"""Key of the name of its input in the information of each of several structures."""
 
 
 def make_dynamics(
@@ -64,13 +68,18 @@ def split(values: FloatArray, systems: Sequence[Atoms]) -> list[FloatArray]:
 
 
 def name_atom(atom: int, systems: Sequence[Atoms]) -> str:
-    """Describe an atom of a batch, such as "atom 4 (H) of replica 2"; both are counted from 0."""
+    """Describe an atom of a batch, such as "atom 4 (H) of replica 2"; both are counted from 0.
+
+    The name of an input follows if there are several.
+    """
     replica = 0
     while atom >= len(systems[replica]):
         atom -= len(systems[replica])
         replica += 1
     element = systems[replica].symbols[atom]
     suffix = f" of replica {replica}" if len(systems) > 1 else ""
+    if INPUT in systems[replica].info:
+        suffix += f" ({printable(str(systems[replica].info[INPUT]))})"
     return f"atom {atom} ({element}){suffix}"
 
 

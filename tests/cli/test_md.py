@@ -19,6 +19,7 @@ from mlff_triton import save_model
 from mlff_triton.cli.md import _on_device
 from mlff_triton.dynamics import load_restart
 from mlff_triton.dynamics.restart import save_restart
+from mlff_triton.dynamics.systems import name_atom
 from tests.support.checkpoints import native
 
 
@@ -162,6 +163,22 @@ def test_conditions_of_stages_and_extensions(run, model):
     steps = ("--ensemble", "nvt", "--ensemble", "nvt", "--steps", 6, "--steps", 11)
     assert run(*short(model, *steps, *same, "--out", "whole"))[0] == 0
     assert contents("a") == contents("whole")
+
+
+def test_frames_and_failures_name_their_inputs(run, model):
+    """Also after a restart; a file alone needs no name."""
+    Path("other one.xyz").write_bytes(Path("ethanol.xyz").read_bytes())
+    inputs = ["ethanol.xyz", "other one.xyz"]
+    plan = ("--model", model, "--device", "cpu", "--reactive", "--every", 4, "--steps", 4)
+    assert run("md", *inputs, *plan, "--replicas", 2, "--out", "a")[0] == 0
+    assert run("md", "--restart", "a/restart.npz", "--extend", 4)[0] == 0
+    for k in range(4):
+        frames = ase.io.read(f"a/trajectory-00{k}.xyz", index=":")
+        assert [frame.info["input"] for frame in frames] == [inputs[k // 2]] * 3
+    systems = load_restart("a/restart.npz").systems
+    assert name_atom(20, systems) == "atom 2 (O) of replica 2 (other one.xyz)"
+    assert run(*short(model, "--steps", 4, "--out", "b"))[0] == 0
+    assert "input" not in ase.io.read("b/trajectory.xyz").info
 
 
 def test_a_cell_can_be_dropped(run, model):

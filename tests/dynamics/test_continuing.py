@@ -121,3 +121,17 @@ def test_settings_of_older_restarts_are_complete():
     for name in ("keep_velocities", "reactive"):
         del values[name]
     assert Settings.from_dict(values) == replace(Settings())
+
+
+def test_information_of_structures_is_in_all_frames(tmp_path):
+    """A run that is continued writes what an unbroken one does."""
+    atoms = molecule("H2O")
+    atoms.info |= {"name": "two words", "id": "007", "weights": np.array([0.1, 1 / 3]), "charge": 0}
+    start(tmp_path / "whole", atoms).run()
+    first = start(tmp_path / "broken", atoms)
+    first.run(should_stop=stop_at(first, 7), block=1)
+    assert resume(tmp_path / "broken").run()
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+    for frame in ase.io.read(tmp_path / "broken" / "trajectory.xyz", index=":"):
+        assert (frame.info["name"], frame.info["id"]) == ("two words", "007")
+        np.testing.assert_array_equal(frame.info["weights"], atoms.info["weights"])

@@ -17,6 +17,7 @@ from mlff_triton.dynamics import (
 )
 from mlff_triton.dynamics.exchange import exchange
 from mlff_triton.engine.motion import Observation, State
+from mlff_triton.errors import InputError
 from tests.support.springs import Springs, stop_at
 
 GAP = 0.05  # eV
@@ -105,3 +106,7 @@ def test_exchanges_are_counted_and_frames_sorted(tmp_path):
             frame = ase.io.read(visit.path, visit.number)
             assert frame.info["step"] == visit.step
             assert frame.info["target_K"] == temperature
+    snapshot = load_restart(tmp_path / "whole" / "restart.npz").continued(Stage("nvt", 4))
+    assert Simulation.resume(snapshot, springs, tmp_path / "whole", trajectory="dcd").run()
+    with pytest.raises(InputError, match=r"trajectory-000.xyz holds an earlier part"):
+        frames_by_temperature(tmp_path / "whole")
