@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
-from mlff_triton.calculators.lammps.coverage import check_apart, check_coverage
+from mlff_triton.calculators.lammps.coverage import ContactChecks, check_coverage
 from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.ranks import (
     agree,
@@ -209,11 +209,13 @@ class Coupling:
         self._moved: FloatArray = np.zeros((0, 3))  # a buffer
         self._reverse: ReverseCommunication | None = None
         self._last_step = -2  # precedes none
+        self._contacts = ContactChecks(limits_time=engine.device.type == "cuda")
         self._is_known = False
 
     def attach(self) -> None:
         """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
         lmp, cutoff = self._lmp, self._part.reach + self._skin
+        self._guard.check_groups()
         if lmp.has_id("fix", FIX):
             lmp.command(f"unfix {FIX}")
         lmp.commands_list(
@@ -251,7 +253,7 @@ class Coupling:
             energy = 0.0 if prediction is None else prediction.energy
             total, n_changed, n_failed = self._sum(energy, has_changed, error is not None)
             if n_failed:
-                self._fail(error)
+                self._fail(error, forces)
                 return
             assert prediction is not None
             if not self._is_known:
@@ -266,21 +268,24 @@ class Coupling:
         except BaseException as caught:  # noqa: BLE001
             if self._comm.size > 1:
                 end_all(self._comm, _message(caught))
-            self._fail(caught)
+            self._fail(caught, forces)
 
     def _check(self, step: int, n_own: int) -> None:
-        """Check the time step, and at the beginning of a run that atoms are apart."""
+        """Check the time step, and that atoms are apart whenever LAMMPS has found neighbors."""
         lmp = self._lmp
         check_timestep(lmp)
-        begins = step != self._last_step + 1 and lmp.extract_setting("neigh_ago") == 0
+        is_rebuilt = lmp.extract_setting("neigh_ago") == 0
+        begins = is_rebuilt and step != self._last_step + 1
         self._last_step = step
         if begins:
             check_integrator(lmp)
-        if begins and n_own:
+        if n_own and (begins or (is_rebuilt and self._contacts.is_affordable)):
             n_atoms = n_own + lmp.extract_setting("nghost")
-            positions = _positions(lmp, n_atoms)
             numbers = self._numbers[_view(lmp, "type", n_atoms)]
-            check_apart(numbers, positions, n_own, _view(lmp, "id", n_atoms))
+            labels = _view(lmp, "id", n_atoms)
+            positions = _positions(lmp, n_atoms)
+            during = None if begins else step
+            self._contacts.check(numbers, positions, n_own, labels, step=during)
 
     def _update(self, n_own: int) -> bool:
         """Give the part its present atoms, and return True if they differ from the last ones."""
@@ -311,10 +316,10 @@ class Coupling:
         """Compute the part at its present positions."""
         positions = _positions(self._lmp, len(self._tags))
         prediction = self._part.step(positions, per_atom=per_atom)
-        if not math.isfinite(prediction.energy):
+        if not math.isfinite(prediction.energy + prediction.virial.sum()):
             raise SimulationError(
-                f"the energy is {prediction.energy} in step {step}: check the structure, or take a "
-                "shorter time step"
+                f"the energy or the virial is not finite in step {step}: check the structure, or "
+                "take a shorter time step"
             )
         return prediction
 
@@ -378,7 +383,7 @@ class Coupling:
         # LAMMPS divides by the number of ranks, and sums over them.
         lmp.fix_external_set_virial_global(FIX, _for_lammps(prediction.virial) * self._comm.size)
 
-    def _fail(self, error: BaseException | None) -> None:
+    def _fail(self, error: BaseException | None, forces: FloatArray) -> None:
         """End all ranks with the message of the first that failed, or stop the run of only one."""
         comm = self._comm
         if comm.size > 1:
@@ -387,6 +392,8 @@ class Coupling:
             end_together(comm, _message(error), speaker=first)
         self._tags, self._last_step = np.array([-1]), -2  # the next run begins anew
         self._guard.fail(error)
+        forces[:] = math.nan  # instead of those of the last step, for programs that go on
+        self._lmp.fix_external_set_energy_global(FIX, math.nan)
 
 
 def _message(error: BaseException | None) -> str:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlff_triton.errors import SimulationError
+from mlff_triton.errors import InputError, SimulationError
 
 NAME = "mlff_triton_guard"
 """Name of the fix, its group and its radius in LAMMPS."""
 CONFIRMED = "mlff_triton_step"
 """LAMMPS variable with the last step that the model has confirmed."""
 NO_STEP = -1.0
+GUARDED = "mlff_triton"
+"""Name of the fix that calls the model."""
+MOST_GROUPS = 32
 
 
 class Guard:
@@ -40,6 +43,15 @@ class Guard:
         self._confirmed = NO_STEP
         self._shows_errors = True
 
+    def check_groups(self) -> None:
+        """Raise `InputError` if LAMMPS cannot have the group that the fix needs."""
+        groups = [name for name in self._lmp.available_ids("group") if name]
+        if len(groups) >= MOST_GROUPS and NAME not in groups:
+            raise InputError(
+                f"all {MOST_GROUPS} groups of LAMMPS are in use, and the coupling needs one: "
+                "remove one by `group NAME delete`, or couple before they are made"
+            )
+
     def attach(self) -> None:
         """Make the fix in LAMMPS, directly after the one that calls the model."""
         lmp = self._lmp
@@ -48,7 +60,7 @@ class Guard:
         lmp.commands_list(
             [
                 f"variable {CONFIRMED} internal {NO_STEP}",
-                f"variable {NAME} equal (v_{CONFIRMED}==step)-0.5",
+                f"variable {NAME} equal (v_{CONFIRMED}==step)*is_defined(fix,{GUARDED})-0.5",
                 f"group {NAME} empty",
                 f"fix {NAME} {NAME} indent 0.0 sphere 0.0 0.0 0.0 v_{NAME} units box",
             ]
@@ -80,7 +92,8 @@ class Guard:
             self._show_errors(self._shows_errors)
             return failure
         step = self._lmp.extract_global("ntimestep")
-        if "fix indent" in str(error) and self._confirmed != step:
+        is_lost = self._confirmed != step or not self._lmp.has_id("fix", GUARDED)
+        if "fix indent" in str(error) and is_lost:
             return SimulationError(
                 f"LAMMPS did not compute the model in step {step}: the fix of the coupling was "
                 "removed, so couple again, or Ctrl-C came between LAMMPS and the model"

@@ -27,6 +27,15 @@ START = "from mlff_triton.cli.main import main; main()"
 FAIL = "run 1\nset atom 1 x 1.0 y 1.0 z 1.0\nset atom 2 x 1.0 y 1.0 z 1.0\n"
 """One good step, and then two atoms on one point."""
 AFTER = "\nwrite_data after.data\nprint AFTER\n"
+MANY_GROUPS = """\
+unfix mlff_triton_guard
+group mlff_triton_guard delete
+variable i loop 31
+label again
+group g$i empty
+next i
+jump SELF again
+"""
 SAME_POINT = "atoms 1 and 2 are at the same point"
 WAYS = {
     "file": (FAIL + "run 5", SAME_POINT),
@@ -51,15 +60,21 @@ WAYS = {
         "apart: check that positions and cell are in Å",
     ),
     "respa": ("run 1\nrun_style respa 2 2\nrun 4", "`run_style respa` would not compute"),
-    "removed fix": ("run 1\nunfix mlff_triton\nrun 4", "did not compute the model in step 2"),
+    "removed fix": ("run 1\nunfix mlff_triton\nrun 4", "did not compute the model in step 1"),
+    "removed fix and run 0": ("run 1\nunfix mlff_triton\nrun 0", "did not compute the model"),
+    "too many groups": (
+        MANY_GROUPS + "mlff_triton model.safetensors H O",
+        "all 32 groups of LAMMPS are in use",
+    ),
     "lost atoms": (
         "change_box all boundary f f f\nvelocity all set 900 0 0\nthermo 1\nrun 40",
         "LAMMPS: Lost atoms",
     ),
+    "atoms meet": ("velocity all create 1e7 1\nrun 60", "Å apart in step"),
     "missing include": ("run 1\ninclude nowhere.lammps", "Cannot open input script nowhere"),
     "unknown command": ("run 1\nfox", "LAMMPS: Unknown command: fox"),
 }
-EXHAUSTIVE = "file", "run 0", "if", "time step", "removed fix"
+EXHAUSTIVE = "file", "run 0", "if", "time step", "removed fix", "atoms meet"
 """Ways that are also tested with several ranks."""
 CASES = [(name, n) for name in WAYS for n in (1, 2, 3) if n == 1 or name in EXHAUSTIVE]
 
@@ -145,6 +160,39 @@ def test_programs_get_the_error_and_nothing_after_it_runs(folder: Path, name: st
     done = run_ranks(1, ["-c", LIBRARY.format(run=RUNS[name])], folder, timeout=120)
     assert "500 fs in units metal" in done.stdout, done.stderr
     assert not (folder / "after.data").exists()
+
+
+GOING_ON = """
+import numpy as np
+from mpi4py import MPI
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import gathered, small_model, start, water
+lmp = start(water((2, 2, 2)))
+couple(lmp, small_model(), ["H", "O"], device="cpu", skin=0.8)
+lmp.commands_list(["fix move all nve", "timestep 0.0005", "run 2", "timestep 0.5"])
+for command in ("run 2", "minimize 0 1e-3 2 2", "run 0"):
+    try:
+        lmp.command(command)
+    except ValueError:
+        assert np.isnan(gathered(lmp, "f", 3)).all()
+    else:
+        raise AssertionError(command)
+lmp.commands_list(["timestep 0.0005", "run 2"])
+assert np.isfinite(gathered(lmp, "f", 3)).all()
+lmp.command("timestep 0.5")
+for command in ("run 2", "timestep 0.0005", "run 2 pre no"):
+    try:
+        lmp.command(command)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_programs_that_catch_an_error_get_no_old_results(folder: Path) -> None:
+    done = run_ranks(1, ["-c", GOING_ON], folder, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "500 fs" in done.stdout.splitlines()[0]
+    assert "NaN or infinite" in done.stdout.splitlines()[1]
 
 
 def test_ctrl_c_ends_a_script(folder: Path) -> None:
