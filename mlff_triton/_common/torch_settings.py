@@ -17,11 +17,12 @@ import torch
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-AUTOCAST_DEVICES = ("cpu", "cuda")
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
-def own_settings(*, keep_determinism: bool = False) -> AbstractContextManager[None]:
+def own_settings(
+    then: AbstractContextManager[None] = _AS_IT_IS, *, keep_determinism: bool = False
+) -> AbstractContextManager[None]:
     """Return a context with the settings of a new process, whatever the caller has set.
 
     Inside, autocast, inference mode and anomaly detection are off, and new tensors are in float32
@@ -29,6 +30,8 @@ def own_settings(*, keep_determinism: bool = False) -> AbstractContextManager[No
 
     Parameters
     ----------
+    then : context manager, optional
+        Another context, such as a lock, that is entered with these settings.
     keep_determinism : bool
         True to keep the caller's demand for deterministic algorithms. Code that is deterministic by
         itself does not need it: PyTorch would refuse some of its operators and fill new tensors.
@@ -38,7 +41,7 @@ def own_settings(*, keep_determinism: bool = False) -> AbstractContextManager[No
     context manager
         Entering it takes a microsecond where nothing has been set.
     """
-    return _AS_IT_IS if _is_new(keep_determinism) else _new_settings(keep_determinism)
+    return then if _is_new(keep_determinism) else _new_settings(then, keep_determinism)
 
 
 def with_own_settings(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -71,7 +74,8 @@ def _is_new(keep_determinism: bool) -> bool:
     """Return True if the settings are those of a new process."""
     return not (
         torch.is_inference_mode_enabled()
-        or any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
         or torch.get_default_dtype() is not torch.float32
         or torch.is_anomaly_enabled()
         or _has_function_modes()
@@ -85,11 +89,11 @@ def _has_function_modes() -> bool:
 
 
 @contextmanager
-def _new_settings(keep_determinism: bool) -> Iterator[None]:
+def _new_settings(then: AbstractContextManager[None], keep_determinism: bool) -> Iterator[None]:
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))
-        for device in AUTOCAST_DEVICES:
+        for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         if torch.is_anomaly_enabled():
@@ -103,4 +107,5 @@ def _new_settings(keep_determinism: bool) -> Iterator[None]:
             warns = torch.is_deterministic_algorithms_warn_only_enabled()
             stack.callback(torch.use_deterministic_algorithms, mode=True, warn_only=warns)
             torch.use_deterministic_algorithms(mode=False)
+        stack.enter_context(then)
         yield

@@ -41,9 +41,8 @@ def total_charge(info: Mapping[Any, Any]) -> int:
     -2
     """
     given = info.get(CHARGE, 0)
-    is_integer = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
-    if is_integer and -MAX_CHARGE <= given <= MAX_CHARGE:  # the usual case, at every step
-        return int(given)
+    if type(given) is int and -MAX_CHARGE <= given <= MAX_CHARGE:  # quick, for every step
+        return given
     try:
         return int(check_charge(given)[0])
     except InputError:

@@ -139,8 +139,10 @@ class TensorNetCalculator(Calculator):
             raise InputError("there are no atoms yet: pass atoms, or call a method of theirs")
         with self.session.engine.lock:
             self.results = {}
-            self._unused_info.check(current.info, total_charge(current.info))
+            charge = total_charge(current.info)
+            self._unused_info.check(current.info, charge)
             own = self.atoms = self._last = _copied(current, self._last)
+            own.info["charge"] = charge
             # The session keeps the positions of this copy, and compares the next ones with them.
             self.results = _results([own], self.session.evaluate(_system_of(own)))[0]
 
@@ -193,14 +195,16 @@ class TensorNetCalculator(Calculator):
 
 
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
-    """Return a copy of the atoms: the last copy, updated, if it fits, as this costs less."""
+    """Return a copy of the atoms but their charge: the last copy, updated, if it fits.
+
+    This costs less than a new one.
+    """
     if last is None or not same(last.numbers, atoms.numbers):
         copy: Atoms = atoms.copy()
         return copy
     last.arrays["positions"][:] = atoms.arrays["positions"]
     last.cell.array[:] = atoms.cell.array
     last.pbc[:] = atoms.pbc
-    last.info["charge"] = total_charge(atoms.info)
     return last
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -426,11 +426,9 @@ class Engine:
                 return self.compute(*given)
             return Prediction.mean(predictions)
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Keep other threads, and what the caller has set in PyTorch, out of a call."""
-        with own_settings(keep_determinism=self._keeps_determinism), self.lock:
-            yield
+    def _call(self) -> AbstractContextManager[None]:
+        """Return a context that keeps other threads and settings of the caller out of a call."""
+        return own_settings(self.lock, keep_determinism=self._keeps_determinism)
 
 
 def is_shipped(model: str) -> bool:
