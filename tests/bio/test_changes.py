@@ -324,3 +324,22 @@ def test_reports_name_the_dtype_that_is_computed():
     assert {part.by for part in bio.report(model)} == {"original forward, float32"}
     bio.accelerate(model, precision="fp16", backend="torch")
     assert {part.by for part in bio.report(model)} == {"PyTorch, float16"}
+
+
+def test_language_heads_with_a_decoder_of_the_user(model, ids):
+    bio.accelerate(model, backend="torch")
+    logits(model, ids)
+    old = model.get_output_embeddings()
+    has_bias = old.bias is None  # unlike the model's own decoder
+    model.set_output_embeddings(nn.Linear(old.in_features, old.out_features, bias=has_bias))
+    found = logits(model, ids)
+    assert_same(found, logits(bio.restore(model), ids), "fp32")
+
+
+def test_an_encoder_that_becomes_a_decoder(model, ids):
+    bio.accelerate(model, backend="torch")
+    logits(model, ids)
+    model.config.is_decoder = True
+    found = logits(model, ids)
+    assert "is_decoder is not supported" in str([part.state for part in bio.report(model)])
+    assert_same(found, logits(bio.restore(model), ids), "fp32")

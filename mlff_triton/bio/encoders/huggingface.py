@@ -118,7 +118,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
             if name not in SUPPORTED_ARGUMENTS and value is not None and value is not False
         ]
         config = self.module.config
-        in_config = ("output_attentions", "output_hidden_states")
+        in_config = ("output_attentions", "output_hidden_states", "is_decoder")
         requested += [name for name in in_config if getattr(config, name, False)]
         if requested:
             return f"{requested[0]} is not supported"
@@ -253,10 +253,13 @@ class LanguageHeadForward(FastForward[LanguageHead]):
     def fits(cls, module: nn.Module) -> bool:
         """Return True for a module with the submodules of a language head."""
         dense, norm = _head(module)
+        decoder = _at(module, "decoder")
+        adds_bias = _at(module, "transform") is None  # as ESM does, to what its decoder returns
         return (
             is_plain(dense, nn.Linear)
             and is_norm(norm)
-            and is_plain(_at(module, "decoder"), nn.Linear)
+            and is_plain(decoder, nn.Linear)
+            and (decoder.bias is None) == adds_bias
             and isinstance(getattr(module, "bias", None), nn.Parameter)
             and _is_of_library(module)
             and _head_activation(module) is not None
