@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, contains, eq, is_, itemgetter
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,7 +67,8 @@ class Snapshot:
         inner = self._modules[1:]
         self._hooks = _hooks(inner)
         checkpointed = [m for m in inner if is_checkpointed(m)]
-        self._inner = [vars(m) for m in inner if m not in checkpointed]
+        self._watched = [m for m in inner if m not in checkpointed]
+        self._inner = list(map(vars, self._watched))
         self._modal = [vars(m) for m in inner if _is_modal(m)]
         self._read = [(own, n) for own in map(vars, self._modules) for n in CONSTANTS if n in own]
         self._read += [(vars(m), "forward") for m in checkpointed]
@@ -89,7 +91,8 @@ class Snapshot:
         """Reason why the submodules must be called one by one, or None."""
         if any(self._hooks) and _any_active(self._hooks):
             return "a submodule has hooks, which the fast forward would not call"
-        if any(map(contains, self._inner, repeat("forward"))):
+        is_set = any(map(contains, self._inner, repeat("forward")))
+        if is_set and any(map(has_other_forward, self._watched)):
             return "a submodule has a forward of its own, which the fast forward would not call"
         if any(map(itemgetter("training"), self._modal)):
             return "a submodule is in training mode; call model.eval()"
@@ -131,6 +134,15 @@ def is_checkpointed(module: nn.Module) -> bool:
     own: Any = vars(module).get("forward")
     is_wrapped = isinstance(own, partial) and own.func.__module__.startswith("fairscale.")
     return is_wrapped and own.args[0] is type(module).forward
+
+
+def has_other_forward(module: nn.Module) -> bool:
+    """Return True if somebody has set another ``forward`` on a module than that of its class.
+
+    Transformers 5.0 leaves the method of the class on modules whose outputs it has recorded.
+    """
+    own: Any = vars(module).get("forward")
+    return own is not None and own != MethodType(type(module).forward, module)
 
 
 def are_hooked(modules: Iterable[nn.Module]) -> bool:

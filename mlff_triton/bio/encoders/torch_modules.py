@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from mlff_triton.bio.replacement import Replacement, replacement_of
-from mlff_triton.bio.snapshot import is_checkpointed
+from mlff_triton.bio.snapshot import has_other_forward, is_checkpointed
 
 ACTIVATIONS: dict[Any, str] = {
     functional.gelu: "gelu",
@@ -158,5 +158,5 @@ def _plain(value: Any, depth: int = 3) -> Any:
 
 def _has_foreign_forward(module: nn.Module) -> bool:
     """Return True if somebody else has set ``forward`` on the instance, but not around ours."""
-    own = vars(module).get("forward")
-    return not isinstance(own, Replacement | None) and replacement_of(module) is None
+    is_ours = isinstance(vars(module).get("forward"), Replacement)
+    return has_other_forward(module) and not is_ours and replacement_of(module) is None
