@@ -93,8 +93,8 @@ def _warn(remarks: list[Remarks], names: list[str]) -> None:
     for found, name in doubtful[:WARNINGS]:
         found.warn(name)
     n_unknown = sum(bool(found.chemistry) for found in remarks)
-    if n_unknown:
-        complain(outside(n_unknown, f"{len(remarks)} structure{'s' * (len(remarks) > 1)}"))
+    if n_unknown and len(remarks) > 1:
+        complain(outside(n_unknown, f"{len(remarks)} structures"))
 
 
 def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:

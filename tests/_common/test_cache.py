@@ -85,8 +85,9 @@ def test_full_disks_are_no_error(monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tempfile.mkstemp", full)
-    cache.write(KIND, KEY, b"new")
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.open", full)
+        cache.write(KIND, KEY, b"new")
     assert cache.read(KIND, KEY) == CONTENT
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from ase.build import molecule
 
 import mlff_triton
 from mlff_triton import Engine, Ensemble, TensorNetCalculator
+from mlff_triton._common.remedies import install
 from mlff_triton.errors import DeviceMemoryError, InputError, UnknownElementError
 from mlff_triton.testing import random_cluster, random_crystal, water_box
 from tests.support.tensornets import model_of
@@ -238,7 +240,7 @@ def test_these_versions_are_not_refused(home, found):
 def test_torch_sim_may_be_missing(home):
     with (
         mock.patch.object(home, "version", side_effect=PackageNotFoundError),
-        pytest.raises(InputError, match=r"TorchSim is missing: pip install 'mlff-triton\["),
+        pytest.raises(InputError, match=re.escape(f"missing: {install('torch-sim')}")),
     ):
         home._check_version()
 

@@ -116,5 +116,6 @@ def test_warnings_take_one_line(tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(mlff_triton.__file__).parents[1])},
         check=True,
     )
-    assert done.stderr.startswith("mlff-triton: warning: the training set of the model has no bond")
+    start = "mlff-triton: warning: oxygen.xyz, frame 0: the training set of the model has no bond"
+    assert done.stderr.startswith(start)
     assert done.stderr.count("\n") == 1

@@ -71,7 +71,7 @@ def moving_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
         lmp = start(water((3, 3, 2), tilt=0.1 if name == "npt" else 0.0))
         couple(lmp, model_for(options["device"]), TYPES, dtype="float64", **options)
         lmp.commands_list(
-            [*OUTPUT, integrator, "timestep 0.0005", "velocity all create 300 7 loop geom"]
+            [*OUTPUT, integrator, "timestep 0.0004", "velocity all create 300 7 loop geom"]
         )
         owners = np.zeros((2, 54), dtype=int)
         rows = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 
+from mlff_triton._common.remedies import install
 from mlff_triton.dynamics.trajectories import check_trajectory
 from mlff_triton.errors import InputError
 from tests.dynamics.trajectories.frames import SUFFIXES, opened, random_atoms
@@ -40,7 +42,7 @@ def test_only_binary_formats_need_the_library(tmp_path, monkeypatch, suffix):
         check_trajectory(path, random_atoms())
         opened(path)
         return
-    message = r"pip install 'mlff-triton\[trajectories\]'"
+    message = re.escape(install("trajectories"))
     with pytest.raises(InputError, match=message):
         check_trajectory(path, random_atoms())
     with pytest.raises(InputError, match=message):
