@@ -19,6 +19,8 @@ from mlff_triton.bio.snapshot import settings
 from mlff_triton.bio.value_check import IndexCheck
 
 PACKAGE = "alphagenome_pytorch"
+NORMS = ("torch.nn.utils.parametrize", "torch.nn.utils.parametrizations")
+"""Modules of weights that PyTorch normalizes, which are read as they are at the moment."""
 SOURCES = tuple(
     f"{PACKAGE}.{name}"
     for name in ("model", "attention", "convolutions", "embeddings", "heads", "layers")
@@ -43,7 +45,7 @@ class AlphaGenomeForward(FastForward[Network]):
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
         """Return True for an AlphaGenome with its own classes throughout."""
-        if type(module).__name__ != "AlphaGenome" or not is_unmodified(module, *SOURCES):
+        if type(module).__name__ != "AlphaGenome" or not is_unmodified(module, *SOURCES, *NORMS):
             return False
         model: Any = module
         return (
