@@ -196,5 +196,5 @@ def test_long_time_steps_end_in_an_error_on_a_gpu(tmp_path, timestep):
     settings = Settings(stages=(Stage("nvt", 2000),), timestep=timestep, every=100)
     calculator = TensorNetCalculator(device="cuda")
     simulation = Simulation.start(molecule("CH3CH2OH"), calculator, settings, tmp_path)
-    with pytest.raises(SimulationError, match=r"the simulation blew up (in|by) step \d+ \("):
+    with pytest.raises(SimulationError, match=r"the simulation blew up .*use a smaller time step"):
         simulation.run()
