@@ -62,7 +62,7 @@ class Settings:
         Relaxation time of the volume in fs, if the system has the given compressibility.
     compressibility : float
         Estimate in 1/bar, by default that of water. The volume of a system that is n times less
-        compressible relaxes n times as fast, but never by more than a fifth per action of the
+        compressible relaxes n times as fast, but never by more than a tenth per action of the
         barostat, every 10 steps. The distribution of volumes depends neither on this estimate nor
         on ``barostat_time``.
     every : int

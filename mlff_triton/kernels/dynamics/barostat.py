@@ -4,16 +4,15 @@ It stretches cell and positions by ``exp(M)``, and velocities by ``exp(-M)``, wi
 (M. Bernetti, G. Bussi, J. Chem. Phys. 153, 114107 (2020), https://doi.org/10.1063/5.0020514). In
 the logarithm of the volume, with a rate ``a``, and the internal pressure p,
 
-    tr M = a (p - P + kT / (4 V)) + sqrt(2 kT a / V) (r + r') / 2
+    tr M = a (p - P) + sqrt((1 - k / 2) 2 kT a / V) r
 
-where ``r`` is normal and ``r'`` that of the action before. Without this average, a volume that
-relaxes by a share k per action would have a variance that is too large by ``1 / (1 - k / 2)``. With
-it, the variance is exact for every k below 2 (B. Leimkuhler, C. Matthews, Appl. Math. Res. Express
-2013, 34, https://doi.org/10.1093/amrx/abs010). The term ``kT / (4 V)`` makes up for the width of
-``r'``, which is that of the current V, not of the one before.
+where ``r`` is normal, and ``k = a B`` with the stiffness B is the share of an excess pressure that
+an action relieves. The factor ``1 - k / 2`` belongs to steps of finite size: an elastic system in
+equilibrium remains there at any k below 2, whatever the atoms do between actions. Noise that is
+correlated in time would not do, as it cools bonds that vibrate faster than the barostat acts.
 
 The rate is ``beta dt / time`` with a compressibility beta, but lower for stiff systems, so that k
-is `SHARE` at most. Any constant rate leads to the same distribution.
+is `SHARE` at most. An error in B changes the variance of the volume by ``k / 2`` times as much.
 
 If the shape may change, each component obeys the same equation with the internal pressure tensor
 and a third of the rate and of the squared noise. Off the diagonal, the noise has half the variance,
@@ -214,23 +213,15 @@ def _settle(work_ptr, owed_ptr, strain_ptr, virial_ptr, step):
 
 
 @triton.jit
-def _averages(seed, step, every, item, stream):
-    """Return normal numbers of an action, each averaged with that of the action before."""
-    a, b, c, _ = normals(seed, step, BAROSTAT, item, stream)
-    d, e, f, _ = normals(seed, step - every, BAROSTAT, item, stream)
-    return 0.5 * (a + d), 0.5 * (b + e), 0.5 * (c + f)
-
-
-@triton.jit
-def _choose(excess, width, rate, seed, step, every, stream, ISOTROPIC: tl.constexpr):
+def _choose(excess, width, rate, seed, step, stream, ISOTROPIC: tl.constexpr):
     """Return the symmetric matrix M for an excess pressure tensor and a width of the noise."""
     pxx, pyy, pzz, pyz, pxz, pxy = excess
-    a, b, c = _averages(seed, step, every, stream * 0, stream)
+    a, b, c, _ = normals(seed, step, BAROSTAT, stream * 0, stream)
     if ISOTROPIC:
         zero, third = a * 0, (rate * (pxx + pyy + pzz) / 3 + width * a) / 3
         strain = third, third, third, zero, zero, zero
     else:
-        f, g, h = _averages(seed, step, every, stream * 0 + 1, stream)
+        f, g, h, _ = normals(seed, step, BAROSTAT, stream * 0 + 1, stream)
         share, width = rate / 3, width * 0.5773502691896258
         half = width * 0.7071067811865476
         strain = (
@@ -287,18 +278,19 @@ def _press_kernel(
         cell = _load_rows(done_cell_ptr + 9 * system)
         volume = _volume(cell)
         kt = thermal_energy(temperature_ptr, system, step)
-        rate = rate / tl.maximum(rate * tl.load(stiffness_ptr + system) / _SHARE, 1.0)
-        target = pressure - 0.25 * kt / volume
+        stiffness = tl.load(stiffness_ptr + system)
+        rate = rate / tl.maximum(rate * stiffness / _SHARE, 1.0)
         excess = (
-            (kxx - virial[0]) / volume - target,
-            (kyy - virial[1]) / volume - target,
-            (kzz - virial[2]) / volume - target,
+            (kxx - virial[0]) / volume - pressure,
+            (kyy - virial[1]) / volume - pressure,
+            (kzz - virial[2]) / volume - pressure,
             (kyz - virial[3]) / volume,
             (kxz - virial[4]) / volume,
             (kxy - virial[5]) / volume,
         )
-        width, stream = tl.sqrt(2 * kt * rate / volume), tl.load(stream_ptr + system)
-        strain = _choose(excess, width, rate, seed, step, every, stream, ISOTROPIC)
+        width = tl.sqrt((1 - 0.5 * rate * stiffness) * 2 * kt * rate / volume)
+        stream = tl.load(stream_ptr + system)
+        strain = _choose(excess, width, rate, seed, step, stream, ISOTROPIC)
         grown, shrunk = _exponentials(strain)
         stretched = (
             apply_symmetric(grown, cell[0][0], cell[0][1], cell[0][2]),

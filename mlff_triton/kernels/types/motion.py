@@ -15,7 +15,7 @@ from torch import Tensor
 
 ATOMS = 256
 """Atoms that a program of the integrator moves."""
-SHARE = 0.2
+SHARE = 0.1
 """Share of an excess pressure that an action of the barostat relieves at most."""
 JUMP = 0.15
 """Norm of a strain that an action of the barostat must not exceed."""
@@ -60,8 +60,8 @@ class Motion:
     drift : float64 [B, 6]
         Overall motion that it subtracts before: velocity at the origin, and angular velocity.
     stiffness : float64 [B]
-        Upper estimate of the bulk modulus, or of the stiffest strain where the shape may change,
-        eV/Å^3; 0 if unknown.
+        Bulk modulus for a strain that all atoms follow, or a third of the largest elastic constant
+        where the shape may change, eV/Å^3; 0 if unknown.
     strain : float64 [B, 2, 3, 3]
         Matrices by which the barostat multiplies positions and velocities (rows) from the right.
     owed : float64 [B, 2]

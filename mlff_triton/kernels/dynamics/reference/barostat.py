@@ -82,23 +82,17 @@ def _choose_strain(
     volume = torch.linalg.det(motion.done_cell).abs()
     kt, unit = thermal_energy(motion, step), torch.eye(3, dtype=torch.float64, device=volume.device)
     internal = (kinetic_tensors(motion) - virial) / volume[:, None, None]
-    excess = internal - (barostat.pressure - 0.25 * kt / volume)[:, None, None] * unit
+    excess = internal - barostat.pressure * unit
     rate = barostat.rate(integration.timestep)
     rates = rate / (rate * motion.stiffness / SHARE).clamp(min=1.0)
-    spread = (2 * kt * rates / volume).sqrt()
+    spread = ((1 - 0.5 * rates * motion.stiffness) * 2 * kt * rates / volume).sqrt()
     seed, stream, zero = integration.seed, motion.stream, torch.zeros_like(motion.stream)
-
-    def averages(item: Tensor) -> Tensor:
-        steps = step, step - barostat.every
-        draws = [normals(seed, k, BAROSTAT, item, stream) for k in steps]
-        return torch.stack(draws).mean(0)
-
-    a, b, c, _ = averages(zero)
+    a, b, c, _ = normals(seed, step, BAROSTAT, zero, stream)
     if barostat.isotropic:
         mean = excess.diagonal(dim1=1, dim2=2).mean(1)
         strain: Tensor = ((rates * mean + spread * a) / 3)[:, None, None] * unit
         return strain
-    f, g, h, _ = averages(zero + 1)
+    f, g, h, _ = normals(seed, step, BAROSTAT, zero + 1, stream)
     noise = torch.stack([a, h / 2**0.5, g / 2**0.5, b, f / 2**0.5, c], 1)
     upper = torch.zeros_like(excess)
     rows, columns = torch.triu_indices(3, 3, device=volume.device)
