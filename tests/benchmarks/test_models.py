@@ -163,10 +163,10 @@ def short(monkeypatch):
     """Sequences for small genomic models."""
     pytest.importorskip("enformer_pytorch", reason="enformer-pytorch is not installed")
     package = pytest.importorskip("alphagenome_pytorch", reason="alphagenome-pytorch is missing")
-    from tests.bio.genomics import test_alpha_genome
+    from tests.support import alpha_genome
 
-    monkeypatch.setattr(test_alpha_genome, "randomize", lambda *_: None)  # the benchmark does it
-    monkeypatch.setattr(package, "AlphaGenome", test_alpha_genome.make_model)
+    monkeypatch.setattr(alpha_genome, "randomize", lambda *_: None)  # the benchmark does it
+    monkeypatch.setattr(package, "AlphaGenome", alpha_genome.make_model)
     return genomes.Enformer(1024, target=4, dim=384, depth=1), genomes.AlphaGenome(2048)
 
 

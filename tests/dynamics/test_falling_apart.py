@@ -185,7 +185,7 @@ def test_long_time_steps_end_in_an_error(tmp_path, thermostat, timestep):
     )
     calculator = TensorNetCalculator(device="cpu")
     simulation = Simulation.start(molecule("CH3CH2OH"), calculator, settings, tmp_path)
-    with pytest.raises(SimulationError, match=r"blew up .* at atom \d \([CHO]\)"):
+    with pytest.raises(SimulationError, match=r"the simulation blew up .*use a smaller time step"):
         simulation.run()
 
 
