@@ -118,8 +118,9 @@ def _load_columns(sums_ptr, first, area, C: tl.constexpr, CHUNK: tl.constexpr, M
     """Load float32 rows from planes [C, area], places from ``first`` on, as `load_chunks` does.
 
     Triton spreads the first axis over the threads of a warp, and the second one over warps. So all
-    channels of a place are in one warp, which adds them without others. This takes a wide access
-    per thread: with fewer elements, sums over several warps were wrong on an H100 (Triton 3.6).
+    channels of a place are in one warp, which adds them without others. Each thread has
+    a wide access: tiles with fewer elements per thread gave wrong results on an H100 (Triton 3.6).
+    The cause is not known.
     """
     WIDTH: tl.constexpr = 8 * _WIDE_ACCESS // sums_ptr.dtype.element_ty.primitive_bitwidth
     LANES: tl.constexpr = _WARP * WIDTH // _PLACES  # threads along channels
