@@ -32,12 +32,13 @@ def call(monkeypatch: pytest.MonkeyPatch) -> sweep.Call:
 @pytest.mark.parametrize("name", sweep.KERNELS)
 def test_launchers_take_choices(name):
     sizes, method = sweep.KERNELS[name].sizes, sweep.KERNELS[name].method
-    own, weight = getattr(sizes, method), torch.ones(1, 1, 1, 1, 1)
+    own = getattr(sizes, method)
+    given = (torch.ones(64, 64),) if name == "update" else (128, torch.ones(1, 1, 1, 1, 1))
     with sweep.chosen(sweep.KERNELS[name], TILE):
-        assert getattr(sizes, method)(128, weight)[:4] == TILE
+        assert getattr(sizes, method)(*given)[:4] == TILE
     assert getattr(sizes, method) == own
     with sweep.chosen(sweep.KERNELS[name], None):
-        assert getattr(sizes, method)(128, weight)[:4] != TILE
+        assert getattr(sizes, method)(*given)[:4] != TILE
 
 
 def test_choices_take_turns(call, monkeypatch):

@@ -33,7 +33,10 @@ class Kind:
         Function of the folder and the facts of a case. It returns if an oracle confirms the result,
         passes on the exceptions of the package or raises `Refusal`, and raises `Finding` for a
         fault. The current directory is the folder.
+    is_refused : bool
+        Whether some cases are refused as a whole, rather than in part or not at all.
     """
 
     generators: Mapping[str, Callable[[np.random.Generator, Path], Facts]]
     check: Callable[[Path, Facts], None]
+    is_refused: bool = True

@@ -121,4 +121,4 @@ def compare(atoms: Atoms, info: dict[str, Any]) -> None:
             raise Finding(f"{key!r} is {found!r:.300} instead of {expected!r:.300}")
 
 
-KIND = Kind({"information": information, "comments": comments}, check)
+KIND = Kind({"information": information, "comments": comments}, check, is_refused=False)

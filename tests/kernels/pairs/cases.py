@@ -87,12 +87,12 @@ def assert_no_worse(
     assert error <= limit, f"the mean error is {error:.2e}, that of PyTorch {allowed:.2e}"
 
 
-def pooled(compare: Callable[[], tuple[Tensor, ...]], n_rows: int) -> list[Tensor]:
-    """Return the results of comparisons with fresh inputs, joined, if one has few rows.
+def pooled(compare: Callable[[], tuple[Tensor, ...]], n_rows: int, n_runs: int = 1) -> list[Tensor]:
+    """Return the results of comparisons with fresh inputs, joined; more of them for few rows.
 
     The mean error of a handful of numbers is a coin toss.
     """
-    runs = [compare() for _ in range(max(1, _FEWEST_ROWS // n_rows))]
+    runs = [compare() for _ in range(max(n_runs, _FEWEST_ROWS // n_rows))]
     return [torch.cat([x.cpu().flatten() for x in parts]) for parts in zip(*runs, strict=True)]
 
 

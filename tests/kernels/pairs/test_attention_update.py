@@ -76,6 +76,8 @@ def test_triangle_attention(size, node, precision, device):
 
     In float32, that holds in the sizes of models: from 64 channels on, in heads of 16 or more. The
     sums of PyTorch are better the shorter they are, and halves, which lack a bit of float32, not.
+    With 64 channels, errors are 0.97 times those of PyTorch on a CPU, give or take 0.02 from one
+    draw of weights to the next, so several are joined.
     """
     batch, n, channels, heads, dim = size
 
@@ -94,8 +96,11 @@ def test_triangle_attention(size, node, precision, device):
         assert_within(found.cpu().double() - z, update, BOUNDS[precision])
         return found, z + update, z.float() + own.cpu(), update
 
-    found, exact, own, update = pooled(compare, batch * n * n)
-    if precision != torch.float32 or (channels >= 64 and dim >= 16):
+    single = precision == torch.float32
+    is_compared = not single or (channels >= 64 and dim >= 16)
+    n_runs = 4 if single and is_compared else 1
+    found, exact, own, update = pooled(compare, batch * n * n, n_runs)
+    if is_compared:
         assert_no_worse(found, exact, own, precision, scale=update)
 
 
