@@ -21,7 +21,8 @@ ManyDevicesOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        help="Processes on this machine, which share the GPUs.", show_default="one per GPU"
+        help="Processes on this machine, which share the GPUs.",
+        show_default="one per GPU, or the command itself",
     ),
 ]
 SchedulerOption = Annotated[

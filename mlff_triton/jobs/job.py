@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mlff_triton.errors import InputError, MlffTritonError, OutputError
 from mlff_triton.jobs.division import finished
@@ -17,6 +17,8 @@ from mlff_triton.jobs.journal import Entry, Finish, Journal, Settings
 from mlff_triton.jobs.workers import Done, Pool, Result, Work, local_pool
 
 WARNINGS = 10  # of each class that are given
+
+Item = TypeVar("Item")
 
 
 class Task(NamedTuple):
@@ -77,7 +79,8 @@ class Workers:
     device : str
         "auto" (all GPUs if there are any), "all", "cpu", "cuda", "cuda:1" and so on.
     processes : int or None
-        Number of processes on this machine; None for one per device.
+        Number of processes on this machine; None for one per device, or this process for a single
+        one.
     scheduler : str or None
         Address or file of a Dask scheduler, whose workers compute instead of this machine.
     """
@@ -86,10 +89,10 @@ class Workers:
     processes: int | None = None
     scheduler: str | None = None
 
-    def pool(self, work: Work) -> Pool:
-        """Return the workers for a computation."""
+    def pool(self, work: Work, *, apart: bool = False) -> Pool:
+        """Return the workers for a computation, on request apart from this process."""
         if self.scheduler is None:
-            return local_pool(work, self.device, self.processes)
+            return local_pool(work, self.device, self.processes, apart=apart)
         if self.processes is not None:
             raise InputError(
                 "workers are processes of this machine, and a scheduler has its own: give only one "
@@ -183,7 +186,7 @@ def run(
         progress = _resumed(journal)._replace(start=position, position=position)
         if not journal.is_complete:
             show(progress)
-            with workers.pool(job.work) as pool:
+            with workers.pool(job.work, apart=journal.was_killed) as pool:
                 for task, done in _ordered(pool, job.work, tasks):
                     journal.append(done.payload, _entry(task, done))
                     _give(done, given)
@@ -263,7 +266,7 @@ def _ordered(pool: Pool, work: Work, tasks: Iterator[Task]) -> Iterator[tuple[Ta
         task, result = begun.popleft()
         return task, finished(pool, work, task.content, task.name, result)
 
-    for task in _until_failure(tasks, failures):
+    for task in until_failure(tasks, failures):
         begun.append((task, pool.submit(task.content)))
         while len(begun) >= pool.capacity:
             yield first()
@@ -273,10 +276,10 @@ def _ordered(pool: Pool, work: Work, tasks: Iterator[Task]) -> Iterator[tuple[Ta
         raise failure
 
 
-def _until_failure(tasks: Iterator[Task], failures: list[MlffTritonError]) -> Iterator[Task]:
-    """Yield tasks, and put an error that ends them into a list."""
+def until_failure(items: Iterator[Item], failures: list[MlffTritonError]) -> Iterator[Item]:
+    """Yield items, and put an error that ends them into a list."""
     try:
-        yield from tasks
+        yield from items
     except MlffTritonError as error:
         failures.append(error)
 

@@ -70,6 +70,8 @@ class Journal:
         Complete tasks, in order.
     is_complete : bool
         True if no task is left.
+    was_killed : bool
+        True if the last process of the job had no time to remove its lock.
 
     Raises
     ------
@@ -86,12 +88,13 @@ class Journal:
             beside(out, "lock"), f"is writing {out}: wait for its end, stop it, or choose another"
         )
         self.entries: list[Entry] = []
-        self.is_complete = False
+        self.is_complete = self.was_killed = False
         self._files: tuple[FileIO, FileIO] | None = None
 
     def __enter__(self) -> Journal:
         if not self._path.exists():
             check_new(self.out, self._overwrite)
+        self.was_killed = beside(self.out, "lock").exists()
         with self._lock.kept(), reported(self.out):
             length = self._load() if self._path.exists() else 0
             if self.is_complete and not self._partial.exists() and not self.out.exists():

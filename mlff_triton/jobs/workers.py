@@ -268,8 +268,13 @@ def devices_of(device: str) -> list[str]:
     return [str(find_device(device))]
 
 
-def local_pool(work: Work, device: str = "auto", workers: int | None = None) -> Pool:
+def local_pool(
+    work: Work, device: str = "auto", workers: int | None = None, *, apart: bool = False
+) -> Pool:
     """Return the workers of this machine.
+
+    A worker that dies costs what it computes, unless it is this process: a process of its own takes
+    seconds to start, and few jobs need one.
 
     Parameters
     ----------
@@ -278,12 +283,15 @@ def local_pool(work: Work, device: str = "auto", workers: int | None = None) -> 
     device : str
         "auto" (all GPUs if there are any), "all", "cpu", "cuda", "cuda:1" and so on.
     workers : int, optional
-        Number of workers, which share the devices; by default, one per device.
+        Number of processes, which share the devices; by default, one per device, or this process
+        for a single one.
+    apart : bool
+        If True, never compute in this process.
 
     Returns
     -------
     Pool
-        This process alone if there is one worker.
+        The workers.
 
     Raises
     ------
@@ -294,7 +302,7 @@ def local_pool(work: Work, device: str = "auto", workers: int | None = None) -> 
     count = len(devices) if workers is None else workers
     if count < 1:
         raise InputError(f"workers={count} is not valid: use at least 1")
-    if count == 1:
+    if workers is None and count == 1 and not apart:
         return OwnProcess(work, devices[0])
     import torch
 

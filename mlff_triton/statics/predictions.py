@@ -82,8 +82,8 @@ def predict_files(
     device : str
         "auto" (all GPUs of this machine, if there are any), "cpu", "cuda:1" and so on.
     workers : int, optional
-        Number of processes, which share the GPUs; by default, one per GPU. One worker is this
-        process.
+        Number of processes, which share the GPUs; by default, one per GPU, or this process if there
+        is at most one. A process that dies costs the structure at which it does.
     scheduler : str, optional
         Address of a Dask scheduler, or the file that it has written. Its workers compute. They must
         find the model and the structures by the same paths.

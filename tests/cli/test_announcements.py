@@ -37,6 +37,6 @@ def test_a_line_comes_while_structures_are_predicted(run, model, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.2)
     evaluate = predictions.evaluate
     monkeypatch.setattr(predictions, "evaluate", lambda *a: time.sleep(0.6) or evaluate(*a))
-    code, out, _ = run("predict", "ethanol.xyz", "--out", "o.xyz", "--model", model, "--workers", 1)
+    code, out, _ = run("predict", "ethanol.xyz", "--out", "o.xyz", "--model", model)
     assert code == 0
     assert out.splitlines()[0].startswith("0 structures, 0.0 of 0.0 MB (")

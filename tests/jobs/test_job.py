@@ -20,8 +20,8 @@ from mlff_triton.jobs import workers
 from mlff_triton.jobs.division import LOSSES, TRIES
 from mlff_triton.jobs.job import Task, Workers, run
 from mlff_triton.jobs.journal import Entry, Journal
-from mlff_triton.jobs.workers import Done, OwnProcess
-from tests.support.jobs import WHOLE, Texts, job, text_of
+from mlff_triton.jobs.workers import OwnProcess
+from tests.support.jobs import WHOLE, Here, Parts, Texts, job, text_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def files(out):
     return sorted(path.name for path in out.parent.iterdir())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [None, 1, 2])
 def test_results_have_the_order_of_the_input(out, processes):
     shown = []
     with pytest.warns(UserWarning, match="three") as given:
@@ -84,7 +84,7 @@ def test_a_complete_job_is_not_repeated(out):
 
 def test_results_before_damage_are_kept(out):
     with pytest.raises(InputError, match="damaged at 15"):
-        run(job(out, damage=15), Workers("cpu", 1))
+        run(job(out, damage=15), Here())
     assert not out.exists()
     assert run(job(out)).resumed == 15
     assert out.read_bytes() == WHOLE
@@ -318,29 +318,9 @@ class Deadly(OwnProcess):
 
 
 class DeadlyPlace(Workers):
-    def pool(self, work):
+    def pool(self, work, *, apart=False):
+        del apart
         return Deadly(work, "cpu")
-
-
-class Parts(Texts):
-    """Texts that can be divided, and say which numbers are lost."""
-
-    def nothing(self):
-        return []
-
-    def parts(self, numbers):
-        middle = len(numbers) // 2
-        return [numbers[:middle], numbers[middle:]] if middle else [numbers]
-
-    def lost(self, numbers, reason):
-        return Done(b"%d is lost\n" % numbers[0], 1, 1, f"{numbers[0]}: {reason}")
-
-    def merged(self, payloads):
-        return b"".join(payloads)
-
-    def start(self, device):
-        compute = super().start(device)
-        return lambda numbers: compute(numbers) if numbers else Done(b"", 0)
 
 
 def test_an_item_that_kills_every_worker_costs_itself_alone(out, monkeypatch):
@@ -351,6 +331,33 @@ def test_an_item_that_kills_every_worker_costs_itself_alone(out, monkeypatch):
     lines = out.read_bytes().splitlines()
     assert [k for k, line in enumerate(lines) if line == b"%d is lost" % k] == [7, 12, 13]
     assert len(lines) == 30
+
+
+def assert_only_seven_is_lost(progress, payload):
+    assert (progress.errors, progress.is_complete) == (3 + 1, True)
+    assert payload == WHOLE.replace(text_of([7]), b"7 is lost\n")
+
+
+def test_a_single_process_that_dies_costs_an_item(out):
+    """A number of processes is that of processes beside this one, also if it is 1."""
+    progress = run(job(out, work=Parts(str(out.parent), deaths=100)), Workers("cpu", 1))
+    assert_only_seven_is_lost(progress, out.read_bytes())
+
+
+def test_a_job_that_has_killed_its_own_process_continues(out):
+    """It computes in another process then, and only then."""
+    command = [sys.executable, "-m", "tests.support.jobs", str(out), "30", str(out.parent)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, check=False)  # noqa: S603
+    assert done.returncode == -signal.SIGKILL
+    work = Parts(str(out.parent), deaths=100)
+    progress = run(job(out, work=work, head=b"head\n"), Here())
+    assert progress.resumed == 6
+    assert_only_seven_is_lost(progress, out.read_bytes().removeprefix(b"head\n"))
+
+
+def test_a_job_that_was_stopped_continues_in_its_own_process(unfinished, monkeypatch):
+    monkeypatch.setattr(workers.Processes, "__enter__", None)
+    assert run(job(unfinished), Here()).resumed == 6
 
 
 @pytest.mark.parametrize("deadly", ["any", tuple(range(LOSSES))])

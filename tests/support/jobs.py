@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlff_triton.errors import InputError
 from mlff_triton.jobs.job import Job, Task, Workers, run
-from mlff_triton.jobs.workers import Done, OwnProcess
+from mlff_triton.jobs.workers import Done, OwnProcess, Pool, Processes
 
 
 @dataclass(frozen=True)
@@ -77,15 +77,40 @@ def job(out: Path, n: int = 30, work: Texts = Texts(), damage: int | None = None
 class Here(Workers):
     """This process, without asking PyTorch for devices."""
 
-    def pool(self, work: Texts) -> OwnProcess:
-        return OwnProcess(work, "cpu")
+    def pool(self, work: Texts, *, apart: bool = False) -> Pool:
+        return Processes(work, ["cpu"]) if apart else OwnProcess(work, "cpu")
+
+
+class Parts(Texts):
+    """Texts that can be divided, and say which numbers are lost."""
+
+    def nothing(self) -> list[int]:
+        return []
+
+    def parts(self, numbers: list[int]) -> list[list[int]]:
+        middle = len(numbers) // 2
+        return [numbers[:middle], numbers[middle:]] if middle else [numbers]
+
+    def lost(self, numbers: list[int], reason: str) -> Done:
+        return Done(b"%d is lost\n" % numbers[0], 1, 1, f"{numbers[0]}: {reason}")
+
+    def merged(self, payloads: list[bytes]) -> bytes:
+        return b"".join(payloads)
+
+    def start(self, device: str) -> Callable[[list[int]], Done]:
+        compute = super().start(device)
+        return lambda numbers: compute(numbers) if numbers else Done(b"", 0)
 
 
 def main() -> None:
-    """Run a job slowly, to be killed; print a line at its start and after each task."""
-    out, n = Path(sys.argv[1]), int(sys.argv[2])
-    work = Texts(seconds=0.002)
-    run(job(out, n, work, head=b"head\n"), Here(), show=lambda _: print(flush=True))  # noqa: T201
+    """Run a job slowly, to be killed; print a line at its start and after each task.
+
+    If a third argument is given, it is the folder of a job that dies at number 7.
+    """
+    out, n, *folder = sys.argv[1:]
+    work = Parts(folder[0], deaths=100) if folder else Texts(seconds=0.002)
+    show = partial(print, flush=True)
+    run(job(Path(out), int(n), work, head=b"head\n"), Here(), show=lambda _: show())
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def comments(rng: np.random.Generator, folder: Path) -> Facts:
 def check(folder: Path, facts: Facts) -> None:
     """Write results, read them with ASE, and compare."""
     if "frames" in facts:
-        predict_files("in.xyz", "out.xyz", model="tiny.safetensors", device="cpu", workers=1)
+        predict_files("in.xyz", "out.xyz", model="tiny.safetensors", device="cpu")
         found = ase.io.read("out.xyz", ":", format="extxyz")
         if len(found) != facts["frames"]:
             raise Finding(f"{len(found)} frames instead of {facts['frames']}")
