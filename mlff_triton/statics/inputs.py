@@ -7,7 +7,7 @@ trajectories, are read frame by frame.
 
 from __future__ import annotations
 
-import os
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ from ase import Atoms
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
 from mlff_triton.dynamics.structures import SHIPPED, read_structure
-from mlff_triton.errors import InputError
-from mlff_triton.jobs.job import Task
+from mlff_triton.errors import InputError, MlffTritonError
+from mlff_triton.jobs.job import Task, until_failure
 from mlff_triton.jobs.journal import ENDINGS, beside
 from mlff_triton.readers import (
     COMPRESSED,
@@ -140,7 +140,24 @@ class Frames:
         return (left, right) if middle else (self,)
 
 
-Piece = Text | File | Frames
+@dataclass(frozen=True)
+class Unreadable:
+    """A file that cannot be read, or not from a record on; methods are as those of `File`."""
+
+    source: str
+    first: int
+    reason: str
+
+    def parse(self) -> Iterator[Parsed]:
+        """Yield the reason."""
+        yield self.source, self.first, self.reason
+
+    def halves(self) -> Sequence[Unreadable]:
+        """Return only itself."""
+        return (self,)
+
+
+Piece = Text | File | Frames | Unreadable
 
 
 class _Sized(NamedTuple):
@@ -158,6 +175,7 @@ def find_files(structures: str | Path | Iterable[str | Path]) -> list[str]:
     """Return the files to read.
 
     A folder stands for its structure files, known by their suffixes, in the order of their names.
+    Those that cannot be read are among them, so that nobody misses them.
 
     Raises
     ------
@@ -174,9 +192,7 @@ def find_files(structures: str | Path | Iterable[str | Path]) -> list[str]:
         if "\0" in str(path):
             raise InputError(f"{printable(path)} is not a path")
         if path.is_dir():
-            files = sorted(
-                str(file) for file in path.iterdir() if is_structure_file(file) and file.is_file()
-            )
+            files = sorted(str(file) for file in path.iterdir() if _is_meant(file))
             if not files:
                 raise InputError(f"the folder {path} contains no files of structures")
             found += files
@@ -190,6 +206,11 @@ def find_files(structures: str | Path | Iterable[str | Path]) -> list[str]:
     if not found:
         raise InputError("there are no structures: give at least one file")
     return found
+
+
+def _is_meant(file: Path) -> bool:
+    """Return True if an entry of a folder is a structure by its name; a folder by its suffix."""
+    return is_structure_file(file) and bool(file.suffix or not file.is_dir())
 
 
 def without_output(files: Sequence[str], out: Path) -> list[str]:
@@ -209,17 +230,18 @@ def without_output(files: Sequence[str], out: Path) -> list[str]:
 
 def total_size(files: Sequence[str]) -> int:
     """Return the bytes of all files, in which the position of a task is measured."""
-    found = (_status(Path(name)) for name in files if name not in SHIPPED)
-    return sum(status.st_size for status in found if status is not None)
+    return sum(_size(Path(name)) for name in files if name not in SHIPPED)
 
 
 def tasks_of(files: Sequence[str]) -> Iterator[Task]:
     """Yield the tasks of files, whose contents are lists of pieces.
 
+    A file that cannot be read, or not from a frame on, is one piece without structures.
+
     Raises
     ------
     InputError
-        If a file cannot be divided into frames.
+        If that is the only file.
     """
     gathered: list[_Sized] = []
     for sized in _pieces(files):
@@ -245,13 +267,13 @@ def _task(gathered: list[_Sized]) -> Task:
     return Task([sized.piece for sized in gathered], check, gathered[-1].position, name)
 
 
-def _status(path: Path) -> os.stat_result | None:
-    """Return the size and the time of a file, or None if it cannot be opened."""
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or 0 if it is not one that can be read."""
     try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno())
+        status = path.stat()
     except OSError:
-        return None
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _pieces(files: Sequence[str]) -> Iterator[_Sized]:
@@ -261,30 +283,64 @@ def _pieces(files: Sequence[str]) -> Iterator[_Sized]:
         if source in SHIPPED:
             yield _Sized(File(source), 1, 1, 0, zlib.crc32(source.encode()), before)
             continue
-        path = Path(source)
-        status = _status(path)
-        if status is None:  # it has vanished meanwhile, which costs its structures alone
-            yield _Sized(File(source, str(path.absolute())), 1, 1, 0, 0, before)
-            continue
-        kind = find_format(path)
-        if kind is not None:
-            yield from _texts(path, kind, before)
-        elif status.st_size <= LARGE:
-            mark = f"{source} {status.st_size} {status.st_mtime_ns}"
-            whole, end = File(source, str(path.absolute())), before + status.st_size
-            yield _Sized(whole, 1, 1, status.st_size, zlib.crc32(mark.encode()), end)
-        else:
-            yield from _frames(path, before)
-        before += status.st_size
+        path, count = Path(source), 0
+        size = _size(path)
+        try:
+            for sized in _of_file(path, before):
+                yield sized
+                count += sized.structures
+        except InputError as error:
+            if len(files) == 1:
+                raise
+            reason = str(error)
+            check = zlib.crc32(reason.encode())
+            yield _Sized(Unreadable(source, count, reason), 1, 1, 0, check, before + size)
+        before += size
 
 
-def _texts(path: Path, kind: Format, before: int) -> Iterator[_Sized]:
+def _of_file(path: Path, before: int) -> Iterator[_Sized]:
+    """Yield the pieces of a file.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read, if it is empty, or if frames cannot be told apart from one on.
+    """
+    source = str(path)
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
+            kind = "directory" if path.is_dir() else "pipe or device"
+            raise InputError(f"{printable(source)} is a {kind}, not a file")
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"{printable(source)} cannot be read: {error.strerror}") from error
+    format_ = find_format(path)
+    pieces = iter(())
+    if format_ is not None:
+        pieces = _texts(path, format_, before, status.st_size)
+    elif status.st_size > LARGE:
+        pieces = _frames(path, before)
+    elif status.st_size:
+        mark = f"{source} {status.st_size} {status.st_mtime_ns}"
+        whole, end = File(source, str(path.absolute())), before + status.st_size
+        pieces = iter([_Sized(whole, 1, 1, status.st_size, zlib.crc32(mark.encode()), end)])
+    is_empty = True
+    for sized in pieces:
+        yield sized
+        is_empty = False
+    if is_empty:
+        raise InputError(f"{printable(source)} contains no structures")
+
+
+def _texts(path: Path, kind: Format, before: int, size: int) -> Iterator[_Sized]:
     """Yield the records of a file, which may be compressed, some at a time."""
-    source, size = str(path), path.stat().st_size
+    source = str(path)
     is_plain = path.suffix.lower() not in COMPRESSED
     frames: list[bytes] = []
     first = total = read = 0
-    for frame in texts_of(path, kind):
+    failures: list[MlffTritonError] = []
+    for frame in until_failure(texts_of(path, kind), failures):
         if frames and (len(frames) == STRUCTURES or total + len(frame) > BYTES):
             end = before + min(read, size) if is_plain else before
             yield _text(source, first, frames, kind, end)
@@ -293,9 +349,10 @@ def _texts(path: Path, kind: Format, before: int) -> Iterator[_Sized]:
         frames.append(frame)
         total += len(frame)
         read += len(frame)
-    if not frames and kind.suffixes == XYZ:
-        raise InputError(f"{printable(source)} contains no structures")
-    yield _text(source, first, frames or [b""], kind, before + size)
+    if frames:
+        yield _text(source, first, frames, kind, before + size)
+    for failure in failures:
+        raise failure
 
 
 def _text(source: str, first: int, frames: list[bytes], kind: Format, end: int) -> _Sized:
@@ -319,5 +376,3 @@ def _frames(path: Path, before: int) -> Iterator[_Sized]:
             check = zlib.crc32(repr(plain_info(atoms.info)).encode(), check)
         yield _Sized(Frames(source, first, some), len(some), 0, 0, check, before)
         first += len(some)
-    if first == 0:
-        raise InputError(f"{printable(source)} contains no structures")

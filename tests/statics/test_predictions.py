@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -59,7 +60,7 @@ def images(rng):
 @pytest.fixture
 def predict(model):
     def function(structures, out, **options):
-        given = {"model": model, "device": "cpu", "dtype": "float64", "workers": 1} | options
+        given = {"model": model, "device": "cpu", "dtype": "float64"} | options
         return predict_files(structures, out, **given)
 
     return function
@@ -263,6 +264,92 @@ def test_a_file_that_vanishes_costs_its_structures_alone(predict, images, monkey
     assert "cannot be read: No such file" in found[4].info["error"]
 
 
+DAMAGED = {  # files of a folder, by their content, and the number of structures before the damage
+    "empty": [(f"empty{suffix}", b"") for suffix in (".xyz", ".extxyz", ".pdb", ".traj", ".cif")],
+    "blank": [(f"blank{suffix}", b" \n\n\t\n") for suffix in (".xyz", ".sdf", ".gen", ".vasp")],
+    "garbage": [("garbage.xyz", bytes(range(256))), ("garbage.json", bytes(range(256)))],
+    "archive": [("empty.xyz.gz", b""), ("not.xyz.gz", b"1\n\nH 0 0 0\n")],
+}
+
+
+@pytest.fixture
+def folder(images, monkeypatch):
+    """A folder with two good files, between which tests put others."""
+    monkeypatch.setattr(inputs, "STRUCTURES", 2)
+    Path("folder").mkdir()
+    for name in ("a.xyz", "z.xyz"):
+        ase.io.write(f"folder/{name}", images[0], format="extxyz")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_file_that_cannot_be_read_costs_itself_alone(predict, kind):
+    for name, content in DAMAGED[kind]:
+        (Path("folder") / name).write_bytes(content)
+    assert_only_a_and_z(predict, [name for name, _ in DAMAGED[kind]])
+
+
+def assert_only_a_and_z(predict, bad):
+    """All other files of the folder have a row that names them, and a continued job has them."""
+    assert not predict("folder", "out.h5", stop=lambda: True).is_complete
+    progress = predict("folder", "out.h5")
+    assert (progress.items, progress.errors) == (2 + len(bad), len(bad))
+    table = read_hdf5("out.h5")
+    rows = dict(zip(table["source"], table["error"], strict=True))
+    assert [name for name, error in rows.items() if not error] == ["folder/a.xyz", "folder/z.xyz"]
+    assert {Path(name).name for name, error in rows.items() if error} == set(bad)
+    assert not any("\n" in error for error in rows.values())
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_no_file_costs_itself_alone(predict):
+    """A pipe is not opened, as that would wait for its writer."""
+    Path("folder/d.xyz").mkdir()
+    Path("folder/POSCARs").mkdir()
+    Path("folder/l.xyz").symlink_to("absent.xyz")
+    os.mkfifo("folder/p.xyz")
+    os.mkfifo("folder/q.traj")
+    Path("folder/r.xyz").symlink_to("r.xyz")
+    assert_only_a_and_z(predict, ["d.xyz", "l.xyz", "p.xyz", "q.traj", "r.xyz"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_that_must_not_be_read_costs_itself_alone(predict, images, monkeypatch):
+    for name in ("b.xyz", "c.json"):
+        ase.io.write(f"folder/{name}", images[0])
+    opened = Path.open
+
+    def refusing(self, *arguments, **options):
+        if self.name in ("b.xyz", "c.json"):
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert_only_a_and_z(predict, ["b.xyz", "c.json"])
+
+
+def test_a_file_that_is_damaged_behind_some_frames_costs_the_rest(predict, images):
+    write("a.xyz", images)
+    text = Path("a.xyz").read_bytes()
+    Path("a.xyz").write_bytes(text + b"3\n\nH 0 0 0\n")
+    Path("b.xyz.gz").write_bytes(gzip.compress(text)[:-9])
+    write("c.xyz", images[:2])
+    progress = predict(["a.xyz", "b.xyz.gz", "c.xyz"], "out.xyz")
+    assert (progress.items, progress.errors) == (11 + 1 + 11 + 1 + 2, 2)
+    found = ase.io.read("out.xyz", ":")
+    assert "frame 11 lacks 2 of its 3 atoms" in found[11].info["error"]
+    assert "b.xyz.gz cannot be read" in found[23].info["error"]
+    assert all("error" not in atoms.info for k, atoms in enumerate(found) if k not in (11, 23))
+
+
+@pytest.mark.parametrize("name", ["in.xyz", "in.pdb", "in.traj"])
+def test_an_empty_file_alone_is_an_error(predict, name):
+    Path(name).touch()
+    with pytest.raises(InputError, match=rf"{name} contains no structures"):
+        predict(name, "out.xyz")
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
 @pytest.mark.parametrize("suffix", ["xyz", "h5"])
 def test_a_structure_at_which_workers_die_has_an_error(predict, images, suffix, monkeypatch):
     """The frames beside it, and those of other files, have results."""
@@ -346,7 +433,7 @@ def test_a_truncated_archive_is_refused(predict, images):
     with pytest.raises(InputError, match=r"in\.xyz\.gz cannot be read"):
         predict("in.xyz.gz", "out.xyz")
     progress = predict("in.xyz", "out.xyz", overwrite=True)
-    assert (progress.items, progress.resumed) == (11, 4)  # of the same frames
+    assert (progress.items, progress.resumed) == (11, 8)  # of the same frames
 
 
 def test_arguments_are_refused_first(predict):
@@ -379,24 +466,24 @@ from mlff_triton.statics import inputs
 inputs.STRUCTURES = 4
 if __name__ == "__main__":
     predict_files("in.xyz", "out.h5", model=sys.argv[1], device="cpu", dtype="float64",
-                  workers=int(sys.argv[2]), show=lambda _: print(flush=True))
+                  workers=int(sys.argv[2]) or None, show=lambda _: print(flush=True))
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [None, 2])
 def test_a_killed_process_continues(predict, images, model, workers):
     """SIGKILL leaves no process behind, and the result is that of an unbroken run."""
     pytest.importorskip("h5py", reason="h5py is an optional extra")
     write("in.xyz", images * 4)
     Path("slowly.py").write_text(SLOWLY)
-    command = [sys.executable, "slowly.py", str(model), str(workers)]
+    command = [sys.executable, "slowly.py", str(model), str(workers or 0)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:  # noqa: S603
         for _ in range(3):
             process.stdout.readline()
         children = children_of(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert len(children) > workers or workers == 1  # they, and Python's resource tracker
+    assert workers is None or len(children) > workers  # they, and Python's resource tracker
     assert predict("in.xyz", "out.h5").resumed >= 8
     predict("in.xyz", "whole.h5")
     left, right = read_hdf5("out.h5"), read_hdf5("whole.h5")
