@@ -34,7 +34,7 @@ class Kind:
         passes on the exceptions of the package or raises `Refusal`, and raises `Finding` for a
         fault. The current directory is the folder.
     is_refused : bool
-        Whether some cases are refused as a whole, rather than in part or not at all.
+        True if some cases are refused as a whole, rather than in part or not at all.
     """
 
     generators: Mapping[str, Callable[[np.random.Generator, Path], Facts]]
