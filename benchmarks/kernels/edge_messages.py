@@ -23,7 +23,7 @@ from mlff_triton.model.irreps import PARTS
 from mlff_triton.model.radial_basis import cosine_cutoff
 
 if TYPE_CHECKING:
-    from benchmarks.kernels.cases import Inputs, Source
+    from benchmarks.kernels.source import Inputs, Source
 
 N_CHARGES = 16
 

@@ -25,7 +25,7 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 
 if TYPE_CHECKING:
-    from benchmarks.kernels.cases import Inputs, Source
+    from benchmarks.kernels.source import Inputs, Source
 
 SKIN = 0.5  # Å; our lists serve several steps, so they hold more than the edges
 CAPACITY = 128  # slots per atom

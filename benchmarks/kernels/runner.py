@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.gate import GateError
-from benchmarks.kernels.cases import OPERATORS, Function, Inputs, Operator, Source
+from benchmarks.kernels.cases import OPERATORS, Function, Operator
+from benchmarks.kernels.source import Inputs, Source
 from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row, with_bytes

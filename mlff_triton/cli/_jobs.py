@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from mlff_triton.cli._exits import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import outside, plain_console
-from mlff_triton.cli.main import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 
 if TYPE_CHECKING:
     from mlff_triton.jobs.job import Progress

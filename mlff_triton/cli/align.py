@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from mlff_triton.cli._exits import EXIT_INTERRUPTED, complain
 from mlff_triton.cli._jobs import ManyDevicesOption, SchedulerOption, WorkersOption
 from mlff_triton.cli._shared import OverwriteOption, plain_console
-from mlff_triton.cli.main import EXIT_INTERRUPTED, complain
 
 
 def align(

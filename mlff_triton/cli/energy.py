@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mlff_triton._common.text import printable
+from mlff_triton.cli._exits import complain
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
@@ -24,7 +25,6 @@ from mlff_triton.cli._shared import (
     set_charge,
     write_xyz,
 )
-from mlff_triton.cli.main import complain
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from mlff_triton.cli._exits import EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import DeviceOption, DtypeOption
-from mlff_triton.cli.main import EXIT_INTERRUPTED, complain
 from mlff_triton.errors import InputError, MlffTritonError
 
 

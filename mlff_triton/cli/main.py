@@ -12,12 +12,9 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
+from mlff_triton.cli._exits import EXIT_ERROR, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._streams import Streams
 from mlff_triton.errors import MlffTritonError
-
-EXIT_INCOMPLETE = 1
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,8 +87,3 @@ def _run(arguments: list[str]) -> int:
 def _format_warning(message: Warning | str, *_: object, **_more: object) -> str:
     """Return a warning as one line, without the line of code that it comes from."""
     return f"mlff-triton: warning: {' '.join(str(message).split())}\n"
-
-
-def complain(text: str) -> None:
-    """Print one line to stderr."""
-    sys.stderr.write(f"mlff-triton: {text}\n")

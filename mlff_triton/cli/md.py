@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from mlff_triton.cli._exits import EXIT_INTERRUPTED
 from mlff_triton.cli._md_options import (
     check_consistent,
     check_used,
@@ -29,7 +30,6 @@ from mlff_triton.cli._shared import (
     read_one,
     screen,
 )
-from mlff_triton.cli.main import EXIT_INTERRUPTED
 from mlff_triton.errors import BackendError, InputError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from mlff_triton.cli._exits import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
@@ -21,7 +22,6 @@ from mlff_triton.cli._shared import (
     read_one,
     screen,
 )
-from mlff_triton.cli.main import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mlff_triton._common.files import check_new, replace_file
+from mlff_triton.cli._exits import EXIT_INCOMPLETE, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
@@ -26,7 +27,6 @@ from mlff_triton.cli._shared import (
     screen,
     write_xyz,
 )
-from mlff_triton.cli.main import EXIT_INCOMPLETE, complain
 from mlff_triton.errors import InputError, OutputError
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from benchmarks.kernels import cases as operators
 from benchmarks.kernels import edge_messages, radial_messages
 from benchmarks.kernels import runner as ops
 from benchmarks.kernels.cases import Operator
+from benchmarks.kernels.source import CHANNELS, Source
 from benchmarks.lab.schema import (
     read_rows,
     with_bytes,
@@ -35,7 +36,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("n_rows", [1024, 500])
 def test_pytorchs_attention_is_that_of_packed_sequences(n_rows):
-    q, k, v, row_ptr = operators.Source(n_rows, CPU).sequences()
+    q, k, v, row_ptr = Source(n_rows, CPU).sequences()
     expected = reference_attention(q, k, v, row_ptr, len(q) // (len(row_ptr) - 1))
     found = operators.attention_eager(q, k, v, row_ptr)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -43,12 +44,12 @@ def test_pytorchs_attention_is_that_of_packed_sequences(n_rows):
 
 @pytest.mark.parametrize("n_rows", [20, 21, 4095, 4096])
 def test_segments_hold_all_rows(n_rows):
-    _, row_ptr = operators.Source(n_rows, CPU).segments()
+    _, row_ptr = Source(n_rows, CPU).segments()
     assert int(row_ptr[-1]) == n_rows
     assert int(row_ptr.diff().max()) <= 21
 
 
-OPERATOR = Operator("double", operators.Source.packed, double, lambda x: x + x)
+OPERATOR = Operator("double", Source.packed, double, lambda x: x + x)
 
 
 def test_operators_are_measured_forward_and_backward(lab, monkeypatch):
@@ -60,7 +61,7 @@ def test_operators_are_measured_forward_and_backward(lab, monkeypatch):
         for case in ("double-16", "double+grad-16")
         for impl in (ops.OURS, ops.EAGER)
     ]
-    moved = with_bytes("double-16", 2 * 9 * 16 * operators.CHANNELS * 4)
+    moved = with_bytes("double-16", 2 * 9 * 16 * CHANNELS * 4)
     copied = with_bytes("copy", 2 * timing.COPY_BYTES)
     assert {r.case for r in read_rows(lab.results.path("bandwidth"))} == {copied, moved}
 
@@ -82,7 +83,7 @@ def test_a_wrong_operator_gets_no_time(lab, wrong):
 )
 def test_operators_in_pytorch_are_the_references(operator):
     """The eager code is the truth here, so it must agree with the references of the kernels."""
-    inputs = operator.inputs(operators.Source(16, CPU))
+    inputs = operator.inputs(Source(16, CPU))
     module, name = operator.ours.args
     stem = module.rpartition(".")[2]
     expected = operators.reference(stem, name, **operator.ours.keywords)(*inputs)
@@ -94,7 +95,7 @@ def test_operators_in_pytorch_are_the_references(operator):
 
 @pytest.mark.usefixtures("small_model")
 def test_fused_messages_in_pytorch_are_those_of_the_model():
-    y, positions = inputs = radial_messages.inputs(operators.Source(21, CPU))
+    y, positions = inputs = radial_messages.inputs(Source(21, CPU))
     graph = neighbor_list(positions.numpy(), 5.0)
     network = models.model("random")
     edges = network._edges(graph.vectors(positions, None, None).float(), graph)
@@ -108,7 +109,7 @@ def test_fused_messages_in_pytorch_are_those_of_the_model():
 
 @pytest.mark.usefixtures("small_model")
 def test_messages_with_charges_in_pytorch_are_those_of_the_reference():
-    y, terms, positions = edge_messages.inputs(operators.Source(21, CPU))
+    y, terms, positions = edge_messages.inputs(Source(21, CPU))
     exact = y.double(), terms.double()
     edges, weights = edge_messages._edges(21, CPU), edge_messages._weights(CPU, torch.float64)
     expected, _ = reference_messages(*exact, weights, edges, edge_rows(edges))

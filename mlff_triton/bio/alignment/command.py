@@ -80,7 +80,7 @@ class Aligning:
         def compute(batch: Batch) -> Done:
             alignments = align(batch.queries, batch.targets)
             if self.is_sam:
-                lines = sam.records(alignments, has_primary=not batch.is_first)
+                lines = alignments.sam_records(has_primary=not batch.is_first)
             else:
                 lines = _table(alignments)
             return Done("".join(lines).encode(), len(alignments))

@@ -16,7 +16,14 @@ from mlff_triton.bio.alignment import cigar, sam
 from mlff_triton.bio.alignment.rows import Rows
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.sequence_pairs import MATCH, Aligned, Runs
+from mlff_triton.kernels.types.sequence_pairs import (
+    DELETION,
+    INSERTION,
+    MATCH,
+    MISMATCH,
+    Aligned,
+    Runs,
+)
 
 Part = TypeVar("Part")
 
@@ -192,6 +199,33 @@ class Alignments:
         a, b = _traced(self._host.begin)[i].tolist()
         return "\n".join([title, *rows.lines(names, (a, b), width)])
 
+    def sam_records(self, *, hard_clip: bool = False, has_primary: bool = False) -> Iterator[str]:
+        """Yield the line of each alignment in SAM.
+
+        Parameters
+        ----------
+        hard_clip : bool
+            Same as for `to_sam`.
+        has_primary : bool
+            If True, these queries already have a primary alignment.
+
+        Raises
+        ------
+        InputError
+            If there is no traceback, or if SAM does not allow the name of a query.
+        """
+        bounds = torch.cat([self.begin, self.end], 1).tolist()
+        is_mapped = (cigar.columns(self.runs, (MATCH, MISMATCH)) > 0).tolist()
+        distances = cigar.columns(self.runs, (MISMATCH, INSERTION, DELETION)).tolist()
+        for k, (query, target, score, *_) in enumerate(self):
+            begin, target_begin, end, _ = bounds[k]
+            hit = None
+            if is_mapped[k]:
+                is_primary = self.is_first(k) and not has_primary
+                place = target, target_begin, begin, end, self.cigar[k]
+                hit = sam.Hit(*place, distances[k], is_primary)
+            yield sam.record(query, self.query_letters(k), score, hit, hard_clip=hard_clip)
+
     def to_sam(self, target: str | Path | TextIO, *, hard_clip: bool = False) -> None:
         """Write SAM, with queries as reads and targets as references.
 
@@ -217,7 +251,7 @@ class Alignments:
         targets = sam.Targets()
         for name, letters in zip(self.targets.names, self._letters[1], strict=True):
             targets.add(str(name), letters)
-        text = "".join([*targets.header(), *sam.records(self, hard_clip=hard_clip)])
+        text = "".join([*targets.header(), *self.sam_records(hard_clip=hard_clip)])
         if isinstance(target, str | Path):
             with replacing(Path(target)) as file:
                 file.write(text.encode())

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import torch
+from typing import NamedTuple
 
 from mlff_triton._common.text import shortened
 from mlff_triton._common.version import __version__
-from mlff_triton.bio.alignment import cigar
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION, MATCH, MISMATCH
-
-if TYPE_CHECKING:
-    from mlff_triton.bio.alignment.result import Alignments
 
 UNMAPPED, SECONDARY = 4, 256
 QUALITY = 255  # unknown mapping quality
@@ -70,43 +63,63 @@ class Targets:
         yield f"@PG\tID:mlff-triton\tPN:mlff-triton\tVN:{__version__}\n"
 
 
-def records(
-    alignments: Alignments, *, hard_clip: bool = False, has_primary: bool = False
-) -> Iterator[str]:
-    """Yield one line per alignment.
+class Hit(NamedTuple):
+    """The place of a query on a target.
+
+    Attributes
+    ----------
+    target : str
+        Name of the target.
+    target_begin : int
+        First aligned position of the target, counted from 0.
+    begin, end : int
+        Aligned range of the query, as in slices.
+    cigar : str
+        CIGAR string of the aligned range.
+    distance : int
+        Number of mismatches, inserted and deleted symbols.
+    is_primary : bool
+        True for the alignment that stands for the query.
+    """
+
+    target: str
+    target_begin: int
+    begin: int
+    end: int
+    cigar: str
+    distance: int
+    is_primary: bool
+
+
+def record(query: str, letters: str, score: int, hit: Hit | None, *, hard_clip: bool) -> str:
+    """Return the line of one alignment.
 
     Parameters
     ----------
-    alignments : Alignments
-        Alignments with a traceback.
+    query, letters : str
+        Name and symbols of the query.
+    score : int
+        Alignment score.
+    hit : Hit or None
+        Its place, or None if the query is unmapped.
     hard_clip : bool
         If True, omit unaligned residues or bases instead of soft-clipping them.
-    has_primary : bool
-        If True, these queries already have a primary alignment. By default, the first alignment of
-        each query is the primary one.
 
     Raises
     ------
     InputError
-        If SAM does not allow the name of a query.
+        If SAM does not allow the name.
     """
-    runs, clip = alignments.runs, "H" if hard_clip else "S"
-    bounds = torch.cat([alignments.begin, alignments.end], 1).tolist()
-    is_mapped = (cigar.columns(runs, (MATCH, MISMATCH)) > 0).tolist()
-    distances = cigar.columns(runs, (MISMATCH, INSERTION, DELETION)).tolist()
-    for k, alignment in enumerate(alignments):
-        name, target, score = alignment[:3]
-        begin, target_begin, end, _ = bounds[k]
-        if not READ.fullmatch(name):
-            raise InputError(f"SAM does not allow the query name {shortened(name)!r}: rename it")
-        letters = alignments.query_letters(k)
-        if is_mapped[k]:
-            before, after = (f"{n}{clip}" if n else "" for n in (begin, len(letters) - end))
-            letters = letters[begin:end] if hard_clip else letters
-            flag = 0 if alignments.is_first(k) and not has_primary else SECONDARY
-            cigar_string = f"{before}{alignment.cigar}{after}"
-            mapping = f"{flag}\t{target}\t{target_begin + 1}\t{QUALITY}\t{cigar_string}"
-            tags = f"AS:i:{score}\tNM:i:{distances[k]}"
-        else:
-            mapping, tags = f"{UNMAPPED}\t*\t0\t0\t*", f"AS:i:{score}"
-        yield f"{name}\t{mapping}\t*\t0\t0\t{letters or '*'}\t*\t{tags}\n"
+    if not READ.fullmatch(query):
+        raise InputError(f"SAM does not allow the query name {shortened(query)!r}: rename it")
+    mapping, tags = f"{UNMAPPED}\t*\t0\t0\t*", f"AS:i:{score}"
+    if hit is not None:
+        clip = "H" if hard_clip else "S"
+        clipped = hit.begin, len(letters) - hit.end
+        before, after = (f"{n}{clip}" if n else "" for n in clipped)
+        letters = letters[hit.begin : hit.end] if hard_clip else letters
+        flag = 0 if hit.is_primary else SECONDARY
+        cigar = f"{before}{hit.cigar}{after}"
+        mapping = f"{flag}\t{hit.target}\t{hit.target_begin + 1}\t{QUALITY}\t{cigar}"
+        tags += f"\tNM:i:{hit.distance}"
+    return f"{query}\t{mapping}\t*\t0\t0\t{letters or '*'}\t*\t{tags}\n"

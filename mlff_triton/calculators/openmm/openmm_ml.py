@@ -13,9 +13,6 @@ from mlff_triton.errors import InputError
 if TYPE_CHECKING:
     from mlff_triton.calculators.openmm.potential import TensorNetPotential
 
-OPTIONS = ("charge", "device", "dtype", "backend", "route", "skin", "periodic", "remove_references")
-"""Options of `createSystem` and `createMixedSystem`, the same as for `create_openmm_force`."""
-
 
 class TensorNetPotentialFactory:
     """Factory of potentials for the name "mlff-triton"."""
@@ -36,7 +33,7 @@ class TensorNetPotentialFactory:
         InputError
             If there are other arguments.
         """
-        from mlff_triton.calculators.openmm.potential import TensorNetPotential
+        from mlff_triton.calculators.openmm.potential import OPTIONS, TensorNetPotential
 
         model = args.pop("modelPath", "default")
         if args:

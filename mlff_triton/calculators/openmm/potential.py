@@ -11,7 +11,6 @@ from openmmml.mlpotential import MLPotentialImpl
 from mlff_triton.calculators.openmm.atoms import Selection, box_of
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
 from mlff_triton.calculators.openmm.molecules import bonds_of_selection
-from mlff_triton.calculators.openmm.openmm_ml import OPTIONS
 from mlff_triton.calculators.openmm.recipe import Options
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble
@@ -20,6 +19,9 @@ from mlff_triton.model.tensornet import TensorNet
 if TYPE_CHECKING:
     import openmm
     from openmm.app import Topology
+
+OPTIONS = ("charge", "device", "dtype", "backend", "route", "skin", "periodic", "remove_references")
+"""Options of `createSystem` and `createMixedSystem`, the same as for `create_openmm_force`."""
 
 NOT_OURS = ("linkAtomDistances", "mlLongRange")
 """Options that openmm-ml's embeddings read themselves, but pass on as well."""
