@@ -19,7 +19,7 @@ from mlff_triton.calculators._plausibility import (
     unknown_chemistry,
 )
 from mlff_triton.calculators._session import Session, System
-from mlff_triton.calculators._total_charge import total_charge
+from mlff_triton.calculators._total_charge import charge_of
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import UnknownChemistryWarning
@@ -88,7 +88,7 @@ class Screening:
         self.has_record = session.engine.known_domain is not None
 
     def look(self, atoms: Atoms) -> Remarks:
-        """Return remarks about one structure, with its total charge in ``info``.
+        """Return remarks about one structure, with its total charge.
 
         There are none if it holds elements that the model was not made for, as this is an error.
 
@@ -98,7 +98,7 @@ class Screening:
             If an array is invalid, if atoms are closer than half a bond, or if four or more atoms
             have no neighbors, as if positions were in Bohr or in pm.
         """
-        charge = total_charge(atoms.info)
+        charge = charge_of(atoms)
         batch = System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge).check()
         domain, elements = self._engine.known_domain, self._engine.elements
         if not elements.issuperset(batch.numbers.tolist()):

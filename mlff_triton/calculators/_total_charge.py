@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from ase import Atoms
 
+from mlff_triton._common.charges import sum_of_charges
 from mlff_triton._common.text import short_repr
 from mlff_triton.engine.batch import MAX_CHARGE, check_charge
 from mlff_triton.errors import InputError
@@ -50,6 +52,31 @@ def total_charge(info: Mapping[Any, Any]) -> int:
             f"the total charge must be an integer, not {_shown(given)}: correct "
             'info["charge"], or give --charge'
         ) from None
+
+
+def noted_charge(atoms: Atoms) -> dict[str, Any]:
+    """Return the total charge that a structure notes, as an entry of ``info``, or nothing.
+
+    That is ``info["charge"]`` or, without it, the sum of the initial charges of atoms if that is
+    not zero: formal charges, or partial charges that add up to an integer within 0.1. Another sum
+    is refused by `total_charge`.
+    """
+    if CHARGE in atoms.info:
+        return {CHARGE: atoms.info[CHARGE]}
+    charges = atoms.arrays.get("initial_charges")
+    total = 0 if charges is None else sum_of_charges(charges)
+    return {CHARGE: total} if total else {}
+
+
+def charge_of(atoms: Atoms) -> int:
+    """Return the total charge of a structure, which is 0 if it notes none.
+
+    Raises
+    ------
+    InputError
+        If that is not an integer.
+    """
+    return total_charge(noted_charge(atoms))
 
 
 def notes_charge_or_spin(key: object) -> bool:

@@ -17,7 +17,7 @@ from mlff_triton._common.devices import dtype_name
 from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.calculators._session import Session, System
-from mlff_triton.calculators._total_charge import UnusedInfo, total_charge
+from mlff_triton.calculators._total_charge import UnusedInfo, charge_of
 from mlff_triton.engine.batch import same
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
@@ -30,9 +30,9 @@ VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy in a 3x3 matrix row by row
 class TensorNetCalculator(Calculator):
     """Energies, forces and stresses of a TensorNet for any ASE workflow.
 
-    The total charge is read from ``atoms.info["charge"]`` (0 if absent), an integer or an array of
-    one. The neighbor list is reused until an atom has moved by half the skin. Results are
-    reproducible bit for bit.
+    The total charge is read from ``atoms.info["charge"]``, an integer or an array of one; without
+    it, it is the sum of the initial charges of atoms, which must be near an integer. The neighbor
+    list is reused until an atom has moved by half the skin. Results are reproducible bit for bit.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class TensorNetCalculator(Calculator):
             raise InputError("there are no atoms yet: pass atoms, or call a method of theirs")
         with self.session.engine.lock:
             self.results = {}
-            charge = total_charge(current.info)
+            charge = charge_of(current)
             self._unused_info.check(current.info, charge)
             own = self.atoms = self._last = _copied(current, self._last)
             own.info["charge"] = charge
@@ -211,7 +211,7 @@ def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
 def _system_of(atoms: Atoms) -> System:
     if len(atoms) == 0:
         raise InputError("there are no atoms: give at least one")
-    charge = total_charge(atoms.info)
+    charge = charge_of(atoms)
     return System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge)
 
 

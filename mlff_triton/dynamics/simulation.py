@@ -14,6 +14,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator
 
 from mlff_triton._common.files import reported
+from mlff_triton.calculators._total_charge import noted_charge
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
@@ -157,6 +158,7 @@ class Simulation:
             settings = replace(settings, threads=threads)
         names = outputs.trajectory_names(settings, len(systems))
         for name, system in zip(names, systems, strict=True):
+            system.info |= noted_charge(system)
             check_trajectory(name, system)
             if settings.hydrogen_mass is not None:
                 repartition_masses(system, settings.hydrogen_mass)

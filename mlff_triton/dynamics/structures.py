@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlff_triton._common.files import find_file
 from mlff_triton._common.text import printable
-from mlff_triton.calculators._total_charge import notes_charge_or_spin
+from mlff_triton.calculators._total_charge import noted_charge, notes_charge_or_spin
 from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
 from mlff_triton.readers import frames_of, name_of_frame, read_frame
@@ -164,6 +164,7 @@ def clean(atoms: Atoms, name: str, periodic: bool, *, velocities: bool = False) 
     if velocities and atoms.has("momenta"):
         kept.set_momenta(atoms.get_momenta(), apply_constraint=False)
     kept.info = {key: atoms.info[key] for key in atoms.info if notes_charge_or_spin(key)}
+    kept.info |= noted_charge(atoms)
     for label in LABELS:
         if label in atoms.arrays and _is_word(atoms.arrays[label]):
             kept.set_array(label, atoms.arrays[label])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from typing import IO
 
+import numpy as np
 from ase import Atoms
+from ase.io.cif import parse_cif
 
 from mlff_triton.readers.ase_text import structure_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
+CHARGES = re.compile(rb"_atom_site_(\w+_)?charge\b", re.IGNORECASE)
+"""Columns of partial charges, which have no name in the standard."""
 FULL = 0.005  # an occupancy is full if it differs from 1 by less
 
 
@@ -53,7 +59,18 @@ def parse(text: bytes) -> Atoms:
         raise ValueError("this is an mmCIF file, which is not read: convert it to PDB")
     atoms = structure_of(text, "cif")
     _refuse_disorder(atoms)
+    column = CHARGES.search(text)
+    if column:
+        _add_charges(atoms, text, column[0].decode().lower())
     name = text[text.lower().find(b"data_") + 5 :].split(maxsplit=1)
     if name:
         atoms.info["title"] = name[0].decode(errors="replace")
     return atoms
+
+
+def _add_charges(atoms: Atoms, text: bytes, column: str) -> None:
+    """Give atoms the charges of their sites, unless one is unknown."""
+    (block,) = parse_cif(io.BytesIO(text))
+    of_sites = block.get(column)
+    if all(isinstance(charge, (int, float)) for charge in of_sites):
+        atoms.set_initial_charges(np.array(of_sites)[atoms.arrays["spacegroup_kinds"]])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import IO
 
 from ase import Atoms
 from ase.data import atomic_numbers
 
+from mlff_triton._common.charges import sum_of_charges
 from mlff_triton.readers.lines import checked_size, lines_of, text_lines
 
 SECTION = "@<TRIPOS>"
-NEAR = 0.1  # elementary charges between the sum of partial charges and an integer, at most
 GAFF = {"cl": "Cl", "br": "Br", "f": "F", "i": "I"} | {
     first + second: first.upper()
     for first, seconds in {
@@ -107,7 +106,4 @@ def _charge(sections: dict[str, list[str]], rows: list[list[str]]) -> int | str:
     kind = [line.strip().upper() for line in sections["MOLECULE"][3:4]]
     if kind == ["NO_CHARGES"]:
         return 0
-    total = sum(float(row[8]) for row in rows if len(row) > 8)
-    if not math.isfinite(total) or abs(total - round(total)) > NEAR:
-        return f"the {total:.3f} of its partial charges"
-    return round(total)
+    return sum_of_charges(float(row[8]) for row in rows if len(row) > 8)

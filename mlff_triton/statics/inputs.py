@@ -19,6 +19,7 @@ from ase import Atoms
 
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
+from mlff_triton.calculators._total_charge import noted_charge
 from mlff_triton.dynamics.structures import SHIPPED, read_structure
 from mlff_triton.errors import InputError, MlffTritonError
 from mlff_triton.jobs.job import Task, until_failure
@@ -373,6 +374,6 @@ def _frames(path: Path, before: int) -> Iterator[_Sized]:
         for atoms in some:
             for array in (atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc):
                 check = zlib.crc32(array.tobytes(), check)
-            check = zlib.crc32(repr(plain_info(atoms.info)).encode(), check)
+            check = zlib.crc32(repr(plain_info(atoms.info | noted_charge(atoms))).encode(), check)
         yield _Sized(Frames(source, first, some), len(some), 0, 0, check, before)
         first += len(some)

@@ -20,7 +20,7 @@ from mlff_triton._common.text import printable
 from mlff_triton._common.version import __version__
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.calculators._screening import NO_REMARKS, UNKNOWN, Remarks, Screening
-from mlff_triton.calculators._total_charge import CHARGE
+from mlff_triton.calculators._total_charge import CHARGE, noted_charge
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.dynamics.structures import checked
 from mlff_triton.dynamics.trajectories.comment import to_json
@@ -238,7 +238,7 @@ class SinglePoints:
         if isinstance(image, str):
             return Row(source, frame, Atoms(), error=image)
         info = plain_info(image.info)
-        given = image.info if self.charge is None else {CHARGE: self.charge}
+        given = noted_charge(image) if self.charge is None else {CHARGE: self.charge}
         name = f"{source}, frame {frame}"
         try:
             atoms = checked(image, name, self.periodic)

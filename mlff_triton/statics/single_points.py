@@ -14,7 +14,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import write_extxyz
 
 from mlff_triton.calculators import TensorNetCalculator
-from mlff_triton.calculators._total_charge import CHARGE, total_charge
+from mlff_triton.calculators._total_charge import CHARGE, noted_charge, total_charge
 from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_structure
 from mlff_triton.dynamics.trajectories.comment import to_json, with_info
 from mlff_triton.errors import InputError, MlffTritonError
@@ -59,9 +59,10 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     frames = []
     for k, atoms in enumerate(images):
         frame = checked(atoms, f"{name}, frame {k}", periodic)
-        frame.info = plain_info(atoms.info)
+        noted = noted_charge(atoms)
+        frame.info = plain_info(atoms.info | noted)
         with suppress(InputError):  # refused later, unless another charge replaces it
-            frame.info |= plain_charge(atoms.info)
+            frame.info |= plain_charge(noted)
         frames.append(frame)
     return frames
 

@@ -14,7 +14,7 @@ from ase.build import molecule
 
 from mlff_triton import TensorNetCalculator, predict_files
 from mlff_triton.calculators._total_charge import UnusedInfoWarning, total_charge
-from mlff_triton.dynamics import read_structure
+from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart, read_structure
 from mlff_triton.errors import InputError
 from mlff_triton.statics import compute_all, read_frames
 from tests.support.checkpoints import save_tiny_model
@@ -81,6 +81,112 @@ FILES = {
     "a.mol2": mol2(molecule("CH3COOH"), charges=[-0.25] * 8),
     "a.pdb": pdb([molecule("CH3COOH")], {0: "1-", 2: "1-"}),
 }
+
+
+FORMAL, PARTIAL = [-1, 0, -1, 0, 0, 0, 0, 0], [-0.2, -0.3] * 4
+CIF = """data_ions
+_cell_length_a 20
+_cell_length_b 20
+_cell_length_c 20
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+_symmetry_space_group_name_H-M "P 1"
+loop_
+_atom_site_label
+_atom_site_type_symbol
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+_atom_site_charge
+"""
+
+
+def with_charges(charges):
+    atoms = molecule("CH3COOH")
+    atoms.set_initial_charges(charges)
+    return atoms
+
+
+def write_charges(name, charges):
+    """Write acetic acid with charges of atoms, and no total charge."""
+    atoms = with_charges(charges)
+    if name.endswith(".cif"):
+        sites = zip(atoms.symbols, atoms.positions / 20 + 0.5, charges, strict=True)
+        rows = (f"{s}{k} {s} {x} {y} {z} {q}\n" for k, (s, (x, y, z), q) in enumerate(sites))
+        Path(name).write_text(CIF + "".join(rows))
+    elif name.endswith(".data"):
+        atoms.set_cell([20] * 3)
+        ase.io.write(name, atoms, format="lammps-data", atom_style="charge", masses=True)
+    else:
+        columns = ["symbols", "positions", "initial_charges"]
+        options = {"format": "extxyz", "columns": columns} if name.endswith(".xyz") else {}
+        ase.io.write(name, atoms, **options)
+
+
+@pytest.mark.parametrize("charges", [FORMAL, PARTIAL], ids=["formal", "partial"])
+@pytest.mark.parametrize("name", ["a.xyz", "a.traj", "a.cif", "a.json"])
+def test_charges_of_atoms_add_up(calculator, model, name, charges):
+    """Through the commands that read frames, those that read one structure, and ASE."""
+    write_charges(name, charges)
+    atoms = read_structure(name, periodic=False)
+    assert atoms.info["charge"] == -2
+    (frame,) = read_frames(name, periodic=False)
+    assert frame.info["charge"] == -2
+    options = {"model": model, "device": "cpu", "dtype": "float64", "periodic": False}
+    assert predict_files(name, "out.xyz", **options).errors == 0
+    found = ase.io.read("out.xyz")
+    assert found.info["charge"] == -2
+    assert found.get_potential_energy() == pytest.approx(energy(calculator, atoms, -2), abs=1e-6)
+
+
+def test_initial_charges_count_in_ase(calculator, dianion):
+    for charges in (FORMAL, PARTIAL):
+        atoms = with_charges(charges)
+        assert calculator.get_potential_energy(atoms) == dianion
+        assert calculator.calculate_many([atoms])[0]["energy"] == dianion
+        atoms.info["charge"] = 0
+        neutral = calculator.get_potential_energy(atoms)
+        assert neutral == energy(calculator, atoms, 0) != dianion
+        del atoms.info["charge"]
+        assert calculator.get_potential_energy(atoms) == dianion
+        atoms.set_initial_charges([0.01] * 8)  # 0.08 in all
+        assert calculator.get_potential_energy(atoms) == neutral
+
+
+def test_initial_charges_survive_a_restart(calculator):
+    settings = Settings(stages=[Stage("nve", 1)], timestep=0.5)
+    simulation = Simulation.start(with_charges(PARTIAL), calculator, settings, "run")
+    simulation.run()
+    (atoms,) = load_restart("run/restart.npz").systems
+    assert atoms.info["charge"] == -2
+
+
+@pytest.mark.parametrize("name", ["a.xyz", "a.traj", "a.cif"])
+def test_charges_of_atoms_that_are_no_total_are_refused(calculator, model, name):
+    write_charges(name, [0.05] * 8)
+    message = r"the total charge must be an integer, not 'the 0\.400 of its partial charges'"
+    with pytest.raises(InputError, match=message):
+        calculator.get_potential_energy(with_charges([0.05] * 8))
+    with pytest.raises(InputError, match=message):
+        list(compute_all(read_frames(name, periodic=False), calculator))
+    options = {"model": model, "device": "cpu", "periodic": False}
+    progress = predict_files(name, "out.xyz", **options)
+    assert (progress.errors, "the 0.400 of its partial" in progress.first_error) == (1, True)
+    assert predict_files(name, "zero.xyz", charge=0, **options).errors == 0
+
+
+def test_charges_of_sites_count_for_all_their_atoms():
+    group = CIF.replace('"P 1"', '"P -1"')
+    Path("a.cif").write_text(group + "C1 C 0.1 0.1 0.1 -1\nO1 O 0.15 0.1 0.1 -0.5\n")
+    atoms = read_structure("a.cif")
+    assert (len(atoms), atoms.info["charge"]) == (4, -3)
+
+
+def test_unknown_charges_of_a_block_do_not_count():
+    write_charges("a.cif", [1] * 8)
+    Path("a.cif").write_text(Path("a.cif").read_text().replace(" 1\n", " ?\n"))
+    assert "charge" not in read_structure("a.cif").info
 
 
 def energy(calculator, atoms, charge):

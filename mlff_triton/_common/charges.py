@@ -1,0 +1,24 @@
+"""The total charge that charges of atoms add up to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+NEAR = 0.1  # elementary charges between the sum of partial charges and an integer, at most
+
+
+def sum_of_charges(charges: Iterable[float]) -> int | str:
+    """Return the sum of formal or partial charges as an integer, or words for another sum.
+
+    Such words take the place of a total charge, which is refused unless the user gives one.
+
+    Examples
+    --------
+    >>> sum_of_charges([-0.613, -0.391])
+    -1
+    """
+    total = math.fsum(charges)
+    if not math.isfinite(total) or abs(total - round(total)) > NEAR:
+        return f"the {total:.3f} of its partial charges"
+    return round(total)
