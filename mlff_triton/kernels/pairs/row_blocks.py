@@ -208,7 +208,8 @@ def multiply_twice(
 
     One product takes fewer registers and waits than two. Both results lie in the same threads.
     """
-    both = multiply_rows(rows, weight_ptr, 2 * first, 2 * n_out, channels, HALVES, TURNED, 2 * K)
+    n_rows = (n_out + _GROUP - 1) // _GROUP * (2 * _GROUP)  # with the zeros of `joined`
+    both = multiply_rows(rows, weight_ptr, 2 * first, n_rows, channels, HALVES, TURNED, 2 * K)
     M: tl.constexpr = both.shape[1] if TURNED else both.shape[0]
     if TURNED:
         both = tl.permute(tl.reshape(both, (K // _GROUP, 2, _GROUP, M)), (0, 2, 3, 1))

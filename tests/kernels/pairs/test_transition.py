@@ -60,6 +60,15 @@ def test_transition(size, precision, device):
 
 
 @dtypes
+@pytest.mark.parametrize(("channels", "hidden"), [(16, 1), (24, 20), (130, 3), (16, 70)])
+def test_hidden_channels_may_be_any_number(channels, hidden, precision, device):
+    given, x = weights(channels, hidden, precision), random(5, channels, dtype=precision)
+    update = reference.transition_update(x, given)
+    found = transition_(x.to(device, torch.float32), to(given, device, precision))
+    assert_within(found.cpu().double() - x, update, BOUNDS[precision])
+
+
+@dtypes
 def test_the_hidden_layer_of_many_wide_rows_stays_on_chip(precision, device, monkeypatch):
     monkeypatch.setattr(wide_layers, "_MOST_ROWS", 0)
     given, x = weights(256, 512, precision), random(19, 256, dtype=precision)
