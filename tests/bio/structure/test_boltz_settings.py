@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -23,22 +22,13 @@ from tests.bio.structure import (
     test_boltz_windows,
 )
 from tests.bio.structure.cases import results
-from tests.kernels.pairs.conftest import bfloat16_arithmetic
-from tests.support.caller_settings import (
-    check_caller_setting,
-    in_all_caller_settings,
-)
-from tests.support.changed_attributes import check_changed_attributes
-from tests.support.precisions import check_setting, in_all_settings
-
-__all__ = ["bfloat16_arithmetic"]
+from tests.support.setting_tests import Case, SettingTests
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(User provided device_type of 'cuda'|CUDA is not available)"
 )
 
 N = 9
-Case = tuple[nn.Module, Callable[[nn.Module], Any]]
 
 
 def block(name: str, device: str) -> Case:
@@ -102,38 +92,16 @@ CASES: dict[str, Callable[[str], Case]] = {
     "score network": score,
     "score network of boltz-1": score_of_boltz_1,
 }
-cases = pytest.mark.parametrize("name", CASES)
-made = cache(lambda name, device: CASES[name](device))
 
 
-@cases
-@in_all_settings
-def test_every_setting_agrees_with_boltz(name, setting, device):
-    check_setting(*made(name, device), setting)
-
-
-@cases
-@in_all_caller_settings
-def test_settings_of_callers_are_followed(name, setting):
-    check_caller_setting(*made(name, "cpu"), setting, "torch")
-
-
-@cases
-def test_changed_attributes_are_noticed(name):
-    check_changed_attributes(*made(name, "cpu"))
-
-
-@pytest.mark.gpu
-@cases
-@in_all_caller_settings
-def test_settings_of_callers_are_followed_by_kernels(name, setting):
-    check_caller_setting(*made(name, "cuda"), setting, "triton")
+class TestBoltz(SettingTests):
+    cases = CASES
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("score")])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_steps_have_the_dtype_of_positions(name, precision):
-    model, _ = made(name, "cpu")
+    model, _ = TestBoltz.made(name, "cpu")
     if name == "score network":
         given = test_boltz_score.trunk((N,))
         step, noisy = test_boltz_score.run(model, given, 2), test_boltz_score.noisy(given, 2)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("openfold3.core.model.latent.pairformer", reason="openfold3 is not installed")
 
@@ -17,20 +14,11 @@ from tests.bio.structure import (
     test_openfold3_alignment,
     test_openfold3_diffusion,
 )
-from tests.kernels.pairs.conftest import bfloat16_arithmetic
-from tests.support.caller_settings import (
-    check_caller_setting,
-    in_all_caller_settings,
-)
-from tests.support.changed_attributes import check_changed_attributes
-from tests.support.precisions import check_setting, in_all_settings
-
-__all__ = ["bfloat16_arithmetic"]
+from tests.support.setting_tests import Case, SettingTests
 
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")
 
 N = 9
-Case = tuple[nn.Module, Callable[[nn.Module], Any]]
 
 
 def block(name: str, device: str) -> Case:
@@ -60,29 +48,6 @@ CASES: dict[str, Callable[[str], Case]] = {
     "score network": score,
 }
 
-cases = pytest.mark.parametrize("name", CASES)
-made = cache(lambda name, device: CASES[name](device))
 
-
-@cases
-@in_all_settings
-def test_every_setting_agrees_with_openfold3(name, setting, device):
-    check_setting(*made(name, device), setting)
-
-
-@cases
-@in_all_caller_settings
-def test_settings_of_callers_are_followed(name, setting):
-    check_caller_setting(*made(name, "cpu"), setting, "torch")
-
-
-@cases
-def test_changed_attributes_are_noticed(name):
-    check_changed_attributes(*made(name, "cpu"))
-
-
-@pytest.mark.gpu
-@cases
-@in_all_caller_settings
-def test_settings_of_callers_are_followed_by_kernels(name, setting):
-    check_caller_setting(*made(name, "cuda"), setting, "triton")
+class TestOpenFold3(SettingTests):
+    cases = CASES

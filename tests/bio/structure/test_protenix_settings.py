@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import pytest
-from torch import nn
 
 os.environ.setdefault("LAYERNORM_TYPE", "torch")  # else the package compiles a CUDA extension
 pytest.importorskip("protenix.model.modules.pairformer", reason="protenix is not installed")
@@ -18,18 +15,9 @@ from tests.bio.structure import (
     test_protenix_alignment,
     test_protenix_diffusion,
 )
-from tests.kernels.pairs.conftest import bfloat16_arithmetic
-from tests.support.caller_settings import (
-    check_caller_setting,
-    in_all_caller_settings,
-)
-from tests.support.changed_attributes import check_changed_attributes
-from tests.support.precisions import check_setting, in_all_settings
-
-__all__ = ["bfloat16_arithmetic"]
+from tests.support.setting_tests import Case, SettingTests
 
 N = 9
-Case = tuple[nn.Module, Callable[[nn.Module], Any]]
 
 
 def block(name: str, device: str) -> Case:
@@ -57,29 +45,6 @@ CASES: dict[str, Callable[[str], Case]] = {
     "score network": score,
 }
 
-cases = pytest.mark.parametrize("name", CASES)
-made = cache(lambda name, device: CASES[name](device))
 
-
-@cases
-@in_all_settings
-def test_every_setting_agrees_with_protenix(name, setting, device):
-    check_setting(*made(name, device), setting)
-
-
-@cases
-@in_all_caller_settings
-def test_settings_of_callers_are_followed(name, setting):
-    check_caller_setting(*made(name, "cpu"), setting, "torch")
-
-
-@cases
-def test_changed_attributes_are_noticed(name):
-    check_changed_attributes(*made(name, "cpu"))
-
-
-@pytest.mark.gpu
-@cases
-@in_all_caller_settings
-def test_settings_of_callers_are_followed_by_kernels(name, setting):
-    check_caller_setting(*made(name, "cuda"), setting, "triton")
+class TestProtenix(SettingTests):
+    cases = CASES
