@@ -6,6 +6,8 @@ Structures in other units than Å, without bonds or with atoms on each other hav
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from mlff_triton.calculators._plausibility import (
 from mlff_triton.calculators._session import Session, System
 from mlff_triton.calculators._total_charge import charge_of
 from mlff_triton.engine.batch import Batch, IntArray
-from mlff_triton.errors import InputError
+from mlff_triton.errors import InputError, MlffTritonError
 from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.units import BOHR
@@ -66,6 +68,15 @@ class Remarks(NamedTuple):
 
 
 NO_REMARKS = Remarks()
+
+
+@contextmanager
+def labeled(name: str) -> Iterator[None]:
+    """Put a name in front of errors."""
+    try:
+        yield
+    except MlffTritonError as error:
+        raise type(error)(f"{name}: {error}") from error
 
 
 class Screening:

@@ -79,8 +79,7 @@ def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNet
     Replicas, which are one object, are looked at once. Large structures are announced.
     """
     announce(sum(map(len, systems)), calculator)
-    from mlff_triton.calculators._screening import Screening
-    from mlff_triton.statics.single_points import labeled
+    from mlff_triton.calculators._screening import Screening, labeled
 
     screening = Screening(calculator.session)
     named = {id(atoms): (atoms, name) for atoms, name in zip(systems, names, strict=True)}

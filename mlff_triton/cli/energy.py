@@ -58,9 +58,8 @@ def energy(
     """
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
-    from mlff_triton.calculators._screening import UNKNOWN, Screening
+    from mlff_triton.calculators._screening import UNKNOWN, Screening, labeled
     from mlff_triton.statics import compute_all, read_frames
-    from mlff_triton.statics.single_points import labeled
 
     if out is not None:
         check_xyz(out, overwrite)

@@ -59,9 +59,12 @@ class DeviceContacts:
     def note(self) -> None:
         """Queue the check of the neighbor matrix that was queued last."""
         if self._is_watching:
-            self._graph.run(self._launch, self._state.neighbors.layout)
+            self._graph.run(self.launch, self._state.neighbors.layout)
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
+        """Launch the check, unless there are no limits."""
+        if not self._has_limits:
+            return
         atoms, motion = self._state.atoms, self._motion
         given = atoms.positions, atoms.cell, atoms.system, self._limits
         notes = motion.clock, self._partner, self._distance, self.step

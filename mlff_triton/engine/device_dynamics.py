@@ -37,6 +37,7 @@ from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.compilation import compile_ahead
 from mlff_triton.kernels.dynamics.barostat import press
 from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
@@ -213,18 +214,18 @@ class DeviceDynamics:
         BackendError
             If the GPU has too little memory. The message says how much is needed.
         """
-        if self._conditions is None or conditions.constants != self._conditions.constants:
-            self._stepping.discard()
+        is_other = self._conditions is None or conditions.constants != self._conditions.constants
         self._conditions = conditions
+        if is_other:
+            self._stepping.discard()
         with self._on_gpu(), torch.no_grad():
             self._upload(state, conditions, is_continued)
             self._outputs = outputs = self._forces()
-            motion, integration = self._motion, conditions.integration
-            if conditions.descent is None:
-                advance(motion, outputs.forces, outputs.totals.values, integration, finish=False)
-            self._press(outputs, conditions)
+            if is_other:
+                compile_ahead(self._launch_all)
+            self._start(outputs)
             downloads = self._free[0]
-            downloads.queue(motion, self._aged, self._contacts.step, outputs)
+            downloads.queue(self._motion, self._aged, self._contacts.step, outputs)
             downloads.wait()
             self._capture()
             return downloads.observation()
@@ -368,6 +369,20 @@ class DeviceDynamics:
             advance(*given, finish=False)
         self._press(outputs, conditions)
         return outputs
+
+    def _start(self, outputs: Outputs) -> None:
+        """Launch the part of the first step that follows the first forces."""
+        conditions = self._conditions
+        assert conditions is not None
+        if conditions.descent is None:
+            forces, totals = outputs.forces, outputs.totals.values
+            advance(self._motion, forces, totals, conditions.integration, finish=False)
+        self._press(outputs, conditions)
+
+    def _launch_all(self) -> None:
+        """Launch each kernel of a simulation, most of which the first forces have compiled."""
+        self._contacts.launch()
+        self._start(self._launch_step())
 
     def _press(self, outputs: Outputs, conditions: Conditions) -> None:
         """Launch the barostat, if there is one, which acts when it is due."""

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlff_triton.neighbors.box import FloatArray
-from mlff_triton.neighbors.verlet_list import VerletList
+from mlff_triton.neighbors.box import Box, FloatArray
+from mlff_triton.neighbors.neighbor_list import check_positions, find_pairs
+
+MARGIN = 1.0  # Å, by which a search looks farther than to the smallest distances
 
 
 class Contact(NamedTuple):
@@ -26,6 +28,9 @@ class Contact(NamedTuple):
 class ContactSearch:
     """Search for atoms of one system that are too close, in steps that follow one another.
 
+    A search also tells how far all pairs are from being too close. Until atoms have moved as far,
+    or the cell has changed, steps need no search.
+
     Parameters
     ----------
     limits : float64 [N]
@@ -33,13 +38,15 @@ class ContactSearch:
     """
 
     def __init__(self, limits: FloatArray) -> None:
-        self._limits = torch.from_numpy(limits)
-        self._pairs = VerletList(2 * float(self._limits.max()), skin=0.5)
+        self._limits = limits
+        self._reach = 2 * float(limits.max()) + MARGIN
+        self._slack = 0.0  # Å, of the closest pair at the last search
+        self._points, self._cell = np.zeros((0, 3)), np.zeros((3, 3))
 
     def find(
         self, positions: FloatArray, cell: FloatArray, pbc: NDArray[np.bool_]
     ) -> Contact | None:
-        """Return the closest pair of atoms, by their limit, if any is too close.
+        """Return the pair of atoms that is too close by most, if any is.
 
         Parameters
         ----------
@@ -48,20 +55,32 @@ class ContactSearch:
         cell : float64 [3, 3]
             Lattice vectors as rows, Å.
         pbc : bool [3]
-            Periodic directions.
+            Periodic directions, always the same.
 
         Raises
         ------
         InputError, OverlappingAtomsError
-            As `VerletList.update` does.
+            As `neighbor_list` does.
         """
-        graph = self._pairs.update(positions, cell, pbc)
-        if graph.n_edges == 0:
+        if self._is_apart(positions, cell):
             return None
-        i, j = graph.receivers, graph.senders
-        vectors = graph.vectors(torch.from_numpy(positions), torch.from_numpy(cell)[None], None)
-        ratios = vectors.norm(dim=1) / (self._limits[i] + self._limits[j])
-        k = int(ratios.argmin())
-        if ratios[k] >= 1:
+        points, box = check_positions(positions), Box.of(cell, pbc)
+        graph = find_pairs(points, box, self._reach)
+        i, j = graph.receivers.numpy(), graph.senders.numpy()
+        matrix = torch.from_numpy(box.cell)[None]
+        vectors = graph.vectors(torch.from_numpy(points), matrix, None).numpy()
+        distances = np.linalg.norm(vectors, axis=1)
+        slack = distances - (self._limits[i] + self._limits[j])
+        closest = int(slack.argmin()) if len(slack) else -1
+        self._slack = min(float(slack[closest]), MARGIN) if len(slack) else MARGIN
+        self._points, self._cell = points.copy(), cell.copy()
+        if self._slack > 0:
             return None
-        return Contact(int(i[k]), int(j[k]), float(vectors[k].norm()))
+        return Contact(int(i[closest]), int(j[closest]), float(distances[closest]))
+
+    def _is_apart(self, positions: FloatArray, cell: FloatArray) -> bool:
+        """Return True if no pair can have come too close since the last search."""
+        if self._slack <= 0 or not np.array_equal(cell, self._cell):
+            return False
+        moves = positions - self._points
+        return bool(4 * np.einsum("na,na->n", moves, moves).max() < self._slack**2)

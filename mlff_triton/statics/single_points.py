@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import write_extxyz
 
 from mlff_triton.calculators import TensorNetCalculator
+from mlff_triton.calculators._screening import labeled
 from mlff_triton.calculators._total_charge import CHARGE, noted_charge, total_charge
 from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_structure
 from mlff_triton.dynamics.trajectories.comment import to_json, with_info
@@ -161,12 +162,3 @@ def _name_the_culprit(
     for atoms, name in zip(images, names, strict=True):
         with labeled(name):
             calculator.calculate_many([atoms])
-
-
-@contextmanager
-def labeled(name: str) -> Iterator[None]:
-    """Put a name in front of errors."""
-    try:
-        yield
-    except MlffTritonError as error:
-        raise type(error)(f"{name}: {error}") from error

@@ -11,12 +11,13 @@ import pytest
 import torch
 from ase import Atoms, units
 from ase.constraints import FixAtoms
+from triton.runtime.interpreter import GridExecutor
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.dynamics.conditions import minimizing
 from mlff_triton.dynamics.host_dynamics import HostDynamics
-from mlff_triton.engine import device_dynamics
+from mlff_triton.engine import device_dynamics, device_state, step_graph
 from mlff_triton.engine.device_neighbors import Capacity
 from mlff_triton.engine.motion import Conditions, Dynamics, Observation, State, at_start
 from mlff_triton.errors import InputError, OverlappingAtomsError
@@ -242,3 +243,33 @@ def test_atoms_that_come_too_close_are_noted_between_looks(new_steps):
         run(dynamics, state, conditions("verlet", 2), [19])
     assert 13 <= dynamics.step < 19  # 0.43 Å apart after 16 steps, found when atoms are next sorted
     assert dynamics.suspect().atom == 2
+
+
+def test_kernels_are_compiled_together_before_they_are_launched(fused, monkeypatch):
+    """Compilers would otherwise run one after another, for up to a second each."""
+    ahead: set[str] = set()
+    late: set[str] = set()
+    launched, run_kernel = late, GridExecutor.__call__
+
+    def note(kernel, *arguments, **options):
+        variant = sorted((k, v) for k, v in options.items() if k.isupper())
+        launched.add(f"{kernel.fn.__name__} {variant}")
+        if launched is late:
+            run_kernel(kernel, *arguments, **options)
+
+    def compile_ahead(launch):
+        nonlocal launched
+        launched = ahead
+        launch()
+        launched = late
+
+    monkeypatch.setattr(GridExecutor, "__call__", note)
+    for module in (device_dynamics, device_state, step_graph):
+        monkeypatch.setattr(module, "compile_ahead", compile_ahead)
+    atoms = crystal(2, "triclinic")
+    steps = fused(dtype=torch.float32)
+    limits = np.full(len(atoms), 0.1)
+    dynamics = steps.dynamics(batch_of(atoms), atoms.get_masses(), limits)
+    dynamics.begin(state_of(atoms), conditions("barostat"), is_continued=False)
+    assert {name.split()[0] for name in late} >= {"_edges_kernel"}
+    assert late <= ahead
