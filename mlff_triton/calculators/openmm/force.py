@@ -90,7 +90,9 @@ def create_openmm_force(
 
     In a topology with box vectors, ``periodic=False`` computes the atoms without their images.
     Positions may be wrapped: molecules are made whole by the bonds of the topology. With
-    `particles`, each molecule is computed where it is nearest to the first of them.
+    `particles`, each molecule is computed where its middle is nearest to that of the largest one. A
+    step raises if molecules are within the cutoff across a face of the box, but not where they are
+    computed. Without a topology, positions are taken as they are.
 
     With OpenMM on the GPU, OpenMM and PyTorch alternate there, which costs about 0.4 ms per step.
     If the model computes all atoms, and there are a few thousand at most, OpenMM's Reference
@@ -289,7 +291,7 @@ class EngineForce:
             )
         box = np.array(state.getPeriodicBoxVectors()._value) if recipe.uses_box else recipe.box
         if self._molecules is not None and box is not None:
-            positions = self._molecules.whole(positions, NM * box)
+            positions = self._molecules.whole(positions, NM * box, self.engine.cutoff)
         cell = NM * box if recipe.periodic and box is not None else None
         if self._batch is None:
             charge, pbc = recipe.charge, recipe.periodic

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from openmmml.mlpotential import MLPotentialImpl
 
 from mlff_triton.calculators.openmm.atoms import Selection, box_of
@@ -84,13 +86,36 @@ class TensorNetPotential(MLPotentialImpl):
         options = Options(model=self.model, force_group=forceGroup, **given)
         selection = Selection.of_topology(topology, atoms)
         _check_single(system, selection)
-        system.addForce(force_of_selection(selection, options, box))
+        system.addForce(force_of_selection(_with_caps(selection, topology), options, box))
         if len(selection.bonds):
             system.addForce(bonds_of_selection(selection))
 
     def getMLLongRange(self) -> bool:
         """Return False: no atom interacts with periodic images, as Ewald sums would have it."""
         return False
+
+
+def _with_caps(selection: Selection, topology: Topology) -> Selection:
+    """Return a selection in which the hydrogen atoms that cap cut bonds are bonded.
+
+    openmm-ml adds one for each cut bond, in the order of the topology's bonds, but no bonds.
+    """
+    if selection.particles is None:
+        return selection
+    index_of = {int(particle): k for k, particle in enumerate(selection.particles)}
+    ends = [[index_of.get(atom.index) for atom in bond] for bond in topology.bonds()]
+    cut = [
+        second if first is None else first
+        for first, second in ends
+        if (first is None) != (second is None)
+    ]
+    atoms = np.arange(len(selection.numbers))
+    caps = atoms[len(atoms) - len(cut) :]
+    has_bonds = np.isin(caps, selection.bonds).any()
+    if len(caps) != len(cut) or has_bonds or (selection.numbers[caps] != 1).any():
+        return selection  # of an embedding that caps differently
+    of_caps = np.stack([np.array(cut, dtype=np.int64), caps], axis=1)
+    return replace(selection, bonds=np.concatenate([selection.bonds, of_caps]))
 
 
 def _check_single(system: openmm.System, selection: Selection) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 OPENMM_UNITS = Units(length=NM, energy=1 / EV_TO_KJ_PER_MOL)
 KEPT_SYSTEMS = 8
+STEPS_PER_CHECK = 100  # of images, for which the host waits for the device
 NVRTC = "libnvrtc.so.12"
 TOO_NEW = {"1.5": (2, 13)}
 """First version of PyTorch that the wheels of a version of OpenMM-Torch do not support."""
@@ -118,6 +119,8 @@ class OpenMMSystem:
         )
         self._plausibility: Plausibility | None = Plausibility(engine.known_domain, engine.elements)
         self._molecules = recipe.molecules()
+        self._cutoff = engine.cutoff / NM
+        self._n_steps = 0
         self._own_box = torch.eye(3) if recipe.box is None else torch.from_numpy(recipe.box)
         self._particles: Tensor | None = None
         if recipe.particles is not None:
@@ -133,7 +136,12 @@ class OpenMMSystem:
             ours = positions.index_select(0, self._particles)
         if self._molecules is not None:
             self._own_box = self._own_box.to(ours)  # once
-            ours = self._molecules.whole_on_device(ours, self._own_box if box is None else box)
+            own_box = self._own_box if box is None else box
+            ours = self._molecules.whole_on_device(ours, own_box)
+            if self._n_steps % STEPS_PER_CHECK == 0 and self._molecules.interact:
+                images = [tensor.double().cpu().numpy() for tensor in (ours, own_box)]
+                self._molecules.check_images(*images, self._cutoff)
+            self._n_steps += 1
         box = box if self.recipe.periodic else None
         if self._plausibility is not None:
             self._plausibility.check(self._batch(ours, box))
