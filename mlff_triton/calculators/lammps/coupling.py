@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
-from mlff_triton.calculators.lammps.coverage import ContactChecks, check_coverage
+from mlff_triton.calculators.lammps.contacts import ContactChecks
+from mlff_triton.calculators.lammps.coverage import check_coverage
 from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.ranks import (
     agree,
@@ -29,6 +30,7 @@ from mlff_triton.calculators.lammps.reverse import ReverseCommunication
 from mlff_triton.calculators.lammps.settings import (
     check_integrator,
     check_timestep,
+    find_box,
     find_numbers,
     find_units,
 )
@@ -183,6 +185,8 @@ class Coupling:
     ----------
     engine : Engine
         The model.
+    guard : Guard
+        Errors of the model, and what ends a run because of them.
     should_stop : callable
         Called in each step, which ends like Ctrl-C if it returns True.
     """
@@ -193,7 +197,7 @@ class Coupling:
         self.engine = engine
         self.should_stop: Callable[[], bool] = lambda: False
         self._lmp = lmp
-        self._guard = Guard(lmp)
+        self.guard = Guard(lmp)
         self._comm = comm
         self._numbers = numbers
         self._charge = charge
@@ -215,7 +219,7 @@ class Coupling:
     def attach(self) -> None:
         """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
         lmp, cutoff = self._lmp, self._part.reach + self._skin
-        self._guard.check_groups()
+        self.guard.check_groups()
         if lmp.has_id("fix", FIX):
             lmp.command(f"unfix {FIX}")
         lmp.commands_list(
@@ -229,7 +233,7 @@ class Coupling:
         lmp.set_fix_external_callback(FIX, Coupling._call, self)
         if lmp.extract_global("ntimestep") == 0:
             _clear_last_virials(lmp)
-        self._guard.attach()
+        self.guard.attach()
 
     def _call(
         self, step: int, n_own: int, _tags: IntArray, _positions: FloatArray, forces: FloatArray
@@ -264,28 +268,31 @@ class Coupling:
             if uses_ghosts and self._reverse is None:
                 self._renew_ghosts(n_own)
             self._pass_on(step, prediction, total, forces)
-            self._guard.confirm(step)
+            self.guard.confirm(step)
         except BaseException as caught:  # noqa: BLE001
             if self._comm.size > 1:
                 end_all(self._comm, _message(caught))
             self._fail(caught, forces)
 
     def _check(self, step: int, n_own: int) -> None:
-        """Check the time step, and that atoms are apart whenever LAMMPS has found neighbors."""
-        lmp = self._lmp
+        """Check the time step, and that atoms are apart."""
+        lmp, contacts = self._lmp, self._contacts
         check_timestep(lmp)
         is_rebuilt = lmp.extract_setting("neigh_ago") == 0
         begins = is_rebuilt and step != self._last_step + 1
+        is_repeated = step == self._last_step  # minimizers repeat a step, and the last one always
         self._last_step = step
         if begins:
             check_integrator(lmp)
-        if n_own and (begins or (is_rebuilt and self._contacts.is_affordable)):
+        if is_rebuilt:
+            contacts.forget()
+        is_due = begins or is_repeated or contacts.is_affordable or self.guard.is_last_step()
+        cell, _ = find_box(lmp)
+        if n_own and is_due and contacts.may_exist(_positions(lmp, n_own), cell):
             n_atoms = n_own + lmp.extract_setting("nghost")
-            numbers = self._numbers[_view(lmp, "type", n_atoms)]
-            labels = _view(lmp, "id", n_atoms)
-            positions = _positions(lmp, n_atoms)
+            numbers, labels = self._numbers[_view(lmp, "type", n_atoms)], _view(lmp, "id", n_atoms)
             during = None if begins else step
-            self._contacts.check(numbers, positions, n_own, labels, step=during)
+            contacts.search(numbers, _positions(lmp, n_atoms), cell, n_own, labels, step=during)
 
     def _update(self, n_own: int) -> bool:
         """Give the part its present atoms, and return True if they differ from the last ones."""
@@ -391,9 +398,18 @@ class Coupling:
             self._lmp.flush_buffers()
             end_together(comm, _message(error), speaker=first)
         self._tags, self._last_step = np.array([-1]), -2  # the next run begins anew
-        self._guard.fail(error)
-        forces[:] = math.nan  # instead of those of the last step, for programs that go on
-        self._lmp.fix_external_set_energy_global(FIX, math.nan)
+        self.guard.fail(error)
+        self._void(forces)
+
+    def _void(self, forces: FloatArray) -> None:
+        """Make all results NaN, instead of those of the last step, for programs that go on."""
+        lmp, n_own = self._lmp, len(forces)
+        forces[:] = math.nan
+        lmp.fix_external_set_energy_global(FIX, math.nan)
+        lmp.fix_external_set_virial_global(FIX, np.full(6, math.nan))
+        if n_own:
+            lmp.numpy.fix_external_set_energy_peratom(FIX, np.full(n_own, math.nan))
+            lmp.numpy.fix_external_set_virial_peratom(FIX, np.full((n_own, 6), math.nan))
 
 
 def _message(error: BaseException | None) -> str:

@@ -17,6 +17,8 @@ NAME = "mlff_triton_guard"
 CONFIRMED = "mlff_triton_step"
 """LAMMPS variable with the last step that the model has confirmed."""
 NO_STEP = -1.0
+PROGRESS = "mlff_triton_progress"
+"""LAMMPS variable that becomes 1 in the last step of a run."""
 GUARDED = "mlff_triton"
 """Name of the fix that calls the model."""
 MOST_GROUPS = 32
@@ -61,6 +63,7 @@ class Guard:
             [
                 f"variable {CONFIRMED} internal {NO_STEP}",
                 f"variable {NAME} equal (v_{CONFIRMED}==step)*is_defined(fix,{GUARDED})-0.5",
+                f"variable {PROGRESS} equal ramp(0,1)",
                 f"group {NAME} empty",
                 f"fix {NAME} {NAME} indent 0.0 sphere 0.0 0.0 0.0 v_{NAME} units box",
             ]
@@ -70,6 +73,10 @@ class Guard:
             lmp.__class__ = type(kind.__name__, (_Guarded, kind), {})
         lmp.mlff_triton_guard = self
 
+    def is_last_step(self) -> bool:
+        """Return True in the last step of a run, unless LAMMPS ends it earlier."""
+        return bool(self._lmp.extract_variable(PROGRESS) == 1)
+
     def confirm(self, step: float) -> None:
         """Let LAMMPS continue, as the model has been computed in this step."""
         self._confirmed = step
@@ -77,9 +84,14 @@ class Guard:
 
     def fail(self, error: BaseException | None) -> None:
         """Let LAMMPS fail when the callback returns, with this error instead of its own."""
-        self.failure = error
-        self._shows_errors = self._show_errors(False)
+        if self.failure is None:  # or none has raised the first one
+            self.failure, self._shows_errors = error, self._show_errors(False)
         self.confirm(NO_STEP)
+
+    def raise_pending(self) -> None:
+        """Raise an error of the model that LAMMPS did not, as a script removed the fix."""
+        if self.failure is not None:
+            raise self.failure
 
     def _show_errors(self, is_shown: bool) -> bool:
         """Let LAMMPS print its errors or not, and return whether it did."""

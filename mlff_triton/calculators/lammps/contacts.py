@@ -1,0 +1,172 @@
+"""Check that atoms are apart, in each step of a run.
+
+A search for close pairs also finds the clearance, by which the closest pair is too far apart for a
+contact. No atoms can have met until one of them has moved by half of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from mlff_triton.calculators._plausibility import check_distances, contact_limits
+from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.errors import InputError, OverlappingAtomsError
+from mlff_triton.neighbors.box import FloatArray
+
+MOST_CLEARANCE = 0.6
+"""Å; pairs whose distance exceeds the smallest possible one by more are not searched for."""
+SHARE = 0.01
+"""Largest share of the time of a run on a GPU that checks of distances take."""
+
+
+class ContactChecks:
+    """Checks that own atoms are not far too close to one another or to ghosts.
+
+    The search for pairs runs on the CPU, where steps of the model take far longer.
+
+    Parameters
+    ----------
+    limits_time : bool
+        True if steps run on a GPU, which is faster, so that checks are left out now and then.
+    """
+
+    def __init__(self, *, limits_time: bool) -> None:
+        self._limits_time = limits_time
+        self._next = 0.0
+        self.forget()
+
+    @property
+    def is_affordable(self) -> bool:
+        """True if one more check would take little of the time since the last one."""
+        return not self._limits_time or time.monotonic() >= self._next
+
+    def forget(self) -> None:
+        """Let the next check search for pairs, as atoms may be others or in another order."""
+        self._clearance = 0.0
+
+    def may_exist(self, own: FloatArray, cell: FloatArray) -> bool:
+        """Return False if no atom has moved far enough since the last search to meet another.
+
+        Parameters
+        ----------
+        own : float64 [n_own, 3]
+            Positions of own atoms, of which there is one at least, in Å.
+        cell : float64 [3, 3]
+            Lattice vectors as rows, which separate atoms from their images, Å.
+        """
+        if not self._clearance:
+            return True
+        start = time.monotonic()
+        moved = np.subtract(own, self._own, out=self._moved)
+        farthest = math.sqrt(3) * max(moved.max(), -moved.min())
+        approach = 2 * farthest + np.abs(cell - self._cell).sum()
+        self._wait(start)
+        return not approach < self._clearance  # True for NaN
+
+    def search(
+        self,
+        numbers: IntArray,
+        positions: FloatArray,
+        cell: FloatArray,
+        n_own: int,
+        labels: IntArray,
+        *,
+        step: int | None,
+    ) -> None:
+        """Search for contacts; see `find_clearance`.
+
+        Parameters
+        ----------
+        numbers, positions, n_own, labels
+            Same as for `find_clearance`.
+        cell : float64 [3, 3]
+            Same as for `may_exist`.
+        step : int or None
+            Step of a run that led to these positions; None where a run begins.
+
+        Raises
+        ------
+        InputError, OverlappingAtomsError
+            If two atoms are too close, or a position is not finite.
+        """
+        start = time.monotonic()
+        try:
+            self._clearance = find_clearance(numbers, positions, n_own, labels)
+        except InputError as error:
+            if step is None:
+                raise
+            problem = str(error).partition(": ")[0]
+            raise type(error)(
+                f"{problem} in step {step}: take a shorter time step, or minimize first"
+            ) from None
+        self._own, self._cell = positions[:n_own].copy(), cell
+        self._moved = np.empty_like(self._own)
+        self._wait(start)
+
+    def _wait(self, start: float) -> None:
+        """Make checks affordable again when this one will have been short enough."""
+        end = time.monotonic()
+        self._next = end + (end - start) / SHARE
+
+
+def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels: IntArray) -> float:
+    """Return the smallest difference between a distance and the smallest possible one, in Å.
+
+    Parameters
+    ----------
+    numbers : int64 [N]
+        Atomic numbers of own atoms, of which there is one at least, and of ghosts.
+    positions : float64 [N, 3]
+        Å.
+    n_own : int
+        Number of own atoms.
+    labels : int64 [N]
+        IDs of atoms, by which a message calls them.
+
+    Returns
+    -------
+    float
+        At most `MOST_CLEARANCE`.
+
+    Raises
+    ------
+    InputError, OverlappingAtomsError
+        If two atoms are too close, or a position is not finite.
+    """
+    own = positions[:n_own]
+    is_lost = ~np.isfinite(own).all(axis=1)
+    if is_lost.any():
+        raise InputError(
+            f"the position of atom {labels[is_lost.argmax()]} is NaN or infinite "
+            f"({is_lost.sum()} such atoms): check the structure"
+        )
+    limits = contact_limits(numbers)
+    reach = 2 * limits.max() + MOST_CLEARANCE
+    low, high = own.min(axis=0) - reach, own.max(axis=0) + reach
+    is_near = ((positions >= low) & (positions <= high)).all(axis=1)
+    limits, points = limits[is_near], positions[is_near]
+    tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
+    i, j = tree.query_pairs(reach, output_type="ndarray").T
+    distances = np.linalg.norm(points[i] - points[j], axis=1)
+    clearance = (distances - limits[i] - limits[j]).min(initial=MOST_CLEARANCE)
+    if clearance > 0:
+        return float(clearance)
+    _refuse(Batch.of(numbers[is_near], points), labels[is_near])
+    return 0.0
+
+
+def _refuse(batch: Batch, labels: IntArray) -> None:
+    """Raise the error of atoms that are too close."""
+    try:
+        check_distances(batch, labels)
+    except OverlappingAtomsError as error:
+        if error.atoms is None:
+            raise
+        i, j = labels[list(error.atoms)]
+        raise OverlappingAtomsError(
+            f"atoms {i} and {j} are at the same point: move or remove one of them"
+        ) from None
