@@ -118,11 +118,18 @@ def end_all(comm: Any, message: str) -> NoReturn:
 
 
 def end_together(comm: Any, message: str, speaker: int = 0) -> NoReturn:
-    """End the processes of all ranks, which call this; one of them prints one line to stderr."""
+    """End the processes of all ranks, which call this; one of them prints one line to stderr.
+
+    Processes of other partitions of LAMMPS end, too.
+    """
     if comm.rank == speaker:
         _complain(message)
     comm.Barrier()
-    import_mpi().Finalize()
+    mpi = import_mpi()
+    if comm.size < mpi.COMM_WORLD.size:  # others do not call this
+        time.sleep(PASS_ON)
+        comm.Abort(EXIT_ERROR)
+    mpi.Finalize()
     os._exit(EXIT_ERROR)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlff_triton.calculators.lammps.coupling import SKIN, Coupling, couple
+from mlff_triton.calculators.lammps.guard import NAME as GROUP
 from mlff_triton.calculators.lammps.ranks import (
     INSTALL,
     agree,
@@ -164,6 +165,7 @@ def _run(
 
     def execute(words: list[str]) -> None:
         try:
+            _refuse_free_atoms(lmp, comm, f"call `{COMMAND}` before the first run")
             coupling = couple_by_words(lmp, words, options)
         except library.MPIAbortException as error:
             end_all(comm, _reason(error))
@@ -183,13 +185,26 @@ def _run(
     except MlffTritonError:
         raise
     except Exception as error:
+        lmp.opened = False  # closing it after some errors, such as that of `temper`, crashes
         raise SimulationError(_reason(error)) from error
     finally:
-        del command
+        command.remove()
     if should_stop():
         raise KeyboardInterrupt
     if not couplings:
         raise InputError(f"{path} does not use the model: replace its pair style by {USAGE}")
+    for coupling in couplings:
+        coupling.guard.raise_pending()
+    _refuse_free_atoms(lmp, comm, f"call `{COMMAND}` again after `clear`")
+
+
+def _refuse_free_atoms(lmp: Any, comm: Any, remedy: str) -> None:
+    """Raise `InputError` if a run of the present system had neither the model nor other forces."""
+    n_own = lmp.extract_setting("nlocal")
+    has_run = lmp.last_thermo() is not None and not lmp.has_id("group", GROUP)
+    has_forces = n_own and lmp.numpy.extract_atom("f", nelem=n_own).any()
+    if any(comm.allgather(has_run)) and not any(comm.allgather(bool(has_forces))):
+        raise InputError(f"LAMMPS ran without the model, and without any other forces: {remedy}")
 
 
 def couple_by_words(lmp: Any, words: list[str], options: Options) -> Coupling:

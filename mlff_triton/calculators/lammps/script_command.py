@@ -16,6 +16,7 @@ from mlff_triton._common.remedies import install
 from mlff_triton.errors import BackendError
 
 REGISTER = "_ZN9LAMMPS_NS15plugin_registerEP14lammpsplugin_tPv"  # plugin_register, as C++ names it
+ERASE = "_ZN9LAMMPS_NS12plugin_eraseEPKcS1_"  # plugin_erase
 
 _Create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -37,14 +38,14 @@ class _Plugin(ctypes.Structure):
 
 
 class ScriptCommand:
-    """A command of LAMMPS scripts, valid until LAMMPS is closed.
+    """A command of LAMMPS scripts, valid until it is removed.
 
     LAMMPS needs this object as long as the command can be called.
 
     Parameters
     ----------
     lmp : lammps.lammps
-        A LAMMPS instance, the only one in the process.
+        A LAMMPS instance.
     name : str
         Name of the command.
     function : callable
@@ -60,7 +61,7 @@ class ScriptCommand:
         def execute(_this: int, n_words: int, words: Any) -> None:
             function([words[k].decode() for k in range(n_words)])
 
-        if not lmp.has_package("PLUGIN") or not hasattr(lmp.lib, REGISTER):
+        if not lmp.has_package("PLUGIN") or not all(hasattr(lmp.lib, f) for f in (REGISTER, ERASE)):
             raise BackendError(f"this LAMMPS cannot load plugins: {install('lammps')}")
         self._execute = _Execute(execute)
         self._delete = _Delete(lambda _this: None)
@@ -78,5 +79,10 @@ class ScriptCommand:
         register = getattr(lmp.lib, REGISTER)
         register.argtypes = [ctypes.POINTER(_Plugin), ctypes.c_void_p]
         register.restype = None
-        self._plugin = plugin
+        self._plugin, self._erase = plugin, getattr(lmp.lib, ERASE)
+        self._erase.argtypes, self._erase.restype = [ctypes.c_char_p, ctypes.c_char_p], None
         register(ctypes.byref(plugin), lmp.lmp)
+
+    def remove(self) -> None:
+        """Let LAMMPS forget the command, so that another instance can have one of its name."""
+        self._erase(self._plugin.style, self._plugin.name)
