@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,7 +79,8 @@ def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNet
 
     Replicas, which are one object, are looked at once. Large structures are announced.
     """
-    announce(sum(map(len, systems)), calculator)
+    n_atoms = sum(map(len, systems))
+    is_timed = announce(n_atoms, calculator)
     from mlff_triton.calculators._screening import Screening, labeled
 
     screening = Screening(calculator.session)
@@ -87,16 +89,39 @@ def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNet
         with labeled(name):
             remarks = screening.look(atoms)
         remarks.warn(name)
+    if not is_timed and calculator.session.engine.device.type == "cpu":
+        _time_a_step(systems[0], n_atoms, calculator)
 
 
-def announce(n_atoms: int, calculator: TensorNetCalculator) -> None:
-    """Say that many atoms have been read, and how long a step may take if that is known."""
+def announce(n_atoms: int, calculator: TensorNetCalculator) -> bool:
+    """Say that many atoms have been read, and how long a step may take if that is known.
+
+    Return False if it would be worth knowing.
+    """
     if n_atoms < LARGE:
-        return
+        return True
     engine = calculator.session.engine
     ms = engine.expected_ms(n_atoms)
-    time = "the first step may take a while" if ms is None else f"about {ms / 1000:.2g} s per step"
+    time = "the first step may take a while" if ms is None else _per_step(ms / 1000)
     plain_console().print(f"read {n_atoms} atoms, to compute on {engine.device}: {time}")
+    return ms is not None
+
+
+def _time_a_step(atoms: Atoms, n_atoms: int, calculator: TensorNetCalculator) -> None:
+    """Say how long a step of all atoms may take, by the first evaluation of one system.
+
+    It costs nothing, as the calculator keeps the results for the run; only vibrations, which take
+    six per atom, compute it again. On a GPU, the first evaluation also compiles, and says nothing
+    about the next ones.
+    """
+    began = perf_counter()
+    calculator.get_potential_energy(atoms)
+    seconds = (perf_counter() - began) * n_atoms / len(atoms)
+    plain_console().print(_per_step(seconds))
+
+
+def _per_step(seconds: float) -> str:
+    return f"about {seconds:.2g} s per step"
 
 
 def outside(number: int, total: str) -> str:
