@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from benchmarks.lab.schema import PASS, RESULTS, Row, read_rows
+from benchmarks.lab.schema import FAIL, RESULTS, Row, read_rows
 from benchmarks.systems import models
 from mlff_triton.engine.calibration import Point, fit
 from mlff_triton.engine.costs import SHIPPED, Costs, Target, architecture_of, software, write
@@ -23,7 +23,7 @@ def fitted(folder: Path = RESULTS) -> list[Costs]:
     """Return the costs of each model on each GPU."""
     found = []
     for bench, model in MODELS.items():
-        rows = [r for r in read_rows(folder / f"{bench}.csv") if r.gate == PASS]
+        rows = [r for r in read_rows(folder / f"{bench}.csv") if r.gate != FAIL]
         rows = [r for r in rows if r.impl in BACKENDS]
         for _, group in groupby(sorted(rows, key=attrgetter("gpu")), attrgetter("gpu")):
             costs = _costs(model, list(group))

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mlff_triton.errors import InputError
 
 RESULTS = Path(__file__).parents[1] / "results"  # the committed files
 PASS, FAIL = "pass", "fail"
+UNCHECKED = "unchecked"  # timed, without a truth to compare results with
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Row:
     error : float or None
         Largest error of a force (or of an operator's output) over the largest true one; None if
         there were no results.
-    gate : {"pass", "fail"}
-        "pass" if the results were right. Only these rows have times.
+    gate : {"pass", "unchecked", "fail"}
+        "pass" if the results were right, "unchecked" if nothing was there to compare them with.
+        Only these rows have times.
     """
 
     bench: str
@@ -164,6 +166,13 @@ def kind_of(path: Path) -> type[AnyRow]:
     return AlignmentRow if path.stem == "alignment" else Row
 
 
+def gate_of(ms: float | None, error: float | None) -> str:
+    """Return the gate of a row with this time and this error."""
+    if ms is None:
+        return FAIL
+    return UNCHECKED if error is None else PASS
+
+
 def make_row(
     bench: str,
     case: str,
@@ -175,7 +184,7 @@ def make_row(
 ) -> Row:
     """Make the row of a measurement; without a timing, that of a failure."""
     times = (timing.p20, timing.p50, timing.p80, timing.peak_mib) if timing else (None,) * 4
-    gate = PASS if timing else FAIL
+    gate = gate_of(timing.p50 if timing else None, error)
     return Row(bench, case, *size, impl, *asdict(where).values(), *times, error, gate)
 
 
@@ -250,7 +259,10 @@ def read_folder(folder: Path) -> list[Any]:
 
 
 def _parse(kind: type[AnyRow], record: dict[str, str]) -> AnyRow:
-    return kind(**{field.name: PARSERS[field.type](record[field.name]) for field in fields(kind)})
+    row = kind(**{field.name: PARSERS[field.type](record[field.name]) for field in fields(kind)})
+    if isinstance(row, Row):  # older files say "pass" without an error
+        return replace(row, gate=gate_of(row.ms_p50, row.error))
+    return row
 
 
 PARSERS: dict[Any, Callable[[str], Any]] = {  # by annotation

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.lab.schema import AlignmentRow, Row, bytes_of, read_rows
+from benchmarks.lab.schema import UNCHECKED, AlignmentRow, AnyRow, Row, bytes_of, read_rows
 from benchmarks.lab.selection import (
     ACCELERATED,
     AUTOCAST,
@@ -429,8 +429,11 @@ def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
     return n_bytes / (p50(rows[name]) * 1e-3) if name in rows else math.nan
 
 
-def _ms(row: Row | None) -> str:
-    return f"{p50(row):.3g}" if row else "–"
+def _ms(row: AnyRow | None) -> str:
+    """Write a time, with a mark if no truth was there to compare the results with."""
+    if row is None:
+        return "–"
+    return f"{p50(row):.3g}" + ("†" if row.gate == UNCHECKED else "")
 
 
 def _speed(row: Row | None) -> str:
@@ -462,7 +465,7 @@ def _error(row: Row) -> str:
 
 
 def _provenance(times: Times) -> str:
-    """Name the devices, versions, commits and dates of the measurements."""
+    """Name the devices, versions, commits and dates of the measurements, and explain marks."""
     rows = [row for by_name in times.values() for row in by_name.values()]
     parts: list[Callable[[Row], str]] = [
         lambda r: r.gpu,
@@ -471,7 +474,10 @@ def _provenance(times: Times) -> str:
         lambda r: f"commit {r.commit}",
         lambda r: r.date,
     ]
-    return "Measured: " + ", ".join(" and ".join(sorted(set(map(part, rows)))) for part in parts)
+    line = "Measured: " + ", ".join(" and ".join(sorted(set(map(part, rows)))) for part in parts)
+    if any(row.gate == UNCHECKED for row in rows):
+        line += ". † Unchecked: there was no truth to compare these results with"
+    return line
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from benchmarks.lab.schema import PASS, RESULTS, Row, read_rows
+from benchmarks.lab.schema import FAIL, RESULTS, Row, read_rows
 from benchmarks.systems.systems import DENSITY
 from mlff_triton.calculators.lammps.coupling import SKIN
 from mlff_triton.errors import InputError
@@ -136,7 +136,7 @@ class CostModel:
         InputError
             If there are too few.
         """
-        times = {(r.case, r.impl): r.ms_p50 for r in rows if r.gate == PASS and r.ms_p50}
+        times = {(r.case, r.impl): r.ms_p50 for r in rows if r.gate != FAIL and r.ms_p50}
         model, rest, whole = [], [], []
         for row in rows:
             found = _RANKS.fullmatch(row.impl)

@@ -344,7 +344,8 @@ def test_the_command_runs_every_kind_of_case(lab, tmp_path, case):
     runner.run_md(lab, [replace(case, implementations=("command",))], ["command"], tmp_path)
     rows = rows_of(lab)
     assert list(rows) == ["command", "command-total"]
-    assert {row.gate for row in rows.values()} == {"pass"}
+    gate = "pass" if case.model == "shipped" else "unchecked"  # atoms are too close for tables
+    assert {row.gate for row in rows.values()} == {gate}
     assert rows["command"].atoms == case.build().n_atoms
 
 

@@ -143,7 +143,7 @@ def test_calls_too_large_for_the_model_as_shipped_are_timed(lab, small, monkeypa
     monkeypatch.setitem(models.CASES, small[0], SMALL[0])
     models.run_models(lab, small[:1], ["reference"])
     (row,) = read_rows(lab.results.path("models"))
-    assert row.gate == "pass"
+    assert row.gate == "unchecked"
     assert row.error is None
     assert row.ms_p50 > 0
 

@@ -32,12 +32,24 @@ def test_columns_are_those_agreed(tmp_path):
 
 def test_rows_come_back_as_they_were_written(tmp_path):
     rows = [row(), row(impl="torch", ms=None, error=None), row(case="128", peak_mib=None)]
+    rows.append(row(case="256", error=None))
     Results(tmp_path).add(rows)
     for read, written in zip(read_rows(tmp_path / "step.csv"), rows, strict=True):
         assert read.key == written.key
-        assert read.gate == ("fail" if written.ms_p50 is None else "pass")
         assert read.ms_p50 == written.ms_p50
         assert read.peak_mib == written.peak_mib
+    gates = [read.gate for read in read_rows(tmp_path / "step.csv")]
+    assert gates == ["pass", "fail", "pass", "unchecked"]
+
+
+def test_a_row_without_an_error_has_not_passed(tmp_path):
+    """Files of earlier versions say that it has."""
+    path = tmp_path / "models.csv"
+    Results(tmp_path).add([row(bench="models", error=None)])
+    path.write_text(path.read_text().replace("unchecked", "pass"))
+    (read,) = read_rows(path)
+    assert read.gate == "unchecked"
+    assert any(row.gate == "unchecked" for row in read_rows(RESULTS / "models.csv"))
 
 
 def test_a_row_of_a_later_run_replaces_the_older_one(tmp_path):
