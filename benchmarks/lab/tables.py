@@ -329,7 +329,7 @@ def bio_table(folder: Path) -> str:
 def models_table(folder: Path) -> str:
     """Tabulate calls of genomic, design and binding models; empty without data."""
     times = other_models(passed(read_rows(folder / "models.csv")))
-    head = ["case", "as shipped", "best peer", "mlff_triton", "over shipped", "over the best"]
+    head = ["case", "as shipped, fp32", "best peer", "mlff_triton", "over shipped", "over the best"]
     lines = [[*head, "memory, GB", "error"], ["---"] * (len(head) + 2)]
     for case in by_model(times):
         rows = times[case]
@@ -337,7 +337,7 @@ def models_table(folder: Path) -> str:
         if ours is None:
             continue
         shipped, best = rows.get(BIO_REFERENCE), best_peer(rows, MODEL_PEERS)
-        peer = f"{_ms(best)} ({best.impl})" if best else "–"
+        peer = f"{_ms(best)} ({best.impl}, error {_error(best)})" if best else "–"
         own = f"**{_ms(ours)}** ({ours.impl.removeprefix(ACCELERATED)})"
         memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
         ratios = [_ratio(shipped, ours), _ratio(best, ours)]

@@ -125,6 +125,51 @@ def test_predictions_in_the_readme_are_measured():
     assert f"these take {first}, {second} and {third} times as long" in text
 
 
+BIOLOGY = {  # rows of the README's table: case, best other way and ours
+    "Enformer": ("enformer-196608", "half-graph", "float16", "accelerated-fp16", "float16"),
+    "AlphaGenome": ("alphagenome-524288", "half", "bfloat16", "accelerated-fp16", "float16"),
+    "ProteinMPNN, scores": (
+        *("proteinmpnn-8x1000", "reference-graph", "float32"),
+        *("accelerated-fp32", "float32"),
+    ),
+    "ProteinMPNN, samples": (
+        *("proteinmpnn-sample-32x300", None, ""),
+        *("accelerated-fp32", "float32"),
+    ),
+    "DualBind": ("dualbind-800x192", None, "", "accelerated-fp32", "float32"),
+}
+
+
+@pytest.mark.parametrize("model", BIOLOGY)
+def test_models_of_biology_in_the_readme_are_measured(model):
+    """Each cell is the time of the fastest way, with its precision."""
+    (line,) = re.findall(rf"^\| {model}.*?\|(.*)\|$", README.read_text(), re.MULTILINE)
+    cells = [cell.strip() for cell in line.split("|")]
+    name, other, its_precision, ours, precision = BIOLOGY[model]
+    case = measured("models")[name]
+    best = selection.best_peer(case, selection.MODEL_PEERS)
+    assert (best.impl if best else None) == other
+    assert selection.fastest(case).impl == ours
+    shipped = case[selection.BIO_REFERENCE].ms_p50
+    assert cells == [
+        brief(shipped),
+        f"{brief(best.ms_p50)}, {its_precision}" if best else "",
+        f"{brief(case[ours].ms_p50)}, {precision}",
+        f"{shipped / case[ours].ms_p50:.1f}x",
+    ]
+
+
+def test_errors_of_alpha_genome_in_the_readme_are_measured():
+    case = measured("models")["alphagenome-524288"]
+    text = " ".join(README.read_text().split())
+    assert f"off by {case['half'].error:.2f} in the measure" in text
+    assert f"ours is off by {case['accelerated-fp16'].error:.0e}".replace("e-0", "e-") in text
+
+
+def brief(ms: float) -> str:
+    return f"{float(f'{ms:.3g}'):,g}"
+
+
 def measured(bench: str) -> selection.Times:
     return selection.passed(read_rows(docs_benchmarks.RESULTS / f"{bench}.csv"))
 
