@@ -113,7 +113,9 @@ def _barostat(settings: Settings, pressure: float) -> Barostat:
 def lost_freedom(atoms: Atoms) -> int:
     """Return the degrees of freedom that the conserved momenta of a system take away.
 
-    There are none if atoms are fixed.
+    There are none if atoms are fixed. Without a cell, a linear molecule of three atoms or more
+    loses as many as any other one, for it bends: with no angular momentum about its axis, it does
+    so in one plane.
 
     The thermostat that rescales velocities removes these momenta in every step. Langevin dynamics
     gives each degree of freedom its share, and nve conserves the momenta to rounding: the sum of

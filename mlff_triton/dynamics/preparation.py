@@ -17,6 +17,8 @@ from mlff_triton.engine.motion import Dynamics
 
 MAX_FORCE = 0.05  # eV/Å
 MAX_ITERATIONS = 2000
+SINGULAR = 1e-9
+"""Smallest moment of inertia, relative to the largest one, that is told from a rounding error."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,12 @@ def remove_overall_motion(atoms: Atoms) -> None:
 def _rotation(atoms: Atoms, momenta: np.ndarray) -> np.ndarray:
     """Compute the velocities of the rigid rotation that has all the angular momentum.
 
-    The pseudo-inverse of the inertia tensor also covers linear molecules.
+    The pseudo-inverse of the inertia tensor leaves out an axis about which almost nothing turns, as
+    in a linear molecule whose positions a file has rounded.
     """
     arms = atoms.positions - atoms.get_center_of_mass()
     weighted = atoms.get_masses()[:, None] * arms
     inertia = (weighted * arms).sum() * np.eye(3) - weighted.T @ arms
     angular_momentum = np.cross(arms, momenta).sum(axis=0)
-    angular_velocity = np.linalg.pinv(inertia, hermitian=True) @ angular_momentum
+    angular_velocity = np.linalg.pinv(inertia, SINGULAR, hermitian=True) @ angular_momentum
     return np.asarray(np.cross(angular_velocity, arms))
