@@ -34,7 +34,8 @@ class StageRecord:
     temperature : float64 [M]
         Temperature in K.
     total, conserved : float64 [M]
-        Total energy, and the same without heat and work of thermostat and barostat, in eV.
+        Total energy, and the same without heat and work of thermostat and barostat, in eV; NaN in
+        rows of npt of earlier versions.
     target : float64 [M]
         Temperature of the thermostat in K.
     potential : float64 [M]
@@ -89,11 +90,13 @@ def _stage_record(label: str, rows: list[dict[str, str]]) -> StageRecord:
 
 
 def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
-    """Fit the drift of the conserved energy; return None for fewer than three rows."""
-    if len(record.time) < 3:
+    """Fit the drift of the conserved energy; return None if fewer than three rows have one."""
+    known = np.isfinite(record.conserved)
+    time, energy = record.time[known], record.conserved[known] / n_atoms
+    if len(time) < 3:
         return None
-    slope, residual = _fit_line(record.time, record.conserved / n_atoms)
-    time = record.time - record.time.mean()
+    slope, residual = _fit_line(time, energy)
+    time = time - time.mean()
     variance = float(residual @ residual) / (len(time) - 2)
     return Drift(slope, float(np.sqrt(variance / (time @ time))))
 
@@ -119,6 +122,12 @@ def unsettled(record: StageRecord) -> float | None:
     change = abs(slope) * float(time[-1] - time[0])
     ratio = change / max(float(residual.std(ddof=2)), 1e-12)
     return ratio if ratio >= LARGEST_DRIFT else None
+
+
+def _since_first(values: FloatArray) -> FloatArray:
+    """Return the differences from the first value that is known."""
+    known = values[np.isfinite(values)]
+    return values - known[0] if len(known) else values
 
 
 def _fit_line(time: FloatArray, values: FloatArray) -> tuple[float, FloatArray]:
@@ -161,7 +170,7 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
         curves = [
             record.temperature,
             1000 * (record.potential - last) / n_atoms,
-            1000 * (record.conserved - record.conserved[0]) / n_atoms,
+            1000 * _since_first(record.conserved) / n_atoms,
             record.volume,
         ]
         marker = "." if len(record.time) == 1 else None  # a line needs two points

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import ase.io
 import numpy as np
 import pytest
 from ase.build import molecule
+from ase.calculators.emt import EMT
 
-from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
+from mlff_triton.dynamics import Settings, Simulation, Stage, draw_summary, load_restart
 from mlff_triton.dynamics.outputs import RESTART
+from mlff_triton.dynamics.summary import energy_drift, read_log
 from mlff_triton.dynamics.systems import repartition_masses
 from mlff_triton.errors import InputError
 from tests.support.springs import Springs, stop_at
 
+OLD = Path(__file__).parent / "data" / "format_2.npz"
+"""Restart file of the version before fixed atoms, after 7 of 40 steps of nve, nvt and npt."""
+OLD_LOG = """\
+step,time_ps,stage,target_K,temperature_K,potential_eV,kinetic_eV,total_eV,conserved_eV,volume_A3,\
+pressure_bar
+0,0,1-nve,100.0000,192.4122,-0.022726045,0.099484747,0.076758701,0.076758701,47.045881,-19561.7919
+5,0.01,1-nve,100.0000,169.7050,-0.010970457,0.087744218,0.076773761,0.076773761,47.045881,-18282.71\
+28
+"""
 FIRST = (Stage("nvt", 14),)
 FURTHER = (Stage("nvt", 9, 350.0), Stage("nve", 7))
 
@@ -135,3 +148,35 @@ def test_information_of_structures_is_in_all_frames(tmp_path):
     for frame in ase.io.read(tmp_path / "broken" / "trajectory.xyz", index=":"):
         assert (frame.info["name"], frame.info["id"]) == ("two words", "007")
         np.testing.assert_array_equal(frame.info["weights"], atoms.info["weights"])
+
+
+def test_runs_of_the_last_format_go_on(tmp_path):
+    """In nve and nvt, as that version would have; in npt, with the barostat of this one."""
+    shutil.copy(OLD, tmp_path / RESTART)
+    (tmp_path / "log.csv").write_text(OLD_LOG)
+    snapshot = load_restart(tmp_path / RESTART)
+    (tmp_path / "trajectory.xyz").write_bytes(b" " * snapshot.sizes["trajectory.xyz"])
+    assert Simulation.resume(snapshot, EMT(), tmp_path).run()
+    found = {row["step"]: row for row in rows(tmp_path)}
+    assert list(found) == [str(step) for step in range(0, 41, 5)]
+    assert found["10"]["potential_eV"] == "0.018467504"
+    assert found["20"]["potential_eV"] == "0.068653933"
+    assert found["20"]["conserved_eV"] == "0.076864032"
+    assert all(np.isfinite(float(row["conserved_eV"])) for row in found.values())
+    assert float(found["40"]["volume_A3"]) != float(found["20"]["volume_A3"])
+    assert load_restart(tmp_path / RESTART).settings == snapshot.settings
+
+
+def test_rows_without_a_conserved_energy_count_in_no_drift(tmp_path):
+    """Earlier versions left it out in npt."""
+    assert start(tmp_path / "run", stages=(*FIRST, Stage("nve", 20))).run()
+    log = tmp_path / "run" / "log.csv"
+    header, *lines = [line.split(",") for line in log.read_text().splitlines()]
+    expected = [energy_drift(record, 3) for record in read_log(log)]
+    column = header.index("conserved_eV")
+    for line in lines[: lines.index(next(line for line in lines if line[2] == "2-nve"))]:
+        line[column] = ""
+    lines.insert(-5, [*lines[-5][:column], "", *lines[-5][column + 1 :]])
+    log.write_text("\n".join(map(",".join, [header, *lines])) + "\n")
+    assert [energy_drift(record, 3) for record in read_log(log)] == [None, expected[1]]
+    draw_summary(tmp_path / "run", 3)

@@ -20,7 +20,6 @@ from ase.constraints import (
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.outputs import LOG, RESTART
-from mlff_triton.dynamics.restart import save_restart
 from mlff_triton.dynamics.systems import repartition_masses
 from mlff_triton.errors import InputError
 from tests.support.springs import FailsAfter, Springs, stop_at
@@ -231,13 +230,3 @@ def test_a_fixed_atom_is_not_blamed(tmp_path):
     )
     with pytest.raises(Exception, match=r"at atom 4 \(H\)"):
         run.run()
-
-
-def test_files_without_fixed_atoms_of_the_last_format_are_read(tmp_path, monkeypatch):
-    atoms = molecule("H2O")
-    run = Simulation.start(atoms, Springs(atoms.positions), Settings(), tmp_path / "run")
-    snapshot = load_restart(run.restart_path)
-    monkeypatch.setattr("mlff_triton.dynamics.restart.FORMAT", "mlff_triton.dynamics.2")
-    save_restart(snapshot, tmp_path / "old.npz")
-    monkeypatch.undo()
-    assert not load_restart(tmp_path / "old.npz").systems[0].constraints
