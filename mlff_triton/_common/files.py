@@ -107,6 +107,8 @@ def check_new(path: Path, overwrite: bool) -> None:
             )
         if path.exists() and not overwrite:
             raise OutputError(f"{path} exists: choose another name, or use --overwrite")
+        if not os.access(path.parent, os.W_OK):  # before hours of computation
+            raise OutputError(f"cannot write {path}: its folder is read-only")
 
 
 @contextmanager

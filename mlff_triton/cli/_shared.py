@@ -48,22 +48,32 @@ def plain_console() -> Console:
 
 
 def read_one(
-    structure: str, charge: int | None, periodic: bool, *, velocities: bool = False
+    structure: str,
+    charge: int | None,
+    periodic: bool,
+    *,
+    velocities: bool = False,
+    information: bool = False,
 ) -> Atoms:
     """Read the one structure of a command, and say which frame it is if a file has several.
 
-    A total charge that is not None replaces that of the file.
+    A total charge that is not None replaces that of the file. On request, velocities and all
+    information of the file are kept.
     """
+    from mlff_triton.calculators._screening import labeled
     from mlff_triton.calculators._total_charge import total_charge
     from mlff_triton.dynamics.structures import choose_frame, clean
     from mlff_triton.readers import name_of_frame
 
     chosen = choose_frame(structure)
     atoms = clean(chosen.atoms, structure, periodic, velocities=velocities)
+    if information:
+        atoms.info = chosen.atoms.info | atoms.info
     if charge is not None:
         atoms.info["charge"] = charge
     elif "charge" in atoms.info:
-        atoms.info["charge"] = total_charge(atoms.info)
+        with labeled(structure):
+            atoms.info["charge"] = total_charge(atoms.info)
     path, named = name_of_frame(structure)
     if chosen.total > 1 and named is None:
         name = printable(path)

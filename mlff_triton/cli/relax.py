@@ -61,7 +61,8 @@ def relax(
     from mlff_triton.dynamics.outputs import check_directory
     from mlff_triton.statics.relaxation_files import FINAL, RelaxationFiles
 
-    atoms = read_one(structure, charge, not no_pbc)
+    atoms = read_one(structure, charge, not no_pbc, information=True)
+    atoms.info.pop("step", None)  # of an earlier relaxation
     fix_atoms(atoms, structure, fix)
     check_directory(out, overwrite)
     calculator = TensorNetCalculator(model, device=device, dtype=dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -83,7 +83,7 @@ def vibrations(
     if temperature is None:
         _check_unused(given_options(context))
     _check_outputs((out, minimum), frequencies, overwrite)
-    atoms = read_one(structure, charge, not no_pbc)
+    atoms = read_one(structure, charge, not no_pbc, information=True)
     fix_atoms(atoms, structure, fix)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
@@ -96,7 +96,7 @@ def vibrations(
     Console().print(_mode_table(found))
     _warn_about(found, structure, is_minimized=minimum is not None)
     if out is not None:
-        write_xyz(out, _mode_frames(found))
+        write_xyz(out, *_mode_frames(found))
     gas = None
     if temperature is not None and (minimum is None or _is_minimum(found)):
         gas = found.ideal_gas(temperature, pressure, symmetry_number, spin)
@@ -217,16 +217,16 @@ def _warn_about(found: Vibrations, structure: str, *, is_minimized: bool) -> Non
         )
 
 
-def _mode_frames(found: Vibrations) -> list[Atoms]:
-    """Return a copy of the structure for each mode, with its displacements of norm 1."""
-    frames = []
+def _mode_frames(found: Vibrations) -> tuple[list[Atoms], list[dict[str, Any]]]:
+    """Return a copy of the structure for each mode, with its displacements of norm 1, and names."""
+    frames, names = [], []
     for k, (frequency, mode) in enumerate(zip(found.frequencies, found.modes, strict=True)):
         frame = found.atoms.copy()
         frame.set_array("mode", mode)
         shown = _real_or_imaginary(frequency)
-        frame.info.update(mode=k, frequency=shown if frequency.imag else float(shown))
         frames.append(frame)
-    return frames
+        names.append({"mode": k, "frequency": shown if frequency.imag else float(shown)})
+    return frames, names
 
 
 def _gas_table(gas: IdealGas) -> Table:

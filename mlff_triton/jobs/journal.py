@@ -160,8 +160,17 @@ class Journal:
         ----------
         finish : callable, optional
             Writes the results of tasks to a path. By default, the output is their concatenation.
+
+        Raises
+        ------
+        OutputError
+            If that fails, or somebody has removed the results.
         """
         with reported(self.out):
+            if self._files is not None and not self._partial.exists():
+                raise OutputError(
+                    f"{self._partial} was removed: the results are lost, the same call begins again"
+                )
             if self._files is not None and not self.is_complete:
                 _write_through(self._files[1], _line(COMPLETE))
             self._close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from mlff_triton.bio import embedding
 from mlff_triton.bio.embedding import Encoder
 from mlff_triton.cli import main as cli
 from mlff_triton.errors import CheckpointError, InputError, OutputError
+from mlff_triton.jobs.workers import OwnProcess
 from mlff_triton.testing.settings import CALLER_SETTINGS
+from tests.support.disks import largest_file
 from tests.support.huggingface import MODELS, transformers
 from tests.support.language_models import randomize
 
@@ -128,6 +131,45 @@ def test_a_sequence_that_is_too_long_has_an_error(tmp_path_factory, per_residue)
     else:
         finite = np.isfinite(table["embedding"]).all(1)
         assert finite.tolist() == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+def test_a_record_at_which_workers_die_has_an_error(esm, monkeypatch, per_residue):
+    """Rows of the others, and of the record itself, are as without a death."""
+    submit = OwnProcess.submit
+
+    def dies(self, records):
+        if any(record.id == "p3" for record in records):
+            future = Future()
+            future.set_exception(BrokenExecutor("killed"))
+            return future
+        return submit(self, records)
+
+    monkeypatch.setattr(OwnProcess, "submit", dies)
+    options = {"model": esm, "device": "cpu", "per_residue": per_residue}
+    progress = bio.embed_files("in.fasta", "out.h5", **options)
+    assert (progress.items, progress.errors) == (5, 1)
+    assert progress.first_error.startswith("record p3: workers die at it repeatedly")
+    table = read("out.h5")
+    assert table["name"] == [f"p{k}" for k in range(5)]
+    assert [bool(error) for error in table["error"]] == [False, False, False, True, False]
+    expected = one_by_one(esm, SEQUENCES)
+    if per_residue:
+        assert table["n_residues"].tolist() == [10, 9, 15, 0, 11]
+        wanted = np.concatenate([*expected[:3], expected[4]])
+    else:
+        expected[3][:] = np.nan
+        wanted = [rows.mean(0) for rows in expected]
+    np.testing.assert_allclose(table["embedding"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["h5", "parquet"])
+def test_a_full_disk_is_one_line_that_names_the_file(esm, suffix):
+    options = {"model": esm, "device": "cpu"}
+    with largest_file(90), pytest.raises(OutputError, match=rf"cannot write out\.{suffix}: File"):
+        bio.embed_files("in.fasta", f"out.{suffix}", **options)
+    assert not list(Path().glob("*lock"))
+    assert bio.embed_files("in.fasta", f"out.{suffix}", **options).errors == 0
 
 
 WRONG = {

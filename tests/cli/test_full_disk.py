@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlff_triton import Engine
 from mlff_triton.errors import OutputError
 from mlff_triton.jobs.job import run as run_job
 from tests.support.disks import largest_file
@@ -60,6 +61,23 @@ def test_a_full_disk_is_one_line_that_names_the_file(command, size, recwarn):
         assert start()[0] == 0
         assert Path(name).exists()
         assert not list(Path().glob(f"{name}.*"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["predict .xyz", "predict .h5", "energy", "vibrations", "align .sam", "convert"],
+    indirect=True,
+)
+def test_a_folder_that_is_read_only_is_refused_first(command, monkeypatch):
+    """Root may write to a folder without such permission, but not to a file system."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr(Engine, "evaluate", None)
+    name, start = command
+    before = set(Path().iterdir())
+    code, out, err = start()
+    assert (code, out) == (2, "")
+    assert err == f"mlff-triton: error: cannot write {name}: its folder is read-only\n"
+    assert set(Path().iterdir()) == before
 
 
 @pytest.mark.filterwarnings("ignore:three")

@@ -150,6 +150,17 @@ def test_results_that_are_lost_are_noticed(unfinished):
     assert unfinished.read_bytes() == WHOLE
 
 
+def test_results_that_vanish_during_a_job_are_no_success(out):
+    def remove(progress):
+        if progress.items == 30:
+            Path(f"{out}.partial").unlink()
+
+    with pytest.raises(OutputError, match=r"partial was removed: the results are lost"):
+        run(job(out), Here(), show=remove)
+    assert run(job(out), Here()).resumed == 0
+    assert out.read_bytes() == WHOLE
+
+
 @pytest.mark.parametrize("is_in_place", [False, True])
 def test_a_kill_at_the_very_end(out, monkeypatch, is_in_place):
     """The journal is complete, and the output is in its place or not."""
