@@ -10,6 +10,7 @@ from benchmarks.lab.schema import Row, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 from benchmarks.lab.selection import (
     AUTOCAST,
@@ -50,11 +51,16 @@ ALIGNERS = {  # labels and markers
     "kernel": ("mlff_triton, sequences on the GPU", "o"),
 }
 
+# Text in an SVG is as wide as the reader's font
+LEGEND_WIDTH = 0.9  # of the figure, at most
+MARGIN = 0.15  # in inches, beside labels
+
 
 def draw(folder: Path) -> list[Path]:
     """Draw every figure that has data, as an SVG file beside the CSV file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     drawn = []
     for name, plot in PLOTS.items():
@@ -63,16 +69,27 @@ def draw(folder: Path) -> list[Path]:
         if not times:
             continue
         with mpl.rc_context({"svg.hashsalt": "mlff_triton", "svg.fonttype": "none"}):
-            figure = Figure(figsize=(6.4, 4.8), layout="constrained")
+            figure = Figure(figsize=(6.4, 4.8), layout=ConstrainedLayoutEngine(w_pad=MARGIN))
             axes = figure.subplots()
             plot(axes, times)
             axes.set_title(_gpu(times))
             axes.grid(visible=True, which="major", alpha=0.3)
-            figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+            _add_legend(figure)
             path = folder / f"{name}.svg"
             figure.savefig(path, metadata={"Date": None})
             drawn.append(path)
     return drawn
+
+
+def _add_legend(figure: Figure) -> None:
+    """Add a legend below the axes, in as many columns as there is room for."""
+    for n_columns in (3, 2, 1):
+        legend = figure.legend(
+            loc="outside lower center", ncols=n_columns, frameon=False, fontsize="small"
+        )
+        if n_columns == 1 or legend.get_window_extent().width <= LEGEND_WIDTH * figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _plot_steps(axes: Axes, times: Times) -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from matplotlib.figure import Figure
+
 from benchmarks.lab import figures, tables
-from benchmarks.lab.schema import (
-    Results,
-    with_bytes,
-)
+from benchmarks.lab.schema import RESULTS, Results, with_bytes
 from tests.support.benchmark_rows import row
+from tests.support.figures import assert_nothing_is_clipped
 
 
 def test_the_table_of_steps_is_drawn_from_the_csv(measured):
@@ -90,6 +90,16 @@ def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
     assert "TorchMD-NET, Warp + CUDA graph" in drawn
     figures.draw(measured)
     assert path.read_text() == drawn
+
+
+def test_legends_fit_below_the_axes(tmp_path, monkeypatch):
+    """Those of the committed results, which have long names."""
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: assert_nothing_is_clipped(figure)
+    )
+    for path in RESULTS.glob("*.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert len(figures.draw(tmp_path)) == len(list(RESULTS.glob("*.svg")))
 
 
 def test_nothing_is_drawn_from_nothing(tmp_path):
