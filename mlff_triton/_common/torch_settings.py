@@ -1,8 +1,9 @@
 """Computations that do not depend on what their caller has set in PyTorch.
 
 Autocast, inference mode and anomaly detection belong to the thread that has set them. The default
-device, the default dtype and the demand for deterministic algorithms belong to the process; other
-threads see them change while a computation of ours runs, if they were not those of a new process.
+device, the default dtype, the precision of products and the demand for deterministic algorithms
+belong to the process; other threads see them change while a computation of ours runs, if they were
+not those of a new process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from mlff_triton.errors import InputError
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -25,8 +28,9 @@ def own_settings(
 ) -> AbstractContextManager[None]:
     """Return a context with the settings of a new process, whatever the caller has set.
 
-    Inside, autocast, inference mode and anomaly detection are off, and new tensors are in float32
-    and on the CPU unless they are given a dtype and a device.
+    Inside, autocast, inference mode and anomaly detection are off, products of float32
+    matrices are in float32, and new tensors are in float32 and on the CPU unless they are given a
+    dtype and a device.
 
     Parameters
     ----------
@@ -63,6 +67,15 @@ def normal(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
+def check_not_transformed() -> None:
+    """Raise `InputError` in a function that ``torch.func`` transforms, for example by ``grad``."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InputError(
+            "torch.func transforms neither models while they are loaded nor the engine: load the "
+            "model outside, and call predict(..., create_graph=True) for derivatives"
+        )
+
+
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Leave PyTorch's random stream of the CPU as it was, whatever is drawn inside."""
@@ -79,6 +92,7 @@ def _is_new(keep_determinism: bool) -> bool:
         or torch.get_default_dtype() is not torch.float32
         or torch.is_anomaly_enabled()
         or _has_function_modes()
+        or _rounds_products()
         or (not keep_determinism and torch.are_deterministic_algorithms_enabled())
     )
 
@@ -88,9 +102,42 @@ def _has_function_modes() -> bool:
     return torch._C._len_torch_function_stack() > 0
 
 
+def _rounds_products() -> bool:
+    """Return True if factors of float32 products may be rounded, to TF32 or bfloat16."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # backends differ, as the interface of PyTorch 2.9 has set some of them
+        return True
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    matmuls = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    if matmuls[1] is None:  # before PyTorch 2.9, all backends have one setting
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    chosen = [matmul.fp32_precision for matmul in matmuls]
+    for matmul in matmuls:
+        matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for matmul, precision in zip(matmuls, chosen, strict=True):
+            matmul.fp32_precision = "none"  # follows its backend, as it may have done
+            if matmul.fp32_precision != precision:
+                matmul.fp32_precision = precision
+
+
 @contextmanager
 def _new_settings(then: AbstractContextManager[None], keep_determinism: bool) -> Iterator[None]:
     with ExitStack() as stack:
+        if _rounds_products():
+            stack.enter_context(_exact_products())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(mode=False))
         for device in ("cpu", "cuda"):

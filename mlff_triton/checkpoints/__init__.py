@@ -10,7 +10,11 @@ from importlib import resources
 from pathlib import Path
 
 from mlff_triton._common.text import short_repr, shortened
-from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
+from mlff_triton._common.torch_settings import (
+    check_not_transformed,
+    kept_random_state,
+    with_own_settings,
+)
 from mlff_triton.checkpoints import hub, matgl, torchmd_net
 from mlff_triton.checkpoints._pickles import unpickle
 from mlff_triton.checkpoints._reading import (
@@ -102,6 +106,7 @@ def load_model(
     >>> load_model("default").config.num_layers
     2
     """
+    check_not_transformed()
     if energy_unit is not None and energy_unit not in ENERGY_UNITS:
         raise InputError(
             f"energy_unit={energy_unit!r} is unknown: use one of {', '.join(ENERGY_UNITS)}"

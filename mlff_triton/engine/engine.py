@@ -14,7 +14,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlff_triton._common.devices import find_device, find_dtype
-from mlff_triton._common.torch_settings import own_settings, with_own_settings
+from mlff_triton._common.torch_settings import (
+    check_not_transformed,
+    own_settings,
+    with_own_settings,
+)
 from mlff_triton._common.triton_start import start_triton
 from mlff_triton.checkpoints import load_model, shipped_models
 from mlff_triton.engine import dispatch
@@ -428,6 +432,7 @@ class Engine:
 
     def _call(self) -> AbstractContextManager[None]:
         """Return a context that keeps other threads and settings of the caller out of a call."""
+        check_not_transformed()
         return own_settings(self.lock, keep_determinism=self._keeps_determinism)
 
 

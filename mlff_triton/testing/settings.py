@@ -29,6 +29,16 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(mode=before, warn_only=warns)
 
 
+@contextmanager
+def _rounded_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 CALLER_SETTINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "autocast on a GPU": lambda: torch.autocast("cuda", enabled=torch.cuda.is_available()),
@@ -37,6 +47,7 @@ CALLER_SETTINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "default device": lambda: torch.device("meta"),
     "default dtype": lambda: _default_dtype(torch.float64),
     "deterministic algorithms": _deterministic,
+    "rounded products": _rounded_products,
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(mode=True),
 }
 """Contexts of PyTorch by name, each of which changes a setting until it is left."""

@@ -9,6 +9,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
+from ase.build import molecule
 from torch import Tensor
 
 from mlff_triton import (
@@ -23,6 +24,7 @@ from mlff_triton import (
 )
 from mlff_triton._common.torch_settings import own_settings
 from mlff_triton.dynamics import Settings, Simulation, Stage
+from mlff_triton.errors import InputError
 from mlff_triton.model.tensornet2 import TensorNet2
 from mlff_triton.testing import CALLER_SETTINGS, random_cluster, random_crystal
 from mlff_triton.testing.settings import random_states
@@ -208,6 +210,7 @@ def test_settings_of_the_caller_come_back(setting):
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.is_anomaly_enabled(),
+            torch.get_float32_matmul_precision(),
         ]
 
     with setting():
@@ -215,6 +218,53 @@ def test_settings_of_the_caller_come_back(setting):
         with pytest.raises(ZeroDivisionError), own_settings():
             raise ZeroDivisionError
         assert seen() == before
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="new in PyTorch 2.9")
+def test_products_follow_the_precision_that_their_caller_chooses_later():
+    """A precision of all backends, which that of products follows, is not made their own."""
+    matmul = torch.backends.cuda.matmul
+    matmul.fp32_precision = "none"
+    torch.backends.fp32_precision = "tf32"
+    try:
+        with own_settings():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.fp32_precision = "none"
+    assert matmul.fp32_precision == "none"
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.grad, torch.func.functionalize])
+@pytest.mark.parametrize("made", ["before", "inside"])
+def test_transforms_of_functions_are_refused(transform, made):
+    """Their derivatives would be zero, or PyTorch's own error would be about something else."""
+    calculator, atoms = TensorNetCalculator("default", device="cpu"), molecule("H2O")
+
+    def energy(x: Tensor) -> Tensor:
+        atoms.calc = (
+            TensorNetCalculator("default", device="cpu") if made == "inside" else calculator
+        )
+        return x.sum() * atoms.get_potential_energy()
+
+    with pytest.raises(InputError, match="load the model outside, and call predict"):
+        transform(energy)(torch.ones(3))
+    with pytest.raises(InputError, match="load the model outside, and call predict"):
+        transform(lambda x: calculator.session.engine.compute([8, 1, 1], x).energy.sum())(
+            torch.from_numpy(atoms.positions)
+        )
+
+
+def test_predictions_with_a_graph_can_be_transformed():
+    atoms, model = molecule("H2O"), small_model()
+    numbers, positions = torch.from_numpy(atoms.numbers), torch.from_numpy(atoms.positions)
+    graph = neighbor_list(positions, model.cutoff)
+
+    def energy(x: Tensor) -> Tensor:
+        return predict(model, numbers, x, graph, create_graph=True).energy.sum()
+
+    forces = predict(model, numbers, positions, graph).forces
+    torch.testing.assert_close(torch.func.grad(energy)(positions), -forces)
 
 
 def test_other_threads_keep_their_autocast():
