@@ -89,6 +89,18 @@ def results(run: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Tensor, ..
     return found if isinstance(found, tuple) else (found,)
 
 
+def assert_same_again(
+    found: tuple[Tensor, ...], run: Callable[..., Any], given: tuple[Any, ...], backend: str | None
+) -> None:
+    """Check that further calls give the same bits; three of them on a GPU, which end with graphs.
+
+    Under the interpreter, kernels are not called again, as they take long.
+    """
+    calls = 3 if torch.cuda.is_available() else int(backend != "triton")
+    for _ in range(calls):
+        assert all(map(torch.equal, found, results(run, given)))
+
+
 def exact_results(
     module: nn.Module, run: Callable[..., Any], given: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from mlff_triton.bio import graph_cache
 from mlff_triton.bio.structure import sampling
 from mlff_triton.bio.structure.remembered import tensors_in
 from mlff_triton.testing.tf32 import tf32
-from tests.bio.structure.cases import assert_as_exact, assert_close, in_float64
+from tests.bio.structure.cases import assert_as_exact, assert_close, assert_same_again, in_float64
 from tests.support.cpu_graphs import capture_without_gpu
 
 Outputs = tuple[Tensor, ...]
@@ -50,9 +50,7 @@ def compare_scores(
         for given in several:
             found.append(score(model, given))
             assert [part.state for part in bio.report(model)] == ["fast"]
-            on_gpu = next(model.parameters()).is_cuda
-            for _ in range(3 if on_gpu else 1):  # the last ones replay a graph on a GPU
-                assert all(map(torch.equal, found[-1], score(model, given)))
+            assert_same_again(found[-1], score, (model, given), options.get("backend"))
     for outputs in zip(found, own, exact, strict=True):
         assert_close(*outputs, (torch.ones(outputs[0][0].shape[:-1]),))
     first, second, third = map(_joined, (found, own, exact))
@@ -110,7 +108,7 @@ class ScoreTests:
         compare_scores(self.make(), self.arguments(*size, "cpu"), backend="torch")
 
     def test_kernels_agree_with_the_package(self, device):
-        several = [self.arguments(tokens, 2, device) for tokens in (9, 17, 33)]
+        several = [self.arguments(tokens, 2, device) for tokens in (9, 24)]
         compare_scores(self.make(device), *several, backend="triton")
 
     @pytest.mark.gpu

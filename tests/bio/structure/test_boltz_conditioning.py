@@ -15,6 +15,7 @@ from mlff_triton.bio.structure.diffusion import layered_biases
 from tests.bio.structure.cases import (
     assert_as_exact,
     assert_close,
+    assert_same_again,
     exact_results,
     randomize,
     results,
@@ -75,7 +76,7 @@ def compare(model: nn.Module, n: int, device: str, **options: Any) -> Any:
     with bio.accelerated(model, **options):
         found = results(step, given)
         assert [part.state for part in bio.report(model)] == ["fast"]
-        assert all(map(torch.equal, found, results(step, given)))
+        assert_same_again(found, step, given, options.get("backend"))
     assert all(map(torch.equal, given, before))
     masks = tuple(torch.ones_like(x[..., 0]) for x in exact)
     assert_close(found, own, exact, masks)
@@ -87,15 +88,14 @@ def test_results_are_those_of_boltz(n):
     compare(make(), n, "cpu", backend="torch")
 
 
-@pytest.mark.parametrize("n", [4, 11])
-def test_kernels_are_as_exact_as_boltz(n, device):
-    assert_as_exact(*compare(make(device), n, device, backend="triton"))
+def test_kernels_are_as_exact_as_boltz(device):
+    assert_as_exact(*compare(make(device), 5, device, backend="triton"))
 
 
 @pytest.mark.usefixtures("bfloat16_arithmetic")
 def test_kernels_follow_autocast(device):
-    model, given = make(device), arguments(12, device)
-    step = run(model, 12)
+    model, given = make(device), arguments(5, device)
+    step = run(model, 5)
     exact = exact_results(model, step, given)
     found, own = results_under_autocast(model, step, given, device)
     masks = tuple(torch.ones_like(x[..., 0]) for x in exact)
@@ -106,7 +106,7 @@ def test_kernels_follow_autocast(device):
 def test_biases_of_tokens_lie_as_attention_reads_them(backend, device):
     """Of a single complex, they are not copied."""
     model = bio.accelerate(make(device), backend=backend)
-    *_, biases = results(run(model, 9), arguments(9, device))
+    *_, biases = results(run(model, 3), arguments(3, device))
     layers = layered_biases(biases, SIZES["token_transformer_depth"], biases.dtype)
     assert (layers.data_ptr() == biases.data_ptr()) == (backend == "triton")
 

@@ -13,6 +13,7 @@ from mlff_triton import bio
 from tests.bio.structure.cases import (
     assert_as_exact,
     assert_close,
+    assert_same_again,
     exact_results,
     randomize,
     results,
@@ -73,7 +74,7 @@ def compare(model: nn.Module, size: tuple[int, int, int], device: str, **options
     with bio.accelerated(model, **options):
         found = results(step, given)
         assert [part.state for part in bio.report(model)] == ["fast"]
-        assert all(map(torch.equal, found, results(step, given)))
+        assert_same_again(found, step, given, options.get("backend"))
     masks = (torch.ones_like(given[4]),)
     assert_close(found, own, exact, masks)
     return found, own, exact, masks
@@ -86,12 +87,12 @@ def test_results_are_those_of_boltz(size, norm):
 
 
 def test_kernels_are_as_exact_as_boltz(device):
-    assert_as_exact(*compare(make(device), (1, 2, 3), device, backend="triton"))
+    assert_as_exact(*compare(make(device), (1, 2, 2), device, backend="triton"))
 
 
 @pytest.mark.usefixtures("bfloat16_arithmetic")
 def test_kernels_follow_autocast(device):
-    model, given = make(device), arguments(1, 1, 12, device)
+    model, given = make(device), arguments(1, 1, 3, device)
     step = run(model, 1)
     exact = exact_results(model, step, given)
     found, own = results_under_autocast(model, step, given, device)

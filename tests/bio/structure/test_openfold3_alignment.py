@@ -15,6 +15,7 @@ from tests.bio.structure.cases import (
     assert_as_exact,
     assert_as_exact_in_half,
     assert_close,
+    assert_same_again,
     exact_results,
     inputs,
     randomize,
@@ -80,7 +81,7 @@ def compare(
     with bio.accelerated(block, **options):
         found = results(block, given)
         assert [part.state for part in bio.report(block)] == ["fast"]
-        assert all(map(torch.equal, found, results(block, given)))
+        assert_same_again(found, block, given, options.get("backend"))
     assert_close(found, own, exact, masks)
     return found, own, exact
 
@@ -95,13 +96,13 @@ def test_results_are_those_of_openfold3(name, size):
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_alignments_may_be_empty(backend, device):
     """Other blocks of the package raise."""
-    given, masks = arguments(0, 2, 5, device)
+    given, masks = arguments(0, 1, 3, device)
     compare(make("last", device), given, masks, backend=backend)
 
 
 @blocks
 def test_kernels_are_as_exact_as_openfold3(name, device):
-    given, masks = arguments(5, 2, 9, device)
+    given, masks = arguments(3, 2, 5, device)
     found, own, exact = compare(make(name, device), given, masks, backend="triton")
     assert_as_exact(found, own, exact, masks)
 
@@ -118,7 +119,7 @@ def test_results_on_a_gpu_are_as_exact_as_those_of_openfold3(name, size):
 @pytest.mark.usefixtures("bfloat16_arithmetic")
 @blocks
 @pytest.mark.parametrize(
-    "size", [(5, 2, 9), pytest.param((300, 2, 100), marks=pytest.mark.gpu)], ids=str
+    "size", [(3, 2, 5), pytest.param((300, 2, 100), marks=pytest.mark.gpu)], ids=str
 )
 def test_kernels_are_as_exact_in_half_precision(name, size, device):
     block = make(name, device)
