@@ -9,10 +9,10 @@ from benchmarks.lab.schema import read_rows
 
 STACK = "architecture.{}.no_blocks".format
 SMALL = {
-    "protenix": protenix.Forward(
-        12,
+    protenix: protenix.Forward(
+        6,
         cycles=2,
-        steps=3,
+        steps=2,
         changes={
             "n_blocks": 1,
             "model.msa_module.n_blocks": 2,
@@ -20,10 +20,10 @@ SMALL = {
             "model.diffusion_module.transformer.n_blocks": 2,
         },
     ),
-    "openfold3": openfold3.Forward(
-        12,
+    openfold3: openfold3.Forward(
+        6,
         cycles=2,
-        steps=3,
+        steps=2,
         changes={
             STACK("pairformer"): 1,
             STACK("msa.msa_module"): 2,
@@ -33,15 +33,18 @@ SMALL = {
         },
     ),
 }
+modules = pytest.mark.parametrize("module", SMALL, ids=lambda module: module.__name__)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages, on a CPU
-@pytest.mark.parametrize("name", SMALL)
-def test_predictions_are_held_against_those_of_the_package(name, lab, monkeypatch, capfd):
+@modules
+def test_predictions_are_held_against_those_of_the_package(module, lab, monkeypatch, capfd):
+    small = SMALL[module]
+    name = small.package
     pytest.importorskip("ml_collections", reason="ml_collections is not installed")
     pytest.importorskip(name, reason=f"{name} is not installed")
-    small = SMALL[name]
-    assert small.name == f"{name}-forward-12-2-cycles-3-steps"
+    assert small.name == f"{name}-forward-6-2-cycles-2-steps"
+    monkeypatch.setattr(module, "SEQUENCES", 16)
     monkeypatch.setitem(models.CASES, small.name, small)
     monkeypatch.setattr(
         "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
@@ -55,7 +58,7 @@ def test_predictions_are_held_against_those_of_the_package(name, lab, monkeypatc
     assert {row.gate for row in rows} == {"pass"}
 
 
-@pytest.mark.parametrize("module", [openfold3, protenix])
+@modules
 def test_atoms_of_features_belong_to_their_tokens(module):
     made = module.protein_features(5, 4)
     token = made["atom_to_token_idx" if module is protenix else "atom_to_token_index"]
