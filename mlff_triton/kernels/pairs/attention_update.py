@@ -27,7 +27,13 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.pairs.arguments import check_rows, head_width
+from mlff_triton.kernels.common.dense import check_same
+from mlff_triton.kernels.pairs.arguments import (
+    FLOATS,
+    check_norm,
+    check_rows,
+    head_width,
+)
 from mlff_triton.kernels.pairs.attention_vectors import empty_operands, empty_vectors
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.pair_attention import attention_of_operands, score_unit
@@ -149,6 +155,7 @@ def token_attention_(
     check_shape("s", s, ("B", "R", "N", "C"))
     check_rows("s", s, weights.query)
     check_shape("bias", bias, (len(s), "H", s.shape[2], s.shape[2]))
+    _check_maps(s, weights)
     head_width("queries", len(weights.query), bias.shape[1])
     if is_wide(s, len(weights.query)):
         return wide_attention_(s, bias, weights, mask)
@@ -189,6 +196,20 @@ def pair_biases(z: Tensor, norm: Norm, weight: Tensor, shift: Tensor | None = No
     biases = weight.new_empty(batches, len(weight), n, others)
     project_rows(z, norm, [Projection(weight, biases.movedim(1, 3)[..., None], shift)])
     return biases
+
+
+def _check_maps(s: Tensor, weights: TokenAttentionWeights) -> None:
+    """Raise unless the weights of `token_attention_` fit to each other and to the tokens."""
+    norm, query, key, value, gate, out, query_bias = weights
+    maps = {"query": query, "key": key, "value": value, "gate": gate}
+    check_same(FLOATS, {**maps, "out": out})
+    check_norm("norm", norm, s)
+    check_shape("query", query, ("H D", s.shape[-1]))
+    for name, weight in maps.items():
+        check_shape(name, weight, query.shape)
+    check_shape("out", out, query.shape[::-1])
+    if query_bias is not None:
+        check_shape("query_bias", query_bias, query.shape[:1])
 
 
 def _attend(

@@ -266,3 +266,24 @@ def test_bad_arguments_are_refused(device):
         triangle_attention_(z, given._replace(bias=given.bias.repeat(2, 1)[:3]))
     with pytest.raises(InputError, match="gate has the shape"):
         triangle_attention_(z, given._replace(gate=given.bias))
+
+
+@pytest.mark.parametrize("channels", [16, 160])
+def test_maps_of_tokens_that_do_not_fit_together_are_refused(channels, device):
+    """Wide tokens have one product for all maps, in which rows would be taken for those of others.
+
+    Keys and values below have as many rows together as those that fit.
+    """
+    given = to(token_weights(channels, 2, 8, torch.float32), device, torch.float32)
+    s, bias = torch.ones(1, 1, 5, channels, device=device), torch.ones(1, 2, 5, 5, device=device)
+    key, value = given.key.repeat(2, 1)[:24], given.value[:8]
+    for name, bad in {
+        "key": given._replace(key=key, value=value),
+        "value": given._replace(value=value, gate=key),
+        "gate": given._replace(gate=given.gate[:8]),
+        "out": given._replace(out=given.out[:, :8]),
+        "query_bias": given._replace(query_bias=given.query_bias[:1]),
+        "the weight of norm": given._replace(norm=(given.norm[0][:1], None, 1e-5)),
+    }.items():
+        with pytest.raises(InputError, match=f"{name} has the shape"):
+            token_attention_(s.clone(), bias, bad)
