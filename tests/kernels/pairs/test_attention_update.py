@@ -129,7 +129,12 @@ def test_residual_streams_in_half_precision(n, device):
 
 @dtypes
 @pytest.mark.parametrize(
-    "size", [(1, 1, 1, 16, 2, 8), (1, 2, 19, 96, 4, 24), (2, 3, 18, 384, 2, 48)], ids=str
+    "size",
+    [
+        *((1, 1, 1, 16, 2, 8), (1, 2, 19, 96, 4, 24), (1, 2, 18, 136, 2, 24)),
+        pytest.param((2, 3, 18, 384, 2, 48), marks=pytest.mark.gpu),
+    ],
+    ids=str,
 )
 def test_token_attention(size, precision, device):
     """Samples share their biases."""

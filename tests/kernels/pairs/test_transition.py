@@ -38,7 +38,10 @@ def weights(
 @dtypes
 @pytest.mark.parametrize(
     "size",
-    [(1, 1, 1, 16, 64), (1, 9, 9, 24, 40), (1, 10, 10, 128, 512), (1, 17, 384, 1536)],
+    [
+        *((1, 1, 1, 16, 64), (1, 9, 9, 24, 40), (1, 10, 10, 128, 512), (1, 17, 136, 544)),
+        pytest.param((1, 17, 384, 1536), marks=pytest.mark.gpu),
+    ],
     ids=str,
 )
 def test_transition(size, precision, device):
