@@ -78,7 +78,7 @@ def warn_of_time_step(systems: Sequence[Atoms], timestep: float) -> None:
         f"a time step of {timestep:g} fs is too long for atoms of {lightest:.3g} amu, so that the "
         f"run may fall apart: use at most {longest:.2g} fs, and better a quarter of it{remedy}",
         TimeStepWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

@@ -10,6 +10,23 @@ import torch
 from mlff_triton.errors import DeviceMemoryError
 
 
+def explain_shortage(
+    attempt: Callable[[int], object], n_systems: int, reason: str
+) -> DeviceMemoryError:
+    """Return an error that says how many replicas fit the memory, or a reason if not even one does.
+
+    Parameters are those of `count_fitting`.
+    """
+    count = count_fitting(attempt, n_systems)
+    count -= count // 10  # as lists of neighbors may grow
+    if count == 0:
+        return DeviceMemoryError(reason)
+    return DeviceMemoryError(
+        f"{n_systems} replicas need more memory than the GPU has free: {count} would fit, so run "
+        f"at most {count} at a time"
+    )
+
+
 def count_fitting(attempt: Callable[[int], object], too_many: int) -> int:
     """Return how many replicas can be simulated together, by bisection.
 

@@ -1,4 +1,4 @@
-"""Preparation of a system before the first time step: minimization and initial velocities."""
+"""Preparation of systems before the first time step: checks, minimization, initial velocities."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from ase import Atoms, units
+from ase.calculators.calculator import Calculator
 
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
-from mlff_triton.dynamics.conditions import minimizing
+from mlff_triton.calculators._total_charge import noted_charge
+from mlff_triton.dynamics.conditions import check_ensembles, minimizing
+from mlff_triton.dynamics.failures import warn_of_time_step
+from mlff_triton.dynamics.outputs import trajectory_names
 from mlff_triton.dynamics.pace import Pace
-from mlff_triton.dynamics.systems import make_dynamics, put_state, state_of
+from mlff_triton.dynamics.settings import Settings
+from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
+from mlff_triton.dynamics.threads import choose_threads, using_threads
+from mlff_triton.dynamics.trajectories import check_trajectory
 from mlff_triton.engine.motion import Dynamics
+from mlff_triton.errors import InputError
 
 MAX_FORCE = 0.05  # eV/Å
 MAX_ITERATIONS = 2000
@@ -40,6 +48,57 @@ class Minimization:
     def converged(self) -> bool:
         """True if the largest force is below 0.05 eV/Å."""
         return self.max_force < MAX_FORCE
+
+
+def take_systems(
+    atoms: Atoms | Sequence[Atoms], calculator: Calculator, settings: Settings
+) -> tuple[list[Atoms], Settings]:
+    """Copy the structures of a new run, and check that they suit its settings.
+
+    Parameters
+    ----------
+    atoms : Atoms or sequence of Atoms
+        The structure or structures.
+    calculator : Calculator
+        Their calculator.
+    settings : Settings
+        Settings of the run.
+
+    Returns
+    -------
+    list of Atoms
+        The systems, with the masses of the run.
+    Settings
+        The same settings, with a number of threads.
+
+    Raises
+    ------
+    InputError
+        If a structure does not suit the settings, has a constraint that does more than fix atoms,
+        or has an energy that is not finite.
+    """
+    systems = [atoms.copy()] if isinstance(atoms, Atoms) else [one.copy() for one in atoms]
+    if not systems:
+        raise InputError("there are no structures: give at least one")
+    check_ensembles(systems, settings)
+    if settings.keep_velocities and not all(atoms.has("momenta") for atoms in systems):
+        raise InputError("a structure has no velocities: leave out --keep-velocities")
+    if settings.threads is None:
+        threads = choose_threads(sum(len(atoms) for atoms in systems))
+        settings = replace(settings, threads=threads)
+    names = trajectory_names(settings, len(systems))
+    for name, system in zip(names, systems, strict=True):
+        system.info |= noted_charge(system)
+        check_trajectory(name, system)
+        if settings.hydrogen_mass is not None:
+            repartition_masses(system, settings.hydrogen_mass)
+        system.calc = calculator
+        with using_threads(settings.threads):
+            energy = system.get_potential_energy()
+        if not np.isfinite(energy):
+            raise InputError("the energy of a structure is NaN or infinite: check its geometry")
+    warn_of_time_step(systems, settings.timestep)
+    return systems, settings
 
 
 def minimize(

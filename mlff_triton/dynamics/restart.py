@@ -67,7 +67,7 @@ class Snapshot:
     temperatures : tuple of float
         Current temperature of each replica in K.
     stiffness : tuple of float
-        Stiffness of each replica at the start of an npt stage, eV/Å^3; 0 if unknown.
+        Stiffness of each replica at the start of an npt stage, eV/Å^3; empty if unknown.
     is_prepared : bool
         True once minimization and initial velocities are done.
     minimization : Minimization or None
@@ -87,9 +87,9 @@ class Snapshot:
     systems: list[Atoms]
     state: State
     temperatures: tuple[float, ...]
-    stiffness: tuple[float, ...]
-    is_prepared: bool
-    minimization: Minimization | None
+    stiffness: tuple[float, ...] = ()
+    is_prepared: bool = False
+    minimization: Minimization | None = None
     bonds: Bonds | None = None
     exchanges: tuple[tuple[int, int], ...] = ()
     sizes: dict[str, int] = field(default_factory=dict)
@@ -267,7 +267,7 @@ def _snapshot(arrays: dict[str, np.ndarray], rest: dict[str, Any]) -> Snapshot:
         systems=systems,
         state=state,
         temperatures=tuple(rest["temperatures"]),
-        stiffness=tuple(rest.get("stiffness", [0.0] * len(systems))),
+        stiffness=tuple(rest.get("stiffness", [])),
         is_prepared=rest["is_prepared"],
         minimization=None if minimization is None else Minimization(**minimization),
         bonds=Bonds(*(arrays[f"bond_{x}"] for x in Bonds._fields)) if has_bonds else None,

@@ -14,27 +14,24 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator
 
 from mlff_triton._common.files import reported
-from mlff_triton.calculators._total_charge import noted_charge
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.bonds import Bonds
-from mlff_triton.dynamics.conditions import check_ensembles, conditions_of
+from mlff_triton.dynamics.conditions import conditions_of
 from mlff_triton.dynamics.exchange import counted, exchange
-from mlff_triton.dynamics.failures import Failure, describe, find_failure, warn_of_time_step
+from mlff_triton.dynamics.failures import Failure, describe, find_failure
 from mlff_triton.dynamics.formats import change_format, write_topologies
 from mlff_triton.dynamics.lock import DirectoryLock
-from mlff_triton.dynamics.memory import count_fitting
+from mlff_triton.dynamics.memory import explain_shortage
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
 from mlff_triton.dynamics.pace import Pace
-from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimize
+from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimize, take_systems
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
 from mlff_triton.dynamics.stiffness import measure_stiffness
-from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
-from mlff_triton.dynamics.threads import choose_threads, using_threads
-from mlff_triton.dynamics.trajectories import check_trajectory
+from mlff_triton.dynamics.systems import make_dynamics, put_state, state_of
 from mlff_triton.engine.motion import Conditions, Dynamics, Observation
-from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
+from mlff_triton.errors import DeviceMemoryError, MlffTritonError, SimulationError
 
 
 class Monitor:
@@ -100,8 +97,7 @@ class Simulation:
         self._reached = snapshot.state.step
         self._is_new = False
         self._lock = lock
-        n_systems = len(self.systems)
-        self._records = Records(directory, self.settings, n_systems, snapshot.sizes)
+        self._records = Records(directory, self.settings, len(self.systems), snapshot.sizes)
 
     @classmethod
     def start(
@@ -146,37 +142,14 @@ class Simulation:
             If the directory is not empty, another run writes to it, or it cannot be written.
         """
         folder = Path(directory)
-        systems = [atoms.copy()] if isinstance(atoms, Atoms) else [one.copy() for one in atoms]
-        if not systems:
-            raise InputError("there are no structures: give at least one")
         outputs.check_directory(folder, overwrite)
-        check_ensembles(systems, settings)
-        if settings.keep_velocities and not all(atoms.has("momenta") for atoms in systems):
-            raise InputError("a structure has no velocities: leave out --keep-velocities")
-        if settings.threads is None:
-            threads = choose_threads(sum(len(atoms) for atoms in systems))
-            settings = replace(settings, threads=threads)
-        names = outputs.trajectory_names(settings, len(systems))
-        for name, system in zip(names, systems, strict=True):
-            system.info |= noted_charge(system)
-            check_trajectory(name, system)
-            if settings.hydrogen_mass is not None:
-                repartition_masses(system, settings.hydrogen_mass)
-            system.calc = calculator
-            with using_threads(settings.threads):
-                energy = system.get_potential_energy()
-            if not np.isfinite(energy):
-                raise InputError("the energy of a structure is NaN or infinite: check its geometry")
-        warn_of_time_step(systems, settings.timestep)
+        systems, settings = take_systems(atoms, calculator, settings)
         snapshot = Snapshot(
             settings=settings,
             recipe=recipe or {},
             systems=systems,
             state=state_of(systems),
             temperatures=settings.spans[0].temperatures(len(systems)),
-            stiffness=(0.0,) * len(systems),
-            is_prepared=False,
-            minimization=None,
         )
         with reported(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -458,7 +431,7 @@ class Simulation:
 
     def _memory_error(self, reason: str) -> DeviceMemoryError:
         """Return an error that says how many systems fit the memory of the GPU."""
-        n_systems, span = len(self.systems), self.settings.span_of(self.step)
+        span = self.settings.span_of(self.step)
 
         def attempt(count: int) -> None:
             systems, temperatures = self.systems[:count], self.temperatures[:count]
@@ -466,14 +439,7 @@ class Simulation:
             dynamics = make_dynamics(systems, self._calculator)
             dynamics.begin(state_of(systems), conditions, is_continued=False)
 
-        count = count_fitting(attempt, n_systems)
-        count -= count // 10  # as lists of neighbors may grow
-        if count == 0:
-            return DeviceMemoryError(reason)
-        return DeviceMemoryError(
-            f"{n_systems} replicas need more memory than the GPU has free: {count} would fit, so "
-            f"run at most {count} at a time"
-        )
+        return explain_shortage(attempt, len(self.systems), reason)
 
     def _record(self, observation: Observation, monitor: Monitor) -> None:
         """Write log rows, and when they are due, frames and a restart file that includes both."""
