@@ -287,12 +287,18 @@ class Coupling:
         if is_rebuilt:
             contacts.forget()
         is_due = begins or is_repeated or contacts.is_affordable or self.guard.is_last_step()
+        if n_own and is_due:
+            self._check_contacts(n_own, None if begins else step)
+
+    def _check_contacts(self, n_own: int, step: int | None) -> None:
+        """Check that atoms are apart in a step, or None where a run begins."""
+        lmp = self._lmp
         cell, _ = find_box(lmp)
-        if n_own and is_due and contacts.may_exist(_positions(lmp, n_own), cell):
+        if self._contacts.may_exist(_positions(lmp, n_own), cell):
             n_atoms = n_own + lmp.extract_setting("nghost")
             numbers, labels = self._numbers[_view(lmp, "type", n_atoms)], _view(lmp, "id", n_atoms)
-            during = None if begins else step
-            contacts.search(numbers, _positions(lmp, n_atoms), cell, n_own, labels, step=during)
+            positions = _positions(lmp, n_atoms)
+            self._contacts.search(numbers, positions, cell, n_own, labels, step=step)
 
     def _update(self, n_own: int) -> bool:
         """Give the part its present atoms, and return True if they differ from the last ones."""

@@ -128,7 +128,7 @@ WAYS = {
     "temper": ("run 1\ntemper 9 3 300 move 1 2", "LAMMPS: More than one processor partition"),
 }
 RANKS = [
-    *((name, 1) for name in ("file", "atoms meet at the end")),
+    ("atoms meet at the end", 1),
     *((name, 2) for name in ("if", "removed fix", "atoms meet", "atoms meet at the end")),
     ("time step", 3),
 ]
@@ -160,11 +160,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_here(text: str) -> int:
+def run_here(text: str, *options: str) -> int:
     """Run a script in this process, and return its exit code."""
     Path("in.lammps").write_text("include start.lammps\n" + text + AFTER)
     with pytest.raises(SystemExit) as ended:
-        main(["lammps", "in.lammps", *OPTIONS, "--quiet", "--log", "none"])
+        main(["lammps", "in.lammps", *OPTIONS, "--quiet", "--log", "none", *options])
     return int(ended.value.code or 0)
 
 
@@ -289,6 +289,19 @@ def coupled(**options: Any) -> Any:
     coupling = couple(lmp, MODEL, ["H", "O"], device="cpu", skin=0.8, **options)
     lmp.commands_list(["fix move all nve", "timestep 0.0005"])
     return lmp, coupling
+
+
+@pytest.mark.gpu
+def test_atoms_that_meet_at_the_end_are_noticed_on_a_gpu() -> None:
+    """Checks between the first and the last step depend on the time that they take."""
+    from mlff_triton.calculators.lammps import couple
+
+    lmp = start(ATOMS)
+    couple(lmp, small_model(32), ["H", "O"], device="cuda", skin=0.8)
+    lmp.commands_string("fix move all nve\ntimestep 0.0005\n" + MEET)
+    with pytest.raises(InputError, match="apart in step 4"):
+        lmp.command("run 4")
+    assert np.isnan(lmp.get_thermo("pe"))
 
 
 RUNS: dict[str, Callable[[Any], Callable[[], Any]]] = {
@@ -461,16 +474,12 @@ def test_a_log_that_cannot_be_written_is_refused(
     assert "AFTER" not in out
 
 
-@needs_mpiexec
-def test_values_of_variables_are_taken_as_they_are(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_values_of_variables_are_taken_as_they_are() -> None:
     """Not as options of LAMMPS, variables or comments."""
-    text = "print 'VALUE ${a} ${b}'\nnext a\nprint 'VALUE ${a}'\nrun 0"
-    (folder / "in.lammps").write_text("include start.lammps\n" + text)
-    command = ["-c", START, "lammps", "in.lammps", "--device", "cpu", "--var", "a=-1 -2"]
-    done = run_ranks(1, [*command, "--var", "b=#x"], folder, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\nVALUE -1 #x" in done.stdout
-    assert "\nVALUE -2" in done.stdout
+    first, second = (MARK.format(f"'{text}'") for text in ("${a} ${b}", "${a}"))
+    assert run_here(first + "next a\n" + second, "--var", "a=-1 -2", "--var", "b=#x") == 0
+    assert Path("marks").read_text() == "-1 #x\n-2\nAFTER\n"
 
 
 def test_output_into_a_closed_pipe_does_not_end_a_run(folder: Path) -> None:

@@ -28,6 +28,8 @@ fix move all nve
 timestep 0.0005
 thermo_modify lost ignore
 """
+AGAIN = "clear\ninclude start.lammps"
+"""The same system from the beginning."""
 ERRORS = (
     "set atom 1 x 1 y 1 z 1\nset atom 2 x 1 y 1 z 1\n{run}",
     "timestep 0.5\n{run}",
@@ -35,8 +37,11 @@ ERRORS = (
     "unfix mlff_triton\n{run}",
     "change_box all x final 0 0.1 y final 0 0.1 z final 0 0.1 remap units box\n{run}",
     "include nowhere.lammps",
+    "jump nowhere.lammps",
     "nonsense",
+    AGAIN + "\n{meet}\nrun 4",
 )
+KINDS = ("mark", "run", "if", "unless", "error", "include", "loop", "clear")
 RUNS = ("run 0", "run 2", "minimize 0 1e-3 2 4", "run 4 every 2 NULL")
 
 
@@ -47,6 +52,7 @@ class Script:
     rng: np.random.Generator
     folder: Path
     fails: bool
+    meet: str
     numbers: Any = field(default_factory=count)
 
     def block(self, depth: int) -> tuple[str, list[int | None]]:
@@ -61,12 +67,15 @@ class Script:
 
     def command(self, depth: int) -> tuple[str, list[int | None]]:
         """Return one command, which may hold others, and what it prints."""
-        kind = choice(self.rng, ("mark", "run", "if", "unless", "error", "include", "loop"))
+        kind = choice(self.rng, KINDS)
         number = next(self.numbers)
         mark = f'print "{number}" append marks screen no'
         run = choice(self.rng, RUNS)
         if kind == "error" and self.fails:
-            return choice(self.rng, ERRORS).format(run=run) + "\n" + mark, [None, number]
+            error = choice(self.rng, ERRORS).format(run=run, meet=self.meet)
+            return f"{error}\n{mark}", [None, number]
+        if kind == "clear":
+            return f"{AGAIN}\n{mark}", [number]
         if kind == "if":
             return f"if '1 > 0' then '{run}' \"print {number} append marks screen no\"", [number]
         if kind == "unless":
@@ -84,6 +93,13 @@ class Script:
         return (run, []) if kind == "run" else (mark, [number])
 
 
+def meeting(a: np.ndarray, b: np.ndarray) -> str:
+    """Return velocities with which a bond of atoms 1 and 2 is a fourth of its length in 4 steps."""
+    velocity = 0.375 * (b - a) / 0.002
+    pairs = (1, velocity), (2, -velocity)
+    return "\n".join(f"set atom {k} vx {v[0]} vy {v[1]} vz {v[2]}" for k, v in pairs)
+
+
 def script(rng: np.random.Generator, folder: Path, *, fails: bool) -> Facts:
     """Draw a script, and write its files."""
     save_tiny_model(folder)
@@ -93,9 +109,10 @@ def script(rng: np.random.Generator, folder: Path, *, fails: bool) -> Facts:
         f"create_atoms {1 if symbol == 'H' else 2} single {x} {y} {z}"
         for symbol, (x, y, z) in zip(water.symbols, water.positions, strict=True)
     )
-    drawn = Script(rng, folder, fails)
+    drawn = Script(rng, folder, fails, meeting(water.positions[0], water.positions[1]))
     text, events = drawn.block(3)
-    (folder / "in.lammps").write_text(HEAD.format(atoms=atoms) + text + "\n")
+    (folder / "start.lammps").write_text(HEAD.format(atoms=atoms))
+    (folder / "in.lammps").write_text(f"include start.lammps\n{text}\n")
     if None not in events:
         return {"marks": events, "code": 0}
     return {"marks": events[: events.index(None)], "code": 2}
