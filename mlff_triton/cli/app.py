@@ -20,7 +20,7 @@ from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
 from mlff_triton.cli.info import info
 from mlff_triton.cli.lammps import lammps
-from mlff_triton.cli.md import md
+from mlff_triton.cli.md import EXAMPLES, md
 from mlff_triton.cli.models import models
 from mlff_triton.cli.predict import predict
 from mlff_triton.cli.relax import relax
@@ -35,8 +35,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command(epilog="\n\n".join(("Examples:", *EXAMPLES)))(md)
 for command in (
-    md,
     energy,
     predict,
     relax,

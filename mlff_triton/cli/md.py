@@ -38,6 +38,18 @@ if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.dynamics import Settings, Simulation, Snapshot
 
+# Groups of options in the help
+STAGES, SYSTEMS, MOTION, FILES = "Stages", "Several systems", "Motion", "Files"
+CONTINUE = "Continue a run"
+
+EXAMPLES = (
+    "mlff-triton md ethanol.xyz --temperature 300 --steps 20000",
+    "mlff-triton md water.pdb --minimize --ensemble nvt --steps 4000 --ensemble npt --steps 40000",
+    "mlff-triton md peptide.pdb --replicas 8 --temperature 300:450 --exchange-every 200",
+    "mlff-triton md slab.cif --fix 'z<5' --out slab",
+    "mlff-triton md --restart md/restart.npz --extend 20000",
+)
+
 
 def md(
     context: typer.Context,
@@ -50,51 +62,96 @@ def md(
     ] = None,
     model: ModelOption = "default",
     ensemble: Annotated[
-        list[str], typer.Option(help="nve, nvt or npt; repeat for several stages.")
+        list[str],
+        typer.Option(help="nve, nvt or npt; repeat for several stages.", rich_help_panel=STAGES),
     ] = ["nvt"],  # noqa: B006
-    steps: Annotated[list[int], typer.Option(help="Time steps, once or once per stage.")] = [2000],  # noqa: B006
+    steps: Annotated[
+        list[int], typer.Option(help="Time steps, once or once per stage.", rich_help_panel=STAGES)
+    ] = [2000],  # noqa: B006
     temperature: Annotated[
         list[str],
-        typer.Option(help="In K, once or once per stage; for replicas also LOWEST:HIGHEST."),
+        typer.Option(
+            help="In K, once or once per stage; for replicas also LOWEST:HIGHEST.",
+            rich_help_panel=STAGES,
+        ),
     ] = ["300"],  # noqa: B006
     heat_from: Annotated[
         float | None,
-        typer.Option(help="Start at this temperature, K, and rise in the first stage."),
+        typer.Option(
+            help="Start at this temperature, K, and rise in the first stage.",
+            rich_help_panel=STAGES,
+        ),
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Simulate each structure so many times.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(help="Simulate each structure so many times.", rich_help_panel=SYSTEMS)
+    ] = 1,
     exchange_every: Annotated[
-        int, typer.Option(help="Steps between exchanges of temperatures; 0 for none.")
+        int,
+        typer.Option(
+            help="Steps between exchanges of temperatures; 0 for none.", rich_help_panel=SYSTEMS
+        ),
     ] = 0,
     pressure: Annotated[
-        list[float], typer.Option(help="In bar, for npt, once or once per stage.")
+        list[float],
+        typer.Option(help="In bar, for npt, once or once per stage.", rich_help_panel=STAGES),
     ] = [1.0],  # noqa: B006
-    timestep: Annotated[float, typer.Option(help="Time step in fs.")] = 0.5,
+    timestep: Annotated[float, typer.Option(help="Time step in fs.", rich_help_panel=MOTION)] = 0.5,
     hydrogen_mass: Annotated[
-        float | None, typer.Option(help="Mass of hydrogen in amu, taken from its neighbors.")
+        float | None,
+        typer.Option(
+            help="Mass of hydrogen in amu, taken from its neighbors.", rich_help_panel=MOTION
+        ),
     ] = None,
-    thermostat: Annotated[str, typer.Option(help="langevin or rescaling.")] = "langevin",
-    friction: Annotated[float, typer.Option(help="Friction in 1/ps, for langevin.")] = 5.0,
-    barostat: Annotated[str, typer.Option(help="isotropic or anisotropic.")] = "isotropic",
+    thermostat: Annotated[
+        str, typer.Option(help="langevin or rescaling.", rich_help_panel=MOTION)
+    ] = "langevin",
+    friction: Annotated[
+        float, typer.Option(help="Friction in 1/ps, for langevin.", rich_help_panel=MOTION)
+    ] = 5.0,
+    barostat: Annotated[
+        str, typer.Option(help="isotropic or anisotropic.", rich_help_panel=MOTION)
+    ] = "isotropic",
     barostat_time: Annotated[
-        float, typer.Option(help="Relaxation time of the volume in fs, for npt.")
+        float,
+        typer.Option(help="Relaxation time of the volume in fs, for npt.", rich_help_panel=MOTION),
     ] = 1000.0,
     compressibility: Annotated[
-        float, typer.Option(help="Estimate in 1/bar, for npt; by default that of water.")
+        float,
+        typer.Option(
+            help="Estimate in 1/bar, for npt; by default that of water.", rich_help_panel=MOTION
+        ),
     ] = 4.5e-5,
-    every: Annotated[int, typer.Option(help="Steps between frames and restarts.")] = 20,
+    every: Annotated[
+        int, typer.Option(help="Steps between frames and restarts.", rich_help_panel=FILES)
+    ] = 20,
     log_every: Annotated[
-        int | None, typer.Option(help="Steps between log rows; by default as for frames.")
+        int | None,
+        typer.Option(
+            help="Steps between log rows; by default as for frames.", rich_help_panel=FILES
+        ),
     ] = None,
-    trajectory: Annotated[str, typer.Option(help="Format: xyz, dcd or xtc.")] = "xyz",
-    seed: Annotated[int, typer.Option(help="Random seed of velocities and thermostat.")] = 0,
+    trajectory: Annotated[
+        str, typer.Option(help="Format: xyz, dcd or xtc.", rich_help_panel=FILES)
+    ] = "xyz",
+    seed: Annotated[
+        int, typer.Option(help="Random seed of velocities and thermostat.", rich_help_panel=MOTION)
+    ] = 0,
     minimize: Annotated[
-        bool, typer.Option("--minimize", help="Minimize the energy first.")
+        bool, typer.Option("--minimize", help="Minimize the energy first.", rich_help_panel=STAGES)
     ] = False,
     keep_velocities: Annotated[
-        bool, typer.Option("--keep-velocities", help="Start with the velocities of the structure.")
+        bool,
+        typer.Option(
+            "--keep-velocities",
+            help="Start with the velocities of the structure.",
+            rich_help_panel=MOTION,
+        ),
     ] = False,
     reactive: Annotated[
-        bool, typer.Option("--reactive", help="Go on if bonds of the start break.")
+        bool,
+        typer.Option(
+            "--reactive", help="Go on if bonds of the start break.", rich_help_panel=MOTION
+        ),
     ] = False,
     fix: FixOption = None,
     charge: ChargeOption = None,
@@ -104,16 +161,27 @@ def md(
     threads: Annotated[
         int | None, typer.Option(help="Threads on a CPU; by default one per 64 atoms.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for the results.")] = Path("md"),
+    out: Annotated[
+        Path, typer.Option(help="Directory for the results.", rich_help_panel=FILES)
+    ] = Path("md"),
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the results of an earlier run.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace the results of an earlier run.", rich_help_panel=FILES
+        ),
     ] = False,
     restart: Annotated[
         Path | None,
-        typer.Option(help="Restart file to continue from, exactly; no other option is needed."),
+        typer.Option(
+            help="Restart file to continue from, exactly; no other option is needed.",
+            rich_help_panel=CONTINUE,
+        ),
     ] = None,
     extend: Annotated[
-        int | None, typer.Option(help="Steps to add to the last stage, with --restart.")
+        int | None,
+        typer.Option(
+            help="Steps to add to the last stage, with --restart.", rich_help_panel=CONTINUE
+        ),
     ] = None,
 ) -> None:
     """Run molecular dynamics in one or several stages.

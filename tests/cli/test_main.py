@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import typer
 
 import mlff_triton
 from mlff_triton.cli import main as cli
+from mlff_triton.cli.app import app
+from mlff_triton.cli.md import EXAMPLES
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,15 @@ def test_help_and_version(run):
     code, out, _ = run("md", "--help")
     assert code == 0
     assert "--restart" in out
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_in_the_help_of_md_are_understood(example, run):
+    program, name, *arguments = shlex.split(example)
+    command = typer.main.get_command(app).commands[name]
+    assert program == "mlff-triton"
+    assert command.make_context(name, arguments).params
+    assert example.split(maxsplit=2)[2][:60] in run("md", "--help")[1]
 
 
 def test_help_does_not_load_a_framework():
