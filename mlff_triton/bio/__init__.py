@@ -9,6 +9,7 @@ model=...)`` embeds the proteins of a file; they are loaded on first use.
 - ``families``: table of the model families that `accelerate` recognizes
 - ``fast_forward``: base class of everything that replaces a module's ``forward``; fallbacks
 - ``snapshot``: detection of changed parameters, submodules, settings and hooks
+- ``settings``: plain attributes of modules, and which of them adapters read
 - ``labels``: losses whose labels count at padding
 - ``graph_cache``: CUDA graphs, one per combination of input shapes
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)

@@ -17,6 +17,7 @@ from mlff_triton._common.devices import dtype_name
 from mlff_triton.bio.contexts import unsupported_context
 from mlff_triton.bio.plain_tensors import weights_obstacle
 from mlff_triton.bio.replacement import Replacement, is_recording
+from mlff_triton.bio.settings import Settings
 from mlff_triton.bio.snapshot import Snapshot
 from mlff_triton.errors import InputError
 
@@ -99,6 +100,7 @@ class FastForward(Replacement, Generic[Weights]):
         parameters = inspect.signature(type(module).forward).parameters
         self._names = tuple(parameters)[1:]
         self._reading: Reading[Weights] | None = None
+        self._settings = Settings(module)
 
     @classmethod
     @abstractmethod
@@ -210,6 +212,9 @@ class FastForward(Replacement, Generic[Weights]):
         snapshot = Snapshot(self.module)
         if snapshot.obstacle is not None:
             return snapshot.obstacle
+        changed = self._settings.change(self.module)
+        if changed is not None:
+            return f"its attribute {changed} has changed since bio.accelerate was called"
         if not self.fits(self.module):
             return "its structure has changed since bio.accelerate was called"
         try:

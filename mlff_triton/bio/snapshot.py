@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, contains, eq, is_, itemgetter
 from types import MethodType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+
+from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton.bio.settings import plain_attributes
 
 # Transformers 5 leaves these hooks on a model. They record outputs only when asked to.
 INERT_HOOKS = "transformers.utils.output_capturing"
@@ -22,25 +27,8 @@ INDIFFERENT = (
 )
 REARRANGE = "einops.layers.torch", "Rearrange"  # one more, whose copies are in training mode
 
-# Attributes of modules that adapters expect to be those of a new module.
-SETTINGS = (
-    *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "pad_mode"),
-    *("method", "pool_size", "pattern", "heads", "head_dim", "num_rel_pos_features"),
-    *("rms_norm", "channels_last", "elementwise_affine", "max_norm"),
-)
-
-# Attributes of modules, other than tensors, that are read together with the weights.
-CONSTANTS = (
-    *SETTINGS,
-    *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
-    *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
-    *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
-    *("beta", "threshold", "resolutions", "apply_squashing", "starting", "precision"),
-    *("_outgoing", "c_hidden", "no_heads", "n_heads", "has_s", "cross_attention_mode", "dim"),
-    *("no_update_s", "initial_norm", "opm_first", "skip_msa_update", "is_last_block", "c_s"),
-    *("disable_times", "sigma_data", "n_query", "n_key", "n_queries", "n_keys"),
-    *("attn_window_queries", "attn_window_keys"),
-)
+N_SAMPLES = 4  # of each tensor, see `Samples`
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size
 
 
 class Snapshot:
@@ -51,9 +39,9 @@ class Snapshot:
     address.
 
     Changes in place are noticed by the counters that PyTorch keeps. Changes of ``parameter.data``
-    in place, and those of tensors that were made in inference mode, are not counted. Freezing or
-    unfreezing a parameter counts as a change, because PEFT freezes a model before it merges
-    adapters into ``parameter.data``.
+    in place, and those of tensors that were made in inference mode, are not counted. `Samples`
+    notice most of them on a CPU, and on a GPU once PEFT is imported, which merges adapters into
+    ``parameter.data``. Freezing or unfreezing a parameter counts as a change, too.
 
     Parameters
     ----------
@@ -70,10 +58,11 @@ class Snapshot:
         self._watched = [m for m in inner if m not in checkpointed]
         self._inner = list(map(vars, self._watched))
         self._modal = [vars(m) for m in inner if _is_modal(m)]
-        self._read = [(own, n) for own in map(vars, self._modules) for n in CONSTANTS if n in own]
-        self._read += [(vars(m), "forward") for m in checkpointed]
-        self._constants = [
-            copy.copy(v) if type(v) is list else v for v in self._current_constants()
+        plain = [(vars(m), found) for m in self._modules if (found := plain_attributes(m))]
+        plain += [(vars(m), {"forward": vars(m)["forward"]}) for m in checkpointed]
+        self._settings = [(itemgetter(*found), own) for own, found in plain]
+        self._kept_settings = [
+            get(found) for (get, _), (_, found) in zip(self._settings, plain, strict=True)
         ]
         members = [m for each in self._modules for m in _members(each)]
         self._empty = [each for each in members if not each]
@@ -85,6 +74,7 @@ class Snapshot:
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._version = self._total_version()
         self._n_trainable = self._count_trainable()
+        self._samples = Samples(self._memory)
 
     @property
     def obstacle(self) -> str | None:
@@ -106,17 +96,21 @@ class Snapshot:
             and not any(self._empty)
             and sum(map(len, self._views)) == len(self._members)
             and all(map(is_, self._current_members(), self._members))
-            and self._current_constants() == self._constants
+            and self._has_same_settings()
             and self._total_version() == self._version
             and self._count_trainable() == self._n_trainable
             and all(map(eq, map(Tensor.data_ptr, self._tensors), self._addresses))
+            and self._samples.are_current()
         )
 
     def _current_members(self) -> Iterator[object]:
         return chain.from_iterable(self._views)
 
-    def _current_constants(self) -> list[Any]:
-        return [own.get(name) for own, name in self._read]
+    def _has_same_settings(self) -> bool:
+        try:
+            return [get(own) for get, own in self._settings] == self._kept_settings
+        except (KeyError, RuntimeError):  # deleted, or replaced by a tensor
+            return False
 
     def _total_version(self) -> int:
         """Sum the counters of changes in place, which only grow."""
@@ -124,6 +118,48 @@ class Snapshot:
 
     def _count_trainable(self) -> int:
         return sum(map(attrgetter("requires_grad"), self._tensors))
+
+
+class Samples:
+    """A few values of each tensor, which tell of changes that PyTorch does not count.
+
+    On a GPU, the host waits for the values. There they are not compared unless PEFT is imported.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        Detached tensors. Those on another device than the first are left out, and complex ones.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        kept = [x for x in tensors if x.device == tensors[0].device and not x.is_complex()]
+        self._views = [_sample(x) for x in kept if x.numel()]
+        self._on_gpu = bool(self._views) and self._views[0].is_cuda
+        self._arrays = [] if self._on_gpu else [view.numpy() for view in self._views]
+        self._kept = self._current()
+
+    def are_current(self) -> bool:
+        """Return True unless a value has changed, as far as that can be told."""
+        if self._kept is None or (self._on_gpu and "peft" not in sys.modules):
+            return True
+        return self._current() in (self._kept, None)
+
+    def _current(self) -> bytes | None:
+        """Return the values; None while a CUDA graph is captured."""
+        if self._on_gpu:
+            if is_capturing(self._views[0]):
+                return None
+            values: bytes = torch.cat(self._views).cpu().numpy().tobytes()
+            return values
+        return b"".join(map(np.ndarray.tobytes, self._arrays))
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Return a view of the bits of a few elements."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    count = min(N_SAMPLES, extent)
+    chosen = tensor.as_strided((count,), (extent // count,))
+    return chosen.view(INTEGERS[tensor.element_size()])
 
 
 def is_checkpointed(module: nn.Module) -> bool:
@@ -148,11 +184,6 @@ def has_other_forward(module: nn.Module) -> bool:
 def are_hooked(modules: Iterable[nn.Module]) -> bool:
     """Return True if any of the modules, not counting submodules, has hooks."""
     return _any_active(_hooks(modules))
-
-
-def settings(module: nn.Module) -> tuple[Any, ...]:
-    """Return the `SETTINGS` of a module, each None if it has none of that name."""
-    return tuple(map(vars(module).get, SETTINGS))
 
 
 def _members(module: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -138,6 +138,32 @@ def test_fallbacks_of_changed_models_have_reasons(model, ids):
         model(ids)
 
 
+def other_scaling(model: Any) -> str:
+    """Change the factor of attention scores, where the version of transformers has one."""
+    own = model.base_model.encoder.layer[1].attention.self
+    name = "scaling" if hasattr(own, "scaling") else "attention_head_size"
+    setattr(own, name, 2 * getattr(own, name))
+    return name
+
+
+def test_attributes_that_are_not_read_have_reasons(model, ids):
+    bio.accelerate(model, backend="torch")
+    before = logits(model, ids)
+    name = other_scaling(model)
+    own = model.base_model.encoder.layer[1].attention.self
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bio.FallbackWarning)
+        if name == "scaling":  # the other is that of a shape
+            found = logits(model, ids)
+            assert not torch.allclose(found, before)
+            assert_same(found, logits(bio.restore(copy.deepcopy(model)), ids), "fp32")
+            assert f"layer.1.attention.self.{name} has changed" in bio.report(model)[0].state
+    setattr(
+        own, name, getattr(own, name) / 2 if name == "scaling" else own.attention_head_size // 2
+    )
+    assert_same(logits(model, ids), before, "fp32")
+
+
 def test_refresh_reads_data_again(model, ids):
     bio.accelerate(model, backend="torch")
     before = logits(model, ids)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mlff_triton import bio
 from mlff_triton.testing.settings import random_states
 from tests.support.caller_settings import check_caller_setting, in_all_caller_settings
+from tests.support.changed_attributes import check_changed_attributes, check_unusual_attributes
 from tests.support.language_models import NAMES, mask_of, randomize, tokens_of, valid
 from tests.support.precisions import check_setting, in_all_settings
 
@@ -101,6 +102,12 @@ def test_outputs_are_as_exact_as_those_of_the_model(name, setting, device):
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_follow_settings_of_the_caller_as_the_model_does(name, setting, device):
     check_caller_setting(*CASES[name](device), setting, "triton" if device == "cuda" else "torch")
+
+
+@pytest.mark.parametrize("check", [check_changed_attributes, check_unusual_attributes])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "AntiBERTy"])  # a large BERT
+def test_attributes_are_those_of_the_model(name, check):
+    check(*CASES[name]("cpu"))
 
 
 @pytest.mark.parametrize("name", CASES)

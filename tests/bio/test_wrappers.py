@@ -194,9 +194,10 @@ def test_accelerate_s_own_wrappers(model, ids, device):
     assert torch.equal(logits(model, ids), expected)
 
 
-def test_adapters_of_peft_that_were_merged(model, ids):
+@pytest.mark.parametrize("is_trainable", [True, False])  # as loaded, and frozen
+def test_adapters_of_peft_that_were_merged(is_trainable, model, ids):
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    model.requires_grad_(True)  # as loaded
+    model.requires_grad_(is_trainable)
     before = logits(bio.accelerate(model, backend="torch"), ids)
     targets = ["query", "output.dense"]
     config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)

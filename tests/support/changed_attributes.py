@@ -1,4 +1,4 @@
-"""Attributes of modules that change after acceleration, which then follows or falls back."""
+"""Attributes of modules that change before or after acceleration, which follows or falls back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mlff_triton import bio
+from mlff_triton.errors import UnsupportedModelError
 from tests.support.precisions import FLOORS, Call, Outputs, error_of, flat
 
 IGNORED = ("training", "inplace")
@@ -48,6 +49,31 @@ def check_changed_attributes(model: nn.Module, call: Call) -> None:
             if not isinstance(own, Exception) and not _agree(found, own):
                 stale.append(f"{type(module).__name__}.{name} = {value}")
     assert not stale, stale
+
+
+def check_unusual_attributes(model: nn.Module, call: Call) -> None:
+    """Change each plain attribute of each class of modules before a model is accelerated.
+
+    The accelerated model computes the same as its own forward, unless it is refused. Parameters
+    are those of `check_changed_attributes`.
+    """
+    wrong = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module, name, value in _attributes(model):
+            before = getattr(module, name)
+            setattr(module, name, value)
+            try:
+                own = _outputs(model, call)
+                with bio.accelerated(model, backend="torch"):
+                    found = _outputs(model, call)
+            except UnsupportedModelError:
+                continue
+            finally:
+                setattr(module, name, before)
+            if not isinstance(own, Exception) and not _agree(found, own):
+                wrong.append(f"{type(module).__name__}.{name} = {value}")
+    assert not wrong, wrong
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:

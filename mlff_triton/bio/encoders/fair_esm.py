@@ -50,7 +50,13 @@ class ESM2Forward(FastForward[ReadyModel]):
         parts = ("embed_tokens", "emb_layer_norm_after", "lm_head", "padding_idx", "mask_idx")
         if not isinstance(layers, nn.ModuleList) or not all(hasattr(module, p) for p in parts):
             return False
-        return bool(len(layers)) and all(map(_is_layer, layers)) and is_unmodified(module, "esm.")
+        return (
+            bool(len(layers))
+            and all(map(_is_layer, layers))
+            and len({layer.self_attn.num_heads for layer in layers}) == 1
+            and module.embed_tokens.max_norm is None
+            and is_unmodified(module, "esm.")
+        )
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse requests for attention weights and contacts."""
@@ -63,9 +69,7 @@ class ESM2Forward(FastForward[ReadyModel]):
         return refused_values(self._checks(tokens))
 
     def _checks(self, tokens: Tensor) -> list[tuple[ValueCheck, Tensor]]:
-        """Return the check of tokens, which PyTorch checks itself."""
-        if self.backend != "triton":
-            return []
+        """Return the check of tokens; padding counts, although it is not looked up."""
         self._token_check = self._token_check.of(len(self.module.embed_tokens.weight))
         return [(self._token_check, tokens)]
 
@@ -82,7 +86,7 @@ class ESM2Forward(FastForward[ReadyModel]):
         encoder = EncoderWeights(
             embedding=embedding,
             layers=LazyLayers(_layer, module.layers),
-            heads=module.attention_heads,
+            heads=module.layers[0].self_attn.num_heads,
             norm_first=True,
             activation="gelu",
             frequencies=exact_frequencies(module.layers[0].self_attn.rot_emb.inv_freq),
@@ -136,10 +140,15 @@ class ESM2Forward(FastForward[ReadyModel]):
 
 def _is_layer(layer: Any) -> bool:
     inner = ("self_attn", "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
+    if not all(hasattr(layer, name) for name in inner):
+        return False
+    own = layer.self_attn
     return (
-        all(hasattr(layer, name) for name in inner)
-        and getattr(layer.self_attn, "rot_emb", None) is not None
-        and layer.self_attn.bias_k is None
+        getattr(own, "rot_emb", None) is not None
+        and own.bias_k is None
+        and not own.add_zero_attn
+        and own.num_heads * own.head_dim == own.q_proj.out_features
+        and own.scaling == own.head_dim**-0.5
     )
 
 

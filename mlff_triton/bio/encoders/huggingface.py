@@ -32,6 +32,7 @@ from mlff_triton.bio.encoders.weights import (
     exact_frequencies,
 )
 from mlff_triton.bio.fast_forward import FastForward, Options
+from mlff_triton.bio.settings import are_usual
 from mlff_triton.bio.value_check import IndexCheck, ValueCheck
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
@@ -43,6 +44,7 @@ ACTIVATIONS = {  # classes of that module, besides PyTorch's own
 }
 SUPPORTED_ARGUMENTS = {"input_ids", "attention_mask", "token_type_ids", "return_dict"}
 OUTPUT = "BaseModelOutputWithPoolingAndCrossAttentions"
+QUERY = "attention.self.query"
 LINEAR_MAPS = (
     *(f"attention.self.{name}" for name in ("query", "key", "value")),
     *(f"{name}.dense" for name in ("attention.output", "intermediate", "output")),
@@ -100,11 +102,16 @@ class EncoderForward(FastForward[ReadyEncoder]):
             all(_names(_at(module, path)) <= names for path, names in KNOWN_SUBMODULES.items())
             and is_plain(words, nn.Embedding)
             and words.embedding_dim == config.hidden_size
+            and all(table.max_norm is None for table in _tables(module.embeddings))
             and all(
                 is_plain(_at(layer, path), nn.Linear) for layer in layers for path in LINEAR_MAPS
             )
+            and all(_at(layer, QUERY).out_features == config.hidden_size for layer in layers)
             and all(is_norm(norm) for layer in layers for norm in _norms(layer))
             and _is_of_library(module)
+            and are_usual(layers, config)
+            and are_usual([module.embeddings], config)
+            and getattr(_at(module, "rotary_embeddings"), "attention_scaling", 1) == 1
             and not getattr(config, "is_decoder", False)
             and _position_type(module) in ("absolute", "rotary")
             and _activation(module) is not None
@@ -130,23 +137,21 @@ class EncoderForward(FastForward[ReadyEncoder]):
         kinds = arguments.get("token_type_ids")
         if kinds is not None and not self._are_kinds(kinds, ids):
             return f"token_type_ids of shape {list(kinds.shape)} are not supported"
-        if self.backend == "triton" and ids.shape[1] > self._longest():
+        if ids.shape[1] > self._longest():
             return f"the model has positions for {self._longest()} tokens at most"
         return refused_values(self._checks(arguments))
 
     def _checks(self, arguments: Mapping[str, Any]) -> list[tuple[ValueCheck, Tensor]]:
-        """Return the checks of inputs' values; PyTorch checks indices itself."""
+        """Return the checks of inputs' values; padding counts, although it is not looked up."""
         mask, kinds = arguments.get("attention_mask"), arguments.get("token_type_ids")
-        checks: list[tuple[ValueCheck, Tensor]] = []
+        parts = self.module.embeddings
+        self._id_check = self._id_check.of(_n_rows(parts, "word_embeddings"))
+        checks: list[tuple[ValueCheck, Tensor]] = [(self._id_check, arguments["input_ids"])]
         if mask is not None:
             checks.append((self._mask_check, mask))
-        if self.backend == "triton":
-            parts = self.module.embeddings
-            self._id_check = self._id_check.of(len(parts.word_embeddings.weight))
-            checks.append((self._id_check, arguments["input_ids"]))
-            if kinds is not None:
-                self._kind_check = self._kind_check.of(len(parts.token_type_embeddings.weight))
-                checks.append((self._kind_check, kinds))
+        if kinds is not None:
+            self._kind_check = self._kind_check.of(_n_rows(parts, "token_type_embeddings"))
+            checks.append((self._kind_check, kinds))
         return checks
 
     def _longest(self) -> float:
@@ -189,7 +194,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
         return EncoderWeights(
             embedding=embedding,
             layers=LazyLayers(_layer, module.encoder.layer),
-            heads=config.num_attention_heads,
+            heads=config.hidden_size // module.encoder.layer[0].attention.self.attention_head_size,
             norm_first=_norm_first(module.encoder.layer[0]),
             activation=str(_activation(module)),
             frequencies=None if absolute else _frequencies(module),
@@ -331,6 +336,16 @@ def _at(module: Any, path: str) -> Any:
     for name in filter(None, path.split(".")):
         module = getattr(module, name, None)
     return module
+
+
+def _tables(embeddings: nn.Module) -> list[nn.Embedding]:
+    return [table for table in embeddings.children() if isinstance(table, nn.Embedding)]
+
+
+def _n_rows(embeddings: Any, name: str) -> int:
+    """Return the number of rows of a table, or a large one if somebody has replaced it."""
+    weight = _at(embeddings, f"{name}.weight")
+    return sys.maxsize if weight is None else len(weight)
 
 
 def _norm_first(layer: Any) -> bool:

@@ -15,7 +15,7 @@ from mlff_triton.bio.genomics.alpha_genome_head_weights import has_all_organisms
 from mlff_triton.bio.genomics.alpha_genome_heads import Request
 from mlff_triton.bio.genomics.alpha_genome_runner import BASES, Network
 from mlff_triton.bio.genomics.alpha_genome_tower import BIN
-from mlff_triton.bio.snapshot import settings
+from mlff_triton.bio.settings import settings
 from mlff_triton.bio.value_check import IndexCheck
 
 PACKAGE = "alphagenome_pytorch"

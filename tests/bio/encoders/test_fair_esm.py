@@ -165,6 +165,7 @@ def test_changes_are_noticed(device):
     assert torch.equal(outputs(twin, ids)["logits"], found)
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.bio.FallbackWarning")
 def test_tokens_that_do_not_exist():
     model = make("cpu")
     ids = tokens("no mask", "cpu")

@@ -312,8 +312,13 @@ def test_tokens_that_do_not_exist(name, wrong):
         with pytest.raises(IndexError):
             model(ids)
         bio.accelerate(model, backend="torch")
-        with pytest.raises(IndexError):
+        with pytest.warns(bio.FallbackWarning, match="from 0 to"), pytest.raises(IndexError):
             model(ids)
+        ids[1, 2] = 7
+        padded, mask = ids.clone(), torch.ones_like(ids)
+        padded[1, 4], mask[1, 4] = wrong, 0  # which the fast forward does not look up
+        with pytest.raises(IndexError):
+            model(padded, attention_mask=mask)
 
 
 OUTSIDE = {
@@ -384,5 +389,8 @@ def test_sequences_that_are_too_long(name):
         with pytest.raises((IndexError, RuntimeError)):
             model(ids)
         bio.accelerate(model, backend="torch")
-        with pytest.raises((IndexError, RuntimeError)):
+        with (
+            pytest.warns(bio.FallbackWarning, match="tokens at most"),
+            pytest.raises((IndexError, RuntimeError)),
+        ):
             model(ids)

@@ -1,0 +1,129 @@
+"""Plain attributes of modules, such as epsilons and scales, which a ``forward`` may read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+# Attributes of modules that adapters expect to be those of a new module.
+SETTINGS = (
+    *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "pad_mode"),
+    *("method", "pool_size", "pattern", "heads", "head_dim", "num_rel_pos_features"),
+    *("rms_norm", "channels_last", "elementwise_affine", "max_norm"),
+)
+
+# Attributes of modules that adapters read together with the weights, so that they may change.
+CONSTANTS = (
+    *SETTINGS,
+    *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
+    *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
+    *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
+    *("beta", "threshold", "resolutions", "apply_squashing", "starting", "precision"),
+    *("_outgoing", "c_hidden", "no_heads", "n_heads", "has_s", "cross_attention_mode", "dim"),
+    *("no_update_s", "initial_norm", "opm_first", "skip_msa_update", "is_last_block", "c_s"),
+    *("disable_times", "sigma_data", "n_query", "n_key", "n_queries", "n_keys"),
+    *("attn_window_queries", "attn_window_keys"),
+)
+
+# Modules and attributes on which no result in evaluation mode depends.
+INERT = (nn.Linear, nn.Dropout, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+UNREAD = ("training", "forward", "gradient_checkpointing", "layer_idx", "inplace")
+
+PLAIN = (bool, int, float, str, torch.dtype, FunctionType, BuiltinFunctionType)
+
+_ABSENT = object()
+
+
+def settings(module: nn.Module) -> tuple[Any, ...]:
+    """Return the `SETTINGS` of a module, each None if it has none of that name."""
+    return tuple(map(vars(module).get, SETTINGS))
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return copies of the plain attributes of a module, without those of submodules.
+
+    Plain are numbers, strings, functions, and tuples and lists of these. Private attributes, in
+    which some modules keep tables from call to call, are left out unless adapters know them.
+    """
+    if type(module) in INERT:
+        return {}
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(module).items()
+        if name in CONSTANTS or not (name.startswith("_") or name in UNREAD)
+        if _is_plain(value)
+    }
+
+
+class Settings:
+    """Plain attributes that no adapter reads, as they are when modules are recognized.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Module that was recognized.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._known: dict[nn.Module, dict[str, Any]] = {}
+        self.change(module)
+
+    def change(self, module: nn.Module) -> str | None:
+        """Return the path of an attribute that has changed, or None.
+
+        Submodules that have been added since are judged by the adapter when it recognizes them.
+        """
+        known, self._known = self._known, {}
+        found = None
+        for path, part in module.named_modules():
+            before = known.get(part)
+            if before is None:
+                own = plain_attributes(part)
+                before = {name: own[name] for name in own.keys() - CONSTANTS}
+            self._known[part] = before
+            for name, value in before.items():
+                if not is_same(vars(part).get(name, _ABSENT), value):
+                    found = found or f"{path}.{name}".strip(".")
+        return found
+
+
+def are_usual(modules: Iterable[nn.Module], *arguments: Any) -> bool:
+    """Return True if plain attributes that no adapter reads are those of new modules.
+
+    Parameters
+    ----------
+    modules : iterable of torch.nn.Module
+        Modules of one class.
+    *arguments
+        Arguments of the class.
+    """
+    modules = list(modules)
+    try:
+        with torch.device("meta"):
+            new = type(modules[0])(*arguments)
+    except Exception:  # noqa: BLE001 - a class may do anything with arguments that were changed
+        return False
+    usual = {path: plain_attributes(part) for path, part in new.named_modules()}
+    return all(
+        is_same(vars(part).get(name, _ABSENT), value)
+        for module in modules
+        for path, part in module.named_modules()
+        for name, value in usual.get(path, {}).items()
+        if name not in CONSTANTS
+    )
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Return True for attributes of one type that are equal."""
+    return value is other or (type(value) is type(other) and bool(value == other))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, PLAIN)
