@@ -111,7 +111,7 @@ def test_every_block_says_its_language():
 
 
 def test_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text().splitlines()) <= 100
 
 
 def commands_of(block: Block) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The site: its navigation, tables, figures and links, and the numbers in the README."""
+"""The site: its navigation, tables, figures and links, and numbers in the README and on pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -75,19 +76,21 @@ def test_simulations_in_the_readme_are_measured():
         assert ratio == (f"{best.ms_p50 / case['command'].ms_p50:.1f}x" if best else "")
 
 
-def test_other_numbers_in_the_readme_are_measured():
-    text = " ".join(README.read_text().split())
+def test_other_numbers_are_measured():
+    text = words(README)
     step = measured("step")
     ratios = [
         selection.best_peer(case).ms_p50 / case["engine"].ms_p50
         for case in step.values()
         if selection.best_peer(case)
     ]
-    assert f"is {min(ratios):.1f} to {max(ratios):.1f} times as fast" in text
+    for page in ("benchmarks", "index"):
+        assert f"is {min(ratios):.1f} to {max(ratios):.1f} times" in words(DOCS / f"{page}.md")
     simulations = {
         name: case for name, case in measured("md").items() if not name.startswith("charged")
     }
-    assert f"take {simulations['1000000']['command'].ms_p50 / 1e3:.3f} s per step" in text
+    seconds = simulations["1000000"]["command"].ms_p50 / 1e3
+    assert f"take {seconds:.3f} s per step" in words(DOCS / "benchmarks.md")
     slowest = max(case["command"].ms_p50 / case["engine"].ms_p50 for case in simulations.values())
     assert f"at most {slowest - 1:.0%} longer".replace("%", " %") in text
     boxes = worst([step, measured("shipped"), simulations])
@@ -96,8 +99,8 @@ def test_other_numbers_in_the_readme_are_measured():
     assert f"at most {molecules:.1e} in".replace("e-0", "e-") in text
 
 
-def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
-    text = " ".join(README.read_text().split())
+def test_numbers_of_charged_models_and_training_are_measured():
+    text = words(DOCS / "benchmarks.md")
     charged = measured("charged").values()
     times = [f"{case['engine'].ms_p50:.3g} ms" for case in charged]
     ratios = [selection.best_peer(case).ms_p50 / case["engine"].ms_p50 for case in charged]
@@ -113,8 +116,8 @@ def test_numbers_of_charged_models_and_training_in_the_readme_are_measured():
     assert f"and {min(captured):.1f} to {max(captured):.1f} times as fast as these" in text
 
 
-def test_predictions_in_the_readme_are_measured():
-    text = " ".join(README.read_text().split())
+def test_predictions_are_measured():
+    text = words(DOCS / "benchmarks.md")
     models = measured("models")
     cases = [models[f"{package}-forward-1024"] for package in ("boltz2", "openfold3", "protenix")]
     ours = [case[selection.AUTOCAST].ms_p50 / 1e3 for case in cases]
@@ -161,9 +164,14 @@ def test_models_of_biology_in_the_readme_are_measured(model):
 
 def test_errors_of_alpha_genome_in_the_readme_are_measured():
     case = measured("models")["alphagenome-524288"]
-    text = " ".join(README.read_text().split())
+    text = words(README)
     assert f"off by {case['half'].error:.2f} in the measure" in text
     assert f"ours is off by {case['accelerated-fp16'].error:.0e}".replace("e-0", "e-") in text
+
+
+def words(page: Path) -> str:
+    """Return the text of a page, without line breaks."""
+    return " ".join(page.read_text().split())
 
 
 def brief(ms: float) -> str:
