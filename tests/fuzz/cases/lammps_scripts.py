@@ -94,10 +94,14 @@ class Script:
 
 
 def meeting(a: np.ndarray, b: np.ndarray) -> str:
-    """Return velocities with which a bond of atoms 1 and 2 is a fourth of its length in 4 steps."""
+    """Return commands with which a bond of atoms 1 and 2 is a fourth of its length in 4 steps.
+
+    The masses are large, so that forces do not matter.
+    """
     velocity = 0.375 * (b - a) / 0.002
     pairs = (1, velocity), (2, -velocity)
-    return "\n".join(f"set atom {k} vx {v[0]} vy {v[1]} vz {v[2]}" for k, v in pairs)
+    lines = [f"set atom {k} vx {v[0]} vy {v[1]} vz {v[2]}" for k, v in pairs]
+    return "\n".join(["mass * 1e6", *lines])
 
 
 def script(rng: np.random.Generator, folder: Path, *, fails: bool) -> Facts:
