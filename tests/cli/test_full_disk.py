@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_full_disk_is_one_line_that_names_the_file(command, size, recwarn):
 )
 def test_a_folder_that_is_read_only_is_refused_first(command, monkeypatch):
     """Root may write to a folder without such permission, but not to a file system."""
-    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda _, mode, **__: mode != os.W_OK)
     monkeypatch.setattr(Engine, "evaluate", None)
     name, start = command
     before = set(Path().iterdir())
