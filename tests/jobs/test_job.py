@@ -253,7 +253,7 @@ def test_a_full_disk_is_one_line(out, monkeypatch):
 
 def test_killed_at_random_points(out):
     """Each run is killed within the job, or at its start or end."""
-    n, kills = 200, 0
+    n, kills = 120, 0
     draw = np.random.default_rng(0)
     command = [sys.executable, "-m", "tests.support.jobs", str(out), str(n)]
     while not out.exists() or Path(f"{out}.journal").exists():
@@ -263,7 +263,7 @@ def test_killed_at_random_points(out):
             time.sleep(draw.uniform(0, 0.01))
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL
-    assert kills > 5
+    assert kills > 3
     assert out.read_bytes() == b"head\n" + text_of(list(range(n)))
 
 
