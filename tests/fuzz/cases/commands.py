@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ase.build import molecule
 
 from mlff_triton.cli.app import app
 from mlff_triton.cli.main import main
+from mlff_triton.dynamics import load_restart
 from tests.fuzz.damage import choice, make_special
 from tests.fuzz.kind import Facts, Finding, Kind, Refusal
 from tests.fuzz.verdict import problem_of
@@ -49,6 +51,30 @@ WORDS = (
     *("true", "N", "X", "", " ", "-", "--", "--help", "\x1b[31m", "é", "\udc80", "a,b", "nan"),
 )
 NUMBERS = ("0", "1", "-1", "2", "3", "0.5", "1e-300", "1e300", "inf", "300:400", "1:2:3", "9" * 30)
+POSITIVE = ("1e-300", "1e-9", "0.001", "0.5", "1", "50", "1e9", "1e300")
+SIMULATION: dict[str, tuple[str, ...]] = {  # options of simulations, and values that may be meant
+    "--timestep": POSITIVE,
+    "--temperature": (*POSITIVE, "300"),
+    "--heat-from": (*POSITIVE, "300"),
+    "--friction": POSITIVE,
+    "--thermostat": ("langevin", "rescaling"),
+    "--pressure": ("0", "1", "-1", "1e4", "-1e4", "1e9", "-1e9", "1e300", "nan"),
+    "--barostat": ("isotropic", "anisotropic"),
+    "--barostat-time": (*POSITIVE, "1000"),
+    "--compressibility": (*POSITIVE, "4.5e-7", "4.5e-5", "inf"),
+    "--fix": ("none", "O", "0-1", "1", "H & z<4", "0-2", "z>1e3", "Cu"),
+    "--hydrogen-mass": ("1", "2", "3", "9"),
+    "--every": ("1", "2", "5"),
+    "--log-every": ("1", "2"),
+    "--seed": ("1", "9223372036854775807"),
+    "--replicas": ("1", "2"),
+    "--exchange-every": ("0", "1", "2"),
+    "--trajectory": ("xyz", "dcd", "xtc"),
+    "--minimize": (),
+    "--keep-velocities": (),
+}
+NPT_ONLY = ("--pressure", "--barostat", "--barostat-time", "--compressibility")
+FURTHER = ("--pressure", "--temperature", "--trajectory")  # of runs that go on
 LARGE = ("2147483648", "9223372036854775808")
 FEW = ("--steps", "2")  # for commands that have lost theirs: the usual numbers take half a minute
 UNBOUNDED = ("--steps", "--extend", "--threads")  # their large values are fine, and take forever
@@ -64,6 +90,9 @@ def prepare(rng: np.random.Generator, folder: Path) -> None:
     """Write the files that command lines name."""
     save_tiny_model(folder)
     ase.io.write(folder / "water.xyz", molecule("H2O"), format="extxyz")
+    box = molecule("H2O", cell=[6, 7, 8], pbc=True)
+    box.set_momenta(0.1 * box.positions)
+    ase.io.write(folder / "box.xyz", box, format="extxyz")
     (folder / "queries.fa").write_text(">a\nACGTTA\n>b\nGG\n")
     (folder / "targets.fa").write_text(">c\nACTTA\n>d\nGGC\n")
     (folder / "noise").write_bytes(rng.bytes(1000))
@@ -120,9 +149,65 @@ def words_only(rng: np.random.Generator, folder: Path) -> Facts:
     return {"arguments": [word for word in words if word not in SLOW]}
 
 
+def simulation(rng: np.random.Generator, folder: Path) -> Facts:
+    """Draw a simulation under any conditions, which may go on once or twice."""
+    prepare(rng, folder)
+
+    def stages() -> list[str]:
+        drawn = [choice(rng, ("nve", "nvt", "npt", "npt")) for _ in range(rng.integers(1, 3))]
+        return [word for one in drawn for word in ("--ensemble", one)]
+
+    def drawn(names: Iterable[str], share: float) -> list[str]:
+        words = []
+        for name in names:
+            if rng.random() < share:
+                words += [name, choice(rng, SIMULATION[name])] if SIMULATION[name] else [name]
+        return words
+
+    usual = ("--model", MODEL, "--device", "cpu", "--out", "new", "--steps", "6")
+    first = stages()
+    with_cell = "npt" in first or rng.random() < 0.2
+    options = [name for name in SIMULATION if "npt" in first or name not in NPT_ONLY]
+    arguments = ["md", "box.xyz" if with_cell else "water.xyz", *usual, *first]
+    arguments += drawn(options, 0.15) + ["--reactive"] * int(rng.integers(2))
+    further = []
+    for _ in range(rng.integers(3)):
+        more = [*stages(), "--steps", "3"] if rng.random() < 0.5 else ["--extend", "2"]
+        further.append(["md", "--restart", "new/restart.npz", *more, *drawn(FURTHER, 0.2)])
+    return {"arguments": arguments, "further": further, "is_simulation": True}
+
+
 def check(folder: Path, facts: Facts) -> None:
-    """Run the command line, and check its exit code and all that it prints."""
+    """Run command lines, and check exit codes and all that they print."""
     make_special("fifo", folder / "fifo")
+    try:
+        for arguments in (facts["arguments"], *facts.get("further", ())):
+            check_line({**facts, "arguments": arguments})
+    finally:
+        if facts.get("is_simulation") and (folder / "new").exists():
+            check_records(folder / "new")
+
+
+def check_records(folder: Path) -> None:
+    """Raise `Finding` unless the records of a simulation are complete, whatever ended it."""
+    snapshot = load_restart(folder / "restart.npz")
+    if not np.isfinite(snapshot.state.positions).all():
+        raise Finding("the restart file has positions that are not finite")
+    for path in sorted(folder.glob("log*.csv")):
+        header, *lines = path.read_text().splitlines()
+        rows = [line.split(",") for line in lines]
+        if any(len(row) != header.count(",") + 1 for row in rows):
+            raise Finding(f"{path.name} has an incomplete row")
+        steps = [int(row[0]) for row in rows]
+        if steps != sorted(set(steps)):
+            raise Finding(f"{path.name} has its rows twice, or not in order: {steps}")
+        numbers = [float(cell) for row in rows for cell in (row[1], *row[3:]) if cell]
+        if not np.isfinite(numbers).all():
+            raise Finding(f"{path.name} has numbers that are not finite")
+
+
+def check_line(facts: Facts) -> None:
+    """Run a command line, and check its exit code and all that it prints."""
     code = run(facts["arguments"])
     printed, complaint = (
         Path(name).read_text(encoding="utf-8", errors="backslashreplace")
@@ -134,7 +219,9 @@ def check(folder: Path, facts: Facts) -> None:
             raise Finding(f"{problem}: {text[:300]!r}")
     if code not in (0, 1, 2):
         raise Finding(f"exit code {code}: {complaint[:300]!r}")
-    is_line = complaint.startswith("mlff-triton: error: ") and complaint.count("\n") == 1
+    *warnings, last = complaint.splitlines() or [""]
+    is_line = last.startswith("mlff-triton: error: ") and complaint.endswith("\n")
+    is_line &= all(line.startswith("mlff-triton: warning: ") for line in warnings)
     if code == 2 and not is_line and facts["arguments"][:1] != ["bench"]:
         raise Finding(f"not one line: {complaint[:300]!r}")
     if code == 2 and facts.get("succeeds"):
@@ -159,4 +246,12 @@ def run(arguments: list[str]) -> int:
     raise Finding("the command line returned without an exit code")
 
 
-KIND = Kind({"usual": usual, "command line": command_line, "words only": words_only}, check)
+KIND = Kind(
+    {
+        "usual": usual,
+        "command line": command_line,
+        "words only": words_only,
+        "simulation": simulation,
+    },
+    check,
+)
