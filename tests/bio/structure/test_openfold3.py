@@ -46,7 +46,7 @@ SIZES = {
     "fuse_projection_weights": False,
     "inf": 1e9,
 }
-OF_TOKENS = {"c_s": TOKENS, "c_hidden_pair_bias": 12, "no_heads_pair_bias": 4}
+OF_TOKENS = {"c_s": TOKENS, "c_hidden_pair_bias": 8, "no_heads_pair_bias": 4}
 
 
 def block_of(**options: Any) -> nn.Module:
@@ -55,8 +55,8 @@ def block_of(**options: Any) -> nn.Module:
 
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "block": block_of,
-    "joint maps": partial(block_of, fuse_projection_weights=True),
-    "pairs": lambda: pairformer.PairBlock(**SIZES),
+    "joint maps": partial(block_of, fuse_projection_weights=True, c_hidden_mul=2 * PAIRS),
+    "pairs": lambda: pairformer.PairBlock(**SIZES | {"c_hidden_mul": PAIRS // 2}),
 }
 blocks = pytest.mark.parametrize("name", BLOCKS)
 

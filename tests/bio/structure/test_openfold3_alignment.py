@@ -35,9 +35,9 @@ CHANNELS, PAIRS = 24, 32
 SIZES = {
     "c_m": CHANNELS,
     "c_z": PAIRS,
-    "c_hidden_msa_att": 8,
+    "c_hidden_msa_att": 12,
     "c_hidden_opm": 16,
-    "c_hidden_mul": PAIRS,
+    "c_hidden_mul": 2 * PAIRS,
     "c_hidden_pair_att": 8,
     "no_heads_msa": 3,
     "no_heads_pair": 2,
