@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -112,8 +112,8 @@ def _rounds_products() -> bool:
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    matmuls = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    if matmuls[1] is None:  # before PyTorch 2.9, all backends have one setting
+    backends: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
+    if not hasattr(torch.backends.mkldnn, "matmul"):  # before PyTorch 2.9, they have one setting
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
@@ -121,6 +121,7 @@ def _exact_products() -> Iterator[None]:
         finally:
             torch.set_float32_matmul_precision(before)
         return
+    matmuls = [backend.matmul for backend in backends]
     chosen = [matmul.fp32_precision for matmul in matmuls]
     for matmul in matmuls:
         matmul.fp32_precision = "ieee"

@@ -214,7 +214,7 @@ def _parents(ends: IntArray, n_atoms: int, roots: IntArray) -> IntArray:
     shape = (n_atoms + 1, n_atoms + 1)
     graph = coo_array((np.ones(len(first)), (first, second)), shape=shape)
     _, before = breadth_first_order(graph.tocsr(), n_atoms, directed=False)
-    parents = before[:n_atoms].astype(np.int64)
+    parents: IntArray = before[:n_atoms].astype(np.int64)
     parents[roots] = roots
     return parents
 

@@ -139,8 +139,8 @@ class OpenMMSystem:
             own_box = self._own_box if box is None else box
             ours = self._molecules.whole_on_device(ours, own_box)
             if self._n_steps % STEPS_PER_CHECK == 0 and self._molecules.interact:
-                images = [tensor.double().cpu().numpy() for tensor in (ours, own_box)]
-                self._molecules.check_images(*images, self._cutoff)
+                whole, vectors = (tensor.double().cpu().numpy() for tensor in (ours, own_box))
+                self._molecules.check_images(whole, vectors, self._cutoff)
             self._n_steps += 1
         box = box if self.recipe.periodic else None
         if self._plausibility is not None:
