@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch import Tensor
@@ -128,14 +126,3 @@ def test_bad_arguments_are_refused(device):
         attention.capped_attention(q, k, k, bias, cap=20.0)
     with pytest.raises(InputError, match="rel_k has the shape"):
         attention.relative_attention(q, q, q, q[0], q[0, 0], q[0, 0])
-
-
-@halves
-@pytest.mark.parametrize("shape", [(1, 1), (7, 300)], ids=str)
-def test_residual(shape, half, device):
-    kernel = import_module("mlff_triton.kernels.genomics.attention_residual").attention_residual
-    x, change = torch.randn(shape), random(*shape, dtype=half).to(half)
-    rows = x.clone().to(device)
-    found = kernel(rows, change.to(device))
-    assert torch.equal(rows.cpu(), x + change.float())
-    assert torch.equal(found.cpu(), (x + change.float()).to(half))

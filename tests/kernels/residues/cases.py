@@ -14,6 +14,7 @@ from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork
 
 KINDS = [torch.float32, torch.float64, "halves"]
+SIZES = [(1, 1, 16), (5, 3, 32), (37, 20, 16), (9, 48, 128)]  # residues, neighbors, channels
 
 
 class Case:

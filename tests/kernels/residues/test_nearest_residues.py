@@ -1,4 +1,4 @@
-"""Neighbors of residues and features of edges, compared with their references."""
+"""Nearest residues, compared with their reference."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import torch
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.residues.nearest_residues import nearest_residues
-from mlff_triton.kernels.residues.reference import nearest_residues as nearest_reference
-from mlff_triton.kernels.residues.reference import residue_edges as edge_reference
-from mlff_triton.kernels.residues.residue_edges import residue_edges
-from mlff_triton.kernels.types.backbone import BackboneWeights
-from mlff_triton.kernels.types.linear import Linear
+from mlff_triton.kernels.residues.reference import nearest_residues as reference
 from mlff_triton.testing import assert_close
-from tests.kernels.residues.cases import KINDS, dtype_of, moved, norm, random
 
 
 @pytest.mark.parametrize(("proteins", "length", "count"), [(1, 1, 1), (2, 70, 48), (3, 33, 33)])
@@ -22,7 +17,7 @@ def test_neighbors_match_the_reference(proteins, length, count, device):
     mask = torch.ones(proteins, length)
     mask[:, 1 : 1 + (length - count) // 2] = 0  # there are enough others
     rows, distances = nearest_residues(positions.to(device), mask.to(device), count)
-    expected = nearest_reference.nearest_residues(positions.double(), mask.double(), count)
+    expected = reference.nearest_residues(positions.double(), mask.double(), count)
     known = mask.bool().flatten()
     assert torch.equal(rows.cpu()[known], expected[0][known])
     assert_close(distances.cpu()[known], expected[1][known], 0, torch.float32)
@@ -46,23 +41,3 @@ def test_of_equal_distances_the_lower_index_comes_first(device):
 def test_there_are_as_many_neighbors_as_residues_at_most(count):
     with pytest.raises(InputError, match=f"{count} neighbors of 3"):
         nearest_residues(torch.zeros(1, 3, 3), torch.ones(1, 3), count)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-@pytest.mark.parametrize(("residues", "neighbors", "channels"), [(1, 1, 16), (40, 7, 128)])
-def test_edges_match_the_reference(residues, neighbors, channels, kind, device):
-    torch.manual_seed(residues)
-    atoms = (5 * torch.randn(residues, 1, 3) + 1.5 * torch.randn(residues, 4, 3)).double()
-    sources = torch.randint(residues, (residues, neighbors)).int()
-    numbers, chains = torch.randint(80, (residues,)), torch.randint(2, (residues,))
-    weights = BackboneWeights(
-        random(66, channels),
-        torch.cat([torch.randn(25, 16, channels), torch.zeros(3, 16, channels)]).double() / 5,
-        norm(channels),
-        Linear(random(channels, channels) / 8, random(channels)),
-    )
-    distances = 20 * torch.rand(residues, neighbors).double()
-    given = atoms, sources, distances, numbers, chains, weights
-    expected = edge_reference.residue_edges(*given)
-    found = residue_edges(*moved(given, device, kind))
-    assert_close(found.cpu(), expected, 0, dtype_of(kind))
