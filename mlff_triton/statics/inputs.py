@@ -317,7 +317,7 @@ def _of_file(path: Path, before: int) -> Iterator[_Sized]:
     except OSError as error:
         raise InputError(f"{printable(source)} cannot be read: {error.strerror}") from error
     format_ = find_format(path)
-    pieces = iter(())
+    pieces: Iterator[_Sized] = iter(())
     if format_ is not None:
         pieces = _texts(path, format_, before, status.st_size)
     elif status.st_size > LARGE:
