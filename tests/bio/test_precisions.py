@@ -15,7 +15,11 @@ from mlff_triton.testing.settings import random_states
 from tests.support.caller_settings import check_caller_setting, in_all_caller_settings
 from tests.support.changed_attributes import check_changed_attributes, check_unusual_attributes
 from tests.support.language_models import NAMES, mask_of, randomize, tokens_of, valid
-from tests.support.precisions import check_setting, in_all_settings
+from tests.support.precisions import (
+    check_setting,
+    in_all_settings,
+    in_settings_without_autocast,
+)
 
 Case = tuple[nn.Module, Callable[[nn.Module], Any]]
 
@@ -92,20 +96,31 @@ CASES: dict[str, Callable[[str], Case]] = {
 }
 
 
-@in_all_settings
-@pytest.mark.parametrize("name", CASES)
+SMALL = [name for name in CASES if name != "AntiBERTy"]  # which is a large BERT
+MANY_PARTS = ("Enformer", "AlphaGenome", "DualBind")
+
+
+@in_settings_without_autocast
+@pytest.mark.parametrize("name", [name for name in CASES if name != "AlphaGenome"])
 def test_outputs_are_as_exact_as_those_of_the_model(name, setting, device):
     check_setting(*CASES[name](device), setting)
 
 
+@in_all_settings
+def test_outputs_of_alpha_genome_whose_policy_may_be_that_of_autocast(setting, device):
+    check_setting(*alpha_genome(device), setting)
+
+
 @in_all_caller_settings
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SMALL)
 def test_outputs_follow_settings_of_the_caller_as_the_model_does(name, setting, device):
     check_caller_setting(*CASES[name](device), setting, "triton" if device == "cuda" else "torch")
 
 
 @pytest.mark.parametrize("check", [check_changed_attributes, check_unusual_attributes])
-@pytest.mark.parametrize("name", [name for name in CASES if name != "AntiBERTy"])  # a large BERT
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in MANY_PARTS)) for each in SMALL]
+)
 def test_attributes_are_those_of_the_model(name, check):
     check(*CASES[name]("cpu"))
 

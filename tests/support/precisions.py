@@ -53,6 +53,19 @@ SETTINGS = [
 in_all_settings = pytest.mark.parametrize("setting", SETTINGS)
 """Decorator of a test that takes a `Setting`."""
 
+ONCE_UNDER_AUTOCAST = {torch.bfloat16: "fp16", torch.float16: None}
+
+in_settings_without_autocast = pytest.mark.parametrize(
+    "setting",
+    [
+        each
+        for each in SETTINGS
+        for precision, autocast, _ in each.values
+        if autocast is None or ONCE_UNDER_AUTOCAST[autocast] == precision
+    ],
+)
+"""Decorator for models whose fast forward refuses autocast: each dtype of it occurs once."""
+
 
 def check_setting(model: nn.Module, call: Call, setting: Setting) -> None:
     """Compare an accelerated float32 model with its own forward in the same context.
