@@ -102,7 +102,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
             all(_names(_at(module, path)) <= names for path, names in KNOWN_SUBMODULES.items())
             and is_plain(words, nn.Embedding)
             and words.embedding_dim == config.hidden_size
-            and all(table.max_norm is None for table in _tables(module.embeddings))
+            and all(table.max_norm is None for table in _tables(_at(module, "embeddings")))
             and all(
                 is_plain(_at(layer, path), nn.Linear) for layer in layers for path in LINEAR_MAPS
             )
@@ -110,7 +110,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
             and all(is_norm(norm) for layer in layers for norm in _norms(layer))
             and _is_of_library(module)
             and are_usual(layers, config)
-            and are_usual([module.embeddings], config)
+            and are_usual([_at(module, "embeddings")], config)
             and getattr(_at(module, "rotary_embeddings"), "attention_scaling", 1) == 1
             and not getattr(config, "is_decoder", False)
             and _position_type(module) in ("absolute", "rotary")
@@ -338,7 +338,7 @@ def _at(module: Any, path: str) -> Any:
     return module
 
 
-def _tables(embeddings: nn.Module) -> list[nn.Embedding]:
+def _tables(embeddings: Any) -> list[nn.Embedding]:
     return [table for table in embeddings.children() if isinstance(table, nn.Embedding)]
 
 
