@@ -22,7 +22,8 @@ def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: st
     """Compare an accelerated float32 model with its own forward in the same setting of a caller.
 
     Where the setting does not change the bits of the model's own forward, it does not change those
-    of the accelerated one either, whether weights are read in the setting or before.
+    of the accelerated one either, whether weights are read in the setting or before. Rounded
+    products are an exception: PyTorch takes another library for products of some shapes.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: st
             after = _outputs(model, call)
     _assert_equal(after, outside)
     _assert_equal(inside, read_inside)
-    if all(map(torch.equal, own.values(), before.values())):
+    if setting != "rounded products" and all(map(torch.equal, own.values(), before.values())):
         _assert_equal(inside, outside)
     for name, values in inside.items():
         assert values.dtype == own[name].dtype, name

@@ -50,11 +50,13 @@ class ESM2Forward(FastForward[ReadyModel]):
         parts = ("embed_tokens", "emb_layer_norm_after", "lm_head", "padding_idx", "mask_idx")
         if not isinstance(layers, nn.ModuleList) or not all(hasattr(module, p) for p in parts):
             return False
+        tokens: Any = module.embed_tokens
+        attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in layers]
         return (
             bool(len(layers))
             and all(map(_is_layer, layers))
-            and len({layer.self_attn.num_heads for layer in layers}) == 1
-            and module.embed_tokens.max_norm is None
+            and len({attention.num_heads for attention in attentions}) == 1
+            and tokens.max_norm is None
             and is_unmodified(module, "esm.")
         )
 
