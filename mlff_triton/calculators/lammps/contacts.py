@@ -19,6 +19,8 @@ from mlff_triton.neighbors.box import FloatArray
 
 MOST_CLEARANCE = 0.6
 """Å; pairs whose distance exceeds the smallest possible one by more are not searched for."""
+DENSEST = 10.0
+"""Atoms per Å^3, far above all densities of matter."""
 SHARE = 0.01
 """Largest share of the time of a run on a GPU that checks of distances take."""
 
@@ -150,6 +152,11 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
     is_near = ((positions >= low) & (positions <= high)).all(axis=1)
     limits, points = limits[is_near], positions[is_near]
     tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
+    if len(points) > DENSEST * np.prod(np.ptp(points, axis=0) + reach):  # too many pairs
+        _, nearest = tree.query(points[:n_own], k=2)
+        closest = nearest[np.linalg.norm(np.diff(points[nearest], axis=1), axis=2).argmin()]
+        _refuse(Batch.of(numbers[is_near][closest], points[closest]), labels[is_near][closest])
+        return 0.0
     i, j = tree.query_pairs(reach, output_type="ndarray").T
     distances = np.linalg.norm(points[i] - points[j], axis=1)
     clearance = (distances - limits[i] - limits[j]).min(initial=MOST_CLEARANCE)

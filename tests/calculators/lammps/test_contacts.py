@@ -126,3 +126,11 @@ def test_runs_are_checked_at_their_ends_whatever_it_takes(command: str) -> None:
     assert steps[0] is None
     assert steps[-1] == RUNS[command][-1]
     assert set(steps) == set(RUNS[command])
+
+
+def test_dense_atoms_are_refused_without_a_list_of_all_pairs() -> None:
+    """There would be 2e8 of them."""
+    points = 0.05 * np.indices((30, 30, 30)).reshape(3, -1).T
+    numbers, labels = np.ones(len(points), dtype=int), np.arange(len(points))
+    with pytest.raises(InputError, match=r"are only 0\.05 Å apart"):
+        find_clearance(numbers, points, 9, labels)
