@@ -67,7 +67,7 @@ class Replacement(ABC):
 
         The module given may be a shallow copy.
         """
-        self.is_undone = module in (None, self.module)
+        self.is_undone = self.is_undone or module in (None, self.module)
         self._leave(self.module if module is None else module)
 
     def _leave(self, module: nn.Module) -> None:

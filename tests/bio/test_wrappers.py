@@ -147,6 +147,20 @@ def test_wrappers_hide_nothing_from_report_and_restore(model, ids):
     assert torch.equal(logits(model, ids), found)
 
 
+def test_hooked_copies_are_restored_after_the_original(model, ids):
+    """Hooks of a shallow copy call the original."""
+    expected = logits(model, ids)
+    bio.accelerate(model, backend="torch")
+    Hook(model)
+    copied: Any = copy.copy(model)
+    for each in (model, copied):
+        bio.restore(each)
+        assert not bio.report(each)
+    assert copied._old_forward.is_undone
+    assert torch.equal(logits(model, ids), expected)
+    assert torch.equal(logits(copied, ids), expected)
+
+
 def test_a_hook_that_is_removed_leaves_the_model_fast(model, ids):
     bio.accelerate(model, backend="torch")
     found, before = logits(model, ids), attributes(model)

@@ -35,7 +35,7 @@ ERRORS = (
     "timestep 0.5\n{run}",
     "run_style respa 2 2\n{run}",
     "unfix mlff_triton\n{run}",
-    "change_box all x final 0 0.1 y final 0 0.1 z final 0 0.1 remap units box\n{run}",
+    "change_box all x final 0 0.5 y final 0 0.5 z final 0 0.5 remap units box\n{run}",
     "include nowhere.lammps",
     "jump nowhere.lammps",
     "nonsense",
