@@ -91,6 +91,9 @@ class FastForward(Replacement, Generic[Weights]):
     zeroes_padding: ClassVar[bool] = False
     """If True, outputs at padding are zero instead of those of the original ``forward``."""
 
+    reads_attributes: ClassVar[bool] = False
+    """If True, `read` depends on every plain attribute, so that each of them may change."""
+
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         del model
         super().__init__(module)
@@ -212,7 +215,7 @@ class FastForward(Replacement, Generic[Weights]):
         snapshot = Snapshot(self.module)
         if snapshot.obstacle is not None:
             return snapshot.obstacle
-        changed = self._settings.change(self.module)
+        changed = None if self.reads_attributes else self._settings.change(self.module)
         if changed is not None:
             return f"its attribute {changed} has changed since bio.accelerate was called"
         if not self.fits(self.module):

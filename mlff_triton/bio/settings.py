@@ -27,7 +27,7 @@ CONSTANTS = (
     *("_outgoing", "c_hidden", "no_heads", "n_heads", "has_s", "cross_attention_mode", "dim"),
     *("no_update_s", "initial_norm", "opm_first", "skip_msa_update", "is_last_block", "c_s"),
     *("disable_times", "sigma_data", "n_query", "n_key", "n_queries", "n_keys"),
-    *("attn_window_queries", "attn_window_keys"),
+    *("attn_window_queries", "attn_window_keys", "use_tf_gamma"),
 )
 
 # Modules and attributes on which no result in evaluation mode depends.

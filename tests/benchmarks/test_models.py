@@ -226,7 +226,7 @@ def test_design_models_are_tabulated(tmp_path):
     times = {"accelerated-fp32": 0.5, "accelerated-fp16": 0.4, "reference": 4.0, "compile": 1.0}
     made = [row(bench="models", case="proteinmpnn-1x9", impl=i, ms=ms) for i, ms in times.items()]
     Results(tmp_path).add(made)
-    line = "| proteinmpnn-1x9 | 4 | 1 (compile) | **0.4** (fp16) | 10.0x | 2.5x |"
+    line = "| proteinmpnn-1x9 | 4 | 1 (compile, error 1e-07) | **0.4** (fp16) | 10.0x | 2.5x |"
     assert line in tables.tables(tmp_path)
 
 

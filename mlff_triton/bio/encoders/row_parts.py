@@ -115,6 +115,7 @@ class MLPForward(PartForward[Traced]):
     """Two linear maps, with activations and normalizations between them."""
 
     supported = "networks of two linear maps"
+    reads_attributes = True  # a trace has read them
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

@@ -32,14 +32,13 @@ REACH = 7.5
 RESULTS = ("energy", "forces", "atom_energies", "virial")
 
 
-def small_model(channels: int = 8) -> TensorNet:
+def small_model(channels: int = 8, **changes: Any) -> TensorNet:
     """Return a random model of two layers, to whose energies atoms within `REACH` contribute.
 
     Its weights are large, so that even the farthest of these atoms matter.
     """
-    model = model_of(
-        elements=(1, 8), hidden_channels=channels, num_rbf=6, num_layers=2, cutoff_upper=REACH / 3
-    )
+    sizes = {"hidden_channels": channels, "num_rbf": 6, "num_layers": 2}
+    model = model_of(elements=(1, 8), cutoff_upper=REACH / 3, **sizes, **changes)
     torch.manual_seed(3)
     for name, weight in model.named_parameters():
         if "basis" not in name:

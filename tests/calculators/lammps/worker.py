@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mlff_triton.calculators.lammps import couple
+from mlff_triton.model.config import ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 from tests.calculators.lammps.systems import (
     OUTPUT,
@@ -28,9 +29,9 @@ WORLD = MPI.COMM_WORLD
 Results = dict[str, Any]
 
 
-def model_for(device: str) -> TensorNet:
+def model_for(device: str, **changes: Any) -> TensorNet:
     """Return the model, with as many channels as kernels need, if it is for a GPU."""
-    return small_model() if device == "cpu" else small_model(32)
+    return small_model(8 if device == "cpu" else 32, **changes)
 
 
 def static_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
@@ -69,7 +70,8 @@ def moving_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
     }
     for name, integrator in integrators.items():
         lmp = start(water((3, 3, 2), tilt=0.1 if name == "npt" else 0.0))
-        couple(lmp, model_for(options["device"]), TYPES, dtype="float64", **options)
+        model = model_for(options["device"], zbl=ZBLConfig(1.5, 14.4))  # atoms must not meet
+        couple(lmp, model, TYPES, dtype="float64", **options)
         lmp.commands_list(
             [*OUTPUT, integrator, "timestep 0.0004", "velocity all create 300 7 loop geom"]
         )
