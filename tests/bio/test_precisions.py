@@ -97,7 +97,6 @@ CASES: dict[str, Callable[[str], Case]] = {
 
 
 SMALL = [name for name in CASES if name != "AntiBERTy"]  # which is a large BERT
-MANY_PARTS = ("Enformer", "AlphaGenome", "DualBind")
 
 
 @in_settings_without_autocast
@@ -111,16 +110,22 @@ def test_outputs_of_alpha_genome_whose_policy_may_be_that_of_autocast(setting, d
     check_setting(*alpha_genome(device), setting)
 
 
+def slow_for(*names: str) -> pytest.MarkDecorator:
+    """Parametrize over small models, of which some take seconds for each test."""
+    marks = {name: [pytest.mark.slow] for name in names}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(each, marks=marks.get(each, ())) for each in SMALL]
+    )
+
+
 @in_all_caller_settings
-@pytest.mark.parametrize("name", SMALL)
+@slow_for("AlphaGenome")
 def test_outputs_follow_settings_of_the_caller_as_the_model_does(name, setting, device):
     check_caller_setting(*CASES[name](device), setting, "triton" if device == "cuda" else "torch")
 
 
 @pytest.mark.parametrize("check", [check_changed_attributes, check_unusual_attributes])
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in MANY_PARTS)) for each in SMALL]
-)
+@slow_for("Enformer", "AlphaGenome", "DualBind")
 def test_attributes_are_those_of_the_model(name, check):
     check(*CASES[name]("cpu"))
 

@@ -15,6 +15,7 @@ from tests.fuzz.kind import Facts, Finding, Kind
 from tests.fuzz.verdict import CONFIRMED, FINDING, REFUSED, Verdict
 
 CASES = 6  # of each name
+FEWER = {"lammps": 3}  # each of which starts a program
 SEED = 1
 LARGE = 1 << 26  # bytes
 LOOSE = ("checkpoints", "commands")  # libraries write their files in any order
@@ -24,7 +25,7 @@ UNORDERED = ".safetensors"  # of all kinds, too
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_case_is_a_finding(kind, tmp_path):
     names = campaign.names_of(kind)
-    cases = islice(campaign.all_cases(names, SEED), CASES * len(names))
+    cases = islice(campaign.all_cases(names, SEED), FEWER.get(kind, CASES) * len(names))
     report = campaign.run(cases, Limits(), failures=tmp_path)
     assert not report.findings, "\n".join(map(str, report.findings))
     assert report.total(kind, CONFIRMED)
