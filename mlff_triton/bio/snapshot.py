@@ -41,7 +41,8 @@ class Snapshot:
     Changes in place are noticed by the counters that PyTorch keeps. Changes of ``parameter.data``
     in place, and those of tensors that were made in inference mode, are not counted. `Samples`
     notice most of them on a CPU, and on a GPU once PEFT is imported, which merges adapters into
-    ``parameter.data``. Freezing or unfreezing a parameter counts as a change, too.
+    ``parameter.data``, or FSDP, which gathers weights uncounted. Freezing or unfreezing a parameter
+    counts as a change, too.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ class Snapshot:
 class Samples:
     """A few values of each tensor, which tell of changes that PyTorch does not count.
 
-    On a GPU, the host waits for the values. There they are not compared unless PEFT is imported.
+    On a GPU, the host waits for the values. There they are compared only where `hides_changes`.
 
     Parameters
     ----------
@@ -140,7 +141,7 @@ class Samples:
 
     def are_current(self) -> bool:
         """Return True unless a value has changed, as far as that can be told."""
-        if self._kept is None or (self._on_gpu and "peft" not in sys.modules):
+        if self._kept is None or (self._on_gpu and not hides_changes()):
             return True
         return self._current() in (self._kept, None)
 
@@ -152,6 +153,12 @@ class Samples:
             values: bytes = torch.cat(self._views).cpu().numpy().tobytes()
             return values
         return b"".join(map(np.ndarray.tobytes, self._arrays))
+
+
+def hides_changes() -> bool:
+    """Return True if a package is in use that changes weights without counting it."""
+    has_fsdp = "torch.distributed.fsdp" in sys.modules and torch.distributed.is_initialized()
+    return has_fsdp or "peft" in sys.modules
 
 
 def _sample(tensor: Tensor) -> Tensor:

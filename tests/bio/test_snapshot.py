@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlff_triton.bio.snapshot import Samples, Snapshot
+from mlff_triton.bio.snapshot import Samples, Snapshot, hides_changes
 
 
 def network() -> nn.Sequential:
@@ -167,6 +167,16 @@ def test_samples_of_all_dtypes_and_strides(dtype):
     empty = Samples([values[:0], torch.zeros(3, dtype=torch.complex128)])
     assert empty.are_current()
     assert Samples([]).are_current()
+
+
+@pytest.mark.parametrize("package", ["peft", "torch.distributed.fsdp"])
+def test_packages_that_change_weights_uncounted_are_known(package, monkeypatch):
+    for name in ("peft", "torch.distributed.fsdp"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not hides_changes()
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    assert hides_changes()
 
 
 @pytest.mark.gpu

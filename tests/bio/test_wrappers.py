@@ -8,6 +8,8 @@ import inspect
 import io
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -91,6 +95,51 @@ def test_shared_memory_and_shallow_copies(model, ids):
     expected = logits(model, ids)
     assert torch.equal(logits(model.share_memory(), ids), expected)
     assert torch.equal(logits(copy.copy(model), ids), expected)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """Join a group of one process."""
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("is_wrapped_first", [False, True])
+def test_data_parallel_processes_stay_accelerated(is_wrapped_first, model, ids):
+    expected = logits(model.requires_grad_(), ids)
+    if not is_wrapped_first:
+        bio.accelerate(model, backend="torch")
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    if is_wrapped_first:
+        bio.accelerate(wrapped, backend="torch")
+    assert_same(logits(wrapped, ids), expected, "fp32")
+    assert not reasons(wrapped)
+    bio.restore(wrapped)
+    assert not bio.report(model)
+    assert torch.equal(logits(model, ids), expected)
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("shards_layers", [False, True])
+def test_sharded_models_follow_their_weights(shards_layers, model, ids):
+    """Weights that are gathered around the whole model are read; those of layers are not."""
+    mesh = init_device_mesh("cpu", (1,))
+    bio.accelerate(model, backend="torch")
+    layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
+    for part in [*layers, model] if shards_layers else [model]:
+        fully_shard(part, mesh=mesh)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", bio.FallbackWarning)
+        model(ids)
+        for weight in model.parameters():
+            weight.mul_(1.1)
+        found = model(ids).logits
+        assert ("DTensor" in reasons(model)) == shards_layers
+        bio.restore(model)
+        assert_same(found, model(ids).logits, "fp32")
 
 
 class Hook:
