@@ -20,5 +20,5 @@ def sum_of_charges(charges: Iterable[float]) -> int | str:
     """
     total = math.fsum(charges)
     if not math.isfinite(total) or abs(total - round(total)) > NEAR:
-        return f"the {total:.3f} of its partial charges"
+        return f"{total:.3f} (the sum of the charges of its atoms)"
     return round(total)

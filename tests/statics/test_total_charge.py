@@ -165,14 +165,14 @@ def test_initial_charges_survive_a_restart(calculator):
 @pytest.mark.parametrize("name", ["a.xyz", "a.traj", "a.cif"])
 def test_charges_of_atoms_that_are_no_total_are_refused(calculator, model, name):
     write_charges(name, [0.05] * 8)
-    message = r"the total charge must be an integer, not 'the 0\.400 of its partial charges'"
+    message = r"must be an integer, not '0\.400 \(the sum of the charges of its atoms\)'"
     with pytest.raises(InputError, match=message):
         calculator.get_potential_energy(with_charges([0.05] * 8))
     with pytest.raises(InputError, match=message):
         list(compute_all(read_frames(name, periodic=False), calculator))
     options = {"model": model, "device": "cpu", "periodic": False}
     progress = predict_files(name, "out.xyz", **options)
-    assert (progress.errors, "the 0.400 of its partial" in progress.first_error) == (1, True)
+    assert (progress.errors, "0.400 (the sum of" in progress.first_error) == (1, True)
     assert predict_files(name, "zero.xyz", charge=0, **options).errors == 0
 
 
