@@ -18,7 +18,10 @@ def sum_of_charges(charges: Iterable[float]) -> int | str:
     >>> sum_of_charges([-0.613, -0.391])
     -1
     """
-    total = math.fsum(charges)
+    try:
+        total = math.fsum(charges)
+    except (TypeError, ValueError, OverflowError):  # lists or texts, or infinities of both signs
+        return "the charges of its atoms, which have no sum"
     if not math.isfinite(total) or abs(total - round(total)) > NEAR:
         return f"{total:.3f} (the sum of the charges of its atoms)"
     return round(total)

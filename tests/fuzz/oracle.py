@@ -62,16 +62,17 @@ def by_all_images(model: TensorNet | Ensemble, atoms: Atoms) -> tuple[float, Any
     graph = all_pairs(atoms, model.cutoff)
     if graph is None or isinstance(model, Ensemble):
         return None
-    charge = atoms.info.get("charge", 0)
-    if np.iscomplexobj(charge):
-        raise Finding("a complex charge was accepted")
+    sum_of_atoms = np.rint(atoms.get_initial_charges().sum())
+    charge = np.asarray(atoms.info.get("charge", sum_of_atoms))
+    if np.iscomplexobj(charge) or charge.size != 1:
+        raise Finding("a complex charge or several were accepted")
     prediction: Prediction = predict(
         model.double(),
         torch.tensor(atoms.numbers),
         torch.tensor(atoms.positions),
         graph,
         cell=torch.tensor(atoms.cell.array)[None],
-        charge=torch.tensor([float(charge)]),
+        charge=torch.tensor([float(charge.item())]),
     )
     return float(prediction.energy[0]), prediction.forces.numpy()
 

@@ -292,3 +292,13 @@ def test_keys_that_agree_are_not_warned_of(model, info):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TensorNetCalculator(model, device="cpu").get_potential_energy(atoms)
+
+
+@pytest.mark.parametrize(
+    "charges", [np.zeros((8, 2)), [np.inf, -np.inf] * 4, [1e308] * 8, ["+"] * 8], ids=str
+)
+def test_charges_of_atoms_without_a_sum_are_refused(calculator, charges):
+    atoms = with_charges([0.0] * 8)
+    atoms.arrays["initial_charges"] = np.asarray(charges)
+    with pytest.raises(InputError, match="the charges of its atoms, which have no sum"):
+        calculator.get_potential_energy(atoms)
