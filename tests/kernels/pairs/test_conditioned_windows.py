@@ -12,24 +12,27 @@ from mlff_triton.kernels.types.pair_stack import WindowAttentionWeights, WindowC
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import BOUNDS, dtypes, random, random_map, random_mask, to
 
-QUERIES, KEYS, HEADS, CHANNELS = 16, 32, 2, 32
+SIZES = [  # batches, samples, windows, queries and keys of a window, heads, channels
+    *((1, 1, 1, 16, 32, 2, 32), (2, 3, 4, 16, 32, 2, 32)),
+    pytest.param((1, 2, 33, 32, 128, 4, 128), marks=pytest.mark.gpu),  # of Boltz-2
+]
 
 
 @dtypes
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("chained", [False, True])
-@pytest.mark.parametrize("size", [(1, 1, 1), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
 def test_conditioned_windows(size, chained, placed, precision, device):
-    batches, samples, windows = size
-    n = windows * QUERIES
-    x = random(batches, samples, n, CHANNELS, dtype=precision)
-    shared = tuple(random(batches, 1, n, CHANNELS, dtype=precision) for _ in range(5))
-    bias = random(batches, windows, HEADS, QUERIES, KEYS, dtype=precision)
+    batches, samples, windows, queries, keys, heads, channels = size
+    n = windows * queries
+    x = random(batches, samples, n, channels, dtype=precision)
+    shared = tuple(random(batches, 1, n, channels, dtype=precision) for _ in range(5))
+    bias = random(batches, windows, heads, queries, keys, dtype=precision)
     maps = (
-        random_map(2 * CHANNELS, CHANNELS, precision),
-        random(2 * CHANNELS, dtype=precision),
-        random_map(2 * CHANNELS, CHANNELS, precision),
-        random_map(CHANNELS, CHANNELS, precision),
+        random_map(2 * channels, channels, precision),
+        random(2 * channels, dtype=precision),
+        random_map(2 * channels, channels, precision),
+        random_map(channels, channels, precision),
     )
     mask = random_mask(batches, samples, n)
     starts = torch.randint(-4, n, (windows,), dtype=torch.int32) if placed else None

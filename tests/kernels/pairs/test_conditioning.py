@@ -32,7 +32,10 @@ from tests.kernels.pairs.cases import (
 
 pytestmark = pytest.mark.usefixtures("described")
 
-SIZES = [(1, 1, 1, 16, 1), (2, 3, 17, 48, 2), (1, 5, 20, 96, 4)]  # batches, samples, tokens, ...
+SIZES = [  # batches, samples, tokens, channels, heads
+    *((1, 1, 1, 16, 1), (2, 3, 17, 48, 2), (1, 5, 20, 96, 4)),
+    pytest.param((1, 2, 131, 768, 16), marks=pytest.mark.gpu),  # of Boltz-2
+]
 
 
 def conditions(batch: int, n: int, channels: int, precision: torch.dtype) -> Conditions:

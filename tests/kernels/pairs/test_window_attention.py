@@ -14,7 +14,10 @@ from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import BOUNDS, dtypes, random, random_mask
 
 # batches, samples, windows, heads, channels of a head, queries and keys of a window
-SIZES = [(1, 1, 1, 1, 32, 32, 128), (2, 3, 5, 2, 24, 32, 128), (1, 2, 3, 1, 8, 16, 64)]
+SIZES = [
+    *((1, 1, 1, 1, 32, 32, 128), (2, 3, 5, 2, 24, 32, 128), (1, 2, 3, 1, 8, 16, 64)),
+    pytest.param((1, 2, 65, 4, 32, 32, 128), marks=pytest.mark.gpu),  # of Boltz-2
+]
 
 
 @dtypes
