@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from mlff_triton._common.text import printable
+
 EXIT_INCOMPLETE = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -11,4 +13,9 @@ EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 def complain(text: str) -> None:
     """Print one line to stderr."""
-    sys.stderr.write(f"mlff-triton: {text}\n")
+    sys.stderr.write(f"mlff-triton: {one_line(text)}\n")
+
+
+def one_line(text: str) -> str:
+    """Return text in one line, with control characters escaped: it may quote what a user gave."""
+    return printable(" ".join(text.split()))

@@ -44,7 +44,17 @@ DtypeOption = Annotated[str, typer.Option(help="Floating-point type: float32 or 
 
 def plain_console() -> Console:
     """Return a console that prints text as it is, without wrapping or markup."""
-    return Console(soft_wrap=True, markup=False, highlight=False)
+    return _PlainConsole(soft_wrap=True, markup=False, highlight=False)
+
+
+class _PlainConsole(Console):
+    """A console whose text has control characters escaped: it may quote what a user gave."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        plain = (
+            "\n".join(map(printable, x.split("\n"))) if isinstance(x, str) else x for x in objects
+        )
+        super().print(*plain, **options)
 
 
 def read_one(

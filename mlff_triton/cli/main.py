@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from mlff_triton.cli._exits import EXIT_ERROR, EXIT_INTERRUPTED, complain
+from mlff_triton.cli._exits import EXIT_ERROR, EXIT_INTERRUPTED, complain, one_line
 from mlff_triton.cli._streams import Streams
 from mlff_triton.errors import MlffTritonError
 
@@ -80,10 +80,10 @@ def _run(arguments: list[str]) -> int:
         message = getattr(error, "format_message", error.__str__)()
     except OSError as error:  # of files that no command expects, such as a path that is too long
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    complain("error: " + " ".join(message.split()))
+    complain(f"error: {message}")
     return EXIT_ERROR
 
 
 def _format_warning(message: Warning | str, *_: object, **_more: object) -> str:
     """Return a warning as one line, without the line of code that it comes from."""
-    return f"mlff-triton: warning: {' '.join(str(message).split())}\n"
+    return f"mlff-triton: warning: {one_line(str(message))}\n"

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
+from mlff_triton._common.text import printable
 from mlff_triton.cli._exits import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
@@ -109,5 +111,5 @@ def _table(atoms: Atoms, history: list[RelaxationStep], out: Path, cell: bool) -
         angles = " ".join(f"{value:.2f}" for value in atoms.cell.angles())
         table.add_row("cell", f"{lengths} Å, {angles}°, {atoms.get_volume():.3f} Å³")
         table.add_row("stress", f"{in_gpa(atoms.get_stress())} GPa")
-    table.add_row(f"files in {out}", ", ".join(OUTPUTS))
+    table.add_row(Text(printable(f"files in {out}")), ", ".join(OUTPUTS))
     return table

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from ase import Atoms
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from mlff_triton._common.progress import ProgressBar
+from mlff_triton._common.text import printable
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.outputs import LogRow, names, outputs_in
@@ -95,7 +97,7 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
     for record in read_log(simulation.directory / first):
         table.add_row(f"stage {record.label}", _stage_text(record, len(simulation.atoms)))
     for k, name in enumerate(simulation.inputs):
-        table.add_row(f"replica {k}", name)
+        table.add_row(f"replica {k}", Text(printable(name)))
     ladder = sorted(simulation.temperatures)
     for k, (attempts, exchanges) in enumerate(simulation.exchanges):
         share = f" ({exchanges / attempts:.0%})" if attempts else ""
@@ -103,7 +105,7 @@ def summary_table(simulation: Simulation, reporter: Reporter) -> Table:
         table.add_row(pair, f"{exchanges} of {attempts}{share}")
     present = [path.name for path in outputs_in(simulation.directory)]
     shown = present if len(present) <= 6 else [*present[:2], "...", present[-1]]
-    table.add_row(f"files in {simulation.directory}", ", ".join(shown))
+    table.add_row(Text(printable(f"files in {simulation.directory}")), ", ".join(shown))
     return table
 
 

@@ -261,8 +261,8 @@ class Journal:
 
 
 def beside(out: Path, ending: str) -> Path:
-    """Return the path of a file beside the output."""
-    return out.with_name(f"{out.name}.{ending}")
+    """Return the path of a file beside the output, which may be a folder without a name."""
+    return out.parent / f"{out.name}.{ending}"
 
 
 def _unbuffered(path: Path) -> FileIO:

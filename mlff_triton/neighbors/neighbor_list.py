@@ -28,6 +28,7 @@ from mlff_triton.neighbors.graph import Graph
 
 MIN_DISTANCE = 1e-3  # Å; below it, two atoms are one point and the edge has no direction
 MAX_CELLS_APART = 100_000  # beyond it, the pair search overflows or takes forever
+FAR = 10_000.0  # Å from the origin, where fractions of a skewed cell lose digits of positions
 MAX_EXTENT = 10_000.0  # Å; the same limit for directions that are not periodic
 GRID_CELLS = 1e5  # most cells of the grid of `vesin`
 
@@ -105,6 +106,8 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     n_atoms = len(points)
     check_cutoff(cutoff)
     extent = _extent(points, box)
+    if np.abs(points).max() > FAR:
+        points = points - points[0]
     if math.isinf(cutoff):
         return _all_pairs(points, box)
     grid = _closed(box, extent, cutoff) if box.pbc.sum() == 1 else box

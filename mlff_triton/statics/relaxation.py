@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator
+from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 from ase.optimize import FIRE, LBFGS
 
@@ -85,14 +86,37 @@ def relax(
     check_positive("fmax", fmax)
     if steps < 0:
         raise InputError(f"steps={steps} must not be negative")
-    fixed_atoms(atoms)  # which refuses other constraints
+    fixed = FixAtoms(mask=fixed_atoms(atoms))  # which refuses other constraints
     if cell and not atoms.pbc.all():
         raise InputError("the cell cannot be relaxed, as the structure is not periodic in 3D")
-    return _steps(atoms, calculator, fmax, steps, optimizer, cell)
+    return _steps(atoms, calculator, fixed, fmax, steps, optimizer, cell)
 
 
 def _steps(
-    atoms: Atoms, calculator: Calculator, fmax: float, steps: int, optimizer: str, cell: bool
+    atoms: Atoms,
+    calculator: Calculator,
+    fixed: FixAtoms,
+    fmax: float,
+    steps: int,
+    optimizer: str,
+    cell: bool,
+) -> Iterator[RelaxationStep]:
+    """Take steps with a constraint that keeps positions to the last bit, unlike ``FixScaled``."""
+    given = atoms.constraints
+    atoms.set_constraint(fixed)
+    try:
+        yield from _constrained_steps(atoms, calculator, fmax, steps, optimizer, cell)
+    finally:
+        atoms.set_constraint(given)
+
+
+def _constrained_steps(
+    atoms: Atoms,
+    calculator: Calculator,
+    fmax: float,
+    steps: int,
+    optimizer: str,
+    cell: bool,
 ) -> Iterator[RelaxationStep]:
     atoms.calc = calculator
     target = FrechetCellFilter(atoms) if cell else atoms

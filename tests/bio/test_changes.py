@@ -357,7 +357,8 @@ def test_language_heads_with_a_decoder_of_the_user(model, ids):
     logits(model, ids)
     old = model.get_output_embeddings()
     has_bias = old.bias is None  # unlike the model's own decoder
-    model.set_output_embeddings(nn.Linear(old.in_features, old.out_features, bias=has_bias))
+    new = nn.Linear(old.in_features, old.out_features, bias=has_bias)
+    model.set_output_embeddings(new.to(old.weight.device))
     found = logits(model, ids)
     assert_same(found, logits(bio.restore(model), ids), "fp32")
 

@@ -101,7 +101,8 @@ def test_shared_memory_and_shallow_copies(model, ids):
 def one_process(tmp_path: Path) -> Iterator[None]:
     """Join a group of one process."""
     store = f"file://{tmp_path / 'store'}"
-    torch.distributed.init_process_group("gloo", store, rank=0, world_size=1)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, store, rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
@@ -126,7 +127,7 @@ def test_data_parallel_processes_stay_accelerated(is_wrapped_first, model, ids):
 @pytest.mark.parametrize("shards_layers", [False, True])
 def test_sharded_models_follow_their_weights(shards_layers, model, ids):
     """Weights that are gathered around the whole model are read; those of layers are not."""
-    mesh = init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh(model.device.type, (1,))
     bio.accelerate(model, backend="torch")
     layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
     for part in [*layers, model] if shards_layers else [model]:

@@ -15,6 +15,9 @@ PATHS = {
     "deep": "/".join(["x" * 200] * 30) + ".xyz",
     "home": "~nosuchuser/structure.xyz",
     "null": "structure\0.xyz",
+    "nameless": ".",
+    "root": "/",
+    "colored": "\x1b[31m",
 }
 COMMANDS = {
     "energy": ("energy", "PATH"),
@@ -41,7 +44,8 @@ COMMANDS = {
     "calibrate": ("calibrate", "--model", "PATH"),
     "bench --merge": ("bench", "--merge", "PATH", "--out", "results"),
 }
-VALID = {  # an absent output is what these commands want, and any text may be a card
+VALID = {  # absent outputs are what these commands want, any text may be a card, folders hold files
+    ("predict", "root"),
     ("energy --out", "absent"),
     ("predict --out", "absent"),
     ("energy --out", "home"),

@@ -132,3 +132,17 @@ def test_warnings_take_one_line(tmp_path):
     start = "mlff-triton: warning: oxygen.xyz, frame 0: the training set of the model has no bond"
     assert done.stderr.startswith(start)
     assert done.stderr.count("\n") == 1
+
+
+def test_control_characters_of_the_user_do_not_reach_the_terminal(run, model):
+    """In errors, in messages of success, and in tables."""
+    given = ("ethanol.xyz", "--model", model, "--device", "cpu")
+    for expected, *arguments in (
+        (2, "energy", *given, "--out", "\x1b[31m"),
+        (0, "energy", *given, "--out", "\x1b[31m.xyz"),
+        (1, "relax", *given, "--steps", "1", "--out", "\x1b[31mout"),
+    ):
+        code, out, err = run(*arguments)
+        assert code == expected, err
+        assert "\x1b" not in out + err
+        assert "\\x1b[31m" in out + err

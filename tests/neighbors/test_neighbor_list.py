@@ -300,6 +300,21 @@ def test_sparse_rods_take_no_longer_than_others():
     assert not graph.shifts[:, :2].any()
 
 
+def test_atoms_far_from_the_origin_have_the_pairs_of_atoms_near_it():
+    """In a skewed cell, errors of fractions are a thousand times those of positions."""
+    near = np.round(np.random.default_rng(0).uniform(0, 2, (3, 3)) * 2**10) / 2**10
+    far = near + 2.0**29  # exactly
+    cell = [[2.4, 38.75, 0.0], [0.0, 2.4, 0.0], [0.0, 0.0, 2.4]]
+    found, expected = (
+        vectors_of(neighbor_list(points, 4.5, cell, True), points, cell, True)
+        for points in (far, near)
+    )
+    assert torch.equal(
+        found.norm(dim=1).sort().values.round(decimals=9),
+        expected.norm(dim=1).sort().values.round(decimals=9),
+    )
+
+
 def test_atoms_far_from_the_origin_are_refused():
     with pytest.raises(InputError, match=r"more than 1e\+12 Å from the origin"):
         neighbor_list([[0.9, -1e308, 0.4]], 5.0, np.diag([2.0, 2.0, 1.5]), [False, False, True])

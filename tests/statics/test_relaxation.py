@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
-from ase.constraints import FixAtoms, FixBondLength
+from ase.constraints import FixAtoms, FixBondLength, FixScaled
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.errors import InputError
@@ -68,6 +68,20 @@ def test_fixed_atoms_stay(optimizer):
     forces = np.linalg.norm(atoms.get_forces(apply_constraint=False), axis=1)
     assert forces[:8].max() > 0.01 > forces[8:].max()
     assert last.max_force == forces[8:].max()
+
+
+def test_fixed_atoms_stay_to_the_last_bit_whatever_fixes_them():
+    """``FixScaled`` of ASE puts atoms back with errors of rounding."""
+    atoms = bulk("Cu", orthorhombic=True).repeat((2, 1, 1))
+    atoms.set_cell(atoms.cell.array * [1.0, 1.01, 1.02], scale_atoms=True)
+    atoms.rattle(0.05, seed=1)
+    given = [FixScaled([2, 3])]
+    atoms.set_constraint(given)
+    before = atoms.positions.copy()
+    *_, last = relax(atoms, EMT())
+    assert last.is_converged
+    np.testing.assert_array_equal(atoms.positions[2:], before[2:])
+    assert atoms.constraints == given
 
 
 def test_other_constraints_are_refused_at_once():

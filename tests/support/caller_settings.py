@@ -23,7 +23,8 @@ def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: st
 
     Where the setting does not change the bits of the model's own forward, it does not change those
     of the accelerated one either, whether weights are read in the setting or before. Rounded
-    products are an exception: PyTorch takes another library for products of some shapes.
+    products are an exception: PyTorch takes another library for products of some shapes, and on a
+    GPU the model's own forward may lose digits that the accelerated one keeps.
 
     Parameters
     ----------
@@ -57,7 +58,8 @@ def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: st
         _assert_equal(inside, outside)
     for name, values in inside.items():
         assert values.dtype == own[name].dtype, name
-        assert error_of(values, own[name]) <= FLOORS[torch.float32], name
+        lost = error_of(own[name], before[name]) if setting == "rounded products" else 0.0
+        assert error_of(values, own[name]) <= FLOORS[torch.float32] + lost, name
 
 
 def _assert_equal(found: Outputs, expected: Outputs) -> None:

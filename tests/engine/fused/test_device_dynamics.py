@@ -247,6 +247,8 @@ def test_atoms_that_come_too_close_are_noted_between_looks(new_steps):
 
 def test_kernels_are_compiled_together_before_they_are_launched(fused, monkeypatch):
     """Compilers would otherwise run one after another, for up to a second each."""
+    if torch.cuda.is_available():
+        pytest.skip("only the interpreter shows the launches of kernels")
     ahead: set[str] = set()
     late: set[str] = set()
     launched, run_kernel = late, GridExecutor.__call__
