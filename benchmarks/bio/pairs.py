@@ -33,7 +33,7 @@ from benchmarks.lab.guards import at_most, clean_up, quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
 from mlff_triton._common.timing import measure, reset_peak
-from mlff_triton.bio.weights import with_parts
+from mlff_triton.bio.core.weights import with_parts
 from mlff_triton.kernels.types.pair_stack import TransitionWeights, TriangleWeights
 
 BENCH = "pairs"

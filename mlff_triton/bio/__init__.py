@@ -7,11 +7,7 @@ model=...)`` embeds the proteins of a file; they are loaded on first use.
 
 - ``patch``: `accelerate`, `accelerated`, `restore`, `refresh` and `report`
 - ``families``: table of the model families that `accelerate` recognizes
-- ``fast_forward``: base class of everything that replaces a module's ``forward``; fallbacks
-- ``snapshot``: detection of changed parameters, submodules, settings and hooks
-- ``settings``: plain attributes of modules, and which of them adapters read
-- ``labels``: losses whose labels count at padding
-- ``graph_cache``: CUDA graphs, one per combination of input shapes
+- ``core``: parts that all adapters share
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
 - ``structure``: blocks of models that predict structures (Boltz, OpenFold3, Protenix)
 - ``alignment``: sequence alignment
@@ -23,8 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlff_triton._common.lazy import attributes
+from mlff_triton.bio.core.fast_forward import FallbackWarning
 from mlff_triton.bio.encoders.top_tokens import TopTokens, top_tokens
-from mlff_triton.bio.fast_forward import FallbackWarning
 from mlff_triton.bio.patch import (
     Part,
     PartsWarning,

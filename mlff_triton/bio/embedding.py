@@ -23,7 +23,7 @@ from mlff_triton._common.text import first_line
 from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton._common.version import __version__
 from mlff_triton.bio.alignment.files import Record, read_records
-from mlff_triton.bio.fast_forward import PRECISIONS
+from mlff_triton.bio.core.fast_forward import PRECISIONS
 from mlff_triton.bio.patch import accelerate
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.jobs.job import Job, Progress, Task, Workers, run

@@ -15,10 +15,10 @@ from torch import nn
 
 from mlff_triton._common.availability import check_triton
 from mlff_triton._common.text import shortened
+from mlff_triton.bio.core.fast_forward import PRECISIONS, FastForward, Options
+from mlff_triton.bio.core.labels import LabelGuard
+from mlff_triton.bio.core.replacement import Replacement, replacement_of
 from mlff_triton.bio.families import FAMILIES, Adapter
-from mlff_triton.bio.fast_forward import PRECISIONS, FastForward, Options
-from mlff_triton.bio.labels import LabelGuard
-from mlff_triton.bio.replacement import Replacement, replacement_of
 from mlff_triton.errors import InputError, UnsupportedModelError
 
 BACKENDS = ("auto", "triton", "torch")

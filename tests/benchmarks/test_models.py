@@ -30,7 +30,7 @@ def small(monkeypatch):
 
 def test_design_models_are_held_against_those_as_shipped(lab, small, monkeypatch, capfd):
     monkeypatch.setattr(
-        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+        "mlff_triton.bio.core.fast_forward.FastForward.backend", property(lambda _: "torch")
     )
     models.run_models(lab, small, list(models.IMPLEMENTATIONS))
     assert not capfd.readouterr().err
@@ -53,7 +53,7 @@ def test_dualbind_is_held_against_its_double(lab, monkeypatch, capfd):
     monkeypatch.setattr(dualbind, "RESIDUES", 4)
     monkeypatch.setitem(models.CASES, small.name, small)
     monkeypatch.setattr(
-        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+        "mlff_triton.bio.core.fast_forward.FastForward.backend", property(lambda _: "torch")
     )
     models.truth.cache_clear()
     models.run_models(lab, [small.name], list(models.IMPLEMENTATIONS))
@@ -73,7 +73,7 @@ def test_pair_stacks_are_held_against_those_of_boltz(lab, monkeypatch, capfd):
     monkeypatch.setattr(boltz, "PAIR_CHANNELS", 16)
     monkeypatch.setitem(models.CASES, small.name, small)
     monkeypatch.setattr(
-        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+        "mlff_triton.bio.core.fast_forward.FastForward.backend", property(lambda _: "torch")
     )
     models.truth.cache_clear()
     installed = [name for name in models.IMPLEMENTATIONS if name != "half-kernels"]
@@ -103,7 +103,7 @@ def test_whole_predictions_are_held_against_those_of_boltz(lab, monkeypatch, cap
     monkeypatch.setattr(boltz, "SEQUENCES", 4)
     monkeypatch.setitem(models.CASES, small.name, small)
     monkeypatch.setattr(
-        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+        "mlff_triton.bio.core.fast_forward.FastForward.backend", property(lambda _: "torch")
     )
     models.truth.cache_clear()
     model.build_boltz2.cache_clear()
@@ -173,7 +173,7 @@ def short(monkeypatch):
 @pytest.mark.slow
 def test_genomic_models_are_held_against_those_as_shipped(lab, short, monkeypatch, capfd):
     monkeypatch.setattr(
-        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+        "mlff_triton.bio.core.fast_forward.FastForward.backend", property(lambda _: "torch")
     )
     for workload in short:
         monkeypatch.setitem(models.CASES, workload.name, workload)

@@ -47,7 +47,7 @@ def test_predictions_are_held_against_those_of_the_package(module, lab, monkeypa
     monkeypatch.setattr(module, "SEQUENCES", 16)
     monkeypatch.setitem(models.CASES, small.name, small)
     monkeypatch.setattr(
-        "mlff_triton.bio.fast_forward.FastForward.backend", property(lambda _: "torch")
+        "mlff_triton.bio.core.fast_forward.FastForward.backend", property(lambda _: "torch")
     )
     models.truth.cache_clear()
     runs = ["accelerated-fp32", "accelerated-autocast", "reference", "half", "half-graph"]

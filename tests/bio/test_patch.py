@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FastForward, _on_gpu
+from mlff_triton.bio.core.fast_forward import FastForward, _on_gpu
 from mlff_triton.errors import BackendError, InputError, UnsupportedModelError
 from tests.support.huggingface import make, transformers
 from tests.support.language_models import NAMES, assert_same, attributes, randomize

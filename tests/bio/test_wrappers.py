@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertForMaskedLM
 
 from mlff_triton import bio
-from mlff_triton.bio.labels import LabelGuard
+from mlff_triton.bio.core.labels import LabelGuard
 from mlff_triton.errors import UnsupportedModelError
 from tests.support.huggingface import make
 from tests.support.language_models import assert_same, attributes

@@ -274,7 +274,7 @@ def test_an_interrupt_is_continued(run, tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(bio, "align", align, raising=False)
+    monkeypatch.setattr(command, "align", align)
     code, _, err = run("--out", "out.tsv", "--batch", 2)
     assert code == INTERRUPTED
     assert "stopped after 4 pairs: the same command continues" in err
@@ -292,7 +292,7 @@ def test_a_second_interrupt_leaves_nothing(run, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(bio, "align", align, raising=False)
+    monkeypatch.setattr(command, "align", align)
     assert run("--out", "out.tsv")[0] == INTERRUPTED
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.bio import graph_cache
-from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.core import graph_cache
+from mlff_triton.bio.core.fast_forward import Options
 
 Outputs = tuple[Tensor, ...]
 

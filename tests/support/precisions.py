@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
+from mlff_triton.bio.core import fast_forward
 
 PRECISIONS = (None, "fp32", "bf16", "fp16")
 AUTOCASTS = (None, torch.bfloat16, torch.float16)
@@ -41,7 +42,7 @@ class Setting(NamedTuple):
     @property
     def floor(self) -> float:
         """Relative error that the lowest precision may cause."""
-        chosen = None if self.precision is None else bio.fast_forward.PRECISIONS[self.precision]
+        chosen = None if self.precision is None else fast_forward.PRECISIONS[self.precision]
         return max(FLOORS[dtype or torch.float32] for dtype in (chosen, self.autocast))
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mlff_triton._common.progress import ProgressBar
 from mlff_triton._common.version import __version__
-from mlff_triton.bio.alignment import sam
+from mlff_triton.bio.alignment import align, sam
 from mlff_triton.bio.alignment.files import Record, read_records
 from mlff_triton.bio.alignment.result import Alignment, Alignments
 from mlff_triton.errors import InputError
@@ -75,10 +75,10 @@ class Aligning:
 
     def start(self, device: str) -> Callable[[Batch], Done]:
         """Return the function that aligns a batch on a device."""
-        align = self.aligner(device)
+        align_pairs = self.aligner(device)
 
         def compute(batch: Batch) -> Done:
-            alignments = align(batch.queries, batch.targets)
+            alignments = align_pairs(batch.queries, batch.targets)
             if self.is_sam:
                 lines = alignments.sam_records(has_primary=not batch.is_first)
             else:
@@ -89,9 +89,7 @@ class Aligning:
 
     def aligner(self, device: str) -> Align:
         """Return the function from lists of queries and targets to their alignments."""
-        from mlff_triton import bio
-
-        return partial(bio.align, **dict(self.options), device=device)
+        return partial(align, **dict(self.options), device=device)
 
 
 def run(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mlff_triton.bio.binding.molecules import Molecules, embed_atoms
 from mlff_triton.bio.binding.network import Complexes, Operators, energies
 from mlff_triton.bio.binding.weights import DualBindWeights
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
-from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.core.fast_forward import FastForward
+from mlff_triton.bio.core.recognition import is_unmodified
 
 SOURCES = ("DualBind.model.", "model.")
 """Python modules of the repository, as a package or from its folder."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.binding.weights import DualBindWeights, Embedding
-from mlff_triton.bio.encoders.packing import find_rows
-from mlff_triton.bio.operators import import_operators
+from mlff_triton.bio.core.operators import import_operators
+from mlff_triton.bio.core.packing import find_rows
 from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
 
 UNKNOWN_RADIUS = 1e-4

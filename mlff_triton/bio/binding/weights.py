@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.weights import converted, exact, exact_linear, exact_norm
+from mlff_triton.bio.core.weights import converted, exact, exact_linear, exact_norm
 from mlff_triton.kernels.types.complexes import PARTS, FrameNetwork, Readout
 from mlff_triton.kernels.types.halves import split_halves
 from mlff_triton.kernels.types.linear import Linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.value_check import ValueCheck
+from mlff_triton.bio.core.value_check import ValueCheck
 
 
 class KnownCheck(ValueCheck):

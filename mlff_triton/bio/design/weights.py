@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.weights import converted, exact, exact_linear, exact_norm, with_parts
+from mlff_triton.bio.core.weights import converted, exact, exact_linear, exact_norm, with_parts
 from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.linear import Linear

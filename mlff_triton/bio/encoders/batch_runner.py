@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton.bio.core.fast_forward import Options
+from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
 from mlff_triton.bio.encoders.packed_forward_torch import encode
 from mlff_triton.bio.encoders.weights import Embedding, EncoderWeights, Norm
-from mlff_triton.bio.fast_forward import Options
-from mlff_triton.bio.graph_cache import GraphCache, Inputs
 from mlff_triton.kernels.transformer.reference import token_embedding as reference_embedding
 from mlff_triton.kernels.transformer.reference import unpack_rows as reference_unpacking
 from mlff_triton.kernels.types.packed_rows import PackedRows

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from mlff_triton.bio.core.fast_forward import FastForward, Options
+from mlff_triton.bio.core.recognition import is_plain, is_unmodified
+from mlff_triton.bio.core.settings import are_usual
+from mlff_triton.bio.core.value_check import IndexCheck, ValueCheck
 from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
 from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
 from mlff_triton.bio.encoders.masks import MaskCheck, refused_values
-from mlff_triton.bio.encoders.torch_modules import (
-    activation_of,
-    is_norm,
-    is_plain,
-    is_unmodified,
-)
+from mlff_triton.bio.encoders.torch_modules import activation_of, is_norm
 from mlff_triton.bio.encoders.weights import (
     Embedding,
     EncoderWeights,
@@ -31,9 +30,6 @@ from mlff_triton.bio.encoders.weights import (
     Norm,
     exact_frequencies,
 )
-from mlff_triton.bio.fast_forward import FastForward, Options
-from mlff_triton.bio.settings import are_usual
-from mlff_triton.bio.value_check import IndexCheck, ValueCheck
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 LIBRARY_ACTIVATIONS = "transformers.activations"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.value_check import IndexCheck, ValueCheck
+from mlff_triton.bio.core.value_check import IndexCheck, ValueCheck
 from mlff_triton.errors import InputError
 
 

@@ -13,16 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from mlff_triton.bio.encoders.packing import find_rows, pack, unpack
+from mlff_triton.bio.core.fast_forward import Weights
+from mlff_triton.bio.core.packing import find_rows, pack, unpack
+from mlff_triton.bio.core.recognition import is_plain, is_unmodified
 from mlff_triton.bio.encoders.row_parts import Operators, PartForward
-from mlff_triton.bio.encoders.torch_modules import (
-    activation_of,
-    is_norm,
-    is_plain,
-    is_unmodified,
-)
+from mlff_triton.bio.encoders.torch_modules import activation_of, is_norm
 from mlff_triton.bio.encoders.weights import Layer, Linear, Norm
-from mlff_triton.bio.fast_forward import Weights
 
 
 class SequencePartForward(PartForward[Weights]):

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from mlff_triton.bio.core.fast_forward import FastForward
+from mlff_triton.bio.core.labels import LabelGuard
+from mlff_triton.bio.core.snapshot import are_hooked
 from mlff_triton.bio.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.encoders.huggingface import EncoderForward, LanguageHeadForward
-from mlff_triton.bio.fast_forward import FastForward
-from mlff_triton.bio.labels import LabelGuard
-from mlff_triton.bio.snapshot import are_hooked
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.top_logit import largest
 

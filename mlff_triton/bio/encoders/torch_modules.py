@@ -1,4 +1,4 @@
-"""Recognition of PyTorch's own modules, by their class or by tracing their ``forward``."""
+"""Recognition of norms, activations and MLPs, by their class or by tracing their ``forward``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from mlff_triton.bio.replacement import Replacement, replacement_of
-from mlff_triton.bio.snapshot import has_other_forward, is_checkpointed
+from mlff_triton.bio.core.recognition import has_foreign_forward, is_plain
 
 ACTIVATIONS: dict[Any, str] = {
     functional.gelu: "gelu",
@@ -33,30 +32,6 @@ ACTIVATIONS: dict[Any, str] = {
 
 _BOOKKEEPING = vars(nn.Module()).keys() - {"training"}
 _MOST_VALUES = 100  # of a container that is compared
-
-
-def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
-    """Return True for an instance of one of the classes, not a subclass, with its own forward."""
-    return type(module) in kinds and not _has_foreign_forward(module)
-
-
-def is_unmodified(module: nn.Module, *sources: str) -> bool:
-    """Return True if a module and its submodules compute what their classes are known for.
-
-    Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
-    ``sources``, and no instance has a ``forward`` of its own, but for checkpoints of submodules.
-    Names that end with a dot are those of packages, and stand for the modules inside alone. Modules
-    in TorchScript have no such methods.
-    """
-    modules = list(module.modules())
-    if any(isinstance(each, torch.jit.ScriptModule) for each in modules):
-        return False
-    packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn.modules", *sources))
-    kinds: set[Any] = set(map(type, modules))
-    origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
-    is_known = all(o in sources or o.startswith(packages) for o in origins)
-    foreign = [each for each in modules if _has_foreign_forward(each)]
-    return is_known and all(each is not module and is_checkpointed(each) for each in foreign)
 
 
 def is_norm(module: Any) -> bool:
@@ -99,7 +74,7 @@ def trace_mlp(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
         sum(is_plain(m, nn.Linear) for m in owners) != 2
         or not all(is_plain(m, nn.Linear) or is_norm(m) for m in owners)
         or len(inspect.signature(type(module).forward).parameters) != 2  # self and x
-        or _has_foreign_forward(module)
+        or has_foreign_forward(module)
     ):
         return None
     try:
@@ -154,9 +129,3 @@ def _plain(value: Any, depth: int = 3) -> Any:
         return id(value)
     parts = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
     return id(value), [(name, _plain(x, depth - 1)) for name, x in parts]
-
-
-def _has_foreign_forward(module: nn.Module) -> bool:
-    """Return True if somebody else has set ``forward`` on the instance, but not around ours."""
-    is_ours = isinstance(vars(module).get("forward"), Replacement)
-    return has_other_forward(module) and not is_ours and replacement_of(module) is None

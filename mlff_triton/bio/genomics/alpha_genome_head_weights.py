@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
-from mlff_triton.bio.weights import converted, exact, wide_dtype
+from mlff_triton.bio.core.weights import converted, exact, wide_dtype
 from mlff_triton.kernels.types.pair_weights import PairContacts
 from mlff_triton.kernels.types.tracks import (
     COLUMNS,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mlff_triton.bio.core.operators import import_operators
 from mlff_triton.bio.genomics.alpha_genome_tower import (
     BIN,
     LEVELS,
@@ -29,7 +30,6 @@ from mlff_triton.bio.genomics.alpha_genome_weights import (
     Embedder,
 )
 from mlff_triton.bio.genomics.operators import genomic_operators
-from mlff_triton.bio.operators import import_operators
 from mlff_triton.kernels.genomics.reference.convolution import activate
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.core.fast_forward import Options
+from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
 from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights
 from mlff_triton.bio.genomics.alpha_genome_heads import Heads, Request
 from mlff_triton.bio.genomics.alpha_genome_network import (
@@ -24,7 +25,6 @@ from mlff_triton.bio.genomics.alpha_genome_network import (
 )
 from mlff_triton.bio.genomics.alpha_genome_tower import TowerWeights
 from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
-from mlff_triton.bio.graph_cache import GraphCache, Inputs
 
 BASES = 4
 MANY_BASES = 131072

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mlff_triton.bio.weights import converted, exact
+from mlff_triton.bio.core.weights import converted, exact
 from mlff_triton.kernels.types.convolution import ALIGNMENT, Activation
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.fast_forward import FastForward
+from mlff_triton.bio.core.fast_forward import FastForward
 from mlff_triton.bio.genomics.enformer_runner import EnformerRunner, Request
 from mlff_triton.bio.genomics.enformer_structure import function_of, is_known, shrinkage
 

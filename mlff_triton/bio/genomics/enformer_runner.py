@@ -11,12 +11,12 @@ from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton._common.torch_settings import own_settings
-from mlff_triton.bio.fast_forward import Options
+from mlff_triton.bio.core.fast_forward import Options
+from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
+from mlff_triton.bio.core.weights import wide_dtype
 from mlff_triton.bio.genomics.enformer_network import Operators, downsample, embed, predict
 from mlff_triton.bio.genomics.enformer_structure import function_of, shrinkage
 from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
-from mlff_triton.bio.graph_cache import GraphCache, Inputs
-from mlff_triton.bio.weights import wide_dtype
 
 MANY_BASES = 1 << 20
 """Bases of a batch from which launches take no time beside the computation."""

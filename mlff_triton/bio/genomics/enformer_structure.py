@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
-from mlff_triton.bio.settings import settings
+from mlff_triton.bio.core.recognition import is_unmodified
+from mlff_triton.bio.core.settings import settings
 from mlff_triton.kernels.types.convolution import ALIGNMENT
 
 SOURCES = ("enformer_pytorch.", "einops.")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.weights import converted, exact, exact_norm, wide_dtype
+from mlff_triton.bio.core.weights import converted, exact, exact_norm, wide_dtype
 from mlff_triton.kernels.types.convolution import ALIGNMENT, Activation
 from mlff_triton.kernels.types.norm import Norm
 

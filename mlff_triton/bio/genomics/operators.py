@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from mlff_triton.bio.operators import import_operators
+from mlff_triton.bio.core.operators import import_operators
 
 _MODULES = {  # of operators that share one
     "sequence_windows": "convolution",

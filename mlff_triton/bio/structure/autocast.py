@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlff_triton.bio.fast_forward import FastForward, Weights
+from mlff_triton.bio.core.fast_forward import FastForward, Weights
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.fast_forward import Options
-from mlff_triton.bio.graph_cache import GraphCache
+from mlff_triton.bio.core.fast_forward import Options
+from mlff_triton.bio.core.graph_cache import GraphCache
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.block_update import (
     BlockUpdate,

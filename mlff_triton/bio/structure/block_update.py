@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs, copy_all
+from mlff_triton.bio.core.graph_cache import GraphCache, Inputs, Outputs, copy_all
 from mlff_triton.bio.structure.operators import Operators
 from mlff_triton.bio.structure.packed import unpacked
 from mlff_triton.bio.structure.updates import (

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
+from mlff_triton.bio.core.weights import exact, exact_norm
 from mlff_triton.bio.structure.block import BlockForward, Inputs
+from mlff_triton.bio.structure.maps import exact_weight, weight
 from mlff_triton.bio.structure.openfold_layers import triangle_attention
-from mlff_triton.bio.structure.recognition import children, exact_weight, has_structure, weight
 from mlff_triton.bio.structure.updates import BlockWeights, PairWeights, TokenWeights
-from mlff_triton.bio.weights import exact, exact_norm
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import (
     TokenAttentionWeights,

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
+from mlff_triton.bio.core.weights import exact, exact_norm
 from mlff_triton.bio.structure import boltz
 from mlff_triton.bio.structure.block import Inputs
 from mlff_triton.bio.structure.boltz import BoltzBlockForward, pair_updates, transition
-from mlff_triton.bio.structure.recognition import children, exact_weight, has_structure, weight
+from mlff_triton.bio.structure.maps import exact_weight, weight
 from mlff_triton.bio.structure.updates import AlignmentWeights, BlockWeights
-from mlff_triton.bio.weights import exact, exact_norm
 from mlff_triton.kernels.types.pair_stack import AverageWeights, OuterProductWeights
 
 _ALIGNMENT = {

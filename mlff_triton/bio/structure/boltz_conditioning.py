@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import children, has_children, has_structure, is_unmodified
+from mlff_triton.bio.core.weights import exact_norm
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.boltz import KNOWN, SOURCES, transition
 from mlff_triton.bio.structure.first_launch import before_first_launch
+from mlff_triton.bio.structure.maps import weight
 from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.structure.recognition import children, has_children, has_structure, weight
 from mlff_triton.bio.structure.updates import MAX_TOKEN_CHANNELS, prepared, row_dtype
-from mlff_triton.bio.weights import exact_norm
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import TransitionWeights
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
+from mlff_triton.bio.core.weights import exact, exact_norm
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz import HEADS_FIRST, SOURCES
 from mlff_triton.bio.structure.diffusion import (
@@ -18,10 +19,9 @@ from mlff_triton.bio.structure.diffusion import (
     layered_biases,
     update_samples,
 )
+from mlff_triton.bio.structure.maps import exact_weight, weight
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.structure.recognition import children, exact_weight, has_structure, weight
-from mlff_triton.bio.weights import exact, exact_norm
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import (
     ConditionedAttentionWeights,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import has_structure, is_unmodified
+from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
 from mlff_triton.bio.structure.boltz import KNOWN, SOURCES, transition
 from mlff_triton.bio.structure.boltz_diffusion import diffusion_layers, is_transformer
 from mlff_triton.bio.structure.boltz_windows import check_sides, is_atom_transformer
@@ -18,10 +19,9 @@ from mlff_triton.bio.structure.diffusion import (
     prepared_maps,
     rounded_biases,
 )
-from mlff_triton.bio.structure.recognition import exact_weight, has_structure, weight
+from mlff_triton.bio.structure.maps import exact_weight, weight
 from mlff_triton.bio.structure.score import Biases, Given, Results, ScoreForward
 from mlff_triton.bio.structure.score_network import AtomMaps, ConditionWeights, ScoreWeights
-from mlff_triton.bio.weights import exact, exact_norm, wide_dtype
 from mlff_triton.errors import InputError
 
 PARTS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import is_unmodified
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.boltz import SOURCES
 from mlff_triton.bio.structure.boltz_diffusion import diffusion_layers, is_transformer

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
 from mlff_triton.bio.structure import openfold3
 from mlff_triton.bio.structure.block import Inputs
+from mlff_triton.bio.structure.maps import weight
 from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward, pair_updates, transition
 from mlff_triton.bio.structure.openfold_layers import norm, outer_product
-from mlff_triton.bio.structure.recognition import children, has_structure, weight
 from mlff_triton.bio.structure.updates import AlignmentWeights, BlockWeights
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import AverageWeights

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.core.recognition import children
+from mlff_triton.bio.core.weights import exact, wide_dtype
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import ConditionMaps, DiffusionLayer
+from mlff_triton.bio.structure.maps import weight
 from mlff_triton.bio.structure.openfold3 import SOURCES, transition
 from mlff_triton.bio.structure.openfold_layers import (
     conditioned_attention,
@@ -26,9 +29,7 @@ from mlff_triton.bio.structure.pair_score import (
     PairScoreForward,
     Transformer,
 )
-from mlff_triton.bio.structure.recognition import children, weight
 from mlff_triton.bio.structure.score_network import AtomMaps, ConditionWeights
-from mlff_triton.bio.weights import exact, wide_dtype
 from mlff_triton.kernels.types.pair_stack import ConditionedTransitionWeights
 
 EPS = 1e-9

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
 from mlff_triton.bio.structure.diffusion import ConditionMaps, condition_maps
-from mlff_triton.bio.structure.recognition import exact_weight, weight
-from mlff_triton.bio.weights import exact, exact_norm, wide_dtype
+from mlff_triton.bio.structure.maps import exact_weight, weight
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mlff_triton.bio.operators import import_operators
+from mlff_triton.bio.core.operators import import_operators
 
 _MODULES = {  # of operators that do not have one of their own name
     "triangle_multiplication_": "triangle_multiplication",

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.core.weights import with_parts
 from mlff_triton.bio.structure.autocast import without_autocast
-from mlff_triton.bio.weights import with_parts
 
 _ALIGNMENT = 16  # elements, so that kernels may load 16 bytes at once
 

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
-from mlff_triton.bio.fast_forward import Options, Reading
-from mlff_triton.bio.graph_cache import Inputs, Outputs
+from mlff_triton.bio.core.fast_forward import Options, Reading
+from mlff_triton.bio.core.graph_cache import Inputs, Outputs
+from mlff_triton.bio.core.recognition import Children, has_children, has_structure, is_unmodified
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import DiffusionLayer, DiffusionWeights
 from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import MaskCheck
 from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.structure.recognition import Children, has_children, has_structure
 from mlff_triton.bio.structure.remembered import tensors_in
 from mlff_triton.bio.structure.sampling import SamplingForward, Step
 from mlff_triton.bio.structure.score_network import (

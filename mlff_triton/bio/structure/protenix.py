@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.torch_modules import is_unmodified
+from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
 from mlff_triton.bio.structure.block import BlockForward, Inputs
+from mlff_triton.bio.structure.maps import weight
 from mlff_triton.bio.structure.openfold_layers import (
     norm,
     token_attention,
     triangle,
     triangle_attention,
 )
-from mlff_triton.bio.structure.recognition import children, has_structure, weight
 from mlff_triton.bio.structure.updates import BlockWeights, PairWeights, TokenWeights
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import TransitionWeights

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from mlff_triton.bio.core.recognition import children
+from mlff_triton.bio.core.weights import exact, wide_dtype
 from mlff_triton.bio.structure.biases import BiasMaps
 from mlff_triton.bio.structure.diffusion import ConditionMaps, DiffusionLayer
+from mlff_triton.bio.structure.maps import weight
 from mlff_triton.bio.structure.openfold_layers import (
     conditioned_attention,
     conditions,
@@ -26,9 +29,7 @@ from mlff_triton.bio.structure.pair_score import (
     Transformer,
 )
 from mlff_triton.bio.structure.protenix import NORM, SOURCES, transition
-from mlff_triton.bio.structure.recognition import children, weight
 from mlff_triton.bio.structure.score_network import AtomMaps, ConditionWeights
-from mlff_triton.bio.weights import exact, wide_dtype
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.pair_stack import ConditionedTransitionWeights
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.fast_forward import Options, Reading, Weights
-from mlff_triton.bio.graph_cache import GraphCache, Inputs, Outputs
+from mlff_triton.bio.core.fast_forward import Options, Reading, Weights
+from mlff_triton.bio.core.graph_cache import GraphCache, Inputs, Outputs
 from mlff_triton.bio.structure.autocast import AutocastForward
 from mlff_triton.bio.structure.packed import Packed, unpacked
 from mlff_triton.bio.structure.remembered import Remembered, tensors_in

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.graph_cache import Inputs
+from mlff_triton.bio.core.graph_cache import Inputs
 from mlff_triton.bio.structure.boltz_windows import first_problem, window_problems
 from mlff_triton.bio.structure.first_launch import before_first_launch
 from mlff_triton.bio.structure.mask_check import has_other_values

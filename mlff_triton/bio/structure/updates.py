@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
+from mlff_triton.bio.core.weights import converted, wide_dtype
 from mlff_triton.bio.structure.operators import Operators
-from mlff_triton.bio.weights import converted, wide_dtype
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (

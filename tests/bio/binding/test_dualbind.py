@@ -15,7 +15,7 @@ from mlff_triton import bio
 from mlff_triton.bio.binding import network
 from mlff_triton.bio.binding.dualbind import DualBindForward
 from mlff_triton.bio.binding.weights import DualBindWeights
-from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.core.fast_forward import FallbackWarning
 from mlff_triton.errors import UnsupportedModelError
 from tests.bio.binding import dualbind_double
 from tests.support.strides import assert_strides_do_not_matter

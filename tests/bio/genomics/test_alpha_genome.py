@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from mlff_triton import bio
-from mlff_triton.bio import graph_cache
-from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.core import graph_cache
+from mlff_triton.bio.core.fast_forward import FallbackWarning
+from mlff_triton.bio.core.graph_cache import GraphCache
 from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights, Junctions
 from mlff_triton.bio.genomics.alpha_genome_heads import predict_junctions
 from mlff_triton.bio.genomics.alpha_genome_network import Operators
@@ -24,7 +25,6 @@ from mlff_triton.bio.genomics.alpha_genome_tower import (
     level_index,
 )
 from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
-from mlff_triton.bio.graph_cache import GraphCache
 from mlff_triton.errors import UnsupportedModelError
 from tests.support.alpha_genome import BASES, BINS, LENGTH, TRUNK, make_model, sequences
 from tests.support.strides import assert_strides_do_not_matter

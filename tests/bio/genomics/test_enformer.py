@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FallbackWarning, Options
+from mlff_triton.bio.core.fast_forward import FallbackWarning, Options
 from mlff_triton.bio.genomics.enformer_runner import EnformerRunner, Request
 from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
 from mlff_triton.errors import UnsupportedModelError

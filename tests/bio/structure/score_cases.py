@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio import graph_cache
+from mlff_triton.bio.core import graph_cache
 from mlff_triton.bio.structure import sampling
 from mlff_triton.bio.structure.remembered import tensors_in
 from mlff_triton.testing.tf32 import tf32

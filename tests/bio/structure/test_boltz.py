@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from triton.runtime import interpreter
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.core.fast_forward import FallbackWarning
 from mlff_triton.bio.structure import first_launch
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.errors import UnsupportedModelError
@@ -195,7 +195,7 @@ def test_kernels_follow_autocast(name, device):
 
 def test_autocast_leaves_the_tokens_of_boltz_2_in_float32():
     block = make("boltz-2")
-    forward = BoltzBlockForward(block, bio.fast_forward.Options(backend="torch"))
+    forward = BoltzBlockForward(block, bio.core.fast_forward.Options(backend="torch"))
     with torch.autocast("cpu", torch.bfloat16):
         pairs, tokens = forward.read().weights
     assert pairs.outgoing.project_in.dtype == torch.bfloat16
@@ -263,7 +263,7 @@ def test_blocks_are_copied_and_read_again():
 
 def test_weights_may_have_any_stride():
     def read(block: nn.Module) -> Any:
-        return BoltzBlockForward(block, bio.fast_forward.Options(backend="torch")).read()
+        return BoltzBlockForward(block, bio.core.fast_forward.Options(backend="torch")).read()
 
     assert_strides_do_not_matter(read, make("boltz-2"))
 
@@ -304,7 +304,7 @@ def test_other_masks_need_the_original(which):
 
 def test_other_inputs_need_the_original():
     block = make("boltz-2")
-    forward = BoltzBlockForward(block, bio.fast_forward.Options(backend="torch"))
+    forward = BoltzBlockForward(block, bio.core.fast_forward.Options(backend="torch"))
     given, _ = arguments(block, 1, 5, "cpu")
     named = dict(zip(("s", "z", "mask", "pair_mask"), given, strict=True))
     assert forward.refusal(named) is None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.bio.boltz_features import protein_features
 from mlff_triton import bio
-from mlff_triton.bio import graph_cache
+from mlff_triton.bio.core import graph_cache
 from mlff_triton.bio.structure import sampling
 from tests.bio.structure.cases import (
     assert_as_exact,

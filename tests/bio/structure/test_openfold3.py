@@ -178,7 +178,7 @@ def test_blocks_within_blocks_are_replaced_once():
 
 def test_weights_may_have_any_stride():
     def read(block: nn.Module) -> Any:
-        return OpenFold3BlockForward(block, bio.fast_forward.Options(backend="torch")).read()
+        return OpenFold3BlockForward(block, bio.core.fast_forward.Options(backend="torch")).read()
 
     assert_strides_do_not_matter(read, make("block"))
 

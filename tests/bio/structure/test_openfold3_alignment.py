@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.core.fast_forward import FallbackWarning
 from tests.bio.structure.cases import (
     assert_as_exact,
     assert_as_exact_in_half,

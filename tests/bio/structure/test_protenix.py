@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.fast_forward import FallbackWarning
+from mlff_triton.bio.core.fast_forward import FallbackWarning
 from mlff_triton.bio.structure.protenix import ProtenixBlockForward
 from mlff_triton.testing.tf32 import tf32
 from tests.bio.structure.cases import (
@@ -220,6 +220,6 @@ def test_hidden_channels_that_are_no_power_of_two_need_the_original(device):
 
 def test_weights_may_have_any_stride():
     def read(block: nn.Module) -> Any:
-        return ProtenixBlockForward(block, bio.fast_forward.Options(backend="torch")).read()
+        return ProtenixBlockForward(block, bio.core.fast_forward.Options(backend="torch")).read()
 
     assert_strides_do_not_matter(read, make("block"))

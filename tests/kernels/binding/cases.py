@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.encoders.packing import find_rows
+from mlff_triton.bio.core.packing import find_rows
 from mlff_triton.kernels.types.complexes import (
     FRAMES,
     PARTS,

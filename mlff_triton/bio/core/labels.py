@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mlff_triton.bio.fast_forward import FastForward
-from mlff_triton.bio.replacement import Replacement, is_recording
+from mlff_triton.bio.core.fast_forward import FastForward
+from mlff_triton.bio.core.replacement import Replacement, is_recording
 
 IGNORED = -100  # label that does not count in a loss of transformers
 POSITIONS = ("start_positions", "end_positions")  # classes of a loss over a sequence

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from mlff_triton._common.devices import dtype_name
-from mlff_triton.bio.contexts import unsupported_context
-from mlff_triton.bio.plain_tensors import weights_obstacle
-from mlff_triton.bio.replacement import Replacement, is_recording
-from mlff_triton.bio.settings import Settings
-from mlff_triton.bio.snapshot import Snapshot
+from mlff_triton.bio.core.contexts import unsupported_context
+from mlff_triton.bio.core.plain_tensors import weights_obstacle
+from mlff_triton.bio.core.replacement import Replacement, is_recording
+from mlff_triton.bio.core.settings import Settings
+from mlff_triton.bio.core.snapshot import Snapshot
 from mlff_triton.errors import InputError
 
 Weights = TypeVar("Weights")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlff_triton.bio.snapshot import Samples, Snapshot, hides_changes
+from mlff_triton.bio.core.snapshot import Samples, Snapshot, hides_changes
 
 
 def network() -> nn.Sequential:

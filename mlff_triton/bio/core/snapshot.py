@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton._common.cuda_graphs import is_capturing
-from mlff_triton.bio.settings import plain_attributes
+from mlff_triton.bio.core.settings import plain_attributes
 
 # Transformers 5 leaves these hooks on a model. They record outputs only when asked to.
 INERT_HOOKS = "transformers.utils.output_capturing"

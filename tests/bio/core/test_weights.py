@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlff_triton.bio.weights import converted, wide_dtype
+from mlff_triton.bio.core.weights import converted, wide_dtype
 from mlff_triton.kernels.types.convolution import Activation
 
 

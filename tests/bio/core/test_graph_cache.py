@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.graph_cache import GraphCache
+from mlff_triton.bio.core.graph_cache import GraphCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 

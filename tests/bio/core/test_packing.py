@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoders.packing import find_rows, pack, unpack
+from mlff_triton.bio.core.packing import find_rows, pack, unpack
 from mlff_triton.kernels.transformer.reference.token_embedding import token_embedding
 
 B, L, C = 4, 9, 5

@@ -1,0 +1,78 @@
+"""Recognition of modules by their classes, by those of their submodules, and by their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from mlff_triton.bio.core.replacement import Replacement, replacement_of
+from mlff_triton.bio.core.snapshot import has_other_forward, is_checkpointed
+
+Children: TypeAlias = Mapping[str, frozenset[str]]
+
+OPTIONAL = "nothing"
+"""Stands for a submodule that may be missing."""
+
+
+def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
+    """Return True for an instance of one of the classes, not a subclass, with its own forward."""
+    return type(module) in kinds and not has_foreign_forward(module)
+
+
+def is_unmodified(module: nn.Module, *sources: str) -> bool:
+    """Return True if a module and its submodules compute what their classes are known for.
+
+    Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
+    ``sources``, and no instance has a ``forward`` of its own, but for checkpoints of submodules.
+    Names that end with a dot are those of packages, and stand for the modules inside alone. Modules
+    in TorchScript have no such methods.
+    """
+    modules = list(module.modules())
+    if any(isinstance(each, torch.jit.ScriptModule) for each in modules):
+        return False
+    packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn.modules", *sources))
+    kinds: set[Any] = set(map(type, modules))
+    origins = [made.__module__ for kind in kinds for made in (kind, kind.forward)]
+    is_known = all(o in sources or o.startswith(packages) for o in origins)
+    foreign = [each for each in modules if has_foreign_forward(each)]
+    return is_known and all(each is not module and is_checkpointed(each) for each in foreign)
+
+
+def children(kinds: Mapping[str, str]) -> Children:
+    """Return the classes of submodules.
+
+    Parameters
+    ----------
+    kinds : mapping of str to str
+        Names of submodules, separated by spaces, for each class. Names of several classes of which
+        one is possible are also separated by spaces; one of them may be `OPTIONAL`.
+    """
+    return {
+        name: frozenset(classes.split())
+        for classes, names in kinds.items()
+        for name in names.split()
+    }
+
+
+def has_structure(module: nn.Module, known: Mapping[str, Children]) -> bool:
+    """Return True if all submodules have the submodules that are known for their classes.
+
+    Classes that are not known must not have any.
+    """
+    return all(has_children(part, known.get(type(part).__name__, {})) for part in module.modules())
+
+
+def has_children(module: nn.Module, expected: Children) -> bool:
+    """Return True if a module has the expected submodules, and no others."""
+    found = {name: type(child).__name__ for name, child in module.named_children()}
+    names: Iterable[str] = found.keys() | expected.keys()
+    return all(found.get(name, OPTIONAL) in expected.get(name, ()) for name in names)
+
+
+def has_foreign_forward(module: nn.Module) -> bool:
+    """Return True if somebody else has set ``forward`` on the instance, but not around ours."""
+    is_ours = isinstance(vars(module).get("forward"), Replacement)
+    return has_other_forward(module) and not is_ours and replacement_of(module) is None
