@@ -26,7 +26,7 @@ TRANSFORMERS = 4.50.3 4.53.3 4.57.1 5.0.0
 test-transformers: $(TRANSFORMERS:%=.venv/transformers-%/installed)
 	for each in $(TRANSFORMERS); do \
 	  PYTHONPATH=.venv/transformers-$$each $(BIN)/python -m pytest -n auto \
-	  tests/bio/encoders tests/bio/test_*.py || exit; done
+	  tests/bio/core tests/bio/models/encoders tests/bio/test_*.py || exit; done
 
 # Tests of `bio` with packages for structure prediction, which ask for other versions than ours.
 STRUCTURE = boltz openfold3 protenix

@@ -6,9 +6,8 @@
 model=...)`` embeds the proteins of a file; they are loaded on first use.
 
 - ``patch``: `accelerate`, `accelerated`, `restore`, `refresh` and `report`
-- ``families``: table of the model families that `accelerate` recognizes
 - ``core``: parts that all adapters share
-- ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
+- ``models``: the models that `accelerate` recognizes, one package each
 - ``structure``: blocks of models that predict structures (Boltz, OpenFold3, Protenix)
 - ``alignment``: sequence alignment
 - ``embedding``: embeddings of all proteins in a file
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from mlff_triton._common.lazy import attributes
 from mlff_triton.bio.core.fast_forward import FallbackWarning
-from mlff_triton.bio.encoders.top_tokens import TopTokens, top_tokens
+from mlff_triton.bio.models.encoders.top_tokens import TopTokens, top_tokens
 from mlff_triton.bio.patch import (
     Part,
     PartsWarning,

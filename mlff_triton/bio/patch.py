@@ -18,7 +18,7 @@ from mlff_triton._common.text import shortened
 from mlff_triton.bio.core.fast_forward import PRECISIONS, FastForward, Options
 from mlff_triton.bio.core.labels import LabelGuard
 from mlff_triton.bio.core.replacement import Replacement, replacement_of
-from mlff_triton.bio.families import FAMILIES, Adapter
+from mlff_triton.bio.models.families import FAMILIES, Adapter
 from mlff_triton.errors import InputError, UnsupportedModelError
 
 BACKENDS = ("auto", "triton", "torch")

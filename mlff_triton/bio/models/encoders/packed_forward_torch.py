@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoders.weights import EncoderWeights
+from mlff_triton.bio.models.encoders.weights import EncoderWeights
 from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.ops.reference.attention import attention
 from mlff_triton.kernels.types.packed_rows import PackedRows

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton.bio.core.fast_forward import FallbackWarning, Options
-from mlff_triton.bio.encoders.sequence_parts import resembles_encoder
-from mlff_triton.bio.encoders.torch_modules import trace_mlp
-from mlff_triton.bio.families import FAMILIES
+from mlff_triton.bio.models.encoders.sequence_parts import resembles_encoder
+from mlff_triton.bio.models.encoders.torch_modules import trace_mlp
+from mlff_triton.bio.models.families import FAMILIES
 from mlff_triton.testing import assert_close
 
 CHANNELS, HEADS = 48, 4

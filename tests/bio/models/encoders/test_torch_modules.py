@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.bio.core.fast_forward import Options
-from mlff_triton.bio.encoders.row_parts import MLPForward
+from mlff_triton.bio.models.encoders.row_parts import MLPForward
 
 USES_GLOBAL = True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.encoders.weights import Linear, Norm
+from mlff_triton.bio.models.encoders.weights import Linear, Norm
 from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
@@ -42,7 +42,7 @@ class LanguageHead:
         self._eps = weights.norm.eps
         self._plain = self._folded = None
         if backend == "triton":
-            from mlff_triton.bio.encoders.packed_forward_triton import fold_norm
+            from mlff_triton.bio.models.encoders.packed_forward_triton import fold_norm
 
             self._folded = (
                 fold_norm(weights.dense, None, dtype),

@@ -16,9 +16,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from mlff_triton.bio.core.fast_forward import Weights
 from mlff_triton.bio.core.packing import find_rows, pack, unpack
 from mlff_triton.bio.core.recognition import is_plain, is_unmodified
-from mlff_triton.bio.encoders.row_parts import Operators, PartForward
-from mlff_triton.bio.encoders.torch_modules import activation_of, is_norm
-from mlff_triton.bio.encoders.weights import Layer, Linear, Norm
+from mlff_triton.bio.models.encoders.row_parts import Operators, PartForward
+from mlff_triton.bio.models.encoders.torch_modules import activation_of, is_norm
+from mlff_triton.bio.models.encoders.weights import Layer, Linear, Norm
 
 
 class SequencePartForward(PartForward[Weights]):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from mlff_triton.bio.core.fast_forward import FastForward
 from mlff_triton.bio.core.labels import LabelGuard
 from mlff_triton.bio.core.snapshot import are_hooked
-from mlff_triton.bio.encoders.fair_esm import ESM2Forward
-from mlff_triton.bio.encoders.huggingface import EncoderForward, LanguageHeadForward
+from mlff_triton.bio.models.encoders.fair_esm import ESM2Forward
+from mlff_triton.bio.models.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.types.top_logit import largest
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import GRADIENTS_REQUIRED, FastForward, Reading, Weights
-from mlff_triton.bio.encoders.torch_modules import is_norm, python_state, trace_mlp
-from mlff_triton.bio.encoders.weights import Linear, Norm
+from mlff_triton.bio.models.encoders.torch_modules import is_norm, python_state, trace_mlp
+from mlff_triton.bio.models.encoders.weights import Linear, Norm
 from mlff_triton.kernels.common.reference import activations
 
 Steps: TypeAlias = list[tuple[Norm | Linear, str]]

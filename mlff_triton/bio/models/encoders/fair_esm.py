@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from mlff_triton.bio.core.fast_forward import FastForward, Options
 from mlff_triton.bio.core.recognition import is_unmodified
 from mlff_triton.bio.core.value_check import IndexCheck, ValueCheck
-from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
-from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
-from mlff_triton.bio.encoders.masks import refused_values
-from mlff_triton.bio.encoders.weights import (
+from mlff_triton.bio.models.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
+from mlff_triton.bio.models.encoders.language_head import HeadWeights, LanguageHead
+from mlff_triton.bio.models.encoders.masks import refused_values
+from mlff_triton.bio.models.encoders.weights import (
     Embedding,
     EncoderWeights,
     Layer,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
-from mlff_triton.bio.encoders.weights import EncoderWeights, Layer, Linear, Norm
+from mlff_triton.bio.models.encoders.weights import EncoderWeights, Layer, Linear, Norm
 from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.ops.attention import attention
 from mlff_triton.kernels.transformer import wide_linear as wide

@@ -17,11 +17,11 @@ from mlff_triton.bio.core.fast_forward import FastForward, Options
 from mlff_triton.bio.core.recognition import is_plain, is_unmodified
 from mlff_triton.bio.core.settings import are_usual
 from mlff_triton.bio.core.value_check import IndexCheck, ValueCheck
-from mlff_triton.bio.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
-from mlff_triton.bio.encoders.language_head import HeadWeights, LanguageHead
-from mlff_triton.bio.encoders.masks import MaskCheck, refused_values
-from mlff_triton.bio.encoders.torch_modules import activation_of, is_norm
-from mlff_triton.bio.encoders.weights import (
+from mlff_triton.bio.models.encoders.batch_runner import BatchRunner, TokenBatch, make_runner
+from mlff_triton.bio.models.encoders.language_head import HeadWeights, LanguageHead
+from mlff_triton.bio.models.encoders.masks import MaskCheck, refused_values
+from mlff_triton.bio.models.encoders.torch_modules import activation_of, is_norm
+from mlff_triton.bio.models.encoders.weights import (
     Embedding,
     EncoderWeights,
     Layer,

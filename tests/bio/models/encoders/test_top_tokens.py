@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.encoders.language_head import LanguageHead
+from mlff_triton.bio.models.encoders.language_head import LanguageHead
 from mlff_triton.errors import InputError
 from tests.support.language_models import (
     LENGTH,

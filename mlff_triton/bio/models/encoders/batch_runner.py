@@ -11,8 +11,8 @@ from torch import Tensor
 from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.core.fast_forward import Options
 from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
-from mlff_triton.bio.encoders.packed_forward_torch import encode
-from mlff_triton.bio.encoders.weights import Embedding, EncoderWeights, Norm
+from mlff_triton.bio.models.encoders.packed_forward_torch import encode
+from mlff_triton.bio.models.encoders.weights import Embedding, EncoderWeights, Norm
 from mlff_triton.kernels.transformer.reference import token_embedding as reference_embedding
 from mlff_triton.kernels.transformer.reference import unpack_rows as reference_unpacking
 from mlff_triton.kernels.types.packed_rows import PackedRows
@@ -110,7 +110,7 @@ class TritonRunner:
     def __init__(
         self, encoder: EncoderWeights, dtype: torch.dtype, out: torch.dtype, options: Options
     ) -> None:
-        from mlff_triton.bio.encoders.packed_forward_triton import TritonEncoder
+        from mlff_triton.bio.models.encoders.packed_forward_triton import TritonEncoder
 
         self._encoder, self._out = TritonEncoder(encoder, dtype), out
         first = next(iter(encoder.layers))  # all layers have the same sizes

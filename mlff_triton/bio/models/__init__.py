@@ -1,0 +1,5 @@
+"""Models that `mlff_triton.bio.accelerate` knows, one package each.
+
+- ``families``: table of all adapters
+- ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
+"""
