@@ -32,7 +32,7 @@ def info(
     console = Console()
     title = Text(printable(path.name))
     table = Table(Column(style="bold"), "", title=title, show_header=False)
-    for key, value in _description(path, loaded):
+    for key, value in [*_description(path, loaded), *_facts(model)]:
         table.add_row(key, Text(printable(value)))
     console.print(table)
     card = _card_paragraph(path)
@@ -77,6 +77,15 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     if isinstance(model, Ensemble):
         rows.insert(2, ("ensemble", f"{len(members)} members; the rows below describe the first"))
     return rows
+
+
+def _facts(model: str) -> list[tuple[str, str]]:
+    """Return what is known about a model that has a name; the elements are described already."""
+    from mlff_triton.checkpoints import DEFAULT_MODEL
+    from mlff_triton.checkpoints.facts import FACTS
+
+    facts = FACTS.get(DEFAULT_MODEL if model == "default" else model)
+    return [row for row in facts.rows() if row[0] != "elements"] if facts else []
 
 
 def _left_out_rows(path: Path, model: TensorNet) -> list[tuple[str, str]]:

@@ -6,8 +6,9 @@ from mlff_triton.cli._shared import plain_console
 
 
 def models() -> None:
-    """List the models that have names, and where they are."""
+    """List the models that have names, where they are, and what is known about them."""
     from mlff_triton.checkpoints import DEFAULT_MODEL, hub, shipped_models
+    from mlff_triton.checkpoints.facts import FACTS
 
     rows = [
         (name, "shipped", "default" if name == DEFAULT_MODEL else "") for name in shipped_models()
@@ -22,3 +23,5 @@ def models() -> None:
     console = plain_console()
     for name, place, source in rows:
         console.print(f"{name:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip())
+        for fact, text in FACTS[name].rows():
+            console.print(f"    {fact:12}  {text}")

@@ -9,6 +9,7 @@ import torch
 
 from mlff_triton._common.remedies import install
 from mlff_triton.checkpoints import hub as models
+from mlff_triton.checkpoints.facts import FACTS
 from tests.support.checkpoints import lightning
 from tests.support.hub import serving, use
 
@@ -20,11 +21,16 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
+def headings(text: str) -> list[str]:
+    """Return the lines that name a model."""
+    return [line for line in text.splitlines() if not line.startswith(" ")]
+
+
 def test_models_lists_names_and_what_is_in_the_cache(run, hub):
     code, before, err = run("models")
     assert (code, err) == (0, "")
     assert hub.requests == []
-    lines = before.splitlines()
+    lines = headings(before)
     assert [line.split()[0] for line in lines] == ["tensornet-gfn2", *models.NAMED]
     assert lines[0].split() == ["tensornet-gfn2", "shipped", "default"]
     assert all("on the Hub" in line for line in lines[1:])
@@ -40,6 +46,30 @@ def test_models_lists_names_and_what_is_in_the_cache(run, hub):
         "aceff-1.1                in the cache  Acellera/AceFF-1.1"
     ]
     assert hub.requests == []
+
+
+@pytest.mark.usefixtures("hub")
+def test_models_and_info_state_the_same_facts(run):
+    listed = run("models")[1]
+    for facts in FACTS.values():
+        lines = "\n".join(f"    {name:12}  {text}" for name, text in facts.rows())
+        assert f"\n{lines}\n" in listed
+    shown = words(run("info", "default")[1].replace("│", " "))
+    for name, text in FACTS["tensornet-gfn2"].rows():
+        if name != "elements":
+            assert f"{name} {words(text)}" in shown
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_info_has_facts_about_names_only(run, model, hub):
+    content = io.BytesIO()
+    torch.save(lightning(), content)
+    hub.add("Acellera/AceFF-1.1", {"aceff_v1.1.ckpt": content.getvalue()})
+    assert "no published errors found" in run("info", "aceff-1.1")[1]
+    assert "caveat" not in run("info", model)[1]
 
 
 def test_half_a_model_is_not_in_the_cache(run, hub):

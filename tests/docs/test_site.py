@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks.lab import selection
 from benchmarks.lab.schema import read_rows
+from mlff_triton.checkpoints.facts import FACTS
 from tests.docs.pages import DOCS, README, ROOT, name_of, pages
-from tools import docs_benchmarks
+from tools import docs_benchmarks, docs_models
 
 COLUMNS = [["command"], ["ase"], ["openmm", "openmm-host"], ["torch-sim"]]
 """Routes in the columns of the README's table, of which the fastest one counts."""
@@ -45,6 +46,19 @@ def test_markers_become_tables():
     assert docs_benchmarks.table("batch", may_be_empty=True) in page
     with pytest.raises(ValueError, match="there is no table 'stpe'"):
         docs_benchmarks.table("stpe")
+
+
+def test_the_page_about_models_states_the_facts_of_the_package():
+    """``python -m tools.docs_models`` writes them into the page."""
+    (written,) = docs_models.TABLES.findall(docs_models.PAGE.read_text())
+    assert written == docs_models.tables()
+
+
+def test_models_are_recommended_by_their_names():
+    text = docs_models.PAGE.read_text().partition("## Facts")[0]
+    names = set(re.findall(r"`(default|[a-z0-9]+-[a-z0-9.-]+)`", text)) - {"mlff-triton"}
+    names |= set(re.findall(r'TensorNetCalculator\("([^"]+)"\)', text))
+    assert {"default", *FACTS} >= names >= {"aceff-2.0", "tensornet-matpes-r2scan"}
 
 
 def test_links_between_files_lead_somewhere():

@@ -1,0 +1,154 @@
+"""Facts about the models that have names: elements, charges, license, published accuracy.
+
+``mlff-triton models`` and ``info`` print them, and the page "Choosing a model" of the documentation
+is checked against them. A number is here only if a source states it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from mlff_triton.model.config import SYMBOLS
+
+MOST_LISTED = 20  # elements that are named one by one
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about a model that has a name.
+
+    Attributes
+    ----------
+    suits : str
+        Systems that the model was made for.
+    elements : tuple of str
+        Symbols of the elements it knows, by atomic number.
+    charge : str
+        Total charges that it takes.
+    periodic : str
+        Boundary conditions that it takes.
+    reference : str
+        Method and data that it was trained on.
+    license : str
+        License of its weights.
+    accuracy : str
+        Published errors, or a sentence that none were found.
+    source : str
+        File of the repository, or address, that states accuracy and reference.
+    caveat : str
+        The most important reason not to use it.
+    """
+
+    suits: str
+    elements: tuple[str, ...]
+    charge: str
+    periodic: str
+    reference: str
+    license: str
+    accuracy: str
+    source: str
+    caveat: str
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return names and texts of all facts, in the order in which they are shown."""
+        return [
+            ("for", self.suits),
+            ("elements", _listed(self.elements)),
+            ("total charge", self.charge),
+            ("cell", self.periodic),
+            ("trained on", self.reference),
+            ("license", self.license),
+            ("accuracy", self.accuracy),
+            ("source", self.source),
+            ("caveat", self.caveat),
+        ]
+
+
+def _listed(elements: tuple[str, ...]) -> str:
+    """List elements, or only the ends of each range of atomic numbers if there are many."""
+    if len(elements) <= MOST_LISTED:
+        return ", ".join(elements)
+    numbers = enumerate(map(SYMBOLS.index, elements))
+    ranges = [[z for _, z in run] for _, run in groupby(numbers, lambda pair: pair[1] - pair[0])]
+    parts = [f"{SYMBOLS[run[0]]} to {SYMBOLS[run[-1]]}" for run in ranges]
+    return f"{len(elements)}: {' and '.join(parts)}"
+
+
+_ORGANIC = ("H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Br", "I")
+_MATPES = (*SYMBOLS[1:84], *SYMBOLS[89:95])
+_MATPES_SUITS = "crystals: metals, salts, oxides and other inorganic solids"
+_MATPES_DATA = "structures of MatPES: dynamics at 300 K and ground states of the Materials Project"
+_MATPES_ERRORS = (
+    "no published errors found for this release; mean absolute errors of the one before it, "
+    "v2025.1, in its test set: {} per atom, {}, {}"
+)
+_MATPES_CARD = (
+    "https://github.com/materialsvirtuallab/matgl/blob/{}/pretrained_models/"
+    "TensorNet-MatPES-{}-v2025.1-PES/README.md"
+)
+_WB97M = "ωB97M-V/def2-TZVPPD, molecules from PubChem"
+
+FACTS = {
+    "tensornet-gfn2": ModelFacts(
+        suits="first steps and tests: small organic molecules, peptides, and both in droplets of "
+        "water",
+        elements=("H", "C", "N", "O", "S"),
+        charge="0 only",
+        periodic="any",
+        reference="GFN2-xTB, 249 molecules and clusters",
+        license="MIT",
+        accuracy="mean absolute errors in trajectories it was not trained on: 0.022 kcal/mol per "
+        "atom, 0.49 kcal/mol/Å; in molecules it was not trained on: 0.101 and 1.07",
+        source="mlff_triton/weights/tensornet-gfn2.md",
+        caveat="a model to start with, not one to publish with: functional groups that it never "
+        "saw come out wrong, and liquid water at 1 bar is much too dense",
+    ),
+    "aceff-1.1": ModelFacts(
+        suits="drug-like molecules: the release before AceFF-2.0",
+        elements=_ORGANIC,
+        charge="in its card; that of AceFF-1.0 says -1, 0 and 1",
+        periodic="any, but trained on molecules in vacuum",
+        reference=f"in its card; that of AceFF-1.0 says {_WB97M} with at most 20 atoms",
+        license="in its card, and printed when it is fetched",
+        accuracy="no published errors found",
+        source="https://huggingface.co/Acellera/AceFF-1.1",
+        caveat="atoms beyond its cutoff do not interact, unlike in AceFF-2.0",
+    ),
+    "aceff-2.0": ModelFacts(
+        suits="drug-like molecules and their ions",
+        elements=_ORGANIC,
+        charge="charged molecules too; the range is in its card",
+        periodic="vacuum; a box needs a Coulomb cutoff, which changes energies",
+        reference=f"{_WB97M} with at most 30 atoms",
+        license="Apache 2.0",
+        accuracy="errors on the strained conformers of Wiggle150 are in its card, and were not "
+        "measured again here",
+        source="https://huggingface.co/Acellera/AceFF-2.0, https://arxiv.org/abs/2601.00581",
+        caveat="proteins and water are not in its training set: describe them classically, in a "
+        "mixed system",
+    ),
+    "tensornet-matpes-pbe": ModelFacts(
+        suits=_MATPES_SUITS,
+        elements=_MATPES,
+        charge="0 only",
+        periodic="any, but trained on periodic solids",
+        reference=f"PBE, {_MATPES_DATA}",
+        license="none stated: ask its authors",
+        accuracy=_MATPES_ERRORS.format("42 meV", "146 meV/Å", "0.627 GPa"),
+        source=_MATPES_CARD.format("0e17dee620e9968cb9eb0d060be785fec6b7eff8", "PBE"),
+        caveat="not for molecules or surfaces without a test of your own; PBE has no dispersion",
+    ),
+    "tensornet-matpes-r2scan": ModelFacts(
+        suits=_MATPES_SUITS,
+        elements=_MATPES,
+        charge="0 only",
+        periodic="any, but trained on periodic solids",
+        reference=f"r2SCAN, {_MATPES_DATA}",
+        license="in its card, and printed when it is fetched",
+        accuracy=_MATPES_ERRORS.format("34 meV", "163 meV/Å", "0.754 GPa"),
+        source=_MATPES_CARD.format("21cbe4ed722dcb08bd71cdca5761ac81af0862c8", "r2SCAN"),
+        caveat="not for molecules or surfaces without a test of your own",
+    ),
+}
+"""Facts about the shipped models and those in `mlff_triton.checkpoints.hub.NAMED`."""
