@@ -26,7 +26,7 @@ from mlff_triton.kernels.common.activations import (
     activate_derivative,
 )
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
+from mlff_triton.kernels.common.operators import needed_gradients, operator
 
 _ROWS, _COLUMNS = 8, 128
 
@@ -159,11 +159,84 @@ def _per_row(z: Tensor, wanted: bool) -> Tensor:
     return z.new_empty(len(z) if wanted else 0)
 
 
+def _empty_slopes(grad: Tensor, z: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    del grad
+    return torch.empty_like(z), _per_row(z, others[-1])
+
+
 def _given(x: Tensor) -> Tensor | None:
     return x if len(x) else None
 
 
-@torch.library.custom_op("mlff_triton::activation_slopes", mutates_args=())
+@operator(
+    "activation_slopes_backward",
+    outputs=lambda change, change_scale, grad, z, *others: (  # noqa: ARG005
+        torch.empty_like(z),
+        *_empty_slopes(grad, z, *others),
+    ),
+)
+def _activation_slopes_backward(
+    change: Tensor,
+    change_scale: Tensor | None,
+    grad: Tensor,
+    z: Tensor,
+    scale: Tensor | None,
+    rows: Tensor | None,
+    activation: str,
+    with_scale: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_grad, grad_z = torch.empty_like(z), torch.empty_like(z)
+    grad_scale = _per_row(z, with_scale)
+    if z.numel():
+        with torch.cuda.device_of(z):
+            _activation_slopes_bwd_kernel[(triton.cdiv(len(z), _ROWS),)](
+                change.contiguous(),
+                None if change_scale is None else change_scale.contiguous(),
+                grad.contiguous(),
+                z,
+                None if scale is None else scale.contiguous(),
+                rows,
+                grad_grad,
+                grad_z,
+                _given(grad_scale),
+                *z.shape,
+                **_options(z, activation),
+            )
+    elif with_scale:
+        grad_scale.zero_()
+    return grad_grad, grad_z, grad_scale
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    del output
+    grad, z, scale, _, rows, ctx.activation, _ = inputs
+    ctx.save_for_backward(grad, z, scale, rows)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, change: Tensor | None, change_scale: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    grad, z, scale, rows = ctx.saved_tensors
+    if change is None and change_scale is None:
+        return ()
+    needed = needed_gradients(ctx)
+    with_scale = scale is not None and needed[2]
+    grad_grad, grad_z, grad_scale = _activation_slopes_backward(
+        torch.zeros_like(z) if change is None else change,
+        change_scale,
+        grad,
+        z,
+        scale,
+        rows,
+        ctx.activation,
+        with_scale,
+    )
+    more = change if needed[3] else None
+    return grad_grad, grad_z, grad_scale if with_scale else None, more
+
+
+@operator("activation_slopes", outputs=_empty_slopes, differentiate=_gradients, saves=_save)
 def activation_slopes(
     grad: Tensor,
     z: Tensor,
@@ -207,98 +280,3 @@ def activation_slopes(
     elif with_scale:
         grad_scale.zero_()
     return out, grad_scale
-
-
-@activation_slopes.register_fake
-def _(
-    grad: Tensor,
-    z: Tensor,
-    scale: Tensor | None,
-    more: Tensor | None,
-    rows: Tensor | None,
-    activation: str,
-    with_scale: bool,
-) -> tuple[Tensor, Tensor]:
-    del grad, scale, more, rows, activation
-    return torch.empty_like(z), _per_row(z, with_scale)
-
-
-@torch.library.custom_op("mlff_triton::activation_slopes_backward", mutates_args=())
-def _activation_slopes_backward(
-    change: Tensor,
-    change_scale: Tensor | None,
-    grad: Tensor,
-    z: Tensor,
-    scale: Tensor | None,
-    rows: Tensor | None,
-    activation: str,
-    with_scale: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_grad, grad_z = torch.empty_like(z), torch.empty_like(z)
-    grad_scale = _per_row(z, with_scale)
-    if z.numel():
-        with torch.cuda.device_of(z):
-            _activation_slopes_bwd_kernel[(triton.cdiv(len(z), _ROWS),)](
-                change.contiguous(),
-                None if change_scale is None else change_scale.contiguous(),
-                grad.contiguous(),
-                z,
-                None if scale is None else scale.contiguous(),
-                rows,
-                grad_grad,
-                grad_z,
-                _given(grad_scale),
-                *z.shape,
-                **_options(z, activation),
-            )
-    elif with_scale:
-        grad_scale.zero_()
-    return grad_grad, grad_z, grad_scale
-
-
-@_activation_slopes_backward.register_fake
-def _(
-    change: Tensor,
-    change_scale: Tensor | None,
-    grad: Tensor,
-    z: Tensor,
-    scale: Tensor | None,
-    rows: Tensor | None,
-    activation: str,
-    with_scale: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del change, change_scale, grad, scale, rows, activation
-    return torch.empty_like(z), torch.empty_like(z), _per_row(z, with_scale)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    grad, z, scale, _, rows, ctx.activation, _ = inputs
-    ctx.save_for_backward(grad, z, scale, rows)
-    ctx.set_materialize_grads(False)
-    remember_tensors(ctx, inputs)
-
-
-def _differentiate(
-    ctx: Any, change: Tensor | None, change_scale: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    grad, z, scale, rows = ctx.saved_tensors
-    if change is None and change_scale is None:
-        return (None,) * 7
-    needed = needed_gradients(ctx)
-    with_scale = scale is not None and needed[2]
-    grad_grad, grad_z, grad_scale = _activation_slopes_backward(
-        torch.zeros_like(z) if change is None else change,
-        change_scale,
-        grad,
-        z,
-        scale,
-        rows,
-        ctx.activation,
-        with_scale,
-    )
-    more = change if needed[3] else None
-    return grad_grad, grad_z, grad_scale if with_scale else None, more, None, None, None
-
-
-activation_slopes.register_autograd(_differentiate, setup_context=_save)

@@ -24,6 +24,7 @@ from mlff_triton.kernels.common.checks import check_device, check_pointers, chec
 from mlff_triton.kernels.common.dense import accumulator, check_dense
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.common.operators import operator, saved_inputs
 from mlff_triton.kernels.ops.reference import attention as reference
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -272,7 +273,23 @@ def _tile(q: Tensor, width: int, max_length: int, n_rows: int) -> _Tile:
     return _Tile(rows, keys, 8 if rows == 128 else 4, stages)
 
 
-@torch.library.custom_op("mlff_triton::attention", mutates_args=())
+def _empty_output(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    del k
+    return q.new_empty(*q.shape[:2], v.shape[2])
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    *given, row_ptr, max_length, scale, softcap, _ = saved_inputs(ctx)
+    wanted = [t for t in given if t is not None]
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        return reference.attention(q, k, v, row_ptr, max_length, bias, scale, softcap)
+
+    gradients: tuple[Tensor, ...] = torch.func.vjp(forward, *wanted)[1](grad)
+    return gradients
+
+
+@operator("attention", outputs=_empty_output, differentiate=_gradients)
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -285,7 +302,7 @@ def _attention(
     precision: str,
 ) -> Tensor:
     """Launch the kernel for q [T, H, D], k [T, G, D] and v [T, G, V]; return [T, H, V]."""
-    out = _empty_output(q, v)
+    out = _empty_output(q, k, v)
     n_sequences, heads = len(row_ptr) - 1, q.shape[1]
     if not out.numel() or not n_sequences or not max_length:
         return out.zero_()
@@ -321,37 +338,6 @@ def _attention(
             **early_launch(q, pays=n_rows > _FEW_ROWS),
         )
     return out
-
-
-def _empty_output(q: Tensor, v: Tensor) -> Tensor:
-    return q.new_empty(*q.shape[:2], v.shape[2])
-
-
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    del k
-    return _empty_output(q, v)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    *tensors, ctx.max_length, ctx.scale, ctx.softcap, _ = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    *given, row_ptr = ctx.saved_tensors
-    wanted = [t for t in given if t is not None]
-
-    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        options = ctx.max_length, bias, ctx.scale, ctx.softcap
-        return reference.attention(q, k, v, row_ptr, *options)
-
-    found = torch.func.vjp(forward, *wanted)[1](grad)
-    return (*found, *(None,) * (9 - len(found)))
-
-
-_attention.register_autograd(_differentiate, setup_context=_save)
 
 
 def attention(

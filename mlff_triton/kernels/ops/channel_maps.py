@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.common.operators import needed_gradients, operator, saved_inputs
 from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along, split_columns
 from mlff_triton.kernels.ops.reference import channel_maps as reference
 from mlff_triton.kernels.ops.weight_gradient import launch_weight_gradient
@@ -75,7 +75,19 @@ def _channel_maps_fwd_kernel(
     tl.store(y_ptr, acc, (row < n_atoms) & (column < n_out))
 
 
-def _launch(x: Tensor, weights: Tensor) -> Tensor:
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    x, weights = saved_inputs(ctx)
+    needed = needed_gradients(ctx)
+    grad_x = _channel_maps(grad, weights.mT) if needed[0] else None
+    return grad_x, _weight_gradients(grad, x) if needed[1] else None
+
+
+@operator(
+    "channel_maps",
+    outputs=lambda x, weights: x.new_empty(9, x.shape[1], weights.shape[1]),
+    differentiate=_gradients,
+)
+def _channel_maps(x: Tensor, weights: Tensor) -> Tensor:
     if x.stride(2) != 1:
         x = x.contiguous()
     (_, n_atoms, n_in), n_out = x.shape, weights.shape[1]
@@ -103,50 +115,20 @@ def _launch(x: Tensor, weights: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("mlff_triton::channel_maps", mutates_args=())
-def _channel_maps(x: Tensor, weights: Tensor) -> Tensor:
-    return _launch(x, weights)
-
-
-@torch.library.custom_op("mlff_triton::channel_maps_backward_weights", mutates_args=())
-def _weight_gradients(grad: Tensor, x: Tensor) -> Tensor:
-    return launch_weight_gradient(grad, x)[0]
-
-
-@_channel_maps.register_fake
-def _(x: Tensor, weights: Tensor) -> Tensor:
-    return x.new_empty(9, x.shape[1], weights.shape[1])
-
-
-@_weight_gradients.register_fake
-def _(grad: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty(3, grad.shape[2], x.shape[2])
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-    remember_tensors(ctx, inputs)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    x, weights = ctx.saved_tensors
-    needed = needed_gradients(ctx)
-    grad_x = _channel_maps(grad, weights.mT) if needed[0] else None
-    return grad_x, _weight_gradients(grad, x) if needed[1] else None
-
-
-def _differentiate_weight_gradients(
-    ctx: Any, change: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    grad, x = ctx.saved_tensors
+def _gradients_of_weight_gradients(ctx: Any, change: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    grad, x = saved_inputs(ctx)
     needed = needed_gradients(ctx)
     of_grad = _channel_maps(x, change) if needed[0] else None
     return of_grad, _channel_maps(grad, change.mT) if needed[1] else None
 
 
-_channel_maps.register_autograd(_differentiate, setup_context=_save)
-_weight_gradients.register_autograd(_differentiate_weight_gradients, setup_context=_save)
+@operator(
+    "channel_maps_backward_weights",
+    outputs=lambda grad, x: x.new_empty(3, grad.shape[2], x.shape[2]),
+    differentiate=_gradients_of_weight_gradients,
+)
+def _weight_gradients(grad: Tensor, x: Tensor) -> Tensor:
+    return launch_weight_gradient(grad, x)[0]
 
 
 def channel_maps(x: Tensor, weights: Tensor, precision: str | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from mlff_triton.kernels.common import irreps
 from mlff_triton.kernels.common.checks import check_floats, check_shape
 from mlff_triton.kernels.common.irreps import block_size, has_full_layout, load_nine, store_nine
+from mlff_triton.kernels.common.operators import operator
 
 
 @triton.jit
@@ -89,8 +90,17 @@ def _join_kernel(
     store_nine(t_ptr, t, index, mask, n_elements, channels, FULL=True)
 
 
-def launch_pack(t: Tensor, adjoint: bool) -> Tensor:
-    """Map [N, 3, 3, F] to components [9, N, F], or apply the adjoint of `launch_unpack`."""
+def _empty_packed(t: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
+    return t.new_empty(9, t.shape[0], t.shape[-1])
+
+
+def _gradient_of_pack(grad: Tensor, adjoint: bool) -> Any:
+    return _unpack(grad, not adjoint)
+
+
+@operator("pack", outputs=_empty_packed, gradients=_gradient_of_pack, saves=("adjoint",))
+def _pack(t: Tensor, adjoint: bool) -> Tensor:
+    """Map [N, 3, 3, F] to components [9, N, F], or apply the adjoint of `_unpack`."""
     t = t.contiguous()
     x = _empty_packed(t, adjoint)
     n_elements, block = t.numel() // 9, block_size(t)
@@ -101,8 +111,18 @@ def launch_pack(t: Tensor, adjoint: bool) -> Tensor:
     return x
 
 
-def launch_unpack(x: Tensor, adjoint: bool) -> Tensor:
-    """Map components [9, N, F] to [N, 3, 3, F], or apply the adjoint of `launch_pack`."""
+def _empty_full(x: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape[1], 3, 3, x.shape[-1])
+
+
+@operator(
+    "unpack",
+    outputs=_empty_full,
+    gradients=lambda grad, adjoint: _pack(grad, not adjoint),
+    saves=("adjoint",),
+)
+def _unpack(x: Tensor, adjoint: bool) -> Tensor:
+    """Map components [9, N, F] to [N, 3, 3, F], or apply the adjoint of `_pack`."""
     x = x.contiguous()
     t = _empty_full(x, adjoint)
     n_elements, block = x.numel() // 9, block_size(x)
@@ -113,10 +133,15 @@ def launch_unpack(x: Tensor, adjoint: bool) -> Tensor:
     return t
 
 
-def launch_split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gradient_of_split(*grads: Tensor) -> Any:
+    return _join(*grads)
+
+
+@operator("split", outputs=("t", "t", "t"), gradients=_gradient_of_split, saves=())
+def _split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Project [N, 3, 3, F] to its three parts, [N, 3, 3, F] each."""
     t = t.contiguous()
-    parts = _empty_parts(t)
+    parts = torch.empty_like(t), torch.empty_like(t), torch.empty_like(t)
     n_elements, block = t.numel() // 9, block_size(t)
     with torch.cuda.device_of(t):
         _split_kernel[(triton.cdiv(n_elements, block),)](
@@ -125,8 +150,9 @@ def launch_split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return parts
 
 
-def launch_join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
-    """Project three [N, 3, 3, F] to one part each and add them: the adjoint of `launch_split`."""
+@operator("join", outputs="identity", gradients=_split, saves=())
+def _join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
+    """Project three [N, 3, 3, F] to one part each and add them: the adjoint of `_split`."""
     parts = [part.contiguous() for part in (identity, skew, symmetric)]
     t = torch.empty_like(parts[0])
     n_elements, block = t.numel() // 9, block_size(t)
@@ -135,58 +161,6 @@ def launch_join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
             *parts, t, n_elements, t.shape[-1], BLOCK=block
         )
     return t
-
-
-@torch.library.custom_op("mlff_triton::pack", mutates_args=())
-def _pack(t: Tensor, adjoint: bool) -> Tensor:
-    return launch_pack(t, adjoint)
-
-
-@torch.library.custom_op("mlff_triton::unpack", mutates_args=())
-def _unpack(x: Tensor, adjoint: bool) -> Tensor:
-    return launch_unpack(x, adjoint)
-
-
-@torch.library.custom_op("mlff_triton::split", mutates_args=())
-def _split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return launch_split(t)
-
-
-@torch.library.custom_op("mlff_triton::join", mutates_args=())
-def _join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
-    return launch_join(identity, skew, symmetric)
-
-
-def _empty_packed(t: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
-    return t.new_empty(9, t.shape[0], t.shape[-1])
-
-
-def _empty_full(x: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
-    return x.new_empty(x.shape[1], 3, 3, x.shape[-1])
-
-
-def _empty_parts(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return t.new_empty(t.shape), t.new_empty(t.shape), t.new_empty(t.shape)
-
-
-_pack.register_fake(_empty_packed)
-_unpack.register_fake(_empty_full)
-_split.register_fake(_empty_parts)
-_join.register_fake(lambda identity, skew, symmetric: identity.new_empty(identity.shape))  # noqa: ARG005
-
-
-def _save_adjoint(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    ctx.adjoint = inputs[1]
-
-
-_pack.register_autograd(
-    lambda ctx, grad: (_unpack(grad, not ctx.adjoint), None), setup_context=_save_adjoint
-)
-_unpack.register_autograd(
-    lambda ctx, grad: (_pack(grad, not ctx.adjoint), None), setup_context=_save_adjoint
-)
-_split.register_autograd(lambda ctx, *grads: _join(*grads))  # noqa: ARG005
-_join.register_autograd(lambda ctx, grad: _split(grad))  # noqa: ARG005
 
 
 def decompose(t: Tensor) -> Tensor:

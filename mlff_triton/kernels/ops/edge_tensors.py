@@ -32,7 +32,6 @@ from mlff_triton.kernels.common.checks import (
     check_floats,
     check_shape,
 )
-from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     add,
     harmonics_change,
@@ -42,6 +41,7 @@ from mlff_triton.kernels.common.irreps import (
     store_tensor,
     traceless_gradient,
 )
+from mlff_triton.kernels.common.operators import operator
 
 
 @triton.jit
@@ -193,53 +193,8 @@ def _edge_tensors_bwd_bwd_kernel(
     store_tensor(change_ptr + atom * channels + channel, stride, total, mask)
 
 
-def launch_edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
-    """Launch the forward kernel; return the sums [9, N, F]."""
-    out = _empty_sums(directions, factors, row_ptr)
-    _, n_atoms, channels = out.shape
-    if out.numel():
-        block = channel_block(out)
-        with torch.cuda.device_of(out):
-            _edge_tensors_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
-                directions.contiguous(),
-                factors.contiguous(),
-                row_ptr,
-                out,
-                n_atoms,
-                channels,
-                BLOCK=block,
-                num_warps=1,
-            )
-    return out
-
-
-def launch_edge_tensors_backward(
-    grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of directions and factors from those of the sums, [9, N, F]."""
-    grad_directions = directions.new_zeros(directions.shape)
-    grad_factors = factors.new_empty(factors.shape)
-    _, n_atoms, channels = grad.shape
-    if not grad.numel():
-        return grad_directions, grad_factors
-    block = triton.next_power_of_2(channels)
-    with torch.cuda.device_of(grad):
-        _edge_tensors_bwd_kernel[(n_atoms,)](
-            grad.contiguous(),
-            directions.contiguous(),
-            factors.contiguous(),
-            row_ptr,
-            grad_directions,
-            grad_factors,
-            n_atoms,
-            channels,
-            BLOCK=block,
-            num_warps=min(8, max(1, block * grad.element_size() // 512)),
-        )
-    return grad_directions, grad_factors
-
-
-def launch_edge_tensors_backward_twice(
+@operator("edge_tensors_backward_twice", outputs=("grad", "directions", "factors"))
+def _edge_tensors_backward_twice(
     change_directions: Tensor,
     change_factors: Tensor,
     grad: Tensor,
@@ -273,66 +228,60 @@ def launch_edge_tensors_backward_twice(
     return change, grad_directions, grad_factors
 
 
-@torch.library.custom_op("mlff_triton::edge_tensors", mutates_args=())
-def _edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
-    return launch_edge_tensors(directions, factors, row_ptr)
-
-
-@torch.library.custom_op("mlff_triton::edge_tensors_backward", mutates_args=())
+@operator(
+    "edge_tensors_backward",
+    outputs=("directions", "factors"),
+    gradients=_edge_tensors_backward_twice,
+)
 def _edge_tensors_backward(
     grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return launch_edge_tensors_backward(grad, directions, factors, row_ptr)
-
-
-@torch.library.custom_op("mlff_triton::edge_tensors_backward_twice", mutates_args=())
-def _edge_tensors_backward_twice(
-    change_directions: Tensor,
-    change_factors: Tensor,
-    grad: Tensor,
-    directions: Tensor,
-    factors: Tensor,
-    row_ptr: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return launch_edge_tensors_backward_twice(
-        change_directions, change_factors, grad, directions, factors, row_ptr
-    )
+    """Return the gradients of directions and factors from those of the sums, [9, N, F]."""
+    grad_directions = directions.new_zeros(directions.shape)
+    grad_factors = factors.new_empty(factors.shape)
+    _, n_atoms, channels = grad.shape
+    if not grad.numel():
+        return grad_directions, grad_factors
+    block = triton.next_power_of_2(channels)
+    with torch.cuda.device_of(grad):
+        _edge_tensors_bwd_kernel[(n_atoms,)](
+            grad.contiguous(),
+            directions.contiguous(),
+            factors.contiguous(),
+            row_ptr,
+            grad_directions,
+            grad_factors,
+            n_atoms,
+            channels,
+            BLOCK=block,
+            num_warps=min(8, max(1, block * grad.element_size() // 512)),
+        )
+    return grad_directions, grad_factors
 
 
 def _empty_sums(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
     return directions.new_empty(9, len(row_ptr) - 1, factors.shape[2])
 
 
-_edge_tensors.register_fake(_empty_sums)
-
-
-@_edge_tensors_backward.register_fake
-def _(grad: Tensor, directions: Tensor, factors: Tensor, row_ptr: Tensor) -> tuple[Tensor, Tensor]:
-    del grad, row_ptr
-    return directions.new_empty(directions.shape), factors.new_empty(factors.shape)
-
-
-@_edge_tensors_backward_twice.register_fake
-def _(
-    change_directions: Tensor,
-    change_factors: Tensor,
-    grad: Tensor,
-    directions: Tensor,
-    factors: Tensor,
-    row_ptr: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del change_directions, change_factors, row_ptr
-    return tuple(t.new_empty(t.shape) for t in (grad, directions, factors))  # type: ignore[return-value]
-
-
-_edge_tensors.register_autograd(
-    lambda ctx, grad: (*_edge_tensors_backward(grad, *ctx.saved_tensors), None),
-    setup_context=save_inputs,
-)
-_edge_tensors_backward.register_autograd(
-    lambda ctx, *changes: (*_edge_tensors_backward_twice(*changes, *ctx.saved_tensors), None),
-    setup_context=save_inputs,
-)
+@operator("edge_tensors", outputs=_empty_sums, gradients=_edge_tensors_backward)
+def _edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:
+    """Return the sums [9, N, F]."""
+    out = _empty_sums(directions, factors, row_ptr)
+    _, n_atoms, channels = out.shape
+    if out.numel():
+        block = channel_block(out)
+        with torch.cuda.device_of(out):
+            _edge_tensors_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
+                directions.contiguous(),
+                factors.contiguous(),
+                row_ptr,
+                out,
+                n_atoms,
+                channels,
+                BLOCK=block,
+                num_warps=1,
+            )
+    return out
 
 
 def edge_tensors(directions: Tensor, factors: Tensor, row_ptr: Tensor) -> Tensor:

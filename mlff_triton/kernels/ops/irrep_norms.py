@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats
-from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     block_size,
     compose,
@@ -30,6 +29,7 @@ from mlff_triton.kernels.common.irreps import (
     store_nine,
     store_parts,
 )
+from mlff_triton.kernels.common.operators import operator
 
 
 @triton.jit
@@ -115,33 +115,8 @@ def _irrep_norms_bwd_bwd_kernel(
     store_nine(grad_x_ptr, grad_x, index, mask, n_elements, channels, FULL)
 
 
-def launch_irrep_norms(x: Tensor) -> Tensor:
-    """Launch the forward kernel; return the norms [N, 3 F]."""
-    x = x.contiguous()
-    out = _empty_norms(x)
-    n_elements, block = x.numel() // 9, block_size(x)
-    with torch.cuda.device_of(x):
-        _irrep_norms_fwd_kernel[(triton.cdiv(n_elements, block),)](
-            x, out, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
-        )
-    return out
-
-
-def launch_irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Return gradients of x, in the layout of x, from those of the norms, [N, 3 F]."""
-    grad, x = grad.contiguous(), x.contiguous()
-    grad_x = torch.empty_like(x)
-    n_elements, block = x.numel() // 9, block_size(x)
-    with torch.cuda.device_of(x):
-        _irrep_norms_bwd_kernel[(triton.cdiv(n_elements, block),)](
-            grad, x, grad_x, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
-        )
-    return grad_x
-
-
-def launch_irrep_norms_backward_twice(
-    change: Tensor, grad: Tensor, x: Tensor
-) -> tuple[Tensor, Tensor]:
+@operator("irrep_norms_backward_twice", outputs=("grad", "x"))
+def _irrep_norms_backward_twice(change: Tensor, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return gradients of ``grad`` [N, 3 F] and x from those of the gradient of x."""
     change, grad, x = change.contiguous(), grad.contiguous(), x.contiguous()
     grad_grad, grad_x = torch.empty_like(grad), torch.empty_like(x)
@@ -161,39 +136,34 @@ def launch_irrep_norms_backward_twice(
     return grad_grad, grad_x
 
 
-@torch.library.custom_op("mlff_triton::irrep_norms", mutates_args=())
-def _irrep_norms(x: Tensor) -> Tensor:
-    return launch_irrep_norms(x)
-
-
-@torch.library.custom_op("mlff_triton::irrep_norms_backward", mutates_args=())
+@operator("irrep_norms_backward", outputs="x", gradients=_irrep_norms_backward_twice)
 def _irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return launch_irrep_norms_backward(grad, x)
-
-
-@torch.library.custom_op("mlff_triton::irrep_norms_backward_twice", mutates_args=())
-def _irrep_norms_backward_twice(change: Tensor, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    return launch_irrep_norms_backward_twice(change, grad, x)
+    """Return gradients of x, in the layout of x, from those of the norms, [N, 3 F]."""
+    grad, x = grad.contiguous(), x.contiguous()
+    grad_x = torch.empty_like(x)
+    n_elements, block = x.numel() // 9, block_size(x)
+    with torch.cuda.device_of(x):
+        _irrep_norms_bwd_kernel[(triton.cdiv(n_elements, block),)](
+            grad, x, grad_x, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
+        )
+    return grad_x
 
 
 def _empty_norms(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0 if x.ndim == 4 else 1], 3 * x.shape[-1])
 
 
-_irrep_norms.register_fake(_empty_norms)
-_irrep_norms_backward.register_fake(lambda grad, x: x.new_empty(x.shape))  # noqa: ARG005
-_irrep_norms_backward_twice.register_fake(
-    lambda change, grad, x: (grad.new_empty(grad.shape), x.new_empty(x.shape))  # noqa: ARG005
-)
-
-
-_irrep_norms.register_autograd(
-    lambda ctx, grad: _irrep_norms_backward(grad, *ctx.saved_tensors), setup_context=save_inputs
-)
-_irrep_norms_backward.register_autograd(
-    lambda ctx, change: _irrep_norms_backward_twice(change, *ctx.saved_tensors),
-    setup_context=save_inputs,
-)
+@operator("irrep_norms", outputs=_empty_norms, gradients=_irrep_norms_backward)
+def _irrep_norms(x: Tensor) -> Tensor:
+    """Return the norms [N, 3 F]."""
+    x = x.contiguous()
+    out = _empty_norms(x)
+    n_elements, block = x.numel() // 9, block_size(x)
+    with torch.cuda.device_of(x):
+        _irrep_norms_fwd_kernel[(triton.cdiv(n_elements, block),)](
+            x, out, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
+        )
+    return out
 
 
 def irrep_norms(x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels.common.operators import operator
 
 _MAX_CHANNELS = 16384
 _MAX_BACKWARD_PROGRAMS = 512  # each writes one row of partial sums
@@ -209,49 +210,59 @@ def _blocks(channels: int) -> _Blocks:
     return _Blocks(max(1, 1024 // block), block, min(16, max(4, block // 512)))
 
 
-def launch_layer_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch the forward kernel; return y, t, mean and 1 / deviation."""
-    outputs = _empty_outputs(x, residual)
-    n_rows, channels = x.shape
-    if x.numel():
-        blocks = _blocks(channels)
-        with torch.cuda.device_of(x):
-            _layer_norm_fwd_kernel[(triton.cdiv(n_rows, blocks.rows),)](
-                x.contiguous(),
-                None if residual is None else residual.contiguous(),
-                weight.contiguous(),
-                bias.contiguous(),
-                *outputs,
-                n_rows,
-                channels,
-                eps,
-                BLOCK_ROWS=blocks.rows,
-                BLOCK_CHANNELS=blocks.channels,
-                num_warps=blocks.warps,
-            )
-    return outputs
-
-
-def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y, t, which has no rows without a residual, mean and 1 / deviation, uninitialized."""
-    dtype = COMPUTE_DTYPES[x.dtype]
-    return (
-        x.new_empty(x.shape),
-        x.new_empty(0 if residual is None else len(x), x.shape[1]),
-        x.new_empty(len(x), dtype=dtype),
-        x.new_empty(len(x), dtype=dtype),
-    )
-
-
-def launch_layer_norm_backward(
+@operator("layer_norm_backward_twice", outputs=("grad", "x", "weight"))
+def _layer_norm_backward_twice(
+    change: Tensor,
+    change_weight: Tensor,
+    change_bias: Tensor,
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
     mean: Tensor,
     rstd: Tensor,
-    max_programs: int = _MAX_BACKWARD_PROGRAMS,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of ``grad``, x and weight."""
+    n_rows, channels = x.shape
+    grad_grad, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
+    if not x.numel():
+        return grad_grad, grad_x, weight.new_zeros(channels)
+    blocks = _blocks(channels)
+    n_programs = min(triton.cdiv(n_rows, blocks.rows), _MAX_BACKWARD_PROGRAMS)
+    partial = mean.new_empty(n_programs, channels)
+    with torch.cuda.device_of(x):
+        _layer_norm_bwd_bwd_kernel[(n_programs,)](
+            change.contiguous(),
+            change_weight.contiguous(),
+            change_bias.contiguous(),
+            grad.contiguous(),
+            x.contiguous(),
+            weight.contiguous(),
+            mean,
+            rstd,
+            grad_grad,
+            grad_x,
+            partial,
+            n_rows,
+            channels,
+            n_programs,
+            BLOCK_ROWS=blocks.rows,
+            BLOCK_CHANNELS=blocks.channels,
+            num_warps=blocks.warps,
+        )
+    return grad_grad, grad_x, partial.sum(0).to(weight.dtype)
+
+
+@operator(
+    "layer_norm_backward",
+    outputs=("x", "weight", "weight"),
+    gradients=_layer_norm_backward_twice,
+)
+def _layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias, computed by a limited number of programs."""
     n_rows, channels = x.shape
@@ -259,7 +270,7 @@ def launch_layer_norm_backward(
         return x.new_empty(x.shape), weight.new_zeros(channels), weight.new_zeros(channels)
     grad_x = x.new_empty(x.shape)
     blocks = _blocks(channels)
-    n_programs = min(triton.cdiv(n_rows, blocks.rows), max_programs)
+    n_programs = min(triton.cdiv(n_rows, blocks.rows), _MAX_BACKWARD_PROGRAMS)
     partial = mean.new_empty(2, n_programs, channels)
     with torch.cuda.device_of(x):
         _layer_norm_bwd_kernel[(n_programs,)](
@@ -281,95 +292,16 @@ def launch_layer_norm_backward(
     return grad_x, partial[0].sum(0).to(weight.dtype), partial[1].sum(0).to(weight.dtype)
 
 
-def launch_layer_norm_backward_twice(
-    changes: tuple[Tensor, Tensor, Tensor],
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``grad``, x and weight, given the changes of x, weight and bias."""
-    n_rows, channels = x.shape
-    grad_grad, grad_x = x.new_empty(x.shape), x.new_empty(x.shape)
-    if not x.numel():
-        return grad_grad, grad_x, weight.new_zeros(channels)
-    blocks = _blocks(channels)
-    n_programs = min(triton.cdiv(n_rows, blocks.rows), _MAX_BACKWARD_PROGRAMS)
-    partial = mean.new_empty(n_programs, channels)
-    with torch.cuda.device_of(x):
-        _layer_norm_bwd_bwd_kernel[(n_programs,)](
-            *(change.contiguous() for change in changes),
-            grad.contiguous(),
-            x.contiguous(),
-            weight.contiguous(),
-            mean,
-            rstd,
-            grad_grad,
-            grad_x,
-            partial,
-            n_rows,
-            channels,
-            n_programs,
-            BLOCK_ROWS=blocks.rows,
-            BLOCK_CHANNELS=blocks.channels,
-            num_warps=blocks.warps,
-        )
-    return grad_grad, grad_x, partial.sum(0).to(weight.dtype)
-
-
-@torch.library.custom_op("mlff_triton::layer_norm", mutates_args=())
-def _layer_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+def _empty_outputs(
+    x: Tensor, residual: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y, t, mean and 1 / deviation for rows [M, F]."""
-    return launch_layer_norm(x, residual, weight, bias, eps)
-
-
-@_layer_norm.register_fake
-def _(x: Tensor, residual: Tensor | None, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_outputs(x, residual)
-
-
-@torch.library.custom_op("mlff_triton::layer_norm_backward", mutates_args=())
-def _layer_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, weight and bias."""
-    return launch_layer_norm_backward(grad, x, weight, mean, rstd)
-
-
-@_layer_norm_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    del grad
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
-
-
-@torch.library.custom_op("mlff_triton::layer_norm_backward_twice", mutates_args=())
-def _layer_norm_backward_twice(
-    change: Tensor,
-    change_weight: Tensor,
-    change_bias: Tensor,
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of grad, x and weight."""
-    changes = change, change_weight, change_bias
-    return launch_layer_norm_backward_twice(changes, grad, x, weight, mean, rstd)
-
-
-@_layer_norm_backward_twice.register_fake
-def _(
-    change: Tensor, change_weight: Tensor, change_bias: Tensor, grad: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    del change_bias
+    """Return y, t, which has no rows without a residual, mean and 1 / deviation, uninitialized."""
+    dtype = COMPUTE_DTYPES[x.dtype]
     return (
-        grad.new_empty(grad.shape),
-        change.new_empty(change.shape),
-        change_weight.new_empty(change_weight.shape),
+        x.new_empty(x.shape),
+        x.new_empty(0 if residual is None else len(x), x.shape[1]),
+        x.new_empty(len(x), dtype=dtype),
+        x.new_empty(len(x), dtype=dtype),
     )
 
 
@@ -381,26 +313,40 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(total if ctx.has_residual else x, weight, mean, rstd)
 
 
-def _differentiate(
+def _gradients(
     ctx: Any, grad_y: Tensor, grad_total: Tensor, *_: Tensor
 ) -> tuple[Tensor | None, ...]:
     grad_x, grad_weight, grad_bias = _layer_norm_backward(grad_y, *ctx.saved_tensors)
     if not ctx.has_residual:
-        return grad_x, None, grad_weight, grad_bias, None
+        return grad_x, None, grad_weight, grad_bias
     grad_x = grad_x + grad_total
     return grad_x, grad_x, grad_weight, grad_bias, None
 
 
-def _save_backward(ctx: Any, inputs: tuple[Tensor, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-_layer_norm.register_autograd(_differentiate, setup_context=_save)
-_layer_norm_backward.register_autograd(
-    lambda ctx, *changes: (*_layer_norm_backward_twice(*changes, *ctx.saved_tensors), None, None),
-    setup_context=_save_backward,
-)
+@operator("layer_norm", outputs=_empty_outputs, differentiate=_gradients, saves=_save)
+def _layer_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return y, t, mean and 1 / deviation for rows [M, F]."""
+    outputs = _empty_outputs(x, residual)
+    n_rows, channels = x.shape
+    if x.numel():
+        blocks = _blocks(channels)
+        with torch.cuda.device_of(x):
+            _layer_norm_fwd_kernel[(triton.cdiv(n_rows, blocks.rows),)](
+                x.contiguous(),
+                None if residual is None else residual.contiguous(),
+                weight.contiguous(),
+                bias.contiguous(),
+                *outputs,
+                n_rows,
+                channels,
+                eps,
+                BLOCK_ROWS=blocks.rows,
+                BLOCK_CHANNELS=blocks.channels,
+                num_warps=blocks.warps,
+            )
+    return outputs
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

@@ -27,8 +27,8 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.common.operators import needed_gradients, operator, saved_inputs
 from mlff_triton.kernels.common.reference import activations as reference
 from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along, split_columns
 from mlff_triton.kernels.common.tiles import tile_in_group
@@ -227,7 +227,53 @@ def _launch_product(a: Tensor, b: Tensor, precision: str, rows: Tensor | None = 
     return parts.sum(0).to(a.dtype)
 
 
-@torch.library.custom_op("mlff_triton::linear", mutates_args=())
+def _empty_outputs(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    n_rows, n_out, keep_z = len(x), len(weight), others[-1]
+    return x.new_empty(n_rows, n_out), x.new_empty(n_rows if keep_z else 0, n_out)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _, scale, _, rows, ctx.activation, ctx.precision, _ = inputs
+    ctx.save_for_backward(x, weight, scale, rows, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return gradients of the inputs from those of y and, in second derivatives, of z."""
+    x, weight, _, rows, _ = ctx.saved_tensors
+    needed = needed_gradients(ctx)
+    total, grad_scale = _slopes(ctx, grad, grad_z, needed[3])
+    if total is None:
+        return ()
+    grad_x = grad_weight = grad_bias = None
+    if needed[0]:
+        grad_x = _product(total, weight, rows, ctx.precision)
+    if needed[1] or needed[2]:
+        grad_weight, grad_bias = _weight_gradient(total, x, rows, ctx.precision)
+    if not needed[2]:
+        grad_bias = None
+    grad_residual = grad if needed[4] else None
+    return grad_x, grad_weight, grad_bias, grad_scale, grad_residual
+
+
+def _slopes(
+    ctx: Any, grad: Tensor | None, grad_z: Tensor | None, with_scale: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of z and, if wanted, of the scale."""
+    _, _, scale, rows, z = ctx.saved_tensors
+    if grad is None or (ctx.activation == "none" and scale is None):
+        return grad_z if grad is None else grad if grad_z is None else grad + grad_z, None
+    if scale is None or scale.shape[1] == 1:
+        per_row = None if scale is None else scale[:, 0]
+        total, grad_scale = activation_slopes(
+            grad, z, per_row, grad_z, rows, ctx.activation, with_scale
+        )
+        return total, grad_scale[:, None] if with_scale else None
+    total, _ = activation_slopes(grad * scale, z, None, grad_z, rows, ctx.activation, False)
+    return total, grad * reference.activate(z, ctx.activation)
+
+
+@operator("linear", outputs=_empty_outputs, differentiate=_gradients, saves=_save)
 def _linear(
     x: Tensor,
     weight: Tensor,
@@ -248,28 +294,37 @@ def _linear(
     return y, z
 
 
-def _empty_outputs(x: Tensor, weight: Tensor, keep_z: bool) -> tuple[Tensor, Tensor]:
-    n_rows, n_out = len(x), len(weight)
-    return x.new_empty(n_rows, n_out), x.new_empty(n_rows if keep_z else 0, n_out)
+def _gradients_of_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, rows, precision = saved_inputs(ctx)
+    needed = needed_gradients(ctx)
+    grad_a = _product(grad, b.T, rows, precision) if needed[0] else None
+    grad_b = _weight_gradient(a, grad, rows, precision)[0] if needed[1] else None
+    return grad_a, grad_b
 
 
-@_linear.register_fake
-def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(x, weight, others[-1])
-
-
-@torch.library.custom_op("mlff_triton::linear_backward_product", mutates_args=())
+@operator(
+    "linear_backward_product",
+    outputs=lambda a, b, *_: a.new_empty(len(a), b.shape[1]),
+    differentiate=_gradients_of_product,
+)
 def _product(a: Tensor, b: Tensor, rows: Tensor | None, precision: str) -> Tensor:
     return _launch_product(a, b, precision, rows)
 
 
-@_product.register_fake
-def _(a: Tensor, b: Tensor, rows: Tensor | None, precision: str) -> Tensor:
-    del rows, precision
-    return a.new_empty(len(a), b.shape[1])
+def _gradients_of_weight_gradient(
+    ctx: Any, grad_weight: Tensor, grad_bias: Tensor
+) -> tuple[Tensor | None, ...]:
+    t, x, rows, precision = saved_inputs(ctx)
+    grad_t = _product(x, grad_weight.T, rows, precision) + grad_bias
+    grad_x = _product(t, grad_weight, rows, precision)
+    return _first_rows(grad_t, rows), grad_x
 
 
-@torch.library.custom_op("mlff_triton::linear_backward_weight", mutates_args=())
+@operator(
+    "linear_backward_weight",
+    outputs=lambda t, x, *_: (t.new_empty(t.shape[1], x.shape[1]), t.new_empty(t.shape[1])),
+    differentiate=_gradients_of_weight_gradient,
+)
 def _weight_gradient(
     t: Tensor, x: Tensor, rows: Tensor | None, precision: str
 ) -> tuple[Tensor, Tensor]:
@@ -281,98 +336,11 @@ def _weight_gradient(
     return _launch_product(t.T, x, precision), t.sum(0)
 
 
-@_weight_gradient.register_fake
-def _(t: Tensor, x: Tensor, rows: Tensor | None, precision: str) -> tuple[Tensor, Tensor]:
-    del rows, precision
-    return t.new_empty(t.shape[1], x.shape[1]), t.new_empty(t.shape[1])
-
-
 def _first_rows(x: Tensor, rows: Tensor | None) -> Tensor:
     """Set all but the first rows to zero, if their number is given."""
     if rows is None:
         return x
     return x.where((torch.arange(len(x), device=x.device) < rows)[:, None], 0)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, scale, _, rows, ctx.activation, ctx.precision, _ = inputs
-    ctx.save_for_backward(x, weight, scale, rows, output[1])
-    ctx.set_materialize_grads(False)
-    remember_tensors(ctx, inputs)
-
-
-def _differentiate(
-    ctx: Any, grad: Tensor | None, grad_z: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Return gradients of the inputs from those of y and, in second derivatives, of z."""
-    x, weight, _, rows, _ = ctx.saved_tensors
-    needed = needed_gradients(ctx)
-    total, grad_scale = _slopes(ctx, grad, grad_z, needed[3])
-    if total is None:
-        return (None,) * 9
-    grad_x = grad_weight = grad_bias = None
-    if needed[0]:
-        grad_x = _product(total, weight, rows, ctx.precision)
-    if needed[1] or needed[2]:
-        grad_weight, grad_bias = _weight_gradient(total, x, rows, ctx.precision)
-    if not needed[2]:
-        grad_bias = None
-    grad_residual = grad if needed[4] else None
-    return grad_x, grad_weight, grad_bias, grad_scale, grad_residual, None, None, None, None
-
-
-def _slopes(
-    ctx: Any, grad: Tensor | None, grad_z: Tensor | None, with_scale: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of z and, if wanted, of the scale."""
-    _, _, scale, rows, z = ctx.saved_tensors
-    if grad is None or (ctx.activation == "none" and scale is None):
-        return grad_z if grad is None else grad if grad_z is None else grad + grad_z, None
-    if scale is None or scale.shape[1] == 1:
-        per_row = None if scale is None else scale[:, 0]
-        total, grad_scale = activation_slopes(
-            grad, z, per_row, grad_z, rows, ctx.activation, with_scale
-        )
-        return total, grad_scale[:, None] if with_scale else None
-    total, _ = activation_slopes(grad * scale, z, None, grad_z, rows, ctx.activation, False)
-    return total, grad * reference.activate(z, ctx.activation)
-
-
-def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    a, b, rows, ctx.precision = inputs
-    ctx.save_for_backward(a, b, rows)
-    remember_tensors(ctx, inputs)
-
-
-def _differentiate_product(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, rows = ctx.saved_tensors
-    needed = needed_gradients(ctx)
-    grad_a = _product(grad, b.T, rows, ctx.precision) if needed[0] else None
-    grad_b = _weight_gradient(a, grad, rows, ctx.precision)[0] if needed[1] else None
-    return grad_a, grad_b, None, None
-
-
-def _save_weight_gradient(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    t, x, rows, ctx.precision = inputs
-    ctx.save_for_backward(t, x, rows)
-
-
-def _differentiate_weight_gradient(
-    ctx: Any, grad_weight: Tensor, grad_bias: Tensor
-) -> tuple[Tensor | None, ...]:
-    t, x, rows = ctx.saved_tensors
-    grad_t = _product(x, grad_weight.T, rows, ctx.precision) + grad_bias
-    grad_x = _product(t, grad_weight, rows, ctx.precision)
-    return _first_rows(grad_t, rows), grad_x, None, None
-
-
-_linear.register_autograd(_differentiate, setup_context=_save)
-_product.register_autograd(_differentiate_product, setup_context=_save_product)
-_weight_gradient.register_autograd(
-    _differentiate_weight_gradient, setup_context=_save_weight_gradient
-)
 
 
 def linear(

@@ -26,6 +26,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.blocks import channel_block
 from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
 from mlff_triton.kernels.common.irreps import add, load_parts, load_tensor, store_tensor
+from mlff_triton.kernels.common.operators import operator, saved_inputs
 
 
 @triton.jit
@@ -156,9 +157,31 @@ def _with_dense_layout(x: Tensor) -> Tensor:
     return x if x.movedim(1, 0).is_contiguous() else x.contiguous()
 
 
-def _launch_sum(
-    y: Tensor, factors: Tensor, graph: tuple[Tensor, Tensor, Tensor], transposed: bool
+def _gradients_of_sums(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    y, factors, *graph, transposed = saved_inputs(ctx)
+    grad_y = grad_factors = None
+    if ctx.needs_input_grad[0]:
+        grad_y = _message_passing(grad, factors, *graph, not transposed)
+    if ctx.needs_input_grad[1]:
+        ends = (y, grad) if transposed else (grad, y)
+        grad_factors = _edge_products(*ends, *graph, factors.shape[1])
+    return grad_y, grad_factors
+
+
+@operator(
+    "message_passing",
+    outputs=lambda y, *_: torch.empty_like(_with_dense_layout(y)),
+    differentiate=_gradients_of_sums,
+)
+def _message_passing(
+    y: Tensor,
+    factors: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
+    transposed: bool,
 ) -> Tensor:
+    """Sum over edges at their receivers or, if ``transposed``, at their senders: [9, N, F]."""
     y = _with_dense_layout(y)
     out = torch.empty_like(y)
     _, n_atoms, channels = y.shape
@@ -168,7 +191,9 @@ def _launch_sum(
             _message_passing_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
                 y,
                 factors.contiguous(),
-                *graph,
+                row_ptr,
+                senders,
+                reverse,
                 out,
                 y.stride(0),
                 y.stride(1),
@@ -181,10 +206,34 @@ def _launch_sum(
     return out
 
 
-def _launch_products(
-    grad: Tensor, y: Tensor, row_ptr: Tensor, senders: Tensor, n_factors: int
+def _gradients_of_products(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    at_receivers, at_senders, *graph, _ = saved_inputs(ctx)
+    grad_receivers = grad_senders = None
+    if ctx.needs_input_grad[0]:
+        grad_receivers = _message_passing(at_senders, grad, *graph, False)
+    if ctx.needs_input_grad[1]:
+        grad_senders = _message_passing(at_receivers, grad, *graph, True)
+    return grad_receivers, grad_senders
+
+
+@operator(
+    "message_passing_backward_factors",
+    outputs=lambda receivers, y, row_ptr, senders, reverse, n_factors: y.new_empty(  # noqa: ARG005
+        len(senders), n_factors, y.shape[2]
+    ),
+    differentiate=_gradients_of_products,
+)
+def _edge_products(
+    at_receivers: Tensor,
+    at_senders: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
+    n_factors: int,
 ) -> Tensor:
-    grad, y = _with_dense_layout(grad), _with_dense_layout(y)
+    """Multiply the tensors at both ends of each edge: [E, n_factors, F]."""
+    del reverse  # needed by the derivatives only
+    grad, y = _with_dense_layout(at_receivers), _with_dense_layout(at_senders)
     _, n_atoms, channels = y.shape
     out = y.new_zeros(len(senders), n_factors, channels)  # of edges that belong to no atom
     if out.numel() and y.numel():
@@ -206,82 +255,6 @@ def _launch_products(
                 num_warps=1,
             )
     return out
-
-
-@torch.library.custom_op("mlff_triton::message_passing", mutates_args=())
-def _message_passing(
-    y: Tensor,
-    factors: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    reverse: Tensor,
-    transposed: bool,
-) -> Tensor:
-    """Sum over edges at their receivers or, if ``transposed``, at their senders: [9, N, F]."""
-    return _launch_sum(y, factors, (row_ptr, senders, reverse), transposed)
-
-
-@_message_passing.register_fake
-def _(y: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(_with_dense_layout(y))
-
-
-@torch.library.custom_op("mlff_triton::message_passing_backward_factors", mutates_args=())
-def _edge_products(
-    at_receivers: Tensor,
-    at_senders: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    reverse: Tensor,
-    n_factors: int,
-) -> Tensor:
-    """Multiply the tensors at both ends of each edge: [E, n_factors, F]."""
-    del reverse  # needed by the derivatives only
-    return _launch_products(at_receivers, at_senders, row_ptr, senders, n_factors)
-
-
-@_edge_products.register_fake
-def _(
-    at_receivers: Tensor,
-    at_senders: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    reverse: Tensor,
-    n_factors: int,
-) -> Tensor:
-    del at_receivers, row_ptr, reverse
-    return at_senders.new_empty(len(senders), n_factors, at_senders.shape[2])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    *tensors, ctx.option = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    y, factors, *graph = ctx.saved_tensors
-    grad_y = grad_factors = None
-    if ctx.needs_input_grad[0]:
-        grad_y = _message_passing(grad, factors, *graph, not ctx.option)
-    if ctx.needs_input_grad[1]:
-        ends = (y, grad) if ctx.option else (grad, y)
-        grad_factors = _edge_products(*ends, *graph, factors.shape[1])
-    return grad_y, grad_factors, None, None, None, None
-
-
-def _differentiate_products(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    at_receivers, at_senders, *graph = ctx.saved_tensors
-    grad_receivers = grad_senders = None
-    if ctx.needs_input_grad[0]:
-        grad_receivers = _message_passing(at_senders, grad, *graph, False)
-    if ctx.needs_input_grad[1]:
-        grad_senders = _message_passing(at_receivers, grad, *graph, True)
-    return grad_receivers, grad_senders, None, None, None, None
-
-
-_message_passing.register_autograd(_differentiate_sum, setup_context=_save)
-_edge_products.register_autograd(_differentiate_products, setup_context=_save)
 
 
 def message_passing(

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats
-from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     add,
     block_size,
@@ -39,6 +38,7 @@ from mlff_triton.kernels.common.irreps import (
     store_nine,
     times,
 )
+from mlff_triton.kernels.common.operators import operator
 
 
 @triton.jit
@@ -109,38 +109,21 @@ def _launch(kernel: Any, inputs: tuple[Tensor, ...], n_outputs: int) -> tuple[Te
     return outputs
 
 
-@torch.library.custom_op("mlff_triton::normalized_tensors", mutates_args=())
-def _normalized_tensors(x: Tensor) -> Tensor:
-    return _launch(_normalized_tensors_fwd_kernel, (x,), 1)[0]
-
-
-@torch.library.custom_op("mlff_triton::normalized_tensors_backward", mutates_args=())
-def _normalized_tensors_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return _launch(_normalized_tensors_bwd_kernel, (grad, x), 1)[0]
-
-
-@torch.library.custom_op("mlff_triton::normalized_tensors_backward_twice", mutates_args=())
+@operator("normalized_tensors_backward_twice", outputs=("grad", "x"))
 def _normalized_tensors_backward_twice(
     change: Tensor, grad: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
     return _launch(_normalized_tensors_bwd_bwd_kernel, (change, grad, x), 2)  # type: ignore[return-value]
 
 
-_normalized_tensors.register_fake(lambda x: x.new_empty(x.shape))
-_normalized_tensors_backward.register_fake(lambda grad, x: x.new_empty(x.shape))  # noqa: ARG005
-_normalized_tensors_backward_twice.register_fake(
-    lambda change, grad, x: (x.new_empty(x.shape), x.new_empty(x.shape))  # noqa: ARG005
-)
+@operator("normalized_tensors_backward", outputs="x", gradients=_normalized_tensors_backward_twice)
+def _normalized_tensors_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return _launch(_normalized_tensors_bwd_kernel, (grad, x), 1)[0]
 
 
-_normalized_tensors.register_autograd(
-    lambda ctx, grad: _normalized_tensors_backward(grad, *ctx.saved_tensors),
-    setup_context=save_inputs,
-)
-_normalized_tensors_backward.register_autograd(
-    lambda ctx, change: _normalized_tensors_backward_twice(change, *ctx.saved_tensors),
-    setup_context=save_inputs,
-)
+@operator("normalized_tensors", outputs="x", gradients=_normalized_tensors_backward)
+def _normalized_tensors(x: Tensor) -> Tensor:
+    return _launch(_normalized_tensors_fwd_kernel, (x,), 1)[0]
 
 
 def normalized_tensors(x: Tensor) -> Tensor:

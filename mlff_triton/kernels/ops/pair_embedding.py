@@ -24,8 +24,8 @@ from mlff_triton.kernels.common.checks import (
     check_integers,
     check_shape,
 )
-from mlff_triton.kernels.common.derivatives import needed_gradients, remember_tensors
 from mlff_triton.kernels.common.irreps import add, load_parts, scale_harmonics, store_tensor
+from mlff_triton.kernels.common.operators import needed_gradients, operator, saved_inputs
 from mlff_triton.kernels.ops.pair_embedding_backward import launch_backward, load_vector, scale_all
 
 
@@ -69,65 +69,32 @@ def _pair_embedding_fwd_kernel(
     store_tensor(out_ptr + atom * channels + channel, stride, total, mask)
 
 
-def _launch(inputs: tuple[Tensor, ...], graph: tuple[Tensor, ...]) -> Tensor:
-    directions, factors, at_receivers, at_senders = (t.contiguous() for t in inputs)
-    row_ptr, senders, pairs, _ = graph
-    n_atoms, channels = at_receivers.shape
-    out = directions.new_empty(9, n_atoms, channels)
-    if out.numel():
-        block = channel_block(out)
-        with torch.cuda.device_of(out):
-            _pair_embedding_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
-                directions,
-                factors,
-                at_receivers,
-                at_senders,
-                row_ptr,
-                senders,
-                pairs,
-                out,
-                n_atoms,
-                channels,
-                BLOCK=block,
-                num_warps=1,
-            )
-    return out
+def _empty_gradients(directions: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """Return tensors like the inputs, except that directions may be empty."""
+    *tensors, with_directions = others
+    n_edges = len(directions) if with_directions else 0
+    return directions.new_empty(n_edges, 3), *(t.new_empty(t.shape) for t in tensors)
 
 
-@torch.library.custom_op("mlff_triton::pair_embedding", mutates_args=())
-def _pair_embedding(
-    directions: Tensor,
-    factors: Tensor,
-    at_receivers: Tensor,
-    at_senders: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    pairs: Tensor,
-    reverse: Tensor,
-) -> Tensor:
-    inputs = directions, factors, at_receivers, at_senders
-    return _launch(inputs, (row_ptr, senders, pairs, reverse))
+def _empty_second_gradients(*inputs: Any) -> tuple[Tensor, ...]:
+    grad = inputs[4]
+    return grad.new_empty(grad.shape), *_empty_gradients(*inputs[5:9], inputs[-1])
 
 
-@torch.library.custom_op("mlff_triton::pair_embedding_backward", mutates_args=())
-def _pair_embedding_backward(
-    grad: Tensor,
-    directions: Tensor,
-    factors: Tensor,
-    at_receivers: Tensor,
-    at_senders: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    pairs: Tensor,
-    reverse: Tensor,
-    with_directions: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    inputs = directions, factors, at_receivers, at_senders
-    graph = row_ptr, senders, pairs, reverse
-    return launch_backward(grad, inputs, graph, with_directions=with_directions)  # type: ignore[return-value]
+def _second_gradients(
+    ctx: Any, change_directions: Tensor, *changes: Tensor
+) -> tuple[Tensor | None, ...]:
+    *saved, has_directions = saved_inputs(ctx)
+    if not has_directions:
+        change_directions = torch.zeros_like(saved[1])
+    with_directions = needed_gradients(ctx)[1]
+    change, of_directions, *found = _pair_embedding_backward_twice(
+        change_directions, *changes, *saved, with_directions
+    )
+    return change, of_directions if with_directions else None, *found
 
 
-@torch.library.custom_op("mlff_triton::pair_embedding_backward_twice", mutates_args=())
+@operator("pair_embedding_backward_twice", outputs=_empty_second_gradients)
 def _pair_embedding_backward_twice(
     change_directions: Tensor,
     change_factors: Tensor,
@@ -150,65 +117,72 @@ def _pair_embedding_backward_twice(
     return launch_backward(grad, inputs, graph, changes, with_directions=with_directions)  # type: ignore[return-value]
 
 
-@_pair_embedding.register_fake
-def _(directions: Tensor, factors: Tensor, at_receivers: Tensor, *_: Any) -> Tensor:
-    del factors
-    return directions.new_empty(9, *at_receivers.shape)
+@operator(
+    "pair_embedding_backward",
+    outputs=lambda grad, *inputs: _empty_gradients(*inputs[:4], inputs[-1]),  # noqa: ARG005
+    differentiate=_second_gradients,
+)
+def _pair_embedding_backward(
+    grad: Tensor,
+    directions: Tensor,
+    factors: Tensor,
+    at_receivers: Tensor,
+    at_senders: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    pairs: Tensor,
+    reverse: Tensor,
+    with_directions: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inputs = directions, factors, at_receivers, at_senders
+    graph = row_ptr, senders, pairs, reverse
+    return launch_backward(grad, inputs, graph, with_directions=with_directions)  # type: ignore[return-value]
 
 
-@_pair_embedding_backward.register_fake
-def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    del grad
-    return _empty_gradients(*others[:4], others[-1])
-
-
-@_pair_embedding_backward_twice.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
-    grad = inputs[4]
-    return grad.new_empty(grad.shape), *_empty_gradients(*inputs[5:9], inputs[-1])
-
-
-def _empty_gradients(directions: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    """Return tensors like the inputs, except that directions may be empty."""
-    *tensors, with_directions = others
-    n_edges = len(directions) if with_directions else 0
-    return directions.new_empty(n_edges, 3), *(t.new_empty(t.shape) for t in tensors)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-    remember_tensors(ctx, inputs)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     with_directions = needed_gradients(ctx)[0]
-    found = _pair_embedding_backward(grad, *ctx.saved_tensors, with_directions)
-    return found[0] if with_directions else None, *found[1:], *(None,) * 4
+    of_directions, *found = _pair_embedding_backward(grad, *saved_inputs(ctx), with_directions)
+    return of_directions if with_directions else None, *found
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs[:-1])
-    ctx.has_directions = inputs[-1]
-    remember_tensors(ctx, inputs)
-
-
-def _differentiate_backward(
-    ctx: Any, change_directions: Tensor, *changes: Tensor
-) -> tuple[Tensor | None, ...]:
-    directions = ctx.saved_tensors[1]
-    if not ctx.has_directions:
-        change_directions = torch.zeros_like(directions)
-    with_directions = needed_gradients(ctx)[1]
-    change, of_directions, *found = _pair_embedding_backward_twice(
-        change_directions, *changes, *ctx.saved_tensors, with_directions
-    )
-    return change, of_directions if with_directions else None, *found, *(None,) * 5
-
-
-_pair_embedding.register_autograd(_differentiate, setup_context=_save)
-_pair_embedding_backward.register_autograd(_differentiate_backward, setup_context=_save_backward)
+@operator(
+    "pair_embedding",
+    outputs=lambda directions, factors, at_receivers, *_: directions.new_empty(  # noqa: ARG005
+        9, *at_receivers.shape
+    ),
+    differentiate=_gradients,
+)
+def _pair_embedding(
+    directions: Tensor,
+    factors: Tensor,
+    at_receivers: Tensor,
+    at_senders: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    pairs: Tensor,
+    reverse: Tensor,
+) -> Tensor:
+    del reverse  # needed by the derivatives only
+    n_atoms, channels = at_receivers.shape
+    out = directions.new_empty(9, n_atoms, channels)
+    if out.numel():
+        block = channel_block(out)
+        with torch.cuda.device_of(out):
+            _pair_embedding_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
+                directions.contiguous(),
+                factors.contiguous(),
+                at_receivers.contiguous(),
+                at_senders.contiguous(),
+                row_ptr,
+                senders,
+                pairs,
+                out,
+                n_atoms,
+                channels,
+                BLOCK=block,
+                num_warps=1,
+            )
+    return out
 
 
 def pair_embedding(

@@ -41,6 +41,7 @@ from mlff_triton.kernels.common.irreps import (
     store_parts,
     store_tensor,
 )
+from mlff_triton.kernels.common.operators import operator, saved_inputs
 
 
 @triton.jit
@@ -122,7 +123,20 @@ def _pair_messages_bwd_factors_kernel(
     )
 
 
-def _launch_sum(y: Tensor, factors: Tensor, *graph: Tensor) -> Tensor:
+def _gradients_of_sums(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    y, factors, *graph = saved_inputs(ctx)
+    grad_y = _pair_messages(grad, factors, *graph) if ctx.needs_input_grad[0] else None
+    grad_factors = None
+    if ctx.needs_input_grad[1]:
+        grad_factors = _pair_products(grad, y, *graph, len(factors))
+    return grad_y, grad_factors
+
+
+@operator("pair_messages", outputs="y", differentiate=_gradients_of_sums)
+def _pair_messages(
+    y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, pairs: Tensor
+) -> Tensor:
+    """Sum over the edges that each atom receives: [9, N, F]."""
     out = y.new_empty(y.shape)
     _, n_atoms, channels = y.shape
     if out.numel():
@@ -131,7 +145,9 @@ def _launch_sum(y: Tensor, factors: Tensor, *graph: Tensor) -> Tensor:
             _pair_messages_fwd_kernel[(n_atoms, triton.cdiv(channels, block))](
                 y.contiguous(),
                 factors.contiguous(),
-                *graph,
+                row_ptr,
+                senders,
+                pairs,
                 out,
                 n_atoms,
                 channels,
@@ -141,7 +157,22 @@ def _launch_sum(y: Tensor, factors: Tensor, *graph: Tensor) -> Tensor:
     return out
 
 
-def _launch_products(grad: Tensor, y: Tensor, n_pairs: int, *graph: Tensor) -> Tensor:
+def _gradients_of_products(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, *graph, _ = saved_inputs(ctx)
+    grad_x = _pair_messages(y, grad, *graph) if ctx.needs_input_grad[0] else None
+    grad_y = _pair_messages(x, grad, *graph) if ctx.needs_input_grad[1] else None
+    return grad_x, grad_y
+
+
+@operator(
+    "pair_messages_backward_factors",
+    outputs=lambda x, y, row_ptr, senders, pairs, n_pairs: y.new_empty(n_pairs, 3, y.shape[2]),  # noqa: ARG005
+    differentiate=_gradients_of_products,
+)
+def _pair_products(
+    x: Tensor, y: Tensor, row_ptr: Tensor, senders: Tensor, pairs: Tensor, n_pairs: int
+) -> Tensor:
+    """Multiply the tensors of both atoms of each pair: [P, 3, F]; zeros for pairs without atoms."""
     _, n_atoms, channels = y.shape
     out = y.new_zeros(n_pairs, 3, channels)
     if y.numel() and n_pairs:
@@ -149,9 +180,11 @@ def _launch_products(grad: Tensor, y: Tensor, n_pairs: int, *graph: Tensor) -> T
         block = channel_block(y)
         with torch.cuda.device_of(y):
             _pair_messages_bwd_factors_kernel[(n_atoms, triton.cdiv(channels, block))](
-                grad.contiguous(),
+                x.contiguous(),
                 y.contiguous(),
-                *graph,
+                row_ptr,
+                senders,
+                pairs,
                 out,
                 own,
                 n_atoms,
@@ -161,60 +194,6 @@ def _launch_products(grad: Tensor, y: Tensor, n_pairs: int, *graph: Tensor) -> T
             )
         torch.sum(own, 0, out=out[0])
     return out
-
-
-@torch.library.custom_op("mlff_triton::pair_messages", mutates_args=())
-def _pair_messages(
-    y: Tensor, factors: Tensor, row_ptr: Tensor, senders: Tensor, pairs: Tensor
-) -> Tensor:
-    """Sum over the edges that each atom receives: [9, N, F]."""
-    return _launch_sum(y, factors, row_ptr, senders, pairs)
-
-
-@_pair_messages.register_fake
-def _(y: Tensor, *_: Any) -> Tensor:
-    return y.new_empty(y.shape)
-
-
-@torch.library.custom_op("mlff_triton::pair_messages_backward_factors", mutates_args=())
-def _pair_products(
-    x: Tensor, y: Tensor, row_ptr: Tensor, senders: Tensor, pairs: Tensor, n_pairs: int
-) -> Tensor:
-    """Multiply the tensors of both atoms of each pair: [P, 3, F]; zeros for pairs without atoms."""
-    return _launch_products(x, y, n_pairs, row_ptr, senders, pairs)
-
-
-@_pair_products.register_fake
-def _(
-    x: Tensor, y: Tensor, row_ptr: Tensor, senders: Tensor, pairs: Tensor, n_pairs: int
-) -> Tensor:
-    del x, row_ptr, senders, pairs
-    return y.new_empty(n_pairs, 3, y.shape[2])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(*inputs[:5])
-
-
-def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    y, factors, *graph = ctx.saved_tensors
-    grad_y = _pair_messages(grad, factors, *graph) if ctx.needs_input_grad[0] else None
-    grad_factors = None
-    if ctx.needs_input_grad[1]:
-        grad_factors = _pair_products(grad, y, *graph, len(factors))
-    return grad_y, grad_factors, None, None, None
-
-
-def _differentiate_products(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, *graph = ctx.saved_tensors
-    grad_x = _pair_messages(y, grad, *graph) if ctx.needs_input_grad[0] else None
-    grad_y = _pair_messages(x, grad, *graph) if ctx.needs_input_grad[1] else None
-    return grad_x, grad_y, None, None, None, None
-
-
-_pair_messages.register_autograd(_differentiate_sum, setup_context=_save)
-_pair_products.register_autograd(_differentiate_products, setup_context=_save)
 
 
 def pair_messages(

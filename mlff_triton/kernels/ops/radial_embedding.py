@@ -11,11 +11,10 @@ reference. Tables are constants here. To train them, compute factors with `linea
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference, save_inputs
+from mlff_triton.kernels.common.operators import by_reference, operator
 from mlff_triton.kernels.ops.radial_arguments import (
     check_channels,
     check_constants,
@@ -36,29 +35,32 @@ def _edges_of(vectors: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges
     return edges.to(vectors.dtype)
 
 
-@torch.library.custom_op("mlff_triton::radial_embedding", mutates_args=())
-def _radial_embedding(
+def _reference(
     vectors: Tensor,
     species: Tensor,
     receiver: Tensor,
     sender: Tensor,
     table: Tensor,
     own: Tensor,
-    positions: Tensor,
-    intervals: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    reverse: Tensor,
+    *rest: Tensor,
 ) -> Tensor:
-    if not len(species):
-        return receiver.new_empty(9, 0, receiver.shape[1])
-    receiver, sender, table, own = (t.contiguous() for t in (receiver, sender, table, own))
-    edges = _edges_of(vectors, Knots(positions, intervals), (row_ptr, senders, reverse))
-    species = species.int()
-    return tensor_embedding(species, receiver, sender, table, own, edges)[0]
+    return reference.radial_embedding(
+        vectors,
+        species,
+        receiver.detach(),
+        sender.detach(),
+        table.detach(),
+        own.detach(),
+        constant_knots(*rest[:2]),
+        *rest[2:],
+    )
 
 
-@torch.library.custom_op("mlff_triton::radial_embedding_backward", mutates_args=())
+@operator(
+    "radial_embedding_backward",
+    outputs="vectors",
+    differentiate=by_reference(_reference, wrt=(0,)),
+)
 def _radial_embedding_backward(
     grad: Tensor,
     vectors: Tensor,
@@ -85,42 +87,32 @@ def _radial_embedding_backward(
     return grad_vectors.T.contiguous()
 
 
-_radial_embedding.register_fake(
-    lambda vectors, species, receiver, *_: vectors.new_empty(9, len(species), receiver.shape[1])
+@operator(
+    "radial_embedding",
+    outputs=lambda vectors, species, receiver, *_: vectors.new_empty(
+        9, len(species), receiver.shape[1]
+    ),
+    gradients=_radial_embedding_backward,
 )
-_radial_embedding_backward.register_fake(
-    lambda grad, vectors, *_: vectors.new_empty(vectors.shape)  # noqa: ARG005
-)
-
-
-_radial_embedding.register_autograd(
-    lambda ctx, grad: (_radial_embedding_backward(grad, *ctx.saved_tensors), *[None] * 10),
-    setup_context=save_inputs,
-)
-
-
-def _reference(
+def _radial_embedding(
     vectors: Tensor,
     species: Tensor,
     receiver: Tensor,
     sender: Tensor,
     table: Tensor,
     own: Tensor,
-    *rest: Tensor,
+    positions: Tensor,
+    intervals: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
 ) -> Tensor:
-    return reference.radial_embedding(
-        vectors,
-        species,
-        receiver.detach(),
-        sender.detach(),
-        table.detach(),
-        own.detach(),
-        constant_knots(*rest[:2]),
-        *rest[2:],
-    )
-
-
-differentiate_by_reference(_radial_embedding_backward, _reference, wrt=(0,))
+    if not len(species):
+        return receiver.new_empty(9, 0, receiver.shape[1])
+    receiver, sender, table, own = (t.contiguous() for t in (receiver, sender, table, own))
+    edges = _edges_of(vectors, Knots(positions, intervals), (row_ptr, senders, reverse))
+    species = species.int()
+    return tensor_embedding(species, receiver, sender, table, own, edges)[0]
 
 
 def radial_embedding(

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference, save_inputs
+from mlff_triton.kernels.common.operators import by_reference, operator
 from mlff_triton.kernels.common.radial import look_up, look_up_with_slope
 from mlff_triton.kernels.ops.radial_arguments import check_constants, constant_knots, locate
 from mlff_triton.kernels.ops.reference import radial_factors as reference
@@ -97,27 +97,17 @@ def _block_of(channels: int) -> int:
     return min(channels & -channels, 128)
 
 
-def launch_radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:
-    """Launch the forward kernel; return factors [E, 3, F] for distances [E]."""
-    out = _empty_factors(distance, table)
-    n_edges, _, channels = out.shape
-    if out.numel():
-        block = _block_of(channels)
-        with torch.cuda.device_of(table):
-            _radial_factors_fwd_kernel[(triton.cdiv(n_edges, _EDGES), channels // block)](
-                *locate(distance, knots),
-                table.contiguous(),
-                out,
-                n_edges,
-                F=channels,
-                BLOCK_E=_EDGES,
-                BLOCK_F=block,
-            )
-    return out
+def _reference_factors(distance: Tensor, table: Tensor, *knots: Tensor) -> Tensor:
+    return reference.radial_factors(distance, table.detach(), constant_knots(*knots))
 
 
-def launch_radial_factors_backward(
-    grad: Tensor, distance: Tensor, table: Tensor, knots: Knots
+@operator(
+    "radial_factors_backward",
+    outputs="distance",
+    differentiate=by_reference(_reference_factors, wrt=(0,)),
+)
+def _radial_factors_backward(
+    grad: Tensor, distance: Tensor, table: Tensor, positions: Tensor, intervals: Tensor
 ) -> Tensor:
     """Return the gradients of the distances [E] from those of the factors."""
     out = distance.new_empty(distance.shape)
@@ -127,7 +117,7 @@ def launch_radial_factors_backward(
     with torch.cuda.device_of(table):
         _radial_factors_bwd_kernel[(triton.cdiv(len(out), _EDGES),)](
             grad.contiguous(),
-            *locate(distance, knots),
+            *locate(distance, Knots(positions, intervals)),
             table.contiguous(),
             out,
             len(out),
@@ -138,41 +128,30 @@ def launch_radial_factors_backward(
     return out
 
 
-@torch.library.custom_op("mlff_triton::radial_factors", mutates_args=())
-def _radial_factors(
-    distance: Tensor, table: Tensor, positions: Tensor, intervals: Tensor
-) -> Tensor:
-    return launch_radial_factors(distance, table, Knots(positions, intervals))
-
-
-@torch.library.custom_op("mlff_triton::radial_factors_backward", mutates_args=())
-def _radial_factors_backward(
-    grad: Tensor, distance: Tensor, table: Tensor, positions: Tensor, intervals: Tensor
-) -> Tensor:
-    return launch_radial_factors_backward(grad, distance, table, Knots(positions, intervals))
-
-
 def _empty_factors(distance: Tensor, table: Tensor, *_: object) -> Tensor:
     return table.new_empty(len(distance), 3, table.shape[3])
 
 
-_radial_factors.register_fake(_empty_factors)
-_radial_factors_backward.register_fake(
-    lambda grad, distance, *_: distance.new_empty(distance.shape)  # noqa: ARG005
-)
-
-
-_radial_factors.register_autograd(
-    lambda ctx, grad: (_radial_factors_backward(grad, *ctx.saved_tensors), *[None] * 3),
-    setup_context=save_inputs,
-)
-
-
-def _reference_factors(distance: Tensor, table: Tensor, *knots: Tensor) -> Tensor:
-    return reference.radial_factors(distance, table.detach(), constant_knots(*knots))
-
-
-differentiate_by_reference(_radial_factors_backward, _reference_factors, wrt=(0,))
+@operator("radial_factors", outputs=_empty_factors, gradients=_radial_factors_backward)
+def _radial_factors(
+    distance: Tensor, table: Tensor, positions: Tensor, intervals: Tensor
+) -> Tensor:
+    """Return factors [E, 3, F] for distances [E]."""
+    out = _empty_factors(distance, table)
+    n_edges, _, channels = out.shape
+    if out.numel():
+        block = _block_of(channels)
+        with torch.cuda.device_of(table):
+            _radial_factors_fwd_kernel[(triton.cdiv(n_edges, _EDGES), channels // block)](
+                *locate(distance, Knots(positions, intervals)),
+                table.contiguous(),
+                out,
+                n_edges,
+                F=channels,
+                BLOCK_E=_EDGES,
+                BLOCK_F=block,
+            )
+    return out
 
 
 def radial_factors(distance: Tensor, table: Tensor, knots: Knots) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats, check_graph, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference, save_inputs
+from mlff_triton.kernels.common.operators import by_reference, operator
 from mlff_triton.kernels.ops.radial_arguments import (
     check_channels,
     check_constants,
@@ -44,27 +44,18 @@ def _edges_of(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edge
     )
 
 
-@torch.library.custom_op("mlff_triton::radial_message_passing", mutates_args=())
-def _radial_message_passing(
-    y: Tensor,
-    distance: Tensor,
-    table: Tensor,
-    own: Tensor,
-    positions: Tensor,
-    intervals: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    reverse: Tensor,
-) -> Tensor:
-    if not y.numel():
-        return y.new_empty(y.shape)
-    y, table, own = y.contiguous(), table.contiguous(), own.contiguous()
-    edges = _edges_of(distance, Knots(positions, intervals), (row_ptr, senders, reverse))
-    charge_factor = y  # not read: there is no product to scale
-    return message_product(y, table, own, edges, charge_factor, group="none")[0]
+def _reference(y: Tensor, distance: Tensor, table: Tensor, own: Tensor, *rest: Tensor) -> Tensor:
+    knots = constant_knots(*rest[:2])
+    return reference.radial_message_passing(
+        y, distance, table.detach(), own.detach(), knots, *rest[2:]
+    )
 
 
-@torch.library.custom_op("mlff_triton::radial_message_passing_backward", mutates_args=())
+@operator(
+    "radial_message_passing_backward",
+    outputs=("y", "distance"),
+    differentiate=by_reference(_reference, wrt=(0, 1)),
+)
 def _radial_message_passing_backward(
     grad: Tensor,
     y: Tensor,
@@ -88,26 +79,24 @@ def _radial_message_passing_backward(
     return grad_y, slope[reverse]  # the kernel writes them for the opposite edges
 
 
-_radial_message_passing.register_fake(lambda y, *_: y.new_empty(y.shape))
-_radial_message_passing_backward.register_fake(
-    lambda grad, y, distance, *_: (y.new_empty(y.shape), distance.new_empty(distance.shape))  # noqa: ARG005
-)
-
-
-_radial_message_passing.register_autograd(
-    lambda ctx, grad: (*_radial_message_passing_backward(grad, *ctx.saved_tensors), *[None] * 7),
-    setup_context=save_inputs,
-)
-
-
-def _reference(y: Tensor, distance: Tensor, table: Tensor, own: Tensor, *rest: Tensor) -> Tensor:
-    knots = constant_knots(*rest[:2])
-    return reference.radial_message_passing(
-        y, distance, table.detach(), own.detach(), knots, *rest[2:]
-    )
-
-
-differentiate_by_reference(_radial_message_passing_backward, _reference, wrt=(0, 1))
+@operator("radial_message_passing", outputs="y", gradients=_radial_message_passing_backward)
+def _radial_message_passing(
+    y: Tensor,
+    distance: Tensor,
+    table: Tensor,
+    own: Tensor,
+    positions: Tensor,
+    intervals: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    reverse: Tensor,
+) -> Tensor:
+    if not y.numel():
+        return y.new_empty(y.shape)
+    y, table, own = y.contiguous(), table.contiguous(), own.contiguous()
+    edges = _edges_of(distance, Knots(positions, intervals), (row_ptr, senders, reverse))
+    charge_factor = y  # not read: there is no product to scale
+    return message_product(y, table, own, edges, charge_factor, group="none")[0]
 
 
 def radial_message_passing(

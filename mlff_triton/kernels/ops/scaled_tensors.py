@@ -24,7 +24,6 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.derivatives import save_inputs
 from mlff_triton.kernels.common.irreps import (
     add,
     block_size,
@@ -36,6 +35,7 @@ from mlff_triton.kernels.common.irreps import (
     store_nine,
     store_parts,
 )
+from mlff_triton.kernels.common.operators import operator
 
 
 @triton.jit
@@ -125,21 +125,7 @@ def _launch(kernel: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
         )
 
 
-@torch.library.custom_op("mlff_triton::scaled_tensors", mutates_args=())
-def _scaled_tensors(x: Tensor, scales: Tensor) -> Tensor:
-    y = x.new_empty(x.shape)
-    _launch(_scaled_tensors_fwd_kernel, (x, scales), (y,))
-    return y
-
-
-@torch.library.custom_op("mlff_triton::scaled_tensors_backward", mutates_args=())
-def _scaled_tensors_backward(grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = x.new_empty(x.shape), scales.new_empty(scales.shape)
-    _launch(_scaled_tensors_bwd_kernel, (grad, x, scales), outputs)
-    return outputs
-
-
-@torch.library.custom_op("mlff_triton::scaled_tensors_backward_twice", mutates_args=())
+@operator("scaled_tensors_backward_twice", outputs=("grad", "x", "scales"))
 def _scaled_tensors_backward_twice(
     change: Tensor, change_scales: Tensor, grad: Tensor, x: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,24 +134,20 @@ def _scaled_tensors_backward_twice(
     return outputs
 
 
-_scaled_tensors.register_fake(lambda x, scales: x.new_empty(x.shape))  # noqa: ARG005
-_scaled_tensors_backward.register_fake(
-    lambda grad, x, scales: (x.new_empty(x.shape), scales.new_empty(scales.shape))  # noqa: ARG005
+@operator(
+    "scaled_tensors_backward", outputs=("x", "scales"), gradients=_scaled_tensors_backward_twice
 )
+def _scaled_tensors_backward(grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = x.new_empty(x.shape), scales.new_empty(scales.shape)
+    _launch(_scaled_tensors_bwd_kernel, (grad, x, scales), outputs)
+    return outputs
 
 
-@_scaled_tensors_backward_twice.register_fake
-def _(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in inputs[2:])
-
-
-_scaled_tensors.register_autograd(
-    lambda ctx, grad: _scaled_tensors_backward(grad, *ctx.saved_tensors), setup_context=save_inputs
-)
-_scaled_tensors_backward.register_autograd(
-    lambda ctx, *changes: _scaled_tensors_backward_twice(*changes, *ctx.saved_tensors),
-    setup_context=save_inputs,
-)
+@operator("scaled_tensors", outputs="x", gradients=_scaled_tensors_backward)
+def _scaled_tensors(x: Tensor, scales: Tensor) -> Tensor:
+    y = x.new_empty(x.shape)
+    _launch(_scaled_tensors_fwd_kernel, (x, scales), (y,))
+    return y
 
 
 def scaled_tensors(x: Tensor, scales: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_floats, check_pointers
+from mlff_triton.kernels.common.operators import operator
 
 _BLOCK = 1024  # elements per block of rows and channels
 _BLOCKS_PER_SPLIT = 8
@@ -113,7 +114,26 @@ def _launch(kernel: Any, n_segments: int, n_rows: int, channels: int) -> tuple[A
     return launch, n_splits
 
 
-def _launch_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, row_ptr = inputs[:2]
+    ctx.save_for_backward(row_ptr)
+    ctx.n_rows, ctx.dtype = len(x), x.dtype
+
+
+def _gradient(ctx: Any, grad: Tensor) -> Tensor:
+    spread: Tensor = _segment_spread(grad, *ctx.saved_tensors, ctx.n_rows, ctx.dtype)
+    return spread
+
+
+@operator(
+    "segment_sum",
+    outputs=lambda x, row_ptr, dtype: x.new_empty(len(row_ptr) - 1, x.shape[1], dtype=dtype),
+    differentiate=_gradient,
+    saves=_save,
+)
+def _segment_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum rows [M, F] to [B, F] in the given dtype."""
     n_segments = len(row_ptr) - 1
     n_rows, channels = x.shape
     if not n_rows or not channels or not n_segments:
@@ -124,56 +144,22 @@ def _launch_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
     return out.sum(1) if n_splits > 1 else out[:, 0]
 
 
-def _launch_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
+@operator(
+    "segment_sum_backward",
+    outputs=lambda grad, row_ptr, n_rows, dtype: grad.new_empty(  # noqa: ARG005
+        n_rows, grad.shape[1], dtype=dtype
+    ),
+    differentiate=lambda ctx, grad: _segment_sum(grad, *ctx.saved_tensors, ctx.dtype),
+    saves=_save,
+)
+def _segment_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
+    """Copy sums [B, F] to rows [M, F] in the given dtype."""
     n_segments, channels = grad.shape
     out = grad.new_empty(n_rows, channels, dtype=dtype)
     if out.numel() and n_segments:
         launch, _ = _launch(_segment_sum_bwd_kernel, n_segments, n_rows, channels)
         launch(grad.contiguous(), row_ptr, out)
     return out
-
-
-@torch.library.custom_op("mlff_triton::segment_sum", mutates_args=())
-def _segment_sum(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum rows [M, F] to [B, F] in the given dtype."""
-    return _launch_sum(x, row_ptr, dtype)
-
-
-@_segment_sum.register_fake
-def _(x: Tensor, row_ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(len(row_ptr) - 1, x.shape[1], dtype=dtype)
-
-
-@torch.library.custom_op("mlff_triton::segment_sum_backward", mutates_args=())
-def _segment_spread(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
-    """Copy sums [B, F] to rows [M, F] in the given dtype."""
-    return _launch_spread(grad, row_ptr, n_rows, dtype)
-
-
-@_segment_spread.register_fake
-def _(grad: Tensor, row_ptr: Tensor, n_rows: int, dtype: torch.dtype) -> Tensor:
-    del row_ptr
-    return grad.new_empty(n_rows, grad.shape[1], dtype=dtype)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
-    ctx.save_for_backward(inputs[1])
-    ctx.n_rows, ctx.dtype = len(inputs[0]), inputs[0].dtype
-
-
-def _differentiate_sum(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (row_ptr,) = ctx.saved_tensors
-    return _segment_spread(grad, row_ptr, ctx.n_rows, ctx.dtype), None, None
-
-
-def _differentiate_spread(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (row_ptr,) = ctx.saved_tensors
-    return _segment_sum(grad, row_ptr, ctx.dtype), None, None, None
-
-
-_segment_sum.register_autograd(_differentiate_sum, setup_context=_save)
-_segment_spread.register_autograd(_differentiate_spread, setup_context=_save)
 
 
 def segment_sum(x: Tensor, row_ptr: Tensor, accumulate: str | None = None) -> Tensor:

@@ -22,8 +22,6 @@ changes dY and dM of both tensors:
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -47,6 +45,7 @@ from mlff_triton.kernels.common.irreps import (
     times,
     transpose,
 )
+from mlff_triton.kernels.common.operators import operator
 
 GROUPS = ("O(3)", "SO(3)")
 
@@ -212,19 +211,26 @@ def _tensor_product_bwd_bwd_kernel(
     store_nine(grad_message_ptr, grad_m, index, mask, n_elements, channels, FULL)
 
 
-def launch_tensor_product(
-    y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
-) -> Tensor:
-    """Launch the forward kernel for two [9, N, F] or [N, 3, 3, F]; return one of that layout."""
-    y, message = y.contiguous(), message.contiguous()
-    out = torch.empty_like(y)
-    n_elements, block = y.numel() // 9, block_size(y)
+@operator("tensor_product_backward_twice", outputs=("grad", "y", "message"))
+def _tensor_product_backward_twice(
+    change_y: Tensor,
+    change_message: Tensor,
+    grad: Tensor,
+    y: Tensor,
+    message: Tensor,
+    charge_factor: Tensor | None,
+    group: str,
+    normalize: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of ``grad`` and both tensors from those of their gradients."""
+    inputs = [t.contiguous() for t in (change_y, change_message, grad, y, message)]
+    outputs = torch.empty_like(inputs[0]), torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
+    n_elements, block = y.numel() // 9, block_size(y) // 2  # more numbers per element than before
     with torch.cuda.device_of(y):
-        _tensor_product_fwd_kernel[(triton.cdiv(n_elements, block),)](
-            y,
-            message,
+        _tensor_product_bwd_bwd_kernel[(triton.cdiv(n_elements, block),)](
+            *inputs,
             None if charge_factor is None else charge_factor.contiguous(),
-            out,
+            *outputs,
             n_elements,
             y.shape[-1],
             FULL=y.ndim == 4,
@@ -232,10 +238,15 @@ def launch_tensor_product(
             NORMALIZE=normalize,
             BLOCK=block,
         )
-    return out
+    return outputs
 
 
-def launch_tensor_product_backward(
+@operator(
+    "tensor_product_backward",
+    outputs=("y", "message"),
+    gradients=_tensor_product_backward_twice,
+)
+def _tensor_product_backward(
     grad: Tensor,
     y: Tensor,
     message: Tensor,
@@ -265,25 +276,20 @@ def launch_tensor_product_backward(
     return grad_y, grad_message
 
 
-def launch_tensor_product_backward_twice(
-    change_y: Tensor,
-    change_message: Tensor,
-    grad: Tensor,
-    y: Tensor,
-    message: Tensor,
-    charge_factor: Tensor | None,
-    group: str,
-    normalize: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gradients of ``grad`` and both tensors from those of their gradients."""
-    inputs = [t.contiguous() for t in (change_y, change_message, grad, y, message)]
-    outputs = torch.empty_like(inputs[0]), torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
-    n_elements, block = y.numel() // 9, block_size(y) // 2  # more numbers per element than before
+@operator("tensor_product", outputs="y", gradients=_tensor_product_backward)
+def _tensor_product(
+    y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
+) -> Tensor:
+    """Return the product of two [9, N, F] or [N, 3, 3, F], in their layout."""
+    y, message = y.contiguous(), message.contiguous()
+    out = torch.empty_like(y)
+    n_elements, block = y.numel() // 9, block_size(y)
     with torch.cuda.device_of(y):
-        _tensor_product_bwd_bwd_kernel[(triton.cdiv(n_elements, block),)](
-            *inputs,
+        _tensor_product_fwd_kernel[(triton.cdiv(n_elements, block),)](
+            y,
+            message,
             None if charge_factor is None else charge_factor.contiguous(),
-            *outputs,
+            out,
             n_elements,
             y.shape[-1],
             FULL=y.ndim == 4,
@@ -291,80 +297,7 @@ def launch_tensor_product_backward_twice(
             NORMALIZE=normalize,
             BLOCK=block,
         )
-    return outputs
-
-
-@torch.library.custom_op("mlff_triton::tensor_product", mutates_args=())
-def _tensor_product(
-    y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
-) -> Tensor:
-    return launch_tensor_product(y, message, charge_factor, group, normalize)
-
-
-@torch.library.custom_op("mlff_triton::tensor_product_backward", mutates_args=())
-def _tensor_product_backward(
-    grad: Tensor,
-    y: Tensor,
-    message: Tensor,
-    charge_factor: Tensor | None,
-    group: str,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    return launch_tensor_product_backward(grad, y, message, charge_factor, group, normalize)
-
-
-@torch.library.custom_op("mlff_triton::tensor_product_backward_twice", mutates_args=())
-def _tensor_product_backward_twice(
-    change_y: Tensor,
-    change_message: Tensor,
-    grad: Tensor,
-    y: Tensor,
-    message: Tensor,
-    charge_factor: Tensor | None,
-    group: str,
-    normalize: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return launch_tensor_product_backward_twice(
-        change_y, change_message, grad, y, message, charge_factor, group, normalize
-    )
-
-
-@_tensor_product.register_fake
-def _(y: Tensor, *_: object) -> Tensor:
-    return y.new_empty(y.shape)
-
-
-@_tensor_product_backward.register_fake
-def _(grad: Tensor, y: Tensor, *_: object) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return y.new_empty(y.shape), y.new_empty(y.shape)
-
-
-@_tensor_product_backward_twice.register_fake
-def _(change_y: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    shape = change_y.shape
-    return change_y.new_empty(shape), change_y.new_empty(shape), change_y.new_empty(shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    del output
-    *tensors, ctx.group, ctx.normalize = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _tensor_product_backward(grad, *ctx.saved_tensors, ctx.group, ctx.normalize)
-    return (*gradients, None, None, None)
-
-
-def _backward_twice(ctx: Any, *changes: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _tensor_product_backward_twice(
-        *changes, *ctx.saved_tensors, ctx.group, ctx.normalize
-    )
-    return (*gradients, None, None, None)
-
-
-_tensor_product.register_autograd(_backward, setup_context=_save)
-_tensor_product_backward.register_autograd(_backward_twice, setup_context=_save)
+    return out
 
 
 def tensor_product(

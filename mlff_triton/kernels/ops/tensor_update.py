@@ -37,6 +37,7 @@ from mlff_triton.kernels.common.irreps import (
     times,
     transpose,
 )
+from mlff_triton.kernels.common.operators import operator
 
 
 @triton.jit
@@ -145,17 +146,7 @@ def _launch(
     return outputs
 
 
-@torch.library.custom_op("mlff_triton::tensor_update", mutates_args=())
-def _tensor_update(x: Tensor, delta: Tensor, charge_factor: Tensor) -> Tensor:
-    return _launch(_tensor_update_fwd_kernel, (x, delta), charge_factor, 1)[0]
-
-
-@torch.library.custom_op("mlff_triton::tensor_update_backward", mutates_args=())
-def _tensor_update_backward(grad: Tensor, delta: Tensor, charge_factor: Tensor) -> Tensor:
-    return _launch(_tensor_update_bwd_kernel, (grad, delta), charge_factor, 1)[0]
-
-
-@torch.library.custom_op("mlff_triton::tensor_update_backward_twice", mutates_args=())
+@operator("tensor_update_backward_twice", outputs=("grad", "delta"))
 def _tensor_update_backward_twice(
     change: Tensor, grad: Tensor, delta: Tensor, charge_factor: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -163,35 +154,19 @@ def _tensor_update_backward_twice(
     return _launch(_tensor_update_bwd_bwd_kernel, tensors, charge_factor, 2)  # type: ignore[return-value]
 
 
-_tensor_update.register_fake(lambda x, delta, charge_factor: x.new_empty(x.shape))  # noqa: ARG005
-_tensor_update_backward.register_fake(
-    lambda grad, delta, charge_factor: grad.new_empty(grad.shape)  # noqa: ARG005
+@operator("tensor_update_backward", outputs="grad", gradients=_tensor_update_backward_twice)
+def _tensor_update_backward(grad: Tensor, delta: Tensor, charge_factor: Tensor) -> Tensor:
+    return _launch(_tensor_update_bwd_kernel, (grad, delta), charge_factor, 1)[0]
+
+
+@operator(
+    "tensor_update",
+    outputs="x",
+    gradients=lambda grad, *saved: (grad, _tensor_update_backward(grad, *saved)),
+    saves=("delta", "charge_factor"),
 )
-_tensor_update_backward_twice.register_fake(
-    lambda change, *_: (change.new_empty(change.shape), change.new_empty(change.shape))
-)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs[1:])
-
-
-_tensor_update.register_autograd(
-    lambda ctx, grad: (grad, _tensor_update_backward(grad, *ctx.saved_tensors), None),
-    setup_context=_save,
-)
-
-
-def _save_backward(ctx: Any, inputs: tuple[Tensor, ...], output: object) -> None:
-    del output
-    ctx.save_for_backward(*inputs)
-
-
-_tensor_update_backward.register_autograd(
-    lambda ctx, change: (*_tensor_update_backward_twice(change, *ctx.saved_tensors), None),
-    setup_context=_save_backward,
-)
+def _tensor_update(x: Tensor, delta: Tensor, charge_factor: Tensor) -> Tensor:
+    return _launch(_tensor_update_fwd_kernel, (x, delta), charge_factor, 1)[0]
 
 
 def tensor_update(x: Tensor, delta: Tensor, charge_factor: Tensor) -> Tensor:

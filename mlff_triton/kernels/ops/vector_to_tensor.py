@@ -22,7 +22,6 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
 from mlff_triton.kernels.common.irreps import (
     MAX_ELEMENTS,
     block_size,
@@ -31,6 +30,7 @@ from mlff_triton.kernels.common.irreps import (
     store_nine,
     times,
 )
+from mlff_triton.kernels.common.operators import by_reference, operator
 from mlff_triton.kernels.ops.reference import vector_to_tensor as reference
 
 
@@ -162,45 +162,6 @@ def _vector_to_tensor_bwd_kernel(
     tl.store(grad_v_ptr + 2, tl.sum(sum2, 1), edge_mask)
 
 
-def launch_vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
-    """Launch the kernel without factors; return tensors [E, 3, 3] of vectors [E, 3]."""
-    v = v.contiguous()
-    n_edges, block = len(v), 1024
-    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # a multiple of 16 allows wide stores
-    out = v.new_empty(n_entries)
-    with torch.cuda.device_of(v):
-        _vector_to_tensor_fwd_kernel[(triton.cdiv(n_entries, block),)](
-            v, out, n_edges, n_entries, SKEW=skew, BLOCK=block
-        )
-    return out[: 9 * n_edges].view(n_edges, 3, 3)
-
-
-def launch_scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
-    """Launch the kernel with factors [E, F]; return tensors [E, 3, 3, F] of vectors [E, 3]."""
-    v, factors = v.contiguous(), factors.contiguous()
-    out = _empty_scaled_tensors(v, factors, skew)
-    n_elements, block = factors.numel(), block_size(v)
-    with torch.cuda.device_of(v):
-        _scaled_vector_to_tensor_fwd_kernel[(triton.cdiv(n_elements, block),)](
-            v, factors, out, n_elements, factors.shape[1], SKEW=skew, BLOCK=block
-        )
-    return out
-
-
-def launch_vector_to_tensor_backward(grad: Tensor, v: Tensor, skew: bool) -> Tensor:
-    """Return gradients of the vectors [E, 3] from those of the tensors [E, 3, 3]."""
-    return _launch_backward(grad, v, None, None, skew)
-
-
-def launch_scaled_vector_to_tensor_backward(
-    grad: Tensor, v: Tensor, factors: Tensor, skew: bool
-) -> tuple[Tensor, Tensor]:
-    """Return gradients of vectors [E, 3] and factors [E, F] from those of tensors [E, 3, 3, F]."""
-    factors = factors.contiguous()
-    grad_factors = torch.empty_like(factors)
-    return _launch_backward(grad, v, factors, grad_factors, skew), grad_factors
-
-
 def _launch_backward(
     grad: Tensor, v: Tensor, factors: Tensor | None, grad_factors: Tensor | None, skew: bool
 ) -> Tensor:
@@ -225,73 +186,68 @@ def _launch_backward(
     return grad_v
 
 
-@torch.library.custom_op("mlff_triton::vector_to_tensor", mutates_args=())
-def _vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
-    return launch_vector_to_tensor(v, skew)
+def _reference(v: Tensor, *rest: Any) -> Tensor:
+    *factors, skew = rest
+    return (reference.vector_to_skew if skew else reference.vector_to_symmetric)(v, *factors)
 
 
-@torch.library.custom_op("mlff_triton::vector_to_tensor_backward", mutates_args=())
+@operator("vector_to_tensor_backward", outputs="v", differentiate=by_reference(_reference))
 def _vector_to_tensor_backward(grad: Tensor, v: Tensor, skew: bool) -> Tensor:
-    return launch_vector_to_tensor_backward(grad, v, skew)
+    """Return gradients of the vectors [E, 3] from those of the tensors [E, 3, 3]."""
+    return _launch_backward(grad, v, None, None, skew)
 
 
-@torch.library.custom_op("mlff_triton::scaled_vector_to_tensor", mutates_args=())
-def _scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
-    return launch_scaled_vector_to_tensor(v, factors, skew)
+@operator(
+    "vector_to_tensor",
+    outputs=lambda v, skew: v.new_empty(len(v), 3, 3),  # noqa: ARG005
+    gradients=_vector_to_tensor_backward,
+)
+def _vector_to_tensor(v: Tensor, skew: bool) -> Tensor:
+    """Return tensors [E, 3, 3] of vectors [E, 3]."""
+    v = v.contiguous()
+    n_edges, block = len(v), 1024
+    n_entries = 16 * triton.cdiv(9 * n_edges, 16)  # a multiple of 16 allows wide stores
+    out = v.new_empty(n_entries)
+    with torch.cuda.device_of(v):
+        _vector_to_tensor_fwd_kernel[(triton.cdiv(n_entries, block),)](
+            v, out, n_edges, n_entries, SKEW=skew, BLOCK=block
+        )
+    return out[: 9 * n_edges].view(n_edges, 3, 3)
 
 
-@torch.library.custom_op("mlff_triton::scaled_vector_to_tensor_backward", mutates_args=())
+@operator(
+    "scaled_vector_to_tensor_backward",
+    outputs=("v", "factors"),
+    differentiate=by_reference(_reference),
+)
 def _scaled_vector_to_tensor_backward(
     grad: Tensor, v: Tensor, factors: Tensor, skew: bool
 ) -> tuple[Tensor, Tensor]:
-    return launch_scaled_vector_to_tensor_backward(grad, v, factors, skew)
-
-
-@_vector_to_tensor.register_fake
-def _(v: Tensor, skew: bool) -> Tensor:  # noqa: ARG001
-    return v.new_empty(len(v), 3, 3)
-
-
-@_vector_to_tensor_backward.register_fake
-def _(grad: Tensor, v: Tensor, skew: bool) -> Tensor:  # noqa: ARG001
-    return v.new_empty(v.shape)
+    """Return gradients of vectors [E, 3] and factors [E, F] from those of tensors [E, 3, 3, F]."""
+    factors = factors.contiguous()
+    grad_factors = torch.empty_like(factors)
+    return _launch_backward(grad, v, factors, grad_factors, skew), grad_factors
 
 
 def _empty_scaled_tensors(v: Tensor, factors: Tensor, skew: bool) -> Tensor:  # noqa: ARG001
     return v.new_empty(len(v), 3, 3, factors.shape[1])
 
 
-_scaled_vector_to_tensor.register_fake(_empty_scaled_tensors)
-
-
-@_scaled_vector_to_tensor_backward.register_fake
-def _(grad: Tensor, v: Tensor, factors: Tensor, skew: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return v.new_empty(v.shape), factors.new_empty(factors.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    *tensors, ctx.skew = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _reference(v: Tensor, *rest: Any) -> Tensor:
-    *factors, skew = rest
-    return (reference.vector_to_skew if skew else reference.vector_to_symmetric)(v, *factors)
-
-
-_vector_to_tensor.register_autograd(
-    lambda ctx, grad: (_vector_to_tensor_backward(grad, *ctx.saved_tensors, ctx.skew), None),
-    setup_context=_setup_context,
+@operator(
+    "scaled_vector_to_tensor",
+    outputs=_empty_scaled_tensors,
+    gradients=_scaled_vector_to_tensor_backward,
 )
-_scaled_vector_to_tensor.register_autograd(
-    lambda ctx, grad: (
-        *_scaled_vector_to_tensor_backward(grad, *ctx.saved_tensors, ctx.skew),
-        None,
-    ),
-    setup_context=_setup_context,
-)
-differentiate_by_reference(_vector_to_tensor_backward, _reference)
-differentiate_by_reference(_scaled_vector_to_tensor_backward, _reference)
+def _scaled_vector_to_tensor(v: Tensor, factors: Tensor, skew: bool) -> Tensor:
+    """Return tensors [E, 3, 3, F] of vectors [E, 3] and factors [E, F]."""
+    v, factors = v.contiguous(), factors.contiguous()
+    out = _empty_scaled_tensors(v, factors, skew)
+    n_elements, block = factors.numel(), block_size(v)
+    with torch.cuda.device_of(v):
+        _scaled_vector_to_tensor_fwd_kernel[(triton.cdiv(n_elements, block),)](
+            v, factors, out, n_elements, factors.shape[1], SKEW=skew, BLOCK=block
+        )
+    return out
 
 
 def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:

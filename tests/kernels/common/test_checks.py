@@ -7,7 +7,7 @@ from torch import Tensor
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common import irreps
 from mlff_triton.kernels.common.checks import check_device, check_floats
-from mlff_triton.kernels.common.derivatives import differentiate_by_reference
+from mlff_triton.kernels.common.operators import by_reference, operator
 from mlff_triton.kernels.ops.irrep_norms import irrep_norms
 from mlff_triton.testing.launches import recorded_launches
 
@@ -45,15 +45,12 @@ def reference(a: Tensor, index: Tensor, b: Tensor, power: int) -> tuple[Tensor, 
     return a[index] ** power * b, a.sin() * b.sum()
 
 
-@torch.library.custom_op("mlff_triton_tests::backward", mutates_args=())
+@operator("backward_of_tests", outputs=("a", "b"), differentiate=by_reference(reference, outputs=2))
 def backward(
     grad0: Tensor, grad1: Tensor, a: Tensor, index: Tensor, b: Tensor, power: int
 ) -> tuple[Tensor, Tensor]:
     _, pull_back = torch.func.vjp(lambda a, b: reference(a, index, b, power), a, b)
     return tuple(gradient.clone() for gradient in pull_back((grad0, grad1)))
-
-
-differentiate_by_reference(backward, reference, outputs=2)
 
 
 def test_second_derivatives_by_reference():

@@ -1,0 +1,176 @@
+"""Registration of custom operators: launcher, shapes of the outputs and derivative, together.
+
+    @operator("irrep_norms", outputs=_empty_norms, gradients=_irrep_norms_backward)
+    def _irrep_norms(x: Tensor) -> Tensor: ...
+
+An operator that is differentiated by another operator names it, so the last derivative comes first
+in a file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
+
+from mlff_triton.kernels.common.checks import FLOATS
+
+
+def operator(
+    name: str,
+    *,
+    outputs: Callable[..., Any] | str | tuple[str, ...],
+    gradients: Callable[..., Any] | None = None,
+    differentiate: Callable[..., Any] | None = None,
+    saves: Callable[..., None] | tuple[str, ...] | None = None,
+) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Register the decorated launcher as the custom operator ``mlff_triton::<name>``.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operator. Its schema is that of the launcher's annotations.
+    outputs : callable, str or tuple of str
+        Function of the inputs that returns uninitialized outputs; or the name of the input that has
+        the shape and dtype of the only output, or one name for each output.
+    gradients : callable, optional
+        ``gradients(*grads, *saved)`` returns the gradients of the first inputs, given those of the
+        outputs and the saved inputs. The other inputs get none.
+    differentiate : callable, optional
+        ``differentiate(ctx, *grads)``, in place of ``gradients``, for derivatives that depend on
+        `needed_gradients`, or on other values than inputs.
+    saves : tuple of str or callable, optional
+        Names of the inputs that the derivative needs, or ``saves(ctx, inputs, output)``, which
+        stores what it needs in the context. By default, all inputs are saved.
+    """
+
+    def register(launch: Callable[..., Any]) -> CustomOpDef:
+        inputs = tuple(inspect.signature(launch).parameters)
+        registered = torch.library.custom_op(f"mlff_triton::{name}", mutates_args=())(launch)
+        registered.register_fake(outputs if callable(outputs) else _like(outputs, inputs))
+        derivative = differentiate or (gradients and _from_saved(gradients))
+        if derivative:
+            registered.register_autograd(
+                _padded(derivative, len(inputs)), setup_context=_save(saves, inputs)
+            )
+        return registered
+
+    return register
+
+
+def saved_inputs(ctx: Any) -> list[Any]:
+    """Return the inputs that were saved, tensors and others, in their order."""
+    pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+    return [other if saved is None else saved for saved, other in pairs]
+
+
+def needed_gradients(ctx: Any) -> list[bool]:
+    """Return which inputs get a gradient in the backward pass that is running.
+
+    PyTorch's ``ctx.needs_input_grad`` is also true for inputs that only another pass differentiates
+    by, such as the weights while forces are computed.
+    """
+    needed = list(ctx.needs_input_grad)
+    for k, (node, _) in zip(ctx.tensors, ctx.next_functions, strict=True):
+        needed[k] = needed[k] and _will_run(node)
+    return needed
+
+
+def by_reference(
+    reference: Callable[..., Any], outputs: int = 1, wrt: Sequence[int] | None = None
+) -> Callable[..., Any]:
+    """Make the derivative of a backward operator, by differentiating its reference twice.
+
+    Parameters
+    ----------
+    reference : callable
+        Differentiable PyTorch function. The operator takes the gradients of its outputs, followed
+        by its inputs, and returns the gradients of the inputs.
+    outputs : int
+        Number of tensors that the reference returns; several are returned as a tuple.
+    wrt : sequence of int, optional
+        Indices of the inputs whose gradients the operator returns. Default: all floating-point
+        tensors.
+
+    Returns
+    -------
+    callable
+        Argument ``differentiate`` of `operator`.
+    """
+
+    def differentiate(ctx: Any, *grad_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        arguments = saved_inputs(ctx)
+        grads, inputs = tuple(arguments[:outputs]), arguments[outputs:]
+        active = [k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.dtype in FLOATS]
+        wanted = [active.index(k) for k in (active if wrt is None else wrt)]
+
+        def forward(*floats: Tensor) -> Any:
+            by_position = dict(zip(active, floats, strict=True))
+            return reference(*(by_position.get(k, a) for k, a in enumerate(inputs)))
+
+        def gradients(grads: tuple[Tensor, ...], *floats: Tensor) -> tuple[Tensor, ...]:
+            pull_back = torch.func.vjp(forward, *floats)[1]
+            found = pull_back(grads if outputs > 1 else grads[0])
+            return tuple(found[k] for k in wanted)
+
+        pull_back = torch.func.vjp(gradients, grads, *(inputs[k] for k in active))[1]
+        of_grads, *of_floats = pull_back(grad_gradients)
+        by_position = dict(zip(active, of_floats, strict=True))
+        return (*of_grads, *(by_position.get(k) for k in range(len(inputs))))
+
+    return differentiate
+
+
+def _like(names: str | tuple[str, ...], inputs: tuple[str, ...]) -> Callable[..., Any]:
+    """Make the function that returns uninitialized tensors like the inputs of the given names."""
+    indices = [inputs.index(name) for name in ([names] if isinstance(names, str) else names)]
+
+    def empty(*arguments: Any) -> Any:
+        tensors = tuple(arguments[k].new_empty(arguments[k].shape) for k in indices)
+        return tensors[0] if isinstance(names, str) else tensors
+
+    return empty
+
+
+def _from_saved(gradients: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda ctx, *grads: gradients(*grads, *saved_inputs(ctx))
+
+
+def _padded(differentiate: Callable[..., Any], n_inputs: int) -> Callable[..., Any]:
+    """Make a derivative return None for the inputs that it returns no gradients for."""
+
+    def padded(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = differentiate(ctx, *grads)
+        found = found if isinstance(found, tuple) else (found,)
+        return (*found, *(None,) * (n_inputs - len(found)))
+
+    return padded
+
+
+def _save(
+    saves: Callable[..., None] | tuple[str, ...] | None, names: tuple[str, ...]
+) -> Callable[..., None]:
+    """Make the ``setup_context`` of an operator, which also notes which inputs are tensors."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.tensors = [k for k, argument in enumerate(inputs) if isinstance(argument, Tensor)]
+        if callable(saves):
+            saves(ctx, inputs, output)
+            return
+        wanted = inputs if saves is None else [inputs[names.index(name)] for name in saves]
+        ctx.save_for_backward(*(a if isinstance(a, Tensor) else None for a in wanted))
+        ctx.others = [None if isinstance(a, Tensor) else a for a in wanted]
+
+    return setup_context
+
+
+def _will_run(node: Any) -> bool:
+    """Return False if the running backward pass does not reach a node."""
+    try:
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # which PyTorch raises for leaves that `torch.autograd.grad` is asked for
+        return True
