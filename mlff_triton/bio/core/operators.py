@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+from mlff_triton.kernels.genomics.protocol import GenomicOperators
+
 
 def import_operators(
     family: str, backend: str | None, names: Iterable[str], modules: Mapping[str, str] | None = None
@@ -19,3 +21,14 @@ def import_operators(
     return {
         name: getattr(import_module(f"{package}.{own.get(name, name)}"), name) for name in names
     }
+
+
+def genomic_operators(backend: str | None) -> GenomicOperators:
+    """Return the operators on models of genomes of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.genomics.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.genomics import operators as fused
+
+    return fused

@@ -1,5 +1,6 @@
 """Models that `mlff_triton.bio.accelerate` knows, one package each.
 
 - ``families``: table of all adapters
+- ``alpha_genome``, ``enformer``: models of genomes
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
 """

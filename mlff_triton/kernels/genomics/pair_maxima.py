@@ -9,35 +9,15 @@ https://doi.org/10.1038/s41586-025-10014-0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.activations import gelu_sigmoid
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.types.convolution import Activation, PairMaxima
 
 _PAIRS, _COLUMNS, _WARPS = 16, 128, 4  # per program
-
-
-class PairMaxima(NamedTuple):
-    """Maxima of pairs of positions, and activated positions.
-
-    Attributes
-    ----------
-    rows : [B, S / 2, C]
-        Maxima.
-    next : [B, S / 2, C] or None
-        Maxima, normalized and activated.
-    skip : [B, S, C] or None
-        All positions, normalized and activated.
-    """
-
-    rows: Tensor
-    next: Tensor | None
-    skip: Tensor | None
 
 
 @triton.jit

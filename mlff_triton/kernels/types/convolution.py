@@ -36,3 +36,21 @@ class Activated(NamedTuple):
 
     rows: Tensor | None
     activated: Tensor | None
+
+
+class PairMaxima(NamedTuple):
+    """Maxima of pairs of positions, and activated positions.
+
+    Attributes
+    ----------
+    rows : [B, S / 2, C]
+        Maxima.
+    next : [B, S / 2, C] or None
+        Maxima, normalized and activated.
+    skip : [B, S, C] or None
+        All positions, normalized and activated.
+    """
+
+    rows: Tensor
+    next: Tensor | None
+    skip: Tensor | None

@@ -9,15 +9,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlff_triton.kernels.genomics.reference.convolution import activate
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.types.convolution import Activation, PairMaxima
 
 
 def pair_maxima(
     x: Tensor, activation: Activation | None = None, skip: Activation | None = None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> PairMaxima:
     """Compute `mlff_triton.kernels.genomics.pair_maxima.pair_maxima`."""
     rows = x.unflatten(1, (-1, 2)).amax(2)
-    return (
+    return PairMaxima(
         rows,
         None if activation is None else activate(rows, activation),
         None if skip is None else activate(x, skip),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.core.weights import converted, exact, exact_norm, wide_dtype
-from mlff_triton.bio.genomics.alpha_genome_weights import normalization
+from mlff_triton.bio.models.alpha_genome.weights import normalization
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
 

@@ -16,15 +16,15 @@ from mlff_triton import bio
 from mlff_triton.bio.core import graph_cache
 from mlff_triton.bio.core.fast_forward import FallbackWarning
 from mlff_triton.bio.core.graph_cache import GraphCache
-from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights, Junctions
-from mlff_triton.bio.genomics.alpha_genome_heads import predict_junctions
-from mlff_triton.bio.genomics.alpha_genome_network import Operators
-from mlff_triton.bio.genomics.alpha_genome_tower import (
+from mlff_triton.bio.core.operators import genomic_operators
+from mlff_triton.bio.models.alpha_genome.head_weights import HeadWeights, Junctions
+from mlff_triton.bio.models.alpha_genome.heads import predict_junctions
+from mlff_triton.bio.models.alpha_genome.tower import (
     TowerWeights,
     level_features,
     level_index,
 )
-from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
+from mlff_triton.bio.models.alpha_genome.weights import ConvolutionWeights
 from mlff_triton.errors import UnsupportedModelError
 from tests.support.alpha_genome import BASES, BINS, LENGTH, TRUNK, make_model, sequences
 from tests.support.strides import assert_strides_do_not_matter
@@ -94,7 +94,7 @@ def test_options(options, model, fast):
 
 
 def test_heads_of_bins_need_no_decoder(model, fast, monkeypatch):
-    monkeypatch.setattr("mlff_triton.bio.genomics.alpha_genome_runner.decode", None)
+    monkeypatch.setattr("mlff_triton.bio.models.alpha_genome.runner.decode", None)
     given, options = sequences(), {"heads": CHOSEN["heads"]}
     assert_same(results(fast, given, **options), results(model, given, **options))
 
@@ -242,7 +242,7 @@ def test_kernels_take_shared_splice_sites(device):
     weights = Junctions(*maps, *pairs, mask, 1 << 20)
     x, organism = torch.randn(2, 50, 6, **options), torch.tensor([1, 0], device=device)
     shared = torch.randint(50, (1, 4, 5), device=device)
-    given = Operators.of("triton"), x, weights, organism
+    given = genomic_operators("triton"), x, weights, organism
     expected = predict_junctions(*given, shared.repeat(2, 1, 1), torch.float32)
     for sites in (shared, shared.int(), shared.expand(2, -1, -1)):
         found = predict_junctions(*given, sites, torch.float32)
@@ -310,10 +310,10 @@ def test_graphs_give_the_same(device):
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace convolutions by their reference, as the interpreter needs minutes for them."""
-    from mlff_triton.kernels.genomics import convolution
-    from mlff_triton.kernels.genomics.reference import convolution as reference
+    from mlff_triton.kernels.genomics import operators
+    from mlff_triton.kernels.genomics.reference.convolution import convolution
 
-    monkeypatch.setattr(convolution, "convolution", reference.convolution)
+    monkeypatch.setattr(operators, "convolution", convolution)
 
 
 def test_predictions_in_mixed_precision():

@@ -13,10 +13,11 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton._common.torch_settings import own_settings
 from mlff_triton.bio.core.fast_forward import Options
 from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
+from mlff_triton.bio.core.operators import genomic_operators
 from mlff_triton.bio.core.weights import wide_dtype
-from mlff_triton.bio.genomics.enformer_network import Operators, downsample, embed, predict
-from mlff_triton.bio.genomics.enformer_structure import function_of, shrinkage
-from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
+from mlff_triton.bio.models.enformer.network import downsample, embed, predict
+from mlff_triton.bio.models.enformer.structure import function_of, shrinkage
+from mlff_triton.bio.models.enformer.weights import EnformerWeights
 
 MANY_BASES = 1 << 20
 """Bases of a batch from which launches take no time beside the computation."""
@@ -63,7 +64,7 @@ class EnformerRunner:
     ) -> None:
         first = next(model.parameters())
         self._weights = EnformerWeights.of(model, dtype)
-        self._operators, self._dtype, self._out = Operators.of(backend), dtype, first.dtype
+        self._operators, self._dtype, self._out = genomic_operators(backend), dtype, first.dtype
         self._uses_graphs = options.captures(backend, model)
         self._always = options.cuda_graph is True
         self._attention = [part.fn[1] for part, _ in model.transformer]

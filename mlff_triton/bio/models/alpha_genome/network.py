@@ -6,15 +6,13 @@ Sequences are [B, S, C], with channels last. Every row is normalized and activat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mlff_triton.bio.core.operators import import_operators
-from mlff_triton.bio.genomics.alpha_genome_tower import (
+from mlff_triton.bio.models.alpha_genome.tower import (
     BIN,
     LEVELS,
     MAX_DISTANCE,
@@ -24,42 +22,14 @@ from mlff_triton.bio.genomics.alpha_genome_tower import (
     TowerWeights,
     level_index,
 )
-from mlff_triton.bio.genomics.alpha_genome_weights import (
+from mlff_triton.bio.models.alpha_genome.weights import (
     Convolution,
     ConvolutionWeights,
     Embedder,
 )
-from mlff_triton.bio.genomics.operators import genomic_operators
+from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.genomics.reference.convolution import activate
-
-
-class Operators(NamedTuple):
-    """Operators of a backend."""
-
-    sequence_windows: Callable[[Tensor, int, Tensor], None]
-    convolution: Callable[..., tuple[Any, Any]]
-    pair_maxima: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
-    attention_inputs: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    capped_attention: Callable[..., Tensor]
-    attention_residual: Callable[[Tensor, Tensor], Tensor]
-    pair_pool: Callable[..., tuple[Tensor, Tensor]]
-    pair_scores: Callable[..., Tensor]
-    pair_attention_inputs: Callable[..., tuple[Tensor, Tensor]]
-    pair_mlp: Callable[..., tuple[Tensor, Tensor]]
-    pair_contacts: Callable[..., Tensor]
-    attention: Callable[..., Tensor]
-    linear: Callable[[Tensor, Tensor, Tensor, str], Tensor]
-    binned_linear: Callable[[Tensor, Tensor, Tensor], Tensor]
-    tracks: Callable[..., list[tuple[Tensor, ...]]]
-    rotated_sites: Callable[..., Tensor]
-    junction_reads: Callable[..., None]
-
-    @classmethod
-    def of(cls, backend: str | None) -> Operators:
-        """Import the operators of "triton" or "torch"."""
-        others = (name for name in cls._fields if name != "attention")
-        general = import_operators("ops", backend, ["attention"])
-        return cls(**general, **genomic_operators(backend, others))
+from mlff_triton.kernels.types.convolution import Activated
 
 
 class Encoded(NamedTuple):
@@ -78,60 +48,80 @@ class Encoded(NamedTuple):
 
 
 def encode(
-    ops: Operators, w: ConvolutionWeights, sequence: Tensor, *, with_skips: bool = True
+    ops: GenomicOperators, w: ConvolutionWeights, sequence: Tensor, *, with_skips: bool = True
 ) -> Encoded:
     """Encode bases [B, S, 4]."""
     n_in = w.stem.shape[2]
     windows = w.stem.new_empty(*sequence.shape[:2], n_in)
     ops.sequence_windows(sequence, w.taps, windows)
     first = w.embedder
-    rows, active = ops.convolution(windows, w.stem, w.stem_bias, activation=first.activation)
+    rows, active = _both(ops.convolution(windows, w.stem, w.stem_bias, activation=first.activation))
     del windows
-    rows, _ = ops.convolution(active, first.weight, first.bias, residual=rows)
+    rows = _rows(ops.convolution(active, first.weight, first.bias, residual=rows))
     del active
     skips: list[Tensor] = []
     decoders = [block.skip.activation for block in reversed(w.up)]
     followers = [block[0].activation for block in w.down]
     for number, skip in enumerate(decoders):
         following = followers[number] if number < len(followers) else None
-        rows, active, kept = ops.pair_maxima(rows, following, skip if with_skips else None)
+        rows, half, kept = ops.pair_maxima(rows, following, skip if with_skips else None)
         if kept is not None:
             skips.insert(0, kept)
-        if active is not None:
+        if half is not None:
             one, two = w.down[number]
-            rows, active = ops.convolution(
-                active, one.weight, one.bias, residual=rows, activation=two.activation
+            rows, half = _both(
+                ops.convolution(
+                    half, one.weight, one.bias, residual=rows, activation=two.activation
+                )
             )
-            rows, _ = ops.convolution(active, two.weight, two.bias, residual=rows)
-            del active
+            rows = _rows(ops.convolution(half, two.weight, two.bias, residual=rows))
+            del half
     return Encoded(rows, skips)
 
 
-def decode(ops: Operators, w: ConvolutionWeights, x: Tensor, skips: list[Tensor]) -> Tensor:
+def decode(ops: GenomicOperators, w: ConvolutionWeights, x: Tensor, skips: list[Tensor]) -> Tensor:
     """Decode rows of the coarsest resolution to [B, S, C]; this empties the list of skips."""
     active: Tensor | None = activate(x, w.up[0].first.activation)
     following: list[Convolution | None] = [block.first for block in w.up[1:]]
     for block, after in zip(w.up, [*following, None], strict=True):
         first, skip, last, scale = block
         n_out = len(first.weight)
-        x, _ = ops.convolution(active, first.weight, first.bias, residual=x[..., :n_out])
-        del active
-        x, active = ops.convolution(
-            skips.pop(0),
-            skip.weight,
-            skip.bias,
-            residual=x,
-            residual_scale=scale,
-            activation=last.activation,
+        assert active is not None
+        x = _rows(ops.convolution(active, first.weight, first.bias, residual=x[..., :n_out]))
+        active = None
+        x, last_input = _both(
+            ops.convolution(
+                skips.pop(0),
+                skip.weight,
+                skip.bias,
+                residual=x,
+                residual_scale=scale,
+                activation=last.activation,
+            )
         )
-        x, active = ops.convolution(
-            active,
+        found = ops.convolution(
+            last_input,
             last.weight,
             last.bias,
             residual=x,
             activation=None if after is None else after.activation,
         )
+        del last_input
+        x, active = _rows(found), found.activated
+        del found
     return x
+
+
+def _rows(found: Activated) -> Tensor:
+    """Return rows that were requested."""
+    assert found.rows is not None
+    return found.rows
+
+
+def _both(found: Activated) -> tuple[Tensor, Tensor]:
+    """Return rows and activated rows, which were both requested."""
+    assert found.activated is not None
+    return _rows(found), found.activated
 
 
 class PositionTables(NamedTuple):
@@ -158,7 +148,7 @@ def angles(positions: Tensor, dim: int, max_position: int) -> Tensor:
 
 
 def transform(
-    ops: Operators, w: TowerWeights, x: Tensor, organism: Tensor, tables: PositionTables
+    ops: GenomicOperators, w: TowerWeights, x: Tensor, organism: Tensor, tables: PositionTables
 ) -> tuple[Tensor, Tensor]:
     """Apply the transformer to rows [B, S, C]; return them and the pairs [B, P, P, D]."""
     rows = x + w.organisms[organism][:, None]  # in float32
@@ -175,7 +165,7 @@ def transform(
 
 
 def _update_rows(
-    ops: Operators, w: Block, rows: Tensor, x: Tensor, bias: Tensor, tables: PositionTables
+    ops: GenomicOperators, w: Block, rows: Tensor, x: Tensor, bias: Tensor, tables: PositionTables
 ) -> Tensor:
     """Update rows [B, S, C] in place; take and return them in the dtype of the maps."""
     flat, given = rows.view(-1, rows.shape[2]), x.view(-1, x.shape[2])
@@ -188,10 +178,12 @@ def _update_rows(
 
 
 def _update_pairs(
-    ops: Operators, w: PairUpdate, x: Tensor, pair: Tensor | None, index: Tensor
+    ops: GenomicOperators, w: PairUpdate, x: Tensor, pair: Tensor | None, index: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the pairs and the biases [L, B, P, P, H] of this block and perhaps the next."""
-    bins, activated = ops.pair_pool(x, w.shift, *w.norm, BIN)
+    scale, shift, eps = w.norm
+    assert shift is not None
+    bins, activated = ops.pair_pool(x, w.shift, scale, shift, eps, BIN)
     terms = functional.linear(bins, w.bins, w.bins_bias)
     scores = ops.pair_scores(terms, index, PAIR_HEADS, LEVELS)
     y = functional.linear(activated, w.activated)
@@ -199,20 +191,22 @@ def _update_pairs(
         scores, y, pair, w.scores, w.scores_bias, w.eps, w.qkv, w.qkv_bias
     )
     n_bins = pair.shape[1]
-    parts = (part[:, None] for part in qkv.flatten(0, 2).chunk(3, 1))
+    q, k, v = (part[:, None] for part in qkv.flatten(0, 2).chunk(3, 1))
     row_ptr = torch.arange(
         0, pair[..., 0].numel() + 1, n_bins, dtype=torch.int32, device=pair.device
     )
-    attended = ops.attention(*parts, row_ptr, n_bins).view(pair.shape)
+    attended = ops.attention(q, k, v, row_ptr, n_bins).view(pair.shape)
     return ops.pair_mlp(pair, attended, w.mlp_eps, w.mlp, w.biases)
 
 
-def embed_bins(ops: Operators, w: Embedder, x: Tensor, organism: Tensor) -> Tensor:
+def embed_bins(ops: GenomicOperators, w: Embedder, x: Tensor, organism: Tensor) -> Tensor:
     """Return the embeddings [B, S / 128, N] of bins of the sequence."""
     return ops.binned_linear(x, w.weight, w.shift[organism][:, None])
 
 
-def embed_bases(ops: Operators, w: Embedder, x: Tensor, bins: Tensor, organism: Tensor) -> Tensor:
+def embed_bases(
+    ops: GenomicOperators, w: Embedder, x: Tensor, bins: Tensor, organism: Tensor
+) -> Tensor:
     """Return the embeddings [B, S, N] of all positions, given those of bins."""
     bias = w.shift[organism][:, None]
     if w.skip is not None:

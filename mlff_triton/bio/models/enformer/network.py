@@ -2,71 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mlff_triton.bio.genomics.enformer_weights import Block, EnformerWeights, Layer
-from mlff_triton.bio.genomics.operators import genomic_operators
+from mlff_triton.bio.models.enformer.weights import Block, EnformerWeights, Layer
+from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.types.convolution import Activated
-from mlff_triton.kernels.types.norm import Norm
 
 
-class Operators(NamedTuple):
-    """Operators of a backend on sequences [B, S, C]; `normalize` and `linear` take rows [R, C]."""
-
-    sequence_windows: Callable[[Tensor, int, Tensor], None]
-    convolution: Callable[..., Activated]
-    paired_rows: Callable[..., Tensor]
-    attention_pool: Callable[..., Activated]
-    relative_attention: Callable[..., Tensor]
-    normalize: Callable[[Tensor, Norm, Tensor | None], Tensor]
-    linear: Callable[[Tensor, Tensor, Tensor, str], Tensor]
-
-    @classmethod
-    def of(cls, backend: str | None) -> Operators:
-        """Import the operators of "triton" or "torch"."""
-        normalize = _normalize if backend == "torch" else _fast_normalize
-        others = (name for name in cls._fields if name != "normalize")
-        return cls(normalize=normalize, **genomic_operators(backend, others))
-
-
-def _normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
-    """Normalize rows [R, C] after adding a vector [C]."""
-    weight, bias, eps = norm
-    exact = x.to(weight.dtype) if shift is None else x + shift
-    return functional.layer_norm(exact, exact.shape[1:], weight, bias, eps).to(x.dtype)
-
-
-def _fast_normalize(x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
-    from mlff_triton.kernels.transformer.token_norm import token_norm
-
-    weight, bias, eps = norm
-    assert bias is not None
-    return token_norm(x, weight, bias, eps, None, shift)
-
-
-def downsample(ops: Operators, w: EnformerWeights, sequence: Tensor) -> Tensor:
+def downsample(ops: GenomicOperators, w: EnformerWeights, sequence: Tensor) -> Tensor:
     """Compute the convolutional blocks for bases [B, S, 4]; return bins [B, S / 2**n, C]."""
     pairs = _stem_pairs(ops, w.stem, sequence, w.taps)
-    x = ops.attention_pool(pairs, w.stem.logits, **_requested(w.stem))
+    x = _pool(ops, w.stem, pairs)
     for block in w.tower:
         assert x.activated is not None
         pairs = _pairs(ops, block, x.activated)
-        x = ops.attention_pool(pairs, block.logits, **_requested(block))
+        x = _pool(ops, block, pairs)
     assert x.rows is not None
     return x.rows
 
 
-def _requested(block: Block) -> dict[str, object]:
-    """Return options of the pooling: activated bins for the next block, or plain ones."""
-    return {"activation": block.following, "with_rows": block.following is None}
+def _pool(ops: GenomicOperators, block: Block, pairs: Tensor) -> Activated:
+    """Pool pairs of rows: activated bins for the next block, or plain ones."""
+    following = block.following
+    return ops.attention_pool(
+        pairs, block.logits, activation=following, with_rows=following is None
+    )
 
 
-def _stem_pairs(ops: Operators, stem: Block, sequence: Tensor, taps: int) -> Tensor:
+def _stem_pairs(ops: GenomicOperators, stem: Block, sequence: Tensor, taps: int) -> Tensor:
     """Return pairs of rows before the first pooling.
 
     One buffer holds windows of the sequence beside what the first convolution makes of them.
@@ -87,14 +54,15 @@ def _stem_pairs(ops: Operators, stem: Block, sequence: Tensor, taps: int) -> Ten
     return ops.paired_rows(both, stem.pointwise, stem.pointwise_bias, None)
 
 
-def _pairs(ops: Operators, block: Block, x: Tensor) -> Tensor:
+def _pairs(ops: GenomicOperators, block: Block, x: Tensor) -> Tensor:
     """Return pairs of rows before the pooling of a block."""
     rows, activated = ops.convolution(x, block.weight, block.bias, activation=block.activation)
+    assert activated is not None
     return ops.paired_rows(activated, block.pointwise, block.pointwise_bias, rows)
 
 
 def embed(
-    ops: Operators, w: EnformerWeights, bins: Tensor, keys: Sequence[Tensor], kept: slice
+    ops: GenomicOperators, w: EnformerWeights, bins: Tensor, keys: Sequence[Tensor], kept: slice
 ) -> Tensor:
     """Compute the transformer and the embeddings [B, kept, E] of bins [B, L, C].
 
@@ -125,6 +93,7 @@ def embed(
         activation=w.activation,
         with_rows=False,
     ).activated
+    assert activated is not None
     embeddings = ops.convolution(
         activated, w.final, w.final_bias, activation=w.final_activation, with_rows=False
     ).activated
@@ -132,7 +101,7 @@ def embed(
     return embeddings
 
 
-def _attend(ops: Operators, layer: Layer, given: Tensor, relative: Tensor) -> Tensor:
+def _attend(ops: GenomicOperators, layer: Layer, given: Tensor, relative: Tensor) -> Tensor:
     """Return the attended values [B, L, H, V] of normalized bins [B, L, C]."""
     heads, size = layer.content_bias.shape
     qkv = ops.linear(given.flatten(0, 1), layer.qkv, layer.qkv_bias, "none")

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.genomics.alpha_genome_head_weights import (
+from mlff_triton.bio.models.alpha_genome.head_weights import (
     RANGE,
     HeadWeights,
     Junctions,
     Tracks,
 )
-from mlff_triton.bio.genomics.alpha_genome_network import Operators, angles
+from mlff_triton.bio.models.alpha_genome.network import angles
+from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.types.tracks import TrackPlan
 
 
@@ -64,7 +65,7 @@ class Heads:
 
     Parameters
     ----------
-    ops : Operators
+    ops : GenomicOperators
         Operators.
     weights : HeadWeights
         Weights.
@@ -73,7 +74,7 @@ class Heads:
     """
 
     def __init__(
-        self, ops: Operators, weights: HeadWeights, top_sites: Callable[..., Tensor]
+        self, ops: GenomicOperators, weights: HeadWeights, top_sites: Callable[..., Tensor]
     ) -> None:
         self._ops, self._weights, self._top_sites = ops, weights, top_sites
         self._plans: dict[object, TrackPlan] = {}
@@ -175,7 +176,7 @@ class Heads:
 
 
 def predict_junctions(
-    ops: Operators,
+    ops: GenomicOperators,
     x: Tensor,
     w: Junctions,
     organism: Tensor,

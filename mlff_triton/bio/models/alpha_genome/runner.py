@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mlff_triton.bio.core.fast_forward import Options
 from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
-from mlff_triton.bio.genomics.alpha_genome_head_weights import HeadWeights
-from mlff_triton.bio.genomics.alpha_genome_heads import Heads, Request
-from mlff_triton.bio.genomics.alpha_genome_network import (
-    Operators,
+from mlff_triton.bio.core.operators import genomic_operators
+from mlff_triton.bio.models.alpha_genome.head_weights import HeadWeights
+from mlff_triton.bio.models.alpha_genome.heads import Heads, Request
+from mlff_triton.bio.models.alpha_genome.network import (
     PositionTables,
     decode,
     embed_bases,
@@ -23,8 +23,8 @@ from mlff_triton.bio.genomics.alpha_genome_network import (
     encode,
     transform,
 )
-from mlff_triton.bio.genomics.alpha_genome_tower import TowerWeights
-from mlff_triton.bio.genomics.alpha_genome_weights import ConvolutionWeights
+from mlff_triton.bio.models.alpha_genome.tower import TowerWeights
+from mlff_triton.bio.models.alpha_genome.weights import ConvolutionWeights
 
 BASES = 4
 MANY_BASES = 131072
@@ -49,7 +49,7 @@ class Network:
     def __init__(
         self, model: Any, backend: str | None, dtype: torch.dtype, options: Options
     ) -> None:
-        self._ops, self._dtype = Operators.of(backend), dtype
+        self._ops, self._dtype = genomic_operators(backend), dtype
         self._convolutions = ConvolutionWeights.of(model, dtype)
         self._tower = TowerWeights.of(model, dtype)
         top_sites = vars(sys.modules[type(model).__module__])["generate_splice_site_positions"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import FastForward
-from mlff_triton.bio.genomics.enformer_runner import EnformerRunner, Request
-from mlff_triton.bio.genomics.enformer_structure import function_of, is_known, shrinkage
+from mlff_triton.bio.models.enformer.runner import EnformerRunner, Request
+from mlff_triton.bio.models.enformer.structure import function_of, is_known, shrinkage
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -13,10 +13,10 @@ from mlff_triton.bio.core.fast_forward import PRECISIONS, FastForward, Options
 from mlff_triton.bio.core.recognition import is_unmodified
 from mlff_triton.bio.core.settings import settings
 from mlff_triton.bio.core.value_check import IndexCheck
-from mlff_triton.bio.genomics.alpha_genome_head_weights import has_all_organisms, heads_of
-from mlff_triton.bio.genomics.alpha_genome_heads import Request
-from mlff_triton.bio.genomics.alpha_genome_runner import BASES, Network
-from mlff_triton.bio.genomics.alpha_genome_tower import BIN
+from mlff_triton.bio.models.alpha_genome.head_weights import has_all_organisms, heads_of
+from mlff_triton.bio.models.alpha_genome.heads import Request
+from mlff_triton.bio.models.alpha_genome.runner import BASES, Network
+from mlff_triton.bio.models.alpha_genome.tower import BIN
 
 PACKAGE = "alphagenome_pytorch"
 NORMS = ("torch.nn.utils.parametrize", "torch.nn.utils.parametrizations")

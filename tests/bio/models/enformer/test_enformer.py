@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mlff_triton import bio
 from mlff_triton.bio.core.fast_forward import FallbackWarning, Options
-from mlff_triton.bio.genomics.enformer_runner import EnformerRunner, Request
-from mlff_triton.bio.genomics.enformer_weights import EnformerWeights
+from mlff_triton.bio.models.enformer.runner import EnformerRunner, Request
+from mlff_triton.bio.models.enformer.weights import EnformerWeights
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.testing import assert_within
 from tests.support.enformer import BASES_PER_BIN, bases, make_model
@@ -136,7 +136,7 @@ def test_kernels_agree_with_the_package(n_sequences, device):
 
 def test_replays_keep_a_length(model, monkeypatch):
     """The length that was used least recently is dropped, also after replays."""
-    monkeypatch.setattr("mlff_triton.bio.genomics.enformer_runner.N_LENGTHS", 2)
+    monkeypatch.setattr("mlff_triton.bio.models.enformer.runner.N_LENGTHS", 2)
     runner = EnformerRunner(model, "torch", torch.float32, Options())
     request = Request(dropped=0, heads=("human",), embeddings=False)
     graphs = SimpleNamespace(replay=lambda *_: ())

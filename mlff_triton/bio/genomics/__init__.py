@@ -1,1 +1,0 @@
-"""Adapters for models of DNA sequences."""

@@ -1,0 +1,1 @@
+"""AlphaGenome of the package alphagenome-pytorch."""

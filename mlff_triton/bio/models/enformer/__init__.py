@@ -1,0 +1,1 @@
+"""Enformer of the package enformer-pytorch."""
