@@ -287,7 +287,7 @@ def write_dualbind(folder):
 
 
 LOADER = """
-from tests.bio.binding.test_dualbind import make_batch
+from tests.bio.models.dualbind.test_dualbind import make_batch
 
 class InferenceDataset:
     def __init__(self, proteins, ligands, permissive):

@@ -12,7 +12,7 @@ from benchmarks.bio import boltz, boltz_model, dualbind, genomes, models
 from benchmarks.bio.protein_mpnn import Sampling, Scoring
 from benchmarks.lab import tables
 from benchmarks.lab.schema import Results, read_rows
-from tests.bio.binding import dualbind_double
+from tests.bio.models.dualbind import dualbind_double
 from tests.support.benchmark_rows import row
 
 SMALL = (Scoring(2, 9), Sampling(1, 7))

@@ -80,7 +80,7 @@ def alpha_genome(device: str) -> Case:
 
 @cache
 def dual_bind(device: str) -> Case:
-    from tests.bio.binding import test_dualbind as source
+    from tests.bio.models.dualbind import test_dualbind as source
 
     pockets = source.to(source.make_pockets(2), device)
     return source.make_model().to(device), lambda model: model(**pockets)

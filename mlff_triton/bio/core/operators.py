@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+from mlff_triton.kernels.binding.protocol import BindingOperators
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
+from mlff_triton.kernels.residues.protocol import ResidueOperators
 
 
 def import_operators(
@@ -30,5 +32,27 @@ def genomic_operators(backend: str | None) -> GenomicOperators:
 
         return plain
     from mlff_triton.kernels.genomics import operators as fused
+
+    return fused
+
+
+def binding_operators(backend: str | None) -> BindingOperators:
+    """Return the operators on complexes of proteins and ligands of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.binding.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.binding import operators as fused
+
+    return fused
+
+
+def residue_operators(backend: str | None) -> ResidueOperators:
+    """Return the operators on residues of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.residues.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.residues import operators as fused
 
     return fused

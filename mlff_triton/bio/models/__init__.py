@@ -2,5 +2,7 @@
 
 - ``families``: table of all adapters
 - ``alpha_genome``, ``enformer``: models of genomes
+- ``dualbind``: affinities of ligands
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
+- ``protein_mpnn``: design of sequences
 """

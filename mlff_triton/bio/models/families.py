@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
-from mlff_triton.bio.binding.dualbind import DualBindForward
 from mlff_triton.bio.core.fast_forward import FastForward
-from mlff_triton.bio.design.protein_mpnn import ProteinMPNNForward
 from mlff_triton.bio.models.alpha_genome.adapter import AlphaGenomeForward
+from mlff_triton.bio.models.dualbind.adapter import DualBindForward
 from mlff_triton.bio.models.encoders import row_parts, sequence_parts
 from mlff_triton.bio.models.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.models.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.bio.models.enformer.adapter import EnformerForward
+from mlff_triton.bio.models.protein_mpnn.adapter import ProteinMPNNForward
 from mlff_triton.bio.structure.boltz import BoltzBlockForward
 from mlff_triton.bio.structure.boltz_alignment import BoltzAlignmentForward
 from mlff_triton.bio.structure.boltz_conditioning import BoltzConditioningForward

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.design.weights import split_networks
+from mlff_triton.bio.models.protein_mpnn.weights import split_networks
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork

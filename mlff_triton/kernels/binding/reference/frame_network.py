@@ -16,13 +16,13 @@ from mlff_triton.kernels.types.complexes import FrameNetwork, Tokens
 
 
 def frame_network(
-    tokens: Tokens, attended: Tensor, n_rows: Tensor, directions: Tensor, network: FrameNetwork
+    tokens: Tokens, attended: Tensor, n_tokens: Tensor, directions: Tensor, network: FrameNetwork
 ) -> Tensor:
     """Compute `mlff_triton.kernels.binding.frame_network.frame_network`, in any dtype.
 
     The weights of the network are [inputs, outputs].
     """
-    del n_rows
+    del n_tokens
     x = in_frames(tokens.embedded, tokens.coordinates, directions[0])
     x = layer_norm(x + attended @ network.out.weight + network.out.bias, *network.norm)
     hidden = (x @ network.up.weight + network.up.bias).relu()

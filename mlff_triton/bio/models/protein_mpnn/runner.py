@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.core.graph_cache import GraphCache
-from mlff_triton.bio.design.network import Backbones, Encoded, Operators, encode, score
-from mlff_triton.bio.design.sampling import Draws, Plan, choices_of, decoder_weights, graph_of
-from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.models.protein_mpnn.network import Backbones, Encoded, encode, score
+from mlff_triton.bio.models.protein_mpnn.sampling import (
+    Draws,
+    Plan,
+    choices_of,
+    decoder_weights,
+    graph_of,
+)
+from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.residues.protocol import ResidueOperators
 from mlff_triton.kernels.types.halves import split_scaled_halves
 
 
@@ -48,7 +55,7 @@ class Runner:
     ----------
     weights : MPNNWeights
         Weights.
-    operators : Operators
+    operators : ResidueOperators
         Operators of the backend.
     n_neighbors : int
         Largest number of neighbors of a residue.
@@ -61,7 +68,7 @@ class Runner:
     def __init__(
         self,
         weights: MPNNWeights,
-        operators: Operators,
+        operators: ResidueOperators,
         n_neighbors: int,
         *,
         splits: bool,

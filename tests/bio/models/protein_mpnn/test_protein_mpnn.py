@@ -14,8 +14,8 @@ from torch import nn
 
 from mlff_triton import bio
 from mlff_triton.bio.core.fast_forward import FallbackWarning
-from mlff_triton.bio.design.protein_mpnn import Sampler
-from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.models.protein_mpnn.adapter import Sampler
+from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
 from mlff_triton.errors import InputError, UnsupportedModelError
 from tests.support.strides import assert_strides_do_not_matter
 

@@ -6,30 +6,13 @@ residues: the order of decoding is known from the rank of each residue in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.core.operators import import_operators
-from mlff_triton.bio.design.weights import MPNNWeights
-
-
-class Operators(NamedTuple):
-    """Operators of a backend on residues."""
-
-    nearest_residues: Callable[..., tuple[Tensor, Tensor]]
-    project: Callable[..., tuple[Tensor, ...]]
-    residue_edges: Callable[..., Tensor]
-    residue_update: Callable[..., Tensor]
-    edge_update: Callable[..., Tensor]
-    decode: Callable[..., tuple[Tensor, Tensor]]
-
-    @classmethod
-    def of(cls, backend: str | None) -> Operators:
-        """Import the operators of "triton" or "torch"."""
-        return cls(**import_operators("residues", backend, cls._fields))
+from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
+from mlff_triton.kernels.residues.protocol import ResidueOperators
 
 
 class Backbones(NamedTuple):
@@ -74,7 +57,7 @@ class Encoded(NamedTuple):
     mask: Tensor
 
 
-def encode(ops: Operators, w: MPNNWeights, given: Backbones, n_neighbors: int) -> Encoded:
+def encode(ops: ResidueOperators, w: MPNNWeights, given: Backbones, n_neighbors: int) -> Encoded:
     """Encode backbones, with at most ``n_neighbors`` neighbors per residue."""
     count = min(n_neighbors, given.mask.shape[1])
     sources, distances = ops.nearest_residues(given.atoms[:, :, 1], given.mask, count)
@@ -91,7 +74,7 @@ def encode(ops: Operators, w: MPNNWeights, given: Backbones, n_neighbors: int) -
             x, edges, receivers, senders, sources, mask, layer.message, layer.residues, known
         )
         parts = ops.project(x, projections)
-        edges = ops.edge_update(edges, *parts[:2], sources, layer.update, layer.norm)
+        edges = ops.edge_update(edges, parts[0], parts[1], sources, layer.update, layer.norm)
         receivers, senders = parts[-2:]
     return Encoded(x, edges, sources, mask)
 
@@ -104,7 +87,7 @@ def ranks_of(order: Tensor) -> Tensor:
 
 
 def score(
-    ops: Operators, w: MPNNWeights, encoded: Encoded, sequence: Tensor, order: Tensor
+    ops: ResidueOperators, w: MPNNWeights, encoded: Encoded, sequence: Tensor, order: Tensor
 ) -> Tensor:
     """Compute the log-probabilities [B, L, V] of all amino acids, given those decoded before.
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton import bio
-from mlff_triton.bio.binding import network
-from mlff_triton.bio.binding.dualbind import DualBindForward
-from mlff_triton.bio.binding.weights import DualBindWeights
 from mlff_triton.bio.core.fast_forward import FallbackWarning
+from mlff_triton.bio.models.dualbind import network
+from mlff_triton.bio.models.dualbind.adapter import DualBindForward
+from mlff_triton.bio.models.dualbind.weights import DualBindWeights
 from mlff_triton.errors import UnsupportedModelError
-from tests.bio.binding import dualbind_double
+from tests.bio.models.dualbind import dualbind_double
 from tests.support.strides import assert_strides_do_not_matter
 
 double = dualbind_double.load()

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.bio.binding.molecules import Molecules, embed_atoms
-from mlff_triton.bio.binding.network import Complexes, Operators, energies
-from mlff_triton.bio.binding.weights import DualBindWeights
 from mlff_triton.bio.core.fast_forward import FastForward
+from mlff_triton.bio.core.operators import binding_operators
 from mlff_triton.bio.core.recognition import is_unmodified
+from mlff_triton.bio.models.dualbind.molecules import Molecules, embed_atoms
+from mlff_triton.bio.models.dualbind.network import Complexes, energies
+from mlff_triton.bio.models.dualbind.weights import DualBindWeights
+from mlff_triton.kernels.binding.protocol import BindingOperators
 
 SOURCES = ("DualBind.model.", "model.")
 """Python modules of the repository, as a package or from its folder."""
@@ -44,7 +46,7 @@ class DualBind(NamedTuple):
     """The model for a backend."""
 
     weights: DualBindWeights
-    operators: Operators
+    operators: BindingOperators
 
 
 class DualBindForward(FastForward[DualBind]):
@@ -81,7 +83,7 @@ class DualBindForward(FastForward[DualBind]):
         weights = DualBindWeights.of(self.module, self.dtype)
         if self.backend == "triton":
             weights = weights.split()
-        return DualBind(weights, Operators.of(self.backend))
+        return DualBind(weights, binding_operators(self.backend))
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse precisions other than the model's own float32, and arguments of other shapes."""

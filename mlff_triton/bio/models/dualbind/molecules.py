@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from mlff_triton.bio.binding.weights import MoleculeWeights
+from mlff_triton.bio.models.dualbind.weights import MoleculeWeights
 
 
 class Molecules(NamedTuple):

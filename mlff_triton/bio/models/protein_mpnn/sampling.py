@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.bio.design.network import Encoded, ranks_of
-from mlff_triton.bio.design.weights import MPNNWeights
+from mlff_triton.bio.models.protein_mpnn.network import Encoded, ranks_of
+from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
 from mlff_triton.kernels.residues.reference.project import project
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 

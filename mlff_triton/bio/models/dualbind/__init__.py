@@ -1,0 +1,1 @@
+"""DualBind, which predicts the affinities of ligands bound to proteins."""

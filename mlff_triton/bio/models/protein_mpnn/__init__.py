@@ -1,0 +1,1 @@
+"""ProteinMPNN, which designs the sequences of proteins with a given backbone."""
