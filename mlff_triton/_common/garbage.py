@@ -9,8 +9,7 @@ from threading import Lock
 class GarbageKept:
     """Context in which no garbage is collected, for any number of threads at a time.
 
-    CUDA graphs among the garbage call the GPU's driver when they end. This breaks captures, and
-    aborts forked processes.
+    CUDA graphs among the garbage call the GPU's driver when they end, which breaks captures.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache as once
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 from mlff_triton._common import cache
 
@@ -19,44 +19,67 @@ HASHED = ("runtime/cache.py", "compiler", "backends", "_C", "language")
 
 
 @once
-def start_triton() -> Thread:
-    """Begin to import Triton and to find its key, once per process; join the thread to wait.
+def start_triton() -> Event:
+    """Begin to import Triton and to find its key, once per process; wait for the event.
 
     Before its first launch Triton hashes its own libraries, hundreds of megabytes, for a key that
     identifies the compiler in the names of cached kernels. This takes 0.3 to 0.7 s. The key is kept
-    in the user's cache folder for as long as none of the files changes.
+    in the user's cache folder for as long as none of the files changes, and serves launches until
+    the hash is known in this process too.
     """
-    thread = Thread(target=_start, name="start-triton", daemon=True)
-    thread.start()
-    return thread
+    is_ready = Event()
+    Thread(target=_start, args=(is_ready,), name="start-triton", daemon=True).start()
+    return is_ready
 
 
-def _start() -> None:
-    with suppress(Exception):  # the first launch does the same, and reports what is wrong
-        modules = [import_module(name) for name in PARTS]
-        keep_key(modules[0])
+def _start(is_ready: Event) -> None:
+    try:
+        with suppress(Exception):  # the first launch does the same, and reports what is wrong
+            modules = [import_module(name) for name in PARTS]
+            find_key(modules[0], is_ready)
+    finally:
+        is_ready.set()
 
 
-def keep_key(module: object) -> None:
-    """Let ``triton_key`` of ``triton.runtime.cache`` take its result from the user's cache folder.
+def find_key(module: object, is_ready: Event) -> None:
+    """Call ``triton_key`` of ``triton.runtime.cache``, which remembers its result.
+
+    Meanwhile, the function in the module is one that returns the key in the user's cache folder, if
+    there is one. Afterwards it is Triton's own again, so that nothing of this outlasts a second.
+
+    Parameters
+    ----------
+    module : module
+        ``triton.runtime.cache``.
+    is_ready : Event
+        Set as soon as calls of the function in the module return at once.
+    """
+    compute: Callable[[], str] = module.triton_key  # type: ignore[attr-defined]
+    name = _state_of_files(Path(module.__file__).parents[1])  # type: ignore[attr-defined]
+    kept = cache.read("triton", name)
+    if kept is not None:
+        module.triton_key = kept.decode  # type: ignore[attr-defined]
+        is_ready.set()
+    try:
+        key = compute().encode()
+    finally:
+        module.triton_key = compute  # type: ignore[attr-defined]
+    if key != kept:
+        cache.write("triton", name, key)
+
+
+def _state_of_files(root: Path) -> str:
+    """Return a hash of the state of all files in `HASHED`, without reading them.
 
     Files are recognized by name, size, inode, and the times of their last changes, of which the
     second cannot be set by a program that unpacks or copies them.
     """
-    compute: Callable[[], str] = module.triton_key  # type: ignore[attr-defined]
-    root = Path(module.__file__).parents[1]  # type: ignore[attr-defined]
     digest = hashlib.sha256()
     for path in sorted(_files(root)):
         status = path.stat()
         mark = status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
         digest.update(f"{path} {mark}\n".encode())
-    name = digest.hexdigest()
-    kept = cache.read("triton", name)
-    if kept is None:
-        kept = compute().encode()
-        cache.write("triton", name, kept)
-    key = kept.decode()
-    module.triton_key = lambda: key  # type: ignore[attr-defined]
+    return digest.hexdigest()
 
 
 def _files(root: Path) -> Iterator[Path]:

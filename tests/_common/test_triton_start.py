@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 
-from mlff_triton._common import triton_start
+from mlff_triton._common import cache, triton_start
 
 
 @pytest.fixture
@@ -21,12 +22,14 @@ def fake_triton(monkeypatch, tmp_path):
     def make(error=None):
         def triton_key():
             module.calls += 1
+            module.meanwhile()
             if error is not None:
                 raise error
             return (tmp_path / "triton/_C/libtriton.so").read_text()
 
         file = str(tmp_path / "triton/runtime/cache.py")
         module = SimpleNamespace(triton_key=triton_key, __file__=file, calls=0)
+        module.meanwhile = lambda: None
         return module
 
     return make
@@ -39,35 +42,56 @@ def test_triton_is_imported_and_hashed_once(monkeypatch, fake_triton, error):
     monkeypatch.setattr(triton_start, "PARTS", ("first_part", "json"))
     triton_start.start_triton.cache_clear()
     try:
-        thread = triton_start.start_triton()
-        assert triton_start.start_triton() is thread
-        thread.join(10)
+        is_ready = triton_start.start_triton()
+        assert triton_start.start_triton() is is_ready
+        assert is_ready.wait(10)
         assert module.calls == 1
     finally:
         triton_start.start_triton.cache_clear()
 
 
 def test_the_key_is_kept_until_a_file_changes(fake_triton, tmp_path):
-    counts = []
+    lent = []
     for content in ("first", "first", "second"):
         library = tmp_path / "triton/_C/libtriton.so"
         if library.read_text() != content:
             library.write_text(content)
         module = fake_triton()
-        triton_start.keep_key(module)
-        assert module.triton_key() == content
-        counts.append(module.calls)
-    assert counts == [1, 0, 1]
+        own, is_ready = module.triton_key, Event()
+        module.meanwhile = lambda m=module, e=is_ready: lent.append(e.is_set() and m.triton_key())
+        triton_start.find_key(module, is_ready)
+        assert module.triton_key is own
+        assert module.calls == 1
+    assert lent == [False, "first", False]
+
+
+def test_a_wrong_key_is_used_no_longer_than_a_moment(fake_triton):
+    module = fake_triton()
+    triton_start.find_key(module, Event())
+    (kept,) = (cache.folder() / "triton").iterdir()
+    cache.write("triton", kept.name, b"wrong")
+    triton_start.find_key(module, Event())
+    assert module.triton_key() == "first"
+    assert cache.read("triton", kept.name) == b"first"
+
+
+def test_an_error_leaves_tritons_own_function(fake_triton):
+    triton_start.find_key(fake_triton(), Event())
+    module = fake_triton(RuntimeError("no such file"))
+    own = module.triton_key
+    with pytest.raises(RuntimeError, match="no such file"):
+        triton_start.find_key(module, Event())
+    assert module.triton_key is own
 
 
 def test_the_key_is_that_of_triton(monkeypatch, tmp_path):
     module = pytest.importorskip("triton.runtime.cache")
     monkeypatch.setenv("MLFF_TRITON_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "triton_key", module.triton_key)  # put back afterwards
-    expected = module.triton_key()
-    for _ in ("computed", "read"):
-        triton_start.keep_key(module)
-        assert module.triton_key() == expected
+    own, expected = module.triton_key, module.triton_key()
+    triton_start.find_key(module, Event())
+    (kept,) = (tmp_path / "triton").iterdir()
+    assert cache.read("triton", kept.name) == expected.encode()
+    assert module.triton_key is own
 
 
 def test_parts_of_triton_exist():

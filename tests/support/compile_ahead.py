@@ -6,17 +6,16 @@ with the result of each. ``python -m tests.support.compile_ahead gpu`` runs the 
 
 from __future__ import annotations
 
-import gc
 import json
+import logging
 import os
-import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from multiprocessing.util import register_after_fork
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from mlff_triton.kernels.ops.linear import linear
 from mlff_triton.kernels.ops.segment_sum import segment_sum
 
 N, F = 4, 32
+THREAD = "compile-kernels"  # beginning of the names of threads that compile
 
 
 def launch(device: str = "cpu") -> torch.Tensor:
@@ -46,15 +46,45 @@ def launch(device: str = "cpu") -> torch.Tensor:
     return segment_sum(rows, torch.tensor([0, 1, 3 * N], device=device))
 
 
-def pretend_gpu(make_launcher: Callable[[Any, Any], object]) -> AbstractContextManager[Any]:
-    """Let Triton compile for a GPU of the architecture sm_90, which is not there."""
-    pretended = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda _: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        launcher_cls=make_launcher,
-    )
-    return mock.patch.object(driver, "_active", pretended)
+class PretendedGPU:
+    """A GPU of the architecture sm_90 that is not there: launches count, and compute nothing."""
+
+    def __init__(self, make_launcher: Callable[[], object] = lambda: None) -> None:
+        self.launches = Counter[str]()  # by thread
+        self._make_launcher = make_launcher
+        self._lock = threading.Lock()
+
+    def driver(self) -> Any:
+        """Return what Triton asks of its driver."""
+        return SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda _: 0,
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+            launcher_cls=self._launcher,
+            utils=SimpleNamespace(
+                get_device_properties=lambda _: {"max_shared_mem": 227 << 10},
+                load_binary=lambda *_: (None, None, 0, 0, 1024),
+            ),
+        )
+
+    def _launcher(self, *_: object) -> Callable[..., None]:
+        self._make_launcher()
+        return self._count
+
+    def _count(self, *_: object) -> None:
+        with self._lock:
+            self.launches[threading.current_thread().name] += 1
+
+
+class Warned(logging.Handler):
+    """Warnings of the package."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
 
 
 def compiled() -> int:
@@ -62,58 +92,109 @@ def compiled() -> int:
     return len(list(Path(os.environ["TRITON_CACHE_DIR"]).glob("*/__grp__*.json")))
 
 
-def run(make_launcher: Callable[[Any, Any], object] = lambda *_: None) -> dict[str, object]:
-    """Compile ahead; return the kernels on disk, those compiled in this process, and the time."""
-    own: list[object] = []
+def is_restored() -> bool:
+    """Return True if kernels and Triton are as they were imported."""
+    kernels = compilation._loaded_kernels()
+    whole = JITFunction.run.__module__ == JITFunction.__module__
+    return whole and bool(kernels) and not any("run" in vars(kernel) for kernel in kernels)
+
+
+def run(
+    gpu: PretendedGPU | None = None, calls: Callable[[], object] = lambda: compile_ahead(launch)
+) -> dict[str, object]:
+    """Call a function in a process that has not launched a kernel, and return what happens.
+
+    Returns
+    -------
+    dict
+        Kernels on disk; whether each one that was compiled or read from disk was there before, by
+        kind of thread; launches by thread; warnings; and the time in s.
+    """
+    gpu, warned = gpu or PretendedGPU(), Warned()
+    found: dict[str, list[bool]] = {"ahead": [], "at launch": []}
+
+    def listen(*, cache_hit: bool, **_: object) -> None:
+        is_ahead = threading.current_thread().name.startswith(THREAD)
+        found["ahead" if is_ahead else "at launch"].append(cache_hit)
+
+    for kernel in compilation._loaded_kernels():
+        kernel.device_caches.clear()
+    compilation._reported.clear()
+    compilation._LOG.addHandler(warned)
+    compilation._LOG.propagate = False
     start = time.monotonic()
     with (
-        pretend_gpu(make_launcher),
+        mock.patch.object(driver, "_active", gpu.driver()),
         mock.patch.object(availability, "launch_anywhere", new=True),
-        mock.patch.object(triton.knobs.compilation, "listener", lambda **event: own.append(event)),
+        mock.patch.object(triton.knobs.compilation, "listener", listen),
         mock.patch.object(compilation.os, "sched_getaffinity", return_value={0, 1}),
     ):
+        calls()
+    compilation._LOG.removeHandler(warned)
+    result = {"on disk": compiled(), "warnings": warned.texts, "launches": gpu.launches}
+    return result | found | {"restored": is_restored(), "seconds": time.monotonic() - start}
+
+
+def launched() -> dict[str, object]:
+    """Launch what was compiled ahead."""
+
+    def calls() -> None:
         compile_ahead(launch)
-    seconds = time.monotonic() - start
-    restored = JITFunction.run.__name__ == "run"
-    return {"on disk": compiled(), "own": len(own), "seconds": seconds, "restored": restored}
+        launch()
+
+    return run(calls=calls)
 
 
 def again() -> dict[str, object]:
-    """Compile ahead twice, the second time without permission to fork."""
-    run()
-    with mock.patch.object(compilation, "get_context", side_effect=AssertionError) as forks:
-        return run() | {"forks": forks.call_count}
+    """Compile ahead twice in a process, and then in one that finds kernels on disk."""
+
+    def twice() -> None:
+        compile_ahead(launch)
+        compile_ahead(launch)
+
+    first = run(calls=twice)
+    return {"first": first, "other process": run()}
 
 
-def without_forks() -> dict[str, object]:
-    with mock.patch.object(compilation, "get_context", side_effect=ValueError("no fork")):
+def nested() -> dict[str, object]:
+    """Compile a function ahead that compiles another one ahead and then launches it."""
+
+    def both() -> None:
+        compile_ahead(launch)
+        launch()
+
+    return run(calls=lambda: compile_ahead(both))
+
+
+def without_threads() -> dict[str, object]:
+    error = RuntimeError("can't start new thread")
+    with mock.patch.object(compilation, "ThreadPoolExecutor", side_effect=error):
         return run()
 
 
-def without_processes() -> dict[str, object]:
-    with mock.patch("os.fork", side_effect=BlockingIOError("too many processes")):
-        return run()
+def without_launchers() -> dict[str, object]:
+    def fail() -> None:
+        raise RuntimeError("Failed to find C compiler.")
 
-
-def killed() -> dict[str, object]:
-    return run(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def stuck() -> dict[str, object]:
-    with mock.patch.object(compilation, "PATIENCE", 3.0):
-        return run(lambda *_: time.sleep(600))
+    return run(PretendedGPU(fail))
 
 
 def failing() -> dict[str, object]:
-    """Let the first kernel fail to compile."""
-    original = compilation._kernels_of
+    """Let one kernel fail to compile, twice."""
+    original, broken = compilation._compile_with_launcher, list[object]()
 
-    def sabotaged(function: Callable[[], object]) -> dict[str, Callable[[], object]]:
-        compilers = original(function)
-        return {key: compilers[key] if k else int for k, key in enumerate(compilers)}
+    def sabotaged(compiler: Callable[[], object]) -> object:
+        if not broken:
+            broken.append(compiler)
+        return int("no number") if broken[0] is compiler else original(compiler)
 
-    with mock.patch.object(compilation, "_kernels_of", sabotaged):
-        return run()
+    def calls() -> None:
+        compile_ahead(launch)
+        broken.clear()
+        compile_ahead(launch)
+
+    with mock.patch.object(compilation, "_compile_with_launcher", sabotaged):
+        return run(calls=calls)
 
 
 def old_triton() -> dict[str, object]:
@@ -127,35 +208,56 @@ def bad_function() -> dict[str, object]:
         return run()
 
 
-def collecting() -> dict[str, object]:
-    """Let processes tell whether they collect garbage when they start."""
-    readings, writings = os.pipe()
-    told = set[None]()  # the function is called as long as this lives
-    register_after_fork(told, lambda _: os.write(writings, b"yes " if gc.isenabled() else b"no "))
-    found = run()
-    os.close(writings)
-    with os.fdopen(readings) as text:
-        return found | {"collect": text.read().split(), "afterwards": gc.isenabled()}
+def interrupted() -> dict[str, object]:
+    """Interrupt a process while kernels compile, and launch them afterwards."""
+
+    def calls() -> None:
+        with mock.patch.object(compilation, "wait", side_effect=KeyboardInterrupt):
+            try:
+                compile_ahead(launch)
+            except KeyboardInterrupt:
+                launch()
+
+    return run(calls=calls)
 
 
 def other_threads() -> dict[str, object]:
-    """Launch from another thread while launches of this one are skipped."""
-    launched = []
+    """Launch from two threads while this one collects: kernels with machine code, and others."""
+    found = {}
+    for name, before in (("loaded", launch), ("new", lambda: None)):
 
-    def record(kernel: object, *args: object, warmup: bool, **options: object) -> None:
-        del kernel, args, options
-        launched.append(warmup)
+        def collected() -> None:
+            launch()
+            for k in range(2):
+                thread = threading.Thread(target=launch, name=f"other {k}")
+                thread.start()
+                thread.join()
 
-    with (
-        mock.patch.object(JITFunction, "run", record),
-        mock.patch.object(availability, "launch_anywhere", new=True),
-        compilation._launches_skipped(),
-    ):
-        launch()
-        thread = threading.Thread(target=launch)
-        thread.start()
-        thread.join()
-    return {"skipped": launched}
+        gpu = PretendedGPU()
+
+        def calls(before: Callable[[], object] = before, gpu: PretendedGPU = gpu) -> None:
+            before()
+            gpu.launches.clear()
+            compile_ahead(collected)
+
+        found[name] = run(gpu, calls)
+    return found
+
+
+def many_threads() -> dict[str, object]:
+    """Let threads compile ahead and launch at once, again and again."""
+
+    def work(_: int) -> None:
+        for _ in range(20):
+            compile_ahead(launch)
+            launch()
+
+    def calls() -> None:
+        with ThreadPoolExecutor(6, "user") as pool:
+            list(pool.map(work, range(6)))
+
+    found = run(calls=calls)
+    return found | {"total": sum(found["launches"].values())}
 
 
 def terminal() -> dict[str, object]:
@@ -171,7 +273,7 @@ def terminal() -> dict[str, object]:
 
 
 def on_gpu() -> dict[str, object]:
-    """Compile ahead and launch on a real GPU; count the launches that find their kernel."""
+    """Compile ahead and launch on a real GPU; count the launches that compile or read a kernel."""
     hits: list[bool] = []
 
     def listen(*, cache_hit: bool, **_: object) -> None:
@@ -186,16 +288,17 @@ def on_gpu() -> dict[str, object]:
 
 CASES = {
     "all": run,
+    "launched": launched,
     "again": again,
-    "without forks": without_forks,
-    "without processes": without_processes,
-    "killed": killed,
-    "stuck": stuck,
+    "nested": nested,
+    "without threads": without_threads,
+    "without launchers": without_launchers,
     "failing": failing,
-    "collecting": collecting,
     "old Triton": old_triton,
     "bad function": bad_function,
+    "interrupted": interrupted,
     "other threads": other_threads,
+    "many threads": many_threads,
     "terminal": terminal,
 }
 

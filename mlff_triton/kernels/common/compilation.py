@@ -1,43 +1,43 @@
 """Compilation of kernels side by side, before their first launch.
 
-A step launches some thirty kernels. If each is compiled when it is launched, all but one core wait:
-for Triton's compiler in Python, for LLVM and ptxas, and for the C compiler that makes Triton's
-launchers. Here, forked processes compile all of them and leave the results in Triton's cache on
-disk, where the launches find them. (Threads would take turns, as a third of the compiler is
-Python.) The processes inherit all imported modules, so they start at once, and they never touch the
-GPU. If anything about this fails, launches compile their kernels themselves.
+A step launches some thirty kernels. If each is compiled when it is launched, all but one core wait.
+Here, threads compile all of them, by the mode that Triton has for this. Threads suffice: LLVM,
+ptxas and the C compiler that makes Triton's launchers do not hold Python's lock. Python itself
+takes a fifth of the processor time for the kernels of a step. If anything about this fails,
+launches compile their kernels themselves, and a warning gives the reason.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing import connection, get_context
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from triton.runtime import driver
-from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from mlff_triton._common.availability import is_interpreting
-from mlff_triton._common.garbage import garbage_kept
 from mlff_triton._common.triton_start import start_triton
 
 QUIET = 1.0  # s before progress is shown
-PATIENCE = 120.0  # s for one kernel, after which launches compile the remaining ones
 
-_LOCK = threading.RLock()  # as a function may call another one that compiles ahead
 _LOG = logging.getLogger("mlff_triton")
+_LOCK = threading.RLock()  # one function at a time, which may call another one that compiles ahead
+_KERNELS = "mlff_triton.kernels."  # modules with kernels
+_is_collecting = ContextVar("is_collecting", default=False)  # new threads begin with the default
+_reported = set[type]()
 
 Compiler = Callable[[], Any]
+Compilation = tuple[Future[Any], Callable[[Any], object]]
+"""A compiled kernel to be, and the function that keeps it for launches."""
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:
@@ -48,113 +48,111 @@ def compile_ahead(launch: Callable[[], object]) -> None:
     Parameters
     ----------
     launch : callable
-        It is called once, and the launches of this thread do nothing meanwhile. PyTorch's operators
-        do run, with inputs that no kernel has written, so they must be harmless for any values:
-        they must not use results of kernels as indices, nor write to tensors that are used later.
+        It is called once, and the package's launches in this thread do nothing meanwhile. Other
+        threads launch as usual, including those in which PyTorch runs backward passes on a GPU.
+        PyTorch's operators do run, with inputs that no kernel has written, so they must be harmless
+        for any values: they must not use results of kernels as indices, nor write to tensors that
+        are used later.
     """
-    if is_interpreting():
+    if is_interpreting() or _is_collecting.get():
         return
+    start_triton().wait()
     try:
-        start_triton().join()
         with _LOCK:
-            missing = [fn for key, fn in _kernels_of(launch).items() if not _is_on_disk(key)]
-            if len(missing) > 1:
-                _compile_side_by_side(missing)
-    except Exception:  # noqa: BLE001 - whatever fails here, the launches themselves report or repair
-        _LOG.debug("kernels are compiled one after another", exc_info=True)
+            _compile(launch)
+    except Exception as error:  # noqa: BLE001 - whatever fails here, launches report or repair
+        _report(error)
 
 
-def _kernels_of(launch: Callable[[], object]) -> dict[str, Compiler]:
-    """Return the compilers of kernels that have no machine code in this process yet, by key."""
+def _compile(launch: Callable[[], object]) -> None:
+    """Compile the kernels of a function in as many threads as there are cores, and keep them."""
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile-kernels")
+    try:
+        compilations = _submitted(launch, pool)
+        _wait([future for future, _ in compilations])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    for future, keep in compilations:
+        error = future.exception()
+        if error is None:
+            keep(future.result())
+        else:
+            _report(error)
+
+
+def _submitted(launch: Callable[[], object], pool: ThreadPoolExecutor) -> Collection[Compilation]:
+    """Begin to compile the kernels that have no machine code in this process yet."""
     from triton import AsyncCompileMode  # absent from Triton 3.3
 
-    compilers: dict[str, Compiler] = {}
+    found: dict[str, Compilation] = {}
 
     class Collector(AsyncCompileMode):
-        """Keeps the kernels that Triton would compile in other threads."""
+        """Compiles kernels in the pool, and gives their launches nothing to run."""
 
-        def submit(self, key: str, compile_fn: Compiler, finalize_fn: object) -> None:
-            del finalize_fn
-            compilers[key] = compile_fn
+        def submit(self, key: str, compiler: Compiler, keep: Callable[[Any], object]) -> None:
+            if key not in found:
+                found[key] = pool.submit(_compile_with_launcher, compiler), keep
 
-    with Collector(executor=None), _launches_skipped():
+    with Collector(executor=pool), _launches_skipped():
         launch()
-    return compilers
+    return found.values()
+
+
+def _compile_with_launcher(compiler: Compiler) -> Any:
+    """Compile a kernel, and the C code of its launcher, which the first launch finds on disk."""
+    kernel = compiler()
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
 
 
 @contextmanager
 def _launches_skipped() -> Iterator[None]:
-    """Let launches of this thread end before the kernel runs, as `JITFunction.warmup` does."""
-    run, caller = JITFunction.run, threading.get_ident()
+    """Let the package's launches in this thread end before the kernel runs.
 
-    def compile_only(kernel: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-        warmup = warmup or threading.get_ident() == caller
-        return run(kernel, *args, warmup=warmup, **options)
+    This concerns kernels that have machine code already, as Triton's mode skips all others. Each
+    kernel object gets a method of its own for a while; Triton's class stays as it is.
+    """
 
-    JITFunction.run = compile_only
+    def run(kernel: JITFunction, *args: Any, warmup: bool, **options: Any) -> Any:
+        skip = warmup or _is_collecting.get()
+        return type(kernel).run(kernel, *args, warmup=skip, **options)
+
+    kernels = _loaded_kernels()
+    collecting = _is_collecting.set(True)
+    for kernel in kernels:
+        kernel.run = partial(run, kernel)
     try:
         yield
     finally:
-        JITFunction.run = run
+        for kernel in kernels:
+            del kernel.run
+        _is_collecting.reset(collecting)
 
 
-def _is_on_disk(key: str) -> bool:
-    """Return True if Triton's cache has the machine code of a kernel."""
-    folder = get_cache_manager(hashlib.sha256(key.encode()).hexdigest()).cache_dir
-    return any(Path(folder).glob("__grp__*.json"))
+def _loaded_kernels() -> list[JITFunction]:
+    """Return the package's kernels that may have machine code in this process."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(_KERNELS)]
+    values = {id(value): value for module in modules for value in list(vars(module).values())}
+    return [value for value in values.values() if isinstance(value, JITFunction)]
 
 
-def _compile_side_by_side(compilers: Sequence[Compiler]) -> None:
-    """Compile kernels in as many processes as there are cores."""
-    context = get_context("fork")
-    started, finished = context.Value("i", 0), context.Value("i", 0)
-    shared = compilers, started, finished
-    count = min(len(os.sched_getaffinity(0)), len(compilers))
-    workers = [context.Process(target=_work, args=shared, daemon=True) for _ in range(count)]
-    try:
-        with warnings.catch_warnings(), garbage_kept:  # also in the forks
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-            for worker in workers:
-                worker.start()
-        _wait([worker.sentinel for worker in workers], lambda: finished.value, len(compilers))
-    finally:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.kill()
-                worker.join()
+def _report(error: BaseException) -> None:
+    """Log why kernels are not compiled ahead; it is a warning the first time for each error."""
+    level = logging.DEBUG if type(error) in _reported else logging.WARNING
+    _reported.add(type(error))
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    _LOG.log(level, "kernels compile one after another when they are launched: %s", reason)
+    _LOG.debug("kernels are not compiled ahead", exc_info=error)
 
 
-def _work(compilers: Sequence[Compiler], started: Any, finished: Any) -> None:
-    """Compile kernels and their launchers until none is left, in a process of its own."""
-    with Path(os.devnull).open("w") as sink:
-        os.dup2(sink.fileno(), 1)
-        os.dup2(sink.fileno(), 2)
-    while (number := _increment(started)) < len(compilers):
-        with suppress(Exception):
-            kernel = compilers[number]()
-            driver.active.launcher_cls(kernel.src, kernel.metadata)
-        _increment(finished)
-
-
-def _increment(counter: Any) -> int:
-    """Add one to a shared integer and return its last value."""
-    with counter.get_lock():
-        last = int(counter.value)
-        counter.value = last + 1
-    return last
-
-
-def _wait(sentinels: list[int], finished: Callable[[], int], count: int) -> None:
-    """Wait until processes have ended, or none has finished a kernel for long; show progress."""
-    begin = latest = time.monotonic()
-    done, told = 0, ""
-    while sentinels and time.monotonic() < latest + PATIENCE:
-        ended = connection.wait(sentinels, timeout=0.1)
-        sentinels = [sentinel for sentinel in sentinels if sentinel not in ended]
-        if finished() > done:
-            done, latest = finished(), time.monotonic()
+def _wait(compilations: Collection[Future[Any]]) -> None:
+    """Wait until kernels are compiled; show progress."""
+    begin, pending, told = time.monotonic(), set(compilations), ""
+    while pending:
+        pending = wait(pending, timeout=0.1).not_done
         if time.monotonic() > begin + QUIET:
-            text = f"compiling kernels for this GPU: {done} of {count}"
+            done = len(compilations) - len(pending)
+            text = f"compiling kernels for this GPU: {done} of {len(compilations)}"
             if text != told:
                 _tell(text, first=not told)
                 told = text

@@ -35,44 +35,76 @@ def cases() -> dict[str, dict[str, Any]]:
     return results()
 
 
-def test_other_processes_compile_all_kernels(cases):
+def test_threads_compile_all_kernels(cases):
     assert cases["all"]["on disk"] == 3
-    assert cases["all"]["own"] == 0
+    assert cases["all"]["ahead"] == [False] * 3
+    assert not cases["all"]["at launch"]
+    assert not cases["all"]["warnings"]
 
 
-def test_kernels_on_disk_start_no_process(cases):
-    assert cases["again"]["forks"] == 0
-    assert cases["again"]["on disk"] == 3
+def test_launches_find_compiled_kernels_in_memory(cases):
+    assert cases["launched"]["ahead"] == [False] * 3
+    assert not cases["launched"]["at launch"]
+    assert cases["launched"]["launches"] == {"MainThread": 3}
+
+
+def test_kernels_are_compiled_once(cases):
+    assert cases["again"]["first"]["ahead"] == [False] * 3
+    assert cases["again"]["other process"]["ahead"] == [True] * 3
+    assert cases["nested"]["ahead"] == [False] * 3
+    assert not cases["nested"]["launches"]
+    assert not cases["nested"]["warnings"]
 
 
 @pytest.mark.parametrize(
-    "case", ["without forks", "without processes", "old Triton", "bad function"]
+    ("case", "reason"),
+    [
+        ("without threads", "RuntimeError: can't start new thread"),
+        ("without launchers", "RuntimeError: Failed to find C compiler."),
+        ("failing", "ValueError: invalid literal"),
+        ("old Triton", "ImportError: cannot import name 'AsyncCompileMode'"),
+        ("bad function", "RuntimeError: out of memory"),
+    ],
 )
-def test_failures_leave_all_kernels_to_their_launches(case, cases):
-    assert cases[case]["on disk"] == 0
-
-
-@pytest.mark.parametrize("case", ["killed", "stuck", "failing"])
-def test_failures_of_processes_keep_what_is_compiled(case, cases):
-    assert cases[case]["on disk"] == 2
-    assert cases[case]["seconds"] < 30
-
-
-@pytest.mark.parametrize(
-    "case", ["all", "without forks", "killed", "stuck", "old Triton", "bad function"]
-)
-def test_launches_run_again_afterwards(case, cases):
+def test_failures_are_reported_once(case, reason, cases):
+    (text,) = cases[case]["warnings"]
+    assert text.startswith("kernels compile one after another when they are launched: " + reason)
+    assert "\n" not in text
     assert cases[case]["restored"]
 
 
-def test_processes_leave_the_garbage_of_their_parent_alone(cases):
-    """It may hold CUDA graphs, whose end aborts a process without CUDA."""
-    assert cases["collecting"]["collect"] == ["no", "no"]
-    assert cases["collecting"]["afterwards"]
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        ("without threads", 0),
+        ("without launchers", 3),
+        ("failing", 2),
+        ("old Triton", 0),
+        ("bad function", 0),
+    ],
+)
+def test_failures_keep_what_is_compiled(case, count, cases):
+    assert cases[case]["on disk"] == count
 
 
-def test_other_threads_launch_meanwhile(cases):
-    assert cases["other threads"]["skipped"] == 3 * [True] + 3 * [False]
+def test_an_interrupt_leaves_launches_as_they_were(cases):
+    assert cases["interrupted"]["launches"] == {"MainThread": 3}
+    assert cases["interrupted"]["restored"]
+    assert not cases["interrupted"]["warnings"]
+
+
+@pytest.mark.parametrize("state", ["loaded", "new"])
+def test_other_threads_launch_meanwhile(state, cases):
+    assert cases["other threads"][state]["launches"] == {"other 0": 3, "other 1": 3}
+    assert cases["other threads"][state]["restored"]
+
+
+def test_threads_lose_no_launch(cases):
+    """Six threads compile ahead and launch three kernels, twenty times each."""
+    assert cases["many threads"]["total"] == 6 * 20 * 3
+    assert cases["many threads"]["on disk"] == 3
+    assert cases["many threads"]["restored"]
+    assert not cases["many threads"]["warnings"]
 
 
 def test_a_terminal_shows_one_line_which_is_erased(cases):
@@ -89,5 +121,5 @@ def test_a_terminal_shows_one_line_which_is_erased(cases):
 def test_launches_find_their_kernels():
     gpu = results("gpu")["gpu"]
     assert gpu["on disk"] == 3
-    assert gpu["hits"] == [True, True, True]
+    assert not gpu["hits"]  # they are in memory
     assert len(gpu["result"]) == 2
