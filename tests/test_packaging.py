@@ -20,7 +20,8 @@ import sys
 from importlib import metadata, resources
 import mlff_triton
 files = resources.files("mlff_triton")
-for name in ("py.typed", "engine/costs.csv", "weights/tensornet-gfn2.safetensors",
+for name in ("py.typed", "__init__.pyi", "bio/__init__.pyi", "engine/costs.csv",
+             "weights/tensornet-gfn2.safetensors",
              "weights/tensornet-gfn2.md", "structures/alanine_dipeptide_water.xyz"):
     assert files.joinpath(name).is_file(), name
 assert mlff_triton.__file__.startswith(sys.prefix), mlff_triton.__file__

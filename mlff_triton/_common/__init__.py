@@ -1,1 +1,1 @@
-"""Helpers for all packages: files, lazy imports, interrupts, progress bars, timing, CUDA graphs."""
+"""Helpers for all packages: files, interrupts, progress bars, timing, CUDA graphs."""

@@ -3,7 +3,8 @@
 ``bio.accelerate(model)`` makes a model faster in place, ``bio.restore(model)`` undoes it, and
 ``bio.top_tokens(model, ...)`` returns the most likely tokens without writing all logits.
 ``bio.align(queries, targets)`` aligns pairs of sequences, and ``bio.embed_files(fasta, out,
-model=...)`` embeds the proteins of a file; they are loaded on first use.
+model=...)`` embeds the proteins of a file. All names, listed in ``__init__.pyi``, are loaded on
+first use.
 
 - ``patch``: `accelerate`, `accelerated`, `restore`, `refresh` and `report`
 - ``core``: parts that all adapters share
@@ -13,53 +14,6 @@ model=...)`` embeds the proteins of a file; they are loaded on first use.
 - ``embedding``: embeddings of all proteins in a file
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from mlff_triton._common.lazy import attributes
-from mlff_triton.bio.core.fast_forward import FallbackWarning
-from mlff_triton.bio.models.encoders.top_tokens import TopTokens, top_tokens
-from mlff_triton.bio.patch import (
-    Part,
-    PartsWarning,
-    Report,
-    accelerate,
-    accelerated,
-    refresh,
-    report,
-    restore,
-)
-
-if TYPE_CHECKING:
-    from mlff_triton.bio.alignment import Alignments, align
-    from mlff_triton.bio.embedding import embed_files
-
-__all__ = [
-    "Alignments",
-    "FallbackWarning",
-    "Part",
-    "PartsWarning",
-    "Report",
-    "TopTokens",
-    "accelerate",
-    "accelerated",
-    "align",
-    "embed_files",
-    "refresh",
-    "report",
-    "restore",
-    "top_tokens",
-]
-
-_HOME_OF = {
-    "Alignments": "mlff_triton.bio.alignment",
-    "align": "mlff_triton.bio.alignment",
-    "embed_files": "mlff_triton.bio.embedding",
-}
-
-__getattr__ = attributes(__name__, _HOME_OF)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,14 @@
+from .alignment import Alignments as Alignments
+from .alignment import align as align
+from .core.fast_forward import FallbackWarning as FallbackWarning
+from .embedding import embed_files as embed_files
+from .models.encoders.top_tokens import TopTokens as TopTokens
+from .models.encoders.top_tokens import top_tokens as top_tokens
+from .patch import Part as Part
+from .patch import PartsWarning as PartsWarning
+from .patch import Report as Report
+from .patch import accelerate as accelerate
+from .patch import accelerated as accelerated
+from .patch import refresh as refresh
+from .patch import report as report
+from .patch import restore as restore
