@@ -32,7 +32,7 @@ test-transformers: $(TRANSFORMERS:%=.venv/transformers-%/installed)
 STRUCTURE = boltz openfold3 protenix
 test-structure: $(STRUCTURE:%=.venv/%/installed)
 	for each in $(STRUCTURE); do \
-	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/structure/test_$$each*.py \
+	  PYTHONPATH=.venv/$$each $(BIN)/python -m pytest -n auto tests/bio/models/$$each \
 	  tests/benchmarks/test_structure_models.py \
 	  tests/benchmarks/test_pairs.py::test_blocks_are_held_against_float64 || exit; done
 	PYTHONPATH=$(CURDIR)/.venv/boltz $(BIN)/python -m pytest tests/test_examples.py::test_structure

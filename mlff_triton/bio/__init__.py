@@ -9,7 +9,6 @@ first use.
 - ``patch``: `accelerate`, `accelerated`, `restore`, `refresh` and `report`
 - ``core``: parts that all adapters share
 - ``models``: the models that `accelerate` recognizes, one package each
-- ``structure``: blocks of models that predict structures (Boltz, OpenFold3, Protenix)
 - ``alignment``: sequence alignment
 - ``embedding``: embeddings of all proteins in a file
 """

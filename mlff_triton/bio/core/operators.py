@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
-from typing import Any
-
 from mlff_triton.kernels.binding.protocol import BindingOperators
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
+from mlff_triton.kernels.pairs.protocol import PairOperators
 from mlff_triton.kernels.residues.protocol import ResidueOperators
-
-
-def import_operators(
-    family: str, backend: str | None, names: Iterable[str], modules: Mapping[str, str] | None = None
-) -> dict[str, Callable[..., Any]]:
-    """Import operators of a family of kernels; those of its references for the backend "torch".
-
-    ``modules`` gives the modules of operators that do not have one of their own name.
-    """
-    package = f"mlff_triton.kernels.{family}" + (".reference" if backend == "torch" else "")
-    own = modules or {}
-    return {
-        name: getattr(import_module(f"{package}.{own.get(name, name)}"), name) for name in names
-    }
 
 
 def genomic_operators(backend: str | None) -> GenomicOperators:
@@ -54,5 +37,16 @@ def residue_operators(backend: str | None) -> ResidueOperators:
 
         return plain
     from mlff_triton.kernels.residues import operators as fused
+
+    return fused
+
+
+def pair_operators(backend: str | None) -> PairOperators:
+    """Return the operators on pairs and tokens of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.pairs.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.pairs import operators as fused
 
     return fused

@@ -2,7 +2,9 @@
 
 - ``families``: table of all adapters
 - ``alpha_genome``, ``enformer``: models of genomes
+- ``boltz``, ``openfold3``, ``protenix``: structures of complexes
 - ``dualbind``: affinities of ligands
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
 - ``protein_mpnn``: design of sequences
+- ``structure``: parts that Boltz, OpenFold3 and Protenix share
 """

@@ -12,24 +12,24 @@ from torch import nn
 
 from mlff_triton.bio.core.fast_forward import FastForward
 from mlff_triton.bio.models.alpha_genome.adapter import AlphaGenomeForward
+from mlff_triton.bio.models.boltz.adapter import BoltzBlockForward
+from mlff_triton.bio.models.boltz.conditioning import BoltzConditioningForward
+from mlff_triton.bio.models.boltz.diffusion import BoltzDiffusionForward
+from mlff_triton.bio.models.boltz.msa import BoltzAlignmentForward
+from mlff_triton.bio.models.boltz.score import Boltz1ScoreForward, BoltzScoreForward
+from mlff_triton.bio.models.boltz.windows import BoltzAtomForward
 from mlff_triton.bio.models.dualbind.adapter import DualBindForward
 from mlff_triton.bio.models.encoders import row_parts, sequence_parts
 from mlff_triton.bio.models.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.models.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.bio.models.enformer.adapter import EnformerForward
+from mlff_triton.bio.models.openfold3.adapter import OpenFold3BlockForward
+from mlff_triton.bio.models.openfold3.diffusion import OpenFold3DiffusionForward
+from mlff_triton.bio.models.openfold3.msa import OpenFold3AlignmentForward
 from mlff_triton.bio.models.protein_mpnn.adapter import ProteinMPNNForward
-from mlff_triton.bio.structure.boltz import BoltzBlockForward
-from mlff_triton.bio.structure.boltz_alignment import BoltzAlignmentForward
-from mlff_triton.bio.structure.boltz_conditioning import BoltzConditioningForward
-from mlff_triton.bio.structure.boltz_diffusion import BoltzDiffusionForward
-from mlff_triton.bio.structure.boltz_score import Boltz1ScoreForward, BoltzScoreForward
-from mlff_triton.bio.structure.boltz_windows import BoltzAtomForward
-from mlff_triton.bio.structure.openfold3 import OpenFold3BlockForward
-from mlff_triton.bio.structure.openfold3_alignment import OpenFold3AlignmentForward
-from mlff_triton.bio.structure.openfold3_diffusion import OpenFold3DiffusionForward
-from mlff_triton.bio.structure.protenix import ProtenixBlockForward
-from mlff_triton.bio.structure.protenix_alignment import ProtenixAlignmentForward
-from mlff_triton.bio.structure.protenix_diffusion import ProtenixDiffusionForward
+from mlff_triton.bio.models.protenix.adapter import ProtenixBlockForward
+from mlff_triton.bio.models.protenix.diffusion import ProtenixDiffusionForward
+from mlff_triton.bio.models.protenix.msa import ProtenixAlignmentForward
 
 Adapter: TypeAlias = type[FastForward[Any]]
 

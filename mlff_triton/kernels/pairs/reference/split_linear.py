@@ -13,8 +13,10 @@ def split_rows(x: Tensor) -> SplitRows:
     return SplitRows.of(x)
 
 
-def linear_map(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `mlff_triton.kernels.pairs.split_linear.linear_map` for weights as they are."""
+def linear_map(x: Tensor, weight: Tensor | SplitRows, bias: Tensor | None = None) -> Tensor:
+    """Compute `mlff_triton.kernels.pairs.split_linear.linear_map`."""
+    if isinstance(weight, SplitRows):
+        return split_linear(split_rows(x), weight, bias).float()
     return linear(x.to(weight.dtype), weight, bias)
 
 

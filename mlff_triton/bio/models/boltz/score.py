@@ -1,0 +1,236 @@
+"""Adapters for the score networks of Boltz-1 and Boltz-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.bio.core.recognition import has_structure, is_unmodified
+from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
+from mlff_triton.bio.models.boltz.adapter import KNOWN, SOURCES, transition
+from mlff_triton.bio.models.boltz.diffusion import diffusion_layers, is_transformer
+from mlff_triton.bio.models.boltz.score_forward import Biases, Given, Results, ScoreForward
+from mlff_triton.bio.models.boltz.windows import check_sides, is_atom_transformer
+from mlff_triton.bio.models.structure.diffusion import (
+    DiffusionWeights,
+    layered_biases,
+    prepared_maps,
+    rounded_biases,
+)
+from mlff_triton.bio.models.structure.maps import exact_weight, weight
+from mlff_triton.bio.models.structure.score_network import AtomMaps, ConditionWeights, ScoreWeights
+from mlff_triton.errors import InputError
+
+PARTS = {
+    "single_conditioner": "SingleConditioning",
+    "atom_attention_encoder": "AtomAttentionEncoder",
+    "s_to_a_linear": "Sequential",
+    "token_transformer": "DiffusionTransformer",
+    "a_norm": "LayerNorm",
+    "atom_attention_decoder": "AtomAttentionDecoder",
+}
+PARTS_OF_BOLTZ_1 = {**PARTS, "pairwise_conditioner": "PairwiseConditioning"}
+CONDITIONER = (
+    *("norm_single", "single_embed", "fourier_embed"),
+    *("norm_fourier", "fourier_to_single", "transitions"),
+)
+ENCODER = ("r_to_q_trans", "atom_encoder", "atom_to_token_trans")
+DECODER = ("a_to_q_trans", "atom_decoder", "atom_feat_to_atom_pos_update")
+CONDITIONS = ("q", "c", "atom_enc_bias", "atom_dec_bias", "token_trans_bias")
+FEATURES = ("token_pad_mask", "atom_pad_mask", "atom_to_token")
+
+
+class BoltzScoreForward(ScoreForward):
+    """Score network of Boltz-2."""
+
+    supported = "the score network of Boltz-2"
+    parts = PARTS
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return True for a score network of Boltz with its own classes throughout."""
+        own: Any = module
+        if type(module).__name__ != "DiffusionModule" or not is_unmodified(module, *SOURCES):
+            return False
+        if {name: type(part).__name__ for name, part in own.named_children()} != cls.parts:
+            return False
+        encoder, decoder = own.atom_attention_encoder, own.atom_attention_decoder
+        known = {own.single_conditioner: CONDITIONER, encoder: ENCODER, decoder: DECODER}
+        if any(not {*names} <= dict(x.named_children()).keys() for x, names in known.items()):
+            return False
+        atoms = encoder.atom_encoder, decoder.atom_decoder
+        stacks_fit = all(map(is_atom_transformer, atoms)) and is_transformer(own.token_transformer)
+        transitions = own.single_conditioner.transitions
+        return stacks_fit and all(has_structure(each, KNOWN) for each in transitions)
+
+    def read(self) -> ScoreWeights:
+        """Read the present weights."""
+        own = self.module
+        atoms = self.atom_transformer, own.atom_attention_decoder.atom_decoder
+        for each in atoms:
+            check_sides(each)
+        encoder, decoder = (each.diffusion_transformer for each in atoms)
+        stacks = (
+            DiffusionWeights.of(diffusion_layers(stack), self.dtype, self.backend)
+            for stack in (encoder, own.token_transformer, decoder)
+        )
+        weights = ScoreWeights(
+            _condition_weights(own.single_conditioner, wide_dtype(self.dtype)),
+            _maps(own, self.rows),
+            *stacks,
+        )
+        return prepared_maps(weights, self.dtype, self.backend)
+
+    @property
+    def atom_transformer(self) -> Any:
+        """Transformer of atoms in the encoder."""
+        return self.module.atom_attention_encoder.atom_encoder
+
+    def given(self, arguments: Mapping[str, Any]) -> Given | None:
+        """Return what all steps have in common; None if something is missing."""
+        conditions = arguments.get("diffusion_conditioning")
+        if not isinstance(conditions, Mapping):
+            return None
+        atoms = [conditions.get(name) for name in CONDITIONS]
+        return given_parts(arguments, atoms[:2], atoms[2:], conditions.get("to_keys"))
+
+    def bias_shapes(self, given: Given, samples: int) -> list[tuple[int, ...]]:
+        """Return the sizes that the biases must have along their first axes."""
+        del samples
+        windows = self.windows(given)
+        return [windows, windows, (len(given.token_mask), *[given.token_mask.shape[1]] * 2)]
+
+    def windows(self, given: Given) -> tuple[int, ...]:
+        """Return the numbers of batches and windows, and of queries and keys of a window."""
+        batch, atoms = given.atom_mask.shape
+        queries = self.atom_transformer.attn_window_queries
+        return batch, atoms // queries, queries, self.atom_transformer.attn_window_keys
+
+    def biases(self, given: Given, products: torch.dtype) -> Biases:
+        """Return all biases."""
+        stacks = self.weights.encoder, self.weights.decoder, self.weights.tokens
+        pairs = zip(given.biases, stacks, strict=True)
+        return Biases._make(layered_biases(x, len(stack.layers), products) for x, stack in pairs)
+
+
+class Boltz1ScoreForward(BoltzScoreForward):
+    """Score network of Boltz-1, whose first step fills the cache of the sampler.
+
+    The original network computes that step.
+    """
+
+    supported = "the score network of Boltz-1"
+    parts = PARTS_OF_BOLTZ_1
+
+    def given(self, arguments: Mapping[str, Any]) -> Given | None:
+        """Return what all steps have in common; None if something is missing."""
+        cache = arguments.get("model_cache")
+        if not isinstance(cache, Mapping):
+            return None
+        encoder, decoder = (cache.get(f"atom{name}", {}) for name in ("encoder", "decoder"))
+        parts = zip((encoder, decoder, cache), self._depths, strict=True)
+        biases = [
+            part.get(f"layer_{i}", {}).get("z") for part, depth in parts for i in range(depth)
+        ]
+        atoms = [encoder.get("q"), encoder.get("c")]
+        return given_parts(arguments, atoms, biases, encoder.get("to_keys"))
+
+    @property
+    def _depths(self) -> list[int]:
+        """Numbers of layers of the encoder, the decoder and the transformer of tokens."""
+        own = self.module
+        atoms = self.atom_transformer, own.atom_attention_decoder.atom_decoder
+        stacks = [*(each.diffusion_transformer for each in atoms), own.token_transformer]
+        return [len(stack.layers) for stack in stacks]
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Refuse samplers without a cache, and what the base class refuses."""
+        cache = arguments.get("model_cache")
+        if not isinstance(cache, dict):
+            return "the sampler does not use its cache, see use_inference_model_cache"
+        return super().refusal(arguments) if cache else None
+
+    def bias_shapes(self, given: Given, samples: int) -> list[tuple[int, ...]]:
+        """Return the sizes of biases, of which atoms have one for every sample."""
+        batch, windows, queries, keys = self.windows(given)
+        n, atoms = given.token_mask.shape[1], sum(self._depths[:2])
+        heads = [x.shape[1] if x.dim() > 1 else 0 for x in given.biases]
+        return [
+            *((batch * samples * windows, h, queries, keys) for h in heads[:atoms]),
+            *((batch, h, n, n) for h in heads[atoms:]),
+        ]
+
+    def biases(self, given: Given, products: torch.dtype) -> Biases:
+        """Return all biases."""
+        batch, windows, _, _ = self.windows(given)
+        first, second, _ = self._depths
+        found = [rounded_biases(x, products) for x in given.biases]
+
+        def one_sample(x: Tensor) -> Tensor:
+            return x.view(batch, -1, windows, *x.shape[1:])[:, 0]
+
+        atoms = list(map(one_sample, found[: first + second]))
+        return Biases(
+            torch.stack(atoms[:first]),
+            torch.stack(atoms[first:]),
+            torch.stack(found[first + second :]),
+        )
+
+    def compute(self, arguments: Mapping[str, Any], begun: Results | None) -> Any:
+        """Return updates of positions and the tokens."""
+        if not arguments["model_cache"]:
+            return self.original(**arguments)
+        update, tokens = self.results(arguments, begun)
+        return {"r_update": update, "token_a": tokens}
+
+
+def given_parts(
+    arguments: Mapping[str, Any], atoms: list[Any], biases: list[Any], to_keys: Any
+) -> Given | None:
+    """Return what all steps have in common; None if something is missing."""
+    features = arguments.get("feats")
+    if not isinstance(features, Mapping):
+        return None
+    tokens = [arguments.get("s_trunk"), arguments.get("s_inputs")]
+    masks = [features.get(name) for name in FEATURES]
+    parts = [*tokens, *atoms, *biases, *masks]
+    if not callable(to_keys) or not all(isinstance(x, Tensor) for x in parts):
+        return None
+    return Given._make([tuple(tokens), *atoms, tuple(biases), *masks, to_keys])
+
+
+def _condition_weights(module: Any, wide: torch.dtype) -> ConditionWeights:
+    if getattr(module, "disable_times", False):
+        raise InputError("noise levels are not embedded")
+    waves = module.fourier_embed.proj
+    return ConditionWeights(
+        exact_norm(module.norm_single),
+        exact_weight(module.single_embed),
+        exact(module.single_embed.bias),
+        exact_weight(waves)[:, 0].to(wide),
+        exact(waves.bias).to(wide),
+        exact_norm(module.norm_fourier),
+        weight(module.fourier_to_single),
+        [transition(each) for each in module.transitions],
+    )
+
+
+def _maps(own: Any, rows: torch.dtype) -> AtomMaps:
+    encoder, decoder = own.atom_attention_encoder, own.atom_attention_decoder
+    update = decoder.atom_feat_to_atom_pos_update
+    norm, output = update if isinstance(update, nn.Sequential) else (None, update)
+    if type(encoder.atom_to_token_trans[1]) is not nn.ReLU:
+        raise InputError("atoms are mapped to tokens with another activation than ReLU")
+    return AtomMaps(
+        weight(encoder.r_to_q_trans)[:, :3].to(rows),  # the other channels of Boltz-1 are zero
+        weight(encoder.atom_to_token_trans[0]),
+        exact_norm(own.s_to_a_linear[0]),
+        weight(own.s_to_a_linear[1]),
+        exact_norm(own.a_norm),
+        weight(decoder.a_to_q_trans),
+        None if norm is None else exact_norm(norm),
+        weight(output).to(rows),
+    )

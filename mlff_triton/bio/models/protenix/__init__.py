@@ -1,0 +1,1 @@
+"""Protenix: blocks of the trunk and of the MSA module, and its score network."""

@@ -1,0 +1,1 @@
+"""Parts of structure prediction that Boltz, OpenFold3 and Protenix share."""

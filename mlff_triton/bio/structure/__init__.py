@@ -1,1 +1,0 @@
-"""Pair stacks of structure prediction: Boltz, OpenFold3 and Protenix."""
