@@ -58,7 +58,8 @@ def alignment(
     gaps : Gaps
         Gap penalties.
     free : Free
-        Ends without gap penalties. By default, the alignment is global.
+        Ends without gap penalties. By default, the alignment is global. If neither sequence is
+        empty, at least one residue or base of each precedes a free end, as in parasail.
     band : int, optional
         Use only cells with ``abs(i - j) <= band``.
     traceback : bool

@@ -283,24 +283,8 @@ def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
 def vector_to_skew(v: Tensor, factors: Tensor | None = None) -> Tensor:
     """Compute skew tensors ``A`` with ``A u = v x u``, times one factor per channel.
 
-    Parameters
-    ----------
-    v : [E, 3]
-        Vectors; float32 or float64.
-    factors : [E, F], optional
-        Factors of the channels, of the dtype of the vectors.
-
-    Returns
-    -------
-    [E, 3, 3], or [E, 3, 3, F] with factors
-        Tensors, in the unit of the vectors, times that of the factors.
-
-    Raises
-    ------
-    InputError
-        If a shape or dtype is not supported.
-    BackendError
-        If the tensors are not on a GPU.
+    Parameters, shapes and errors are those of `vector_to_symmetric`. The tensors have the unit of
+    the vectors, times that of the factors.
 
     Examples
     --------

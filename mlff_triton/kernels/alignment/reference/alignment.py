@@ -60,30 +60,15 @@ def alignment(
     target. Going back from there, a match or mismatch is preferred to a deletion, and a deletion to
     an insertion. A gap ends as soon as it can have opened.
 
+    The caller ensures that the band contains an alignment. Most parameters and the result are those
+    of `mlff_triton.kernels.alignment.alignment.alignment`.
+
     Parameters
     ----------
-    pairs : Pairs
-        Sequences. Some may be empty.
-    matrix : int64 [A, A]
-        Symmetric substitution matrix, on the CPU.
-    gaps : Gaps
-        Gap penalties.
-    free : Free
-        Ends without gap penalties. By default, the alignment is global. If neither sequence is
-        empty, at least one residue or base of each precedes a free end, as in parasail.
-    band : int, optional
-        Use only cells with ``abs(i - j) <= band``, where i and j are positions in query and target.
-        The caller ensures that the band contains an alignment.
-    traceback : bool
-        If True, return alignments as well as scores.
     cells_per_table : int
         Cells of the traceback tables that are held in memory at a time, one byte each.
     cells_per_row : int
         Cells per row of all tables that are processed at a time.
-
-    Returns
-    -------
-    Aligned
     """
     tables = _Tables(matrix.to(pairs.letters.device), gaps, free, band)
     order, scores, begins, ends, runs = [], [], [], [], []

@@ -14,15 +14,7 @@ def irrep_norms(x: Tensor) -> Tensor:
     These are the inputs of TensorNet's readout: G. Simeon and G. De Fabritiis, NeurIPS 2023,
     https://arxiv.org/abs/2306.06482, section 3.
 
-    Parameters
-    ----------
-    x : [9, N, F] or [N, 3, 3, F]
-        Packed components or full tensors.
-
-    Returns
-    -------
-    [N, 3 F]
-        Norms of the three parts, concatenated.
+    The shapes are those of `mlff_triton.kernels.ops.irrep_norms.irrep_norms`.
     """
     packed = decompose(x) if x.ndim == 4 else x
     return part_norms(packed).transpose(0, 1).flatten(1)

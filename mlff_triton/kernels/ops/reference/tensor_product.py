@@ -19,21 +19,7 @@ def tensor_product(
     G. Simeon and G. De Fabritiis, NeurIPS 2023, https://arxiv.org/abs/2306.06482, section 3; the
     charge factor c is that of TorchMD-NET 3.1.
 
-    Parameters
-    ----------
-    y, message : [9, N, F] or [N, 3, 3, F]
-        Packed components or full tensors, in the same layout.
-    charge_factor : [N], optional
-        ``c = 1 + 0.1 q``, with the total charge q of the atom's system; 1 by default; O(3) only.
-    group : {"O(3)", "SO(3)"}
-        Symmetry of the product; only that of O(3) conserves parity.
-    normalize : bool
-        If True, divide the product by ``|P|_F^2 + 1``.
-
-    Returns
-    -------
-    [9, N, F] or [N, 3, 3, F]
-        Product, in the layout of the inputs.
+    Parameters and result are those of `mlff_triton.kernels.ops.tensor_product.tensor_product`.
     """
     full = y.ndim == 4
     a, b = ((t if full else compose(t)).permute(0, 3, 1, 2) for t in (y, message))  # [N, F, 3, 3]

@@ -12,16 +12,7 @@ from torch import Tensor
 def vector_to_symmetric(v: Tensor, factors: Tensor | None = None) -> Tensor:
     """Compute ``v v^T - |v|^2 / 3``, symmetric and traceless, times one factor per channel.
 
-    Parameters
-    ----------
-    v : [E, 3]
-        Vectors.
-    factors : [E, F], optional
-        Factors of the channels.
-
-    Returns
-    -------
-    [E, 3, 3], or [E, 3, 3, F] with factors
+    The shapes are those of `mlff_triton.kernels.ops.vector_to_tensor.vector_to_symmetric`.
     """
     eye = torch.eye(3, dtype=v.dtype, device=v.device)
     t = v[:, :, None] * v[:, None, :] - (v.square().sum(1) / 3)[:, None, None] * eye
