@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlff_triton.engine import costs
+from mlff_triton._common import cache
 
 hypothesis.settings.register_profile(
     "deterministic",
@@ -57,7 +57,7 @@ def _interruptible() -> Iterator[None]:
 def _empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Hide the costs that the user has calibrated."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(costs.CACHE, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(cache.FOLDER, str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -1,7 +1,8 @@
 """Small files in the user's cache folder: results that another process can compute again.
 
 The cache never raises. A file that is missing, damaged or foreign counts as absent, and a folder
-that cannot be written stays as it is.
+that cannot be written stays as it is. The package diskcache does neither: it returns damaged values
+as if they were sound, and raises if its database is damaged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import platformdirs
+
 from mlff_triton._common.files import replace_file
 from mlff_triton.errors import OutputError
 
@@ -19,11 +22,20 @@ LARGEST = 256 << 20  # bytes of all files of one kind; the oldest are removed be
 
 
 def folder() -> Path:
-    """Return ``$MLFF_TRITON_CACHE``, or the package's folder in the user's cache."""
+    """Return ``$MLFF_TRITON_CACHE``, or the package's folder in the user's cache.
+
+    Raises
+    ------
+    OutputError
+        If the user has no home folder.
+    """
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # as in PyTorch
-    return Path(caches) / "mlff_triton"
+    try:
+        return platformdirs.user_cache_path("mlff_triton", appauthor=False).expanduser()
+    except RuntimeError as error:
+        message = f"there is no home folder for the cache: set {FOLDER} to a folder"
+        raise OutputError(message) from error
 
 
 def read(kind: str, key: str) -> bytes | None:
@@ -38,7 +50,7 @@ def read(kind: str, key: str) -> bytes | None:
     """
     try:
         stored = _path(kind, key).read_bytes()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+    except (OSError, OutputError):
         return None
     content = stored[hashlib.sha256().digest_size :]
     return content if stored == _signed(key, content) else None
@@ -56,7 +68,7 @@ def write(kind: str, key: str, content: bytes) -> None:
     """
     if len(content) > LARGEST:
         return
-    with suppress(OSError, OutputError, RuntimeError):
+    with suppress(OSError, OutputError):
         path = _path(kind, key)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _signed(key, content))

@@ -1,4 +1,8 @@
-"""One writer per file or directory: a lock that ends with its process, however that ends."""
+"""One writer per file or directory: a lock that ends with its process, however that ends.
+
+The package filelock does not say which process holds a lock, leaves the file behind afterwards, and
+raises on some file systems without locks.
+"""
 
 from __future__ import annotations
 

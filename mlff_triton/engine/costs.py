@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,13 +19,13 @@ from pathlib import Path
 
 import torch
 
+from mlff_triton._common.cache import folder
 from mlff_triton._common.devices import dtype_name
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton._common.timing import device_name, version_of
-from mlff_triton.errors import InputError
+from mlff_triton.errors import InputError, OutputError
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 
-CACHE = "MLFF_TRITON_CACHE"  # folder for the costs measured by `calibrate`
 SHIPPED = Path(__file__).with_suffix(".csv")
 DENSITY = 0.1  # atoms per Å^3, as in water
 
@@ -175,10 +174,7 @@ def shipped() -> tuple[Costs, ...]:
 
 def cache_file() -> Path:
     """Return the file of `keep`: in ``$MLFF_TRITON_CACHE``, or in the user's cache folder."""
-    if CACHE in os.environ:
-        return Path(os.environ[CACHE]) / "costs.csv"
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"  # as in PyTorch
-    return Path(caches) / "mlff_triton" / "costs.csv"
+    return folder() / "costs.csv"
 
 
 def keep(costs: Costs, path: Path | None = None) -> Path:
@@ -192,7 +188,10 @@ def keep(costs: Costs, path: Path | None = None) -> Path:
 
 
 def _cached() -> list[Costs]:
-    return _read_if_sound(cache_file())
+    try:
+        return _read_if_sound(cache_file())
+    except OutputError:  # there is no home folder
+        return []
 
 
 def _read_if_sound(path: Path) -> list[Costs]:

@@ -1,4 +1,9 @@
-"""Workers of a job: this process, or other processes of this machine."""
+"""Workers of a job: this process, or other processes of this machine.
+
+Processes are started and replaced here rather than by loky or pebble. If a worker of loky dies, all
+tasks that wait fail with it. A worker of pebble outlives a parent that is killed, until its task is
+done. Neither binds workers to devices.
+"""
 
 from __future__ import annotations
 

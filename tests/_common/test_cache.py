@@ -91,15 +91,14 @@ def test_full_disks_are_no_error(monkeypatch):
     assert cache.read(KIND, KEY) == CONTENT
 
 
-def test_users_without_a_home_have_no_cache(monkeypatch):
-    def unknown() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
+def test_users_without_a_home_have_no_cache(monkeypatch, tmp_path):
     monkeypatch.delenv(cache.FOLDER)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as Python does without a home
+    monkeypatch.chdir(tmp_path)
     cache.write(KIND, KEY, CONTENT)
     assert cache.read(KIND, KEY) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_oldest_files_make_way(folder, monkeypatch):

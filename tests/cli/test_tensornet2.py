@@ -12,6 +12,7 @@ import torch
 from ase.build import molecule
 
 from mlff_triton import load_model, save_model
+from mlff_triton._common import cache
 from mlff_triton.engine import calibration, costs
 from mlff_triton.testing import water_box
 from tests.model.test_tensornet import evaluate
@@ -142,7 +143,7 @@ def test_explain_names_the_backends(run, charged):
 def test_calibrate_measures_pairs(run, charged, monkeypatch):
     quick = partial(calibration.measure_backend, sizes=(4, 16), time=lambda *_: 2.0)
     monkeypatch.setattr(calibration, "measure_backend", quick)
-    monkeypatch.setenv(costs.CACHE, "cache")
+    monkeypatch.setenv(cache.FOLDER, "cache")
     code, out, err = run("calibrate", "--model", charged, "--device", "cpu")
     assert (code, err) == (0, "")
     assert re.search(r"16 +│ +240 +│ +2 +│ +2", out), out

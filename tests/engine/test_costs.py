@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.engine.costs import fitted
+from mlff_triton._common import cache
 from mlff_triton.checkpoints import save_model
 from mlff_triton.cli import main as cli
 from mlff_triton.engine import calibration, costs
@@ -56,7 +57,7 @@ def model_of(**changes: object) -> TensorNet:
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv(costs.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by tests of kernels
 
 
@@ -342,17 +343,26 @@ def test_a_cache_that_cannot_be_read_is_ignored():
 
 def test_a_cache_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(costs.CACHE, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "file" / "below"))
     with pytest.raises(OutputError, match="cannot write"):
         keep(TORCH_FIRST)
 
 
 def test_the_cache_lies_where_caches_do(monkeypatch):
-    monkeypatch.delenv(costs.CACHE)
+    monkeypatch.delenv(cache.FOLDER)
     monkeypatch.setenv("XDG_CACHE_HOME", os.sep + "caches")
     assert cache_file() == Path("/caches/mlff_triton/costs.csv")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_file() == Path.home() / ".cache" / "mlff_triton" / "costs.csv"
+
+
+def test_users_without_a_home_are_told_so(monkeypatch):
+    monkeypatch.delenv(cache.FOLDER)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as Python does without a home
+    assert costs.known(TORCH_FIRST.target) is None
+    with pytest.raises(OutputError, match=r"no home folder .*: set MLFF_TRITON_CACHE to a folder"):
+        keep(TORCH_FIRST)
 
 
 def test_an_interrupted_write_leaves_the_old_file(monkeypatch):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mlff_triton.engine import costs
+from mlff_triton._common.cache import FOLDER
 from tests.fuzz import campaign
 from tests.fuzz.cases import KINDS
 from tests.fuzz.isolated import Limits
@@ -44,7 +44,7 @@ def main(
     failures.mkdir(parents=True, exist_ok=True)
     names = [pair for one in kind for pair in campaign.names_of(one) if name in (None, pair[1])]
     with tempfile.TemporaryDirectory() as cache:
-        os.environ[costs.CACHE] = cache  # that of the user must not grow
+        os.environ[FOLDER] = cache  # that of the user must not grow
         report = campaign.run(
             islice(campaign.all_cases(names, first), cases),
             limits,
