@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.recipe import Recipe
-from mlff_triton.calculators.openmm.stub_library import load_stub
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError
@@ -40,6 +39,11 @@ OPENMM_UNITS = Units(length=NM, energy=1 / EV_TO_KJ_PER_MOL)
 KEPT_SYSTEMS = 8
 STEPS_PER_CHECK = 100  # of images, for which the host waits for the device
 NVRTC = "libnvrtc.so.12"
+"""Library that OpenMM-Torch's wheels list among those they need, although they call nothing in it.
+
+PyTorch adds NVRTC to everything that is linked with it, and PyTorch for CUDA 13 comes with another
+version: https://github.com/pytorch/pytorch/issues/64692.
+"""
 TOO_NEW = {"1.5": (2, 13)}
 """First version of PyTorch that the wheels of a version of OpenMM-Torch do not support."""
 
@@ -250,8 +254,7 @@ def torch_route_obstacle() -> str | None:
 def import_openmmtorch() -> Any:
     """Import `openmmtorch` and load its plug-ins, in whatever order modules were imported before.
 
-    Its libraries need those of PyTorch, which are loaded with PyTorch, and `NVRTC`, which they do
-    not use; see `mlff_triton.calculators.openmm.stub_library`.
+    Its libraries need those of PyTorch, which are loaded with PyTorch, and `NVRTC`.
 
     Raises
     ------
@@ -259,7 +262,9 @@ def import_openmmtorch() -> Any:
         If something is missing. The message says what to do.
     """
     if find_spec("openmmtorch") is None:
-        raise BackendError("OpenMM-Torch is missing: pip install 'openmmtorch[cuda13]'")
+        raise BackendError(
+            "OpenMM-Torch is missing: pip install 'openmmtorch[cuda13]' nvidia-cuda-nvrtc-cu12"
+        )
     if torch.version.cuda is None:
         raise BackendError("OpenMM-Torch needs PyTorch for CUDA, and this PyTorch has no CUDA")
     _check_versions()
@@ -298,13 +303,12 @@ def _check_versions() -> None:
 
 
 def provide_nvrtc() -> None:
-    """Load `NVRTC` from an installed package, or else an empty library of this name.
+    """Load `NVRTC` from the system or its wheel, which then serves every library that needs it.
 
     Raises
     ------
     OSError
-        If PyTorch was built for the same version of CUDA, so that the real library belongs to it,
-        or no empty library can be made here.
+        If it is not installed.
     """
     wheels = Path(torch.__file__).parents[1] / "nvidia"
     for path in (NVRTC, *map(str, wheels.glob(f"*/lib/{NVRTC}"))):
@@ -313,9 +317,7 @@ def provide_nvrtc() -> None:
         except OSError:
             continue
         return
-    if (torch.version.cuda or "").partition(".")[0] == NVRTC.rpartition(".")[2]:
-        raise OSError(f"{NVRTC} is missing: pip install nvidia-cuda-nvrtc-cu12")
-    load_stub(NVRTC)
+    raise OSError(f"{NVRTC} is missing: pip install nvidia-cuda-nvrtc-cu12")
 
 
 def _load_plugins(openmm: Any) -> None:

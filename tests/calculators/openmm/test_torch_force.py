@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import platform
 import subprocess
 import sys
 import threading
@@ -28,7 +27,6 @@ from torch import Tensor
 from mlff_triton import TensorNetCalculator
 from mlff_triton.calculators.openmm import torch_force as openmm_torch
 from mlff_triton.calculators.openmm.recipe import Recipe, lasting_model
-from mlff_triton.calculators.openmm.stub_library import load_stub
 from mlff_triton.calculators.openmm.torch_force import (
     KEPT_SYSTEMS,
     create_module,
@@ -310,7 +308,9 @@ def test_nvrtc_is_provided_if_it_is_what_is_missing(loader, monkeypatch, missing
 
 def test_openmm_torch_may_be_missing(loader):
     del loader.modules["openmmtorch"]
-    assert torch_route_obstacle() == "OpenMM-Torch is missing: pip install 'openmmtorch[cuda13]'"
+    assert torch_route_obstacle() == (
+        "OpenMM-Torch is missing: pip install 'openmmtorch[cuda13]' nvidia-cuda-nvrtc-cu12"
+    )
     with pytest.raises(BackendError, match="OpenMM-Torch is missing"):
         create_torch_force(recipe_of(MOLECULE))
 
@@ -358,37 +358,33 @@ def test_plugins_may_be_missing(loader):
     assert "pip install openmm-torch-cuda-13" in torch_route_obstacle()
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="libraries are made for Linux")
-def test_a_library_that_is_but_a_name():
-    name = "libmlff_triton_test.so.7"
-    with pytest.raises(OSError, match="cannot open shared object file"):
-        ctypes.CDLL(name)
-    load_stub(name)
-    assert ctypes.CDLL(name)._name == name
-    with pytest.raises(AttributeError, match="undefined symbol"):
-        _ = ctypes.CDLL(name).anything
+@pytest.fixture
+def libraries(monkeypatch, tmp_path) -> list[str]:
+    """Replace the folder of packages and the dynamic linker, which finds libraries by path only."""
+    tried = []
+
+    def load(path: str) -> None:
+        tried.append(path)
+        if not Path(path).exists():
+            raise OSError(f"{path}: cannot open shared object file")
+
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return tried
 
 
-@pytest.mark.skipif(platform.system() != "Linux", reason="libraries are made for Linux")
-def test_what_asks_for_nvrtc_finds_it():
+def test_nvrtc_comes_from_its_wheel(libraries, tmp_path):
+    wheel = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
+    wheel.mkdir(parents=True)
+    (wheel / openmm_torch.NVRTC).touch()
     openmm_torch.provide_nvrtc()
-    assert ctypes.CDLL(openmm_torch.NVRTC)
+    assert libraries == [openmm_torch.NVRTC, str(wheel / openmm_torch.NVRTC)]
 
 
-def test_the_nvrtc_of_pytorch_is_not_replaced(monkeypatch):
-    def missing(path):
-        raise OSError(f"{path}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
+def test_without_nvrtc_its_wheel_is_named(libraries):
     with pytest.raises(OSError, match="is missing: pip install nvidia-cuda-nvrtc-cu12"):
         openmm_torch.provide_nvrtc()
-
-
-def test_other_systems_have_no_such_libraries(monkeypatch):
-    monkeypatch.setattr(platform, "system", lambda: "Windows")
-    with pytest.raises(OSError, match="cannot be made for Windows"):
-        load_stub("nvrtc64.dll")
+    assert libraries == [openmm_torch.NVRTC]
 
 
 @pytest.fixture
