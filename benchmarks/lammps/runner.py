@@ -1,8 +1,9 @@
 """Steps of LAMMPS with a model, on all ranks of mpiexec.
 
-Usage: ``mpiexec -n 4 python -m benchmarks.lammps.runner``. Atoms move at 300 K, without forces, so
-that they migrate and ghosts are exchanged as in a simulation, however long it takes. Times are
-those of the host, of several chunks of steps. Rows go to ``lammps.csv``:
+Usage: ``mpiexec -n 4 python -m benchmarks.lammps.runner``. Atoms move, so that they migrate and
+ghosts are exchanged as in a simulation: water by its forces from 300 K on, and atoms of random
+weights all by the same velocity, since their forces would bring them together. Times are those of
+the host, of several chunks of steps. Rows go to ``lammps.csv``:
 
 - ``ranks-4``: a whole step on four ranks, each with a GPU of its own;
 - ``ranks-4-gpus-1``: the same on four ranks that share one GPU;
@@ -44,6 +45,16 @@ from mlff_triton.model.tensornet import TensorNet
 
 BENCH = "lammps"
 WORLD = mpi4py.MPI.COMM_WORLD
+MOTION = {
+    "shipped": ["velocity all create 300 2025 loop geom", "fix motion all nve"],
+    "random": ["velocity all set 29 29 29", "fix motion all nve/noforce"],  # Å/ps
+}
+"""Commands of LAMMPS that let atoms move, by model.
+
+The drift is as fast as the fastest of thousands of hydrogen atoms at 300 K, which make LAMMPS renew
+its neighbor lists.
+"""
+
 NET_FORCE = 1e-3  # relative to the largest force times the square root of the number of atoms
 
 
@@ -141,8 +152,7 @@ def measure(
     seconds = watch(coupling)
     lmp.commands_list(
         [
-            "velocity all create 300 2025 loop geom",
-            "fix motion all nve/noforce",
+            *MOTION[case.model],
             "timestep 0.0005",
             f"run {options.steps} post no",  # a warm-up
         ]

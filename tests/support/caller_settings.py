@@ -10,7 +10,7 @@ from torch import nn
 
 from mlff_triton import bio
 from mlff_triton.testing.settings import CALLER_SETTINGS
-from tests.support.precisions import FLOORS, Call, Outputs, error_of, flat
+from tests.support.precisions import FLOORS, MARGIN, Call, Outputs, error_of, flat
 
 NAMES = [name for name in CALLER_SETTINGS if not name.startswith("autocast")]
 
@@ -23,8 +23,8 @@ def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: st
 
     Where the setting does not change the bits of the model's own forward, it does not change those
     of the accelerated one either, whether weights are read in the setting or before. Rounded
-    products are an exception: PyTorch takes another library for products of some shapes, and on a
-    GPU the model's own forward may lose digits that the accelerated one keeps.
+    products are an exception: PyTorch takes another library for products of some shapes. There, the
+    error is at most `MARGIN` times that of the model's own forward in the setting.
 
     Parameters
     ----------
@@ -58,8 +58,11 @@ def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: st
         _assert_equal(inside, outside)
     for name, values in inside.items():
         assert values.dtype == own[name].dtype, name
-        lost = error_of(own[name], before[name]) if setting == "rounded products" else 0.0
-        assert error_of(values, own[name]) <= FLOORS[torch.float32] + lost, name
+        limit, expected = FLOORS[torch.float32], own[name]
+        if setting == "rounded products":  # which both may compute, each with its own errors
+            expected = before[name]
+            limit = max(limit, MARGIN * error_of(own[name], expected))
+        assert error_of(values, expected) <= limit, name
 
 
 def _assert_equal(found: Outputs, expected: Outputs) -> None:

@@ -162,7 +162,8 @@ def test_token_attention(size, precision, device):
         return found, s + update, s.float() + own.cpu(), update
 
     found, exact, own, update = pooled(compare, batch * samples * n)
-    assert_no_worse(found, exact, own, precision, scale=update)
+    n_split = 2 if channels > 128 else 1  # where they are products of their own
+    assert_no_worse(found, exact, own, precision, scale=update, n_split=n_split)
 
 
 @dtypes
