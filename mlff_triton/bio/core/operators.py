@@ -6,6 +6,7 @@ from mlff_triton.kernels.binding.protocol import BindingOperators
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.pairs.protocol import PairOperators
 from mlff_triton.kernels.residues.protocol import ResidueOperators
+from mlff_triton.kernels.transformer.protocol import TransformerOperators
 
 
 def genomic_operators(backend: str | None) -> GenomicOperators:
@@ -48,5 +49,16 @@ def pair_operators(backend: str | None) -> PairOperators:
 
         return plain
     from mlff_triton.kernels.pairs import operators as fused
+
+    return fused
+
+
+def transformer_operators(backend: str | None) -> TransformerOperators:
+    """Return the operators on packed rows of tokens of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.transformer.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.transformer import operators as fused
 
     return fused

@@ -13,8 +13,8 @@ class BindingOperators(Protocol):
     """Operators on complexes of proteins and ligands.
 
     `mlff_triton.kernels.binding.operators` (fused Triton kernels) and
-    `mlff_triton.kernels.binding.reference.operators` (plain PyTorch) both implement it. Shapes are
-    documented with the operators themselves.
+    `mlff_triton.kernels.binding.reference.operators` (plain PyTorch) both implement it.
+    Shapes are documented with the operators themselves.
     """
 
     def complex_tokens(

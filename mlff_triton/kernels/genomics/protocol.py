@@ -17,8 +17,8 @@ class GenomicOperators(Protocol):
     """Operators on models of genomes.
 
     `mlff_triton.kernels.genomics.operators` (fused Triton kernels) and
-    `mlff_triton.kernels.genomics.reference.operators` (plain PyTorch) both implement it. Shapes are
-    documented with the operators themselves.
+    `mlff_triton.kernels.genomics.reference.operators` (plain PyTorch) both implement it.
+    Shapes are documented with the operators themselves.
     """
 
     def attention(

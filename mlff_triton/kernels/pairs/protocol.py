@@ -28,8 +28,8 @@ class PairOperators(Protocol):
     """Operators on pairs and tokens.
 
     `mlff_triton.kernels.pairs.operators` (fused Triton kernels) and
-    `mlff_triton.kernels.pairs.reference.operators` (plain PyTorch) both implement it. Shapes are
-    documented with the operators themselves.
+    `mlff_triton.kernels.pairs.reference.operators` (plain PyTorch) both implement it.
+    Shapes are documented with the operators themselves.
     """
 
     def conditioned_attention_(

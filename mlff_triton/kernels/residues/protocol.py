@@ -16,8 +16,8 @@ class ResidueOperators(Protocol):
     """Operators on residues.
 
     `mlff_triton.kernels.residues.operators` (fused Triton kernels) and
-    `mlff_triton.kernels.residues.reference.operators` (plain PyTorch) both implement it. Shapes are
-    documented with the operators themselves.
+    `mlff_triton.kernels.residues.reference.operators` (plain PyTorch) both implement it.
+    Shapes are documented with the operators themselves.
     """
 
     def decode(

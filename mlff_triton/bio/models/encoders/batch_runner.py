@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,8 +13,8 @@ from mlff_triton.bio.core.fast_forward import Options
 from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
 from mlff_triton.bio.models.encoders.packed_forward_torch import encode
 from mlff_triton.bio.models.encoders.weights import Embedding, EncoderWeights, Norm
-from mlff_triton.kernels.transformer.reference import token_embedding as reference_embedding
-from mlff_triton.kernels.transformer.reference import unpack_rows as reference_unpacking
+from mlff_triton.kernels.transformer.protocol import TransformerOperators
+from mlff_triton.kernels.transformer.reference import operators as reference
 from mlff_triton.kernels.types.packed_rows import PackedRows
 
 # Operations per forward pass from which waiting for the number of tokens pays.
@@ -84,12 +84,12 @@ class TorchRunner:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return hidden states [B, L, C], as described in `BatchRunner`."""
         table, shape = self._encoder.embedding, tokens.shape
-        x, packed = _embed(reference_embedding.token_embedding, table, tokens)
+        x, packed = _embed(reference, table, tokens)
         x = x if table.norm is None else table.norm(x)
         rows, kept = encode(self._encoder, x, packed, shape[1], keep)
 
         def unpack(x: Tensor) -> Tensor:
-            return reference_unpacking.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
+            return reference.unpack_rows(x, packed.row_of, shape, dtype=self._dtype)
 
         return unpack(rows), {number: unpack(x) for number, x in kept.items()}
 
@@ -143,16 +143,17 @@ class TritonRunner:
     def _compute(
         self, tokens: TokenBatch, keep: Collection[int], capacity: int | None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        from mlff_triton.kernels.transformer.token_embedding import token_embedding
-        from mlff_triton.kernels.transformer.unpack_rows import unpack_rows
+        from mlff_triton.kernels.transformer import operators
 
         table, shape = self._encoder.embedding, tokens.shape
         options = {"norm": table.norm, "capacity": capacity}
-        x, packed = _embed(token_embedding, table, tokens, **options)
+        x, packed = _embed(operators, table, tokens, **options)
         rows, kept = self._encoder.encode(x, self._encoder.layout(packed, shape[1]), keep)
 
         def unpack(x: Tensor, shift: Tensor | None, norm: Norm | None) -> Tensor:
-            return unpack_rows(x, packed.row_of, shape, shift=shift, norm=norm, dtype=self._out)
+            return operators.unpack_rows(
+                x, packed.row_of, shape, shift=shift, norm=norm, dtype=self._out
+            )
 
         return unpack(*rows), {number: unpack(*each) for number, each in kept.items()}
 
@@ -167,13 +168,13 @@ def _round_up(count: int, limit: int) -> int:
 
 
 def _embed(
-    operator: Callable[..., tuple[Tensor, PackedRows]],
+    operators: TransformerOperators,
     table: Embedding,
     tokens: TokenBatch,
     **options: Any,
 ) -> tuple[Tensor, PackedRows]:
-    """Embed tokens as packed rows with `token_embedding` or its reference."""
-    return operator(
+    """Embed tokens as packed rows with the operators of a backend."""
+    return operators.token_embedding(
         tokens.ids,
         table.word,
         tokens.mask,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import GRADIENTS_REQUIRED, FastForward, Reading, Weights
+from mlff_triton.bio.core.operators import transformer_operators
 from mlff_triton.bio.models.encoders.torch_modules import is_norm, python_state, trace_mlp
 from mlff_triton.bio.models.encoders.weights import Linear, Norm
 from mlff_triton.kernels.common.reference import activations
+from mlff_triton.kernels.transformer.protocol import TransformerOperators
 
 Steps: TypeAlias = list[tuple[Norm | Linear, str]]
 
@@ -23,20 +24,6 @@ class Traced(NamedTuple):
 
     steps: Steps
     state: list[Any]
-
-
-class Operators(NamedTuple):
-    """Operators of a backend."""
-
-    layer_norm: Callable[..., Tensor]
-    linear: Callable[..., Tensor]
-    attention: Callable[..., Tensor]
-
-    @classmethod
-    def of(cls, backend: str | None) -> Operators:
-        """Import the operators of "triton" or "torch"."""
-        package = "mlff_triton.kernels.ops" + (".reference" if backend == "torch" else "")
-        return cls(*(getattr(import_module(f"{package}.{name}"), name) for name in cls._fields))
 
 
 class PartForward(FastForward[Weights | None]):
@@ -80,9 +67,9 @@ class PartForward(FastForward[Weights | None]):
         """Return what ``forward`` returns for its first argument ``x``."""
 
     @property
-    def operators(self) -> Operators:
+    def operators(self) -> TransformerOperators:
         """Operators of the present backend."""
-        return Operators.of(self.backend)
+        return transformer_operators(self.backend)
 
 
 class LayerNormForward(PartForward[Norm]):

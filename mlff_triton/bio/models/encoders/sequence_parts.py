@@ -16,9 +16,10 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from mlff_triton.bio.core.fast_forward import Weights
 from mlff_triton.bio.core.packing import find_rows, pack, unpack
 from mlff_triton.bio.core.recognition import is_plain, is_unmodified
-from mlff_triton.bio.models.encoders.row_parts import Operators, PartForward
+from mlff_triton.bio.models.encoders.row_parts import PartForward
 from mlff_triton.bio.models.encoders.torch_modules import activation_of, is_norm
 from mlff_triton.bio.models.encoders.weights import Layer, Linear, Norm
+from mlff_triton.kernels.transformer.protocol import TransformerOperators
 
 
 class SequencePartForward(PartForward[Weights]):
@@ -177,7 +178,7 @@ def _attention_weights(module: Any) -> tuple[Linear, Linear]:
 
 
 def _attend(
-    operators: Operators,
+    operators: TransformerOperators,
     x: Tensor,
     row_ptr: Tensor,
     length: int,
@@ -216,7 +217,12 @@ def _layer_weights(layer: Any, dtype: torch.dtype) -> Layer:
 
 
 def _layer(
-    operators: Operators, x: Tensor, row_ptr: Tensor, length: int, module: Any, weights: Layer
+    operators: TransformerOperators,
+    x: Tensor,
+    row_ptr: Tensor,
+    length: int,
+    module: Any,
+    weights: Layer,
 ) -> Tensor:
     """Compute a layer of an encoder over packed rows [T, C]."""
     first_norm, qkv, out, second_norm, up, down = weights

@@ -11,7 +11,8 @@ from torch import Tensor
 from mlff_triton.kernels.common.reference.tensors import PART_OF_COMPONENT
 
 
-def channel_maps(x: Tensor, weights: Tensor) -> Tensor:
+def channel_maps(x: Tensor, weights: Tensor, precision: str | None = None) -> Tensor:
     """Compute `mlff_triton.kernels.ops.channel_maps.channel_maps`, as a batched product."""
+    del precision
     parts = weights.unbind()
     return torch.bmm(x, torch.stack([parts[part] for part in PART_OF_COMPONENT]).mT)

@@ -21,9 +21,11 @@ def linear(
     activation: str | None = None,
     scale: Tensor | None = None,
     residual: Tensor | None = None,
+    precision: str | None = None,
     rows: Tensor | None = None,
 ) -> Tensor:
     """Compute `mlff_triton.kernels.ops.linear.linear`, in the default precision of PyTorch."""
+    del precision
     y = activate(functional.linear(x, weight, bias), activation or "none")
     if scale is not None:
         y = y * scale
