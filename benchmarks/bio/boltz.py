@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from benchmarks.bio.boltz_features import protein_features
 from benchmarks.bio.boltz_model import RECYCLES, STEPS, build_boltz2
-from benchmarks.bio.structures import outermost, shorter
+from benchmarks.bio.comparison import largest_error
+from benchmarks.bio.structures import CHECKED, FEW_STEPS, PASSES, outermost, shorter
 
-SEQUENCES, CHECKED = 1024, 512
+SEQUENCES = 1024
 TOKEN_CHANNELS, PAIR_CHANNELS, HEADS = 384, 128, 16
 OUTPUTS = ("p_out", "linear_o", "fc3", "proj_o")
 """Maps whose results are added to tokens or pairs."""
@@ -62,7 +63,7 @@ def enable_kernels(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Trunk:
-    """Tokens and pairs of one protein. The error is one minus the least cosine similarity."""
+    """Tokens and pairs of one protein. The error is half the largest squared relative one."""
 
     blocks: int
     length: int
@@ -72,7 +73,7 @@ class Trunk:
     has_half = True
     has_kernels = True
     is_checked = True
-    short = other = None
+    short = other = cheaper = None
     enable_kernels = staticmethod(enable_kernels)
 
     @property
@@ -119,8 +120,8 @@ class Trunk:
         return {"s": s, "z": z}
 
     def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-        """Return one minus the cosine similarity of tokens or of pairs, whichever is less."""
-        return max(1 - _cosine(actual[name].cpu(), expected[name]) for name in expected)
+        """Return half the squared relative error of tokens or of pairs, whichever is larger."""
+        return largest_error(actual, expected)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class Forward:
     """Whole prediction of one protein with an alignment of 1,024 sequences.
 
     The trunk runs once and then again for each recycling. One sample is drawn, and its confidence
-    predicted. The error is one minus the least cosine similarity of tokens, pairs and positions.
+    predicted. The error is half the square of the largest relative one of tokens, pairs and
+    positions.
     """
 
     length: int
@@ -143,8 +145,14 @@ class Forward:
 
     @property
     def is_checked(self) -> bool:
-        """True if a call in float32 takes seconds at most."""
-        return not self.recycles and self.length <= CHECKED
+        """True if the cheaper call takes seconds in float32."""
+        return self.length <= CHECKED
+
+    @property
+    def cheaper(self) -> Forward:
+        """Prediction of the same protein in fewer steps, with recycling if there is any."""
+        few = min(self.recycles, PASSES - 1), min(self.steps, FEW_STEPS)
+        return Forward(self.length, *few)
 
     @property
     def short(self) -> Forward:
@@ -195,13 +203,8 @@ class Forward:
         return {name: found[name] for name in ("s", "z", "sample_atom_coords")}
 
     def error(self, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-        """Return one minus the least cosine similarity."""
-        return max(1 - _cosine(actual[name].cpu(), expected[name]) for name in expected)
-
-
-def _cosine(x: Tensor, y: Tensor) -> float:
-    x, y = x.double().flatten(), y.double().flatten()
-    return float(x @ y / (x.norm() * y.norm()))
+        """Return half the largest squared relative error."""
+        return largest_error(actual, expected)
 
 
 LENGTHS = 256, 512, 768, 1024

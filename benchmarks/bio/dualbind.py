@@ -90,7 +90,7 @@ class DualBind:
     has_half = False
     has_kernels = False
     is_checked = True
-    short = other = None
+    short = other = cheaper = None
 
     @property
     def name(self) -> str:

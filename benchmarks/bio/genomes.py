@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.bio.comparison import largest_error
+
 BASES = 4
 N_SITES = 512  # of each kind, as many as AlphaGenome chooses
 
@@ -47,32 +49,6 @@ def _spread(weight: Tensor) -> float:
     return float((weight.numel() / len(weight)) ** -0.5)
 
 
-def leaves(outputs: Any, name: str = "") -> dict[str, Tensor]:
-    """List all floating-point tensors in nested dictionaries of outputs, by path."""
-    if isinstance(outputs, Tensor):
-        return {name: outputs} if outputs.is_floating_point() else {}
-    found: dict[str, Tensor] = {}
-    if isinstance(outputs, dict):
-        for key, value in outputs.items():
-            found |= leaves(value, f"{name}/{key}")
-    return found
-
-
-def largest_error(actual: Any, expected: Any) -> float:
-    """Return half the squared relative error of the worst output, with NaN as the largest.
-
-    For outputs of the right norm, this is one minus the cosine similarity.
-    """
-    errors = [0.0]
-    others = leaves(actual)
-    for name, values in leaves(expected).items():
-        a, b = others[name].double().flatten(), values.to(others[name].device).double().flatten()
-        # The difference is not stored, as an output may take gigabytes.
-        aa, ab, bb = torch.dot(a, a), torch.dot(a, b), torch.dot(b, b)
-        errors.append(float(((aa - 2 * ab + bb) / (2 * bb)).clamp(min=0)))
-    return float(torch.tensor(errors, dtype=torch.float64).max())
-
-
 @dataclass(frozen=True)
 class Enformer:
     """Human and mouse tracks of a sequence; by default, in the size of the published model."""
@@ -87,7 +63,7 @@ class Enformer:
     has_half = True
     has_kernels = False
     is_checked = True
-    short = other = None
+    short = other = cheaper = None
 
     @property
     def name(self) -> str:
@@ -147,7 +123,7 @@ class AlphaGenome:
     has_half = True
     has_kernels = False
     is_checked = True
-    short = other = None
+    short = other = cheaper = None
 
     @property
     def name(self) -> str:

@@ -2,8 +2,8 @@
 
 In half precision they run as the package predicts by default: the trunk and the confidence heads
 under bfloat16 autocast, the sampler in float32 with TF32 products. The trunk runs four times, and
-200 steps draw five samples; names of shorter workloads say how many. The error is one minus the
-cosine similarity of the distances between predicted tokens, to which the whole model contributes.
+200 steps draw five samples; names of shorter workloads say how many. The error is half the squared
+relative one of the distances between predicted tokens, to which the whole model contributes.
 """
 
 from __future__ import annotations

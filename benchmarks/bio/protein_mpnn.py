@@ -25,7 +25,7 @@ class Proteins:
     has_half = False
     has_kernels = False
     is_checked = True
-    short = other = None
+    short = other = cheaper = None
 
     @property
     def size(self) -> int:

@@ -2,8 +2,9 @@
 
 In half precision they run as the package predicts by default: the trunk under bfloat16 autocast,
 the sampler and the confidence head in float32 with TF32 products. There are ten cycles of the trunk
-and 200 steps of five samples; names of shorter workloads say how many. The error is one minus the
-cosine similarity of the distances between predicted tokens, to which the whole model contributes.
+and 200 steps of five samples; names of shorter workloads say how many. The error is half the
+squared relative one of the distances between predicted tokens, to which the whole model
+contributes.
 """
 
 from __future__ import annotations

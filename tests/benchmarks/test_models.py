@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.bio import boltz, boltz_model, dualbind, genomes, models
+from benchmarks.bio.comparison import largest_error
 from benchmarks.bio.protein_mpnn import Sampling, Scoring
 from benchmarks.lab import tables
 from benchmarks.lab.schema import Results, read_rows
@@ -154,7 +155,7 @@ def test_calls_too_large_for_the_model_as_shipped_are_timed(lab, small, monkeypa
 def test_outputs_of_genomic_models_are_compared_by_head(factor, error):
     expected = {"human": torch.ones(1, 3, 2), "mouse": {1: torch.ones(4)}}
     actual = {"human": torch.ones(1, 3, 2), "mouse": {1: factor * torch.ones(4)}}
-    found = genomes.largest_error(actual, expected)
+    found = largest_error(actual, expected)
     assert found == pytest.approx(error, rel=1e-5, abs=1e-12, nan_ok=True)
 
 
@@ -232,7 +233,8 @@ def test_design_models_are_tabulated(tmp_path):
 
 def test_half_precision_as_shipped_has_no_limit():
     workload = models.CASES["alphagenome-16384"]
-    limits = {name: models.limit(workload, one) for name, one in models.IMPLEMENTATIONS.items()}
+    cpu = torch.device("cpu")
+    limits = {n: models.limit_of(workload, i, cpu) for n, i in models.IMPLEMENTATIONS.items()}
     unlimited = {name for name, most in limits.items() if most == math.inf}
     assert unlimited == {"half", "half-kernels", "half-graph", "compile-half"}
     assert limits["accelerated-bf16"] == limits["reference"] == workload.limit
