@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import numpy as np
@@ -28,6 +31,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 HERE = Path(__file__).parent
+TRAINING = HERE.parent / "examples" / "training"
 RUN_KERNELS = [HERE / folder for folder in ("kernels", "engine/fused", "torchmd_net/fused", "bio")]
 
 
@@ -77,3 +81,12 @@ def data_folder() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"the optional data folder {DATA.parent.name}/{DATA.name} is not there")
     return DATA
+
+
+@pytest.fixture
+def training_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import a module of the training example, which is not a package."""
+    monkeypatch.syspath_prepend(str(TRAINING))
+    yield importlib.import_module
+    for path in TRAINING.glob("*.py"):
+        sys.modules.pop(path.stem, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import itertools
 import os
 import re
@@ -76,15 +75,6 @@ def names_in(structures):
 def arrays_in(path):
     with np.load(path) as file:
         return dict(file)
-
-
-@pytest.fixture
-def training_modules(monkeypatch):
-    """Import a module of the training example, which is not a package."""
-    monkeypatch.syspath_prepend(str(TRAINING))
-    yield importlib.import_module
-    for path in TRAINING.glob("*.py"):
-        sys.modules.pop(path.stem, None)
 
 
 def test_replicas_exchange_their_temperatures(tmp_path):
