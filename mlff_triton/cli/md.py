@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from mlff_triton.cli import _md_arguments as options
 from mlff_triton.cli._exits import EXIT_INTERRUPTED
 from mlff_triton.cli._md_options import (
     check_consistent,
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.dynamics import Settings, Simulation, Snapshot
 
-# Groups of options in the help
-STAGES, SYSTEMS, MOTION, FILES = "Stages", "Several systems", "Motion", "Files"
-CONTINUE = "Continue a run"
-
 EXAMPLES = (
     "mlff-triton md ethanol.xyz --temperature 300 --steps 20000",
     "mlff-triton md water.pdb --minimize --ensemble nvt --steps 4000 --ensemble npt --steps 40000",
@@ -53,136 +50,39 @@ EXAMPLES = (
 
 def md(
     context: typer.Context,
-    structures: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[STRUCTURE]...",
-            help="Structure files that ASE can read, or alanine-dipeptide-water.",
-        ),
-    ] = None,
+    structures: options.Structures = None,
     model: ModelOption = "default",
-    ensemble: Annotated[
-        list[str],
-        typer.Option(help="nve, nvt or npt; repeat for several stages.", rich_help_panel=STAGES),
-    ] = ["nvt"],  # noqa: B006
-    steps: Annotated[
-        list[int], typer.Option(help="Time steps, once or once per stage.", rich_help_panel=STAGES)
-    ] = [2000],  # noqa: B006
-    temperature: Annotated[
-        list[str],
-        typer.Option(
-            help="In K, once or once per stage; for replicas also LOWEST:HIGHEST.",
-            rich_help_panel=STAGES,
-        ),
-    ] = ["300"],  # noqa: B006
-    heat_from: Annotated[
-        float | None,
-        typer.Option(
-            help="Start at this temperature, K, and rise in the first stage.",
-            rich_help_panel=STAGES,
-        ),
-    ] = None,
-    replicas: Annotated[
-        int, typer.Option(help="Simulate each structure so many times.", rich_help_panel=SYSTEMS)
-    ] = 1,
-    exchange_every: Annotated[
-        int,
-        typer.Option(
-            help="Steps between exchanges of temperatures; 0 for none.", rich_help_panel=SYSTEMS
-        ),
-    ] = 0,
-    pressure: Annotated[
-        list[float],
-        typer.Option(help="In bar, for npt, once or once per stage.", rich_help_panel=STAGES),
-    ] = [1.0],  # noqa: B006
-    timestep: Annotated[float, typer.Option(help="Time step in fs.", rich_help_panel=MOTION)] = 0.5,
-    hydrogen_mass: Annotated[
-        float | None,
-        typer.Option(
-            help="Mass of hydrogen in amu, taken from its neighbors.", rich_help_panel=MOTION
-        ),
-    ] = None,
-    thermostat: Annotated[
-        str, typer.Option(help="langevin or rescaling.", rich_help_panel=MOTION)
-    ] = "langevin",
-    friction: Annotated[
-        float, typer.Option(help="Friction in 1/ps, for langevin.", rich_help_panel=MOTION)
-    ] = 5.0,
-    barostat: Annotated[
-        str, typer.Option(help="isotropic or anisotropic.", rich_help_panel=MOTION)
-    ] = "isotropic",
-    barostat_time: Annotated[
-        float,
-        typer.Option(help="Relaxation time of the volume in fs, for npt.", rich_help_panel=MOTION),
-    ] = 1000.0,
-    compressibility: Annotated[
-        float,
-        typer.Option(
-            help="Estimate in 1/bar, for npt; by default that of water.", rich_help_panel=MOTION
-        ),
-    ] = 4.5e-5,
-    every: Annotated[
-        int, typer.Option(help="Steps between frames and restarts.", rich_help_panel=FILES)
-    ] = 20,
-    log_every: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps between log rows; by default as for frames.", rich_help_panel=FILES
-        ),
-    ] = None,
-    trajectory: Annotated[
-        str, typer.Option(help="Format: xyz, dcd or xtc.", rich_help_panel=FILES)
-    ] = "xyz",
-    seed: Annotated[
-        int, typer.Option(help="Random seed of velocities and thermostat.", rich_help_panel=MOTION)
-    ] = 0,
-    minimize: Annotated[
-        bool, typer.Option("--minimize", help="Minimize the energy first.", rich_help_panel=STAGES)
-    ] = False,
-    keep_velocities: Annotated[
-        bool,
-        typer.Option(
-            "--keep-velocities",
-            help="Start with the velocities of the structure.",
-            rich_help_panel=MOTION,
-        ),
-    ] = False,
-    reactive: Annotated[
-        bool,
-        typer.Option(
-            "--reactive", help="Go on if bonds of the start break.", rich_help_panel=MOTION
-        ),
-    ] = False,
+    ensemble: options.Ensemble = ["nvt"],  # noqa: B006
+    steps: options.Steps = [2000],  # noqa: B006
+    temperature: options.Temperature = ["300"],  # noqa: B006
+    heat_from: options.HeatFrom = None,
+    replicas: options.Replicas = 1,
+    exchange_every: options.ExchangeEvery = 0,
+    pressure: options.Pressure = [1.0],  # noqa: B006
+    timestep: options.Timestep = 0.5,
+    hydrogen_mass: options.HydrogenMass = None,
+    thermostat: options.Thermostat = "langevin",
+    friction: options.Friction = 5.0,
+    barostat: options.Barostat = "isotropic",
+    barostat_time: options.BarostatTime = 1000.0,
+    compressibility: options.Compressibility = 4.5e-5,
+    every: options.Every = 20,
+    log_every: options.LogEvery = None,
+    trajectory: options.Trajectory = "xyz",
+    seed: options.Seed = 0,
+    minimize: options.Minimize = False,
+    keep_velocities: options.KeepVelocities = False,
+    reactive: options.Reactive = False,
     fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads on a CPU; by default one per 64 atoms.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Directory for the results.", rich_help_panel=FILES)
-    ] = Path("md"),
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", help="Replace the results of an earlier run.", rich_help_panel=FILES
-        ),
-    ] = False,
-    restart: Annotated[
-        Path | None,
-        typer.Option(
-            help="Restart file to continue from, exactly; no other option is needed.",
-            rich_help_panel=CONTINUE,
-        ),
-    ] = None,
-    extend: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps to add to the last stage, with --restart.", rich_help_panel=CONTINUE
-        ),
-    ] = None,
+    threads: options.Threads = None,
+    out: options.Out = Path("md"),
+    overwrite: options.Overwrite = False,
+    restart: options.Restart = None,
+    extend: options.Extend = None,
 ) -> None:
     """Run molecular dynamics in one or several stages.
 

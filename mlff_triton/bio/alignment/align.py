@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 from operator import attrgetter
@@ -157,24 +158,38 @@ def align(
     _check_range(read_queries, read_targets, scoring)
     task = Task(scoring.matrix, scoring.gaps, free, band, traceback)
     shares = _shares(read_queries, read_targets, pairs, len(devices))
-
-    def work(share: tuple[int, int], device: torch.device) -> Aligned:
-        one, other = read_queries, read_targets
-        if pairs == "zip":
-            one = read_queries.part(*share)
-            other = one if read_targets is read_queries else read_targets.part(*share)
-        pair = _pair_up(one, other, pairs, *share, device)
-        found = compute(backend, pair, task)
-        if not traceback or not (alphabet.is_ambiguous(one) or alphabet.is_ambiguous(other)):
-            return found
-        return matched_by_symbols(found, pair, _joined(one, other, device, alphabet.symbols))
-
+    work = _Work(read_queries, read_targets, pairs, alphabet, backend, task)
     if len(shares) == 1:
-        parts = [work(shares[0], devices[0])]
+        parts = [work.of(shares[0], devices[0])]
     else:
         with ThreadPoolExecutor(len(shares)) as pool:  # one thread waits for each device
-            parts = list(pool.map(work, shares, devices))
+            parts = list(pool.map(work.of, shares, devices))
     return Alignments(_gathered(parts), read_queries, read_targets, pairs, alphabet)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The alignments of all pairs, which several devices may share."""
+
+    queries: Sequences
+    targets: Sequences
+    pairs: str
+    alphabet: Alphabet
+    backend: str
+    task: Task
+
+    def of(self, share: tuple[int, int], device: torch.device) -> Aligned:
+        """Align the pairs ``share[0] : share[1]`` on a device."""
+        one, other = self.queries, self.targets
+        if self.pairs == "zip":
+            one = self.queries.part(*share)
+            other = one if self.targets is self.queries else self.targets.part(*share)
+        pair = _pair_up(one, other, self.pairs, *share, device)
+        found = compute(self.backend, pair, self.task)
+        alphabet = self.alphabet
+        if not self.task.traceback or not any(map(alphabet.is_ambiguous, (one, other))):
+            return found
+        return matched_by_symbols(found, pair, _joined(one, other, device, alphabet.symbols))
 
 
 def _free(mode: str | Collection[str]) -> Free:

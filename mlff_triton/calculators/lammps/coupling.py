@@ -19,7 +19,7 @@ from mlff_triton.calculators.lammps.contacts import ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
 from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.ranks import (
-    agree,
+    agreed,
     choose_device,
     communicator,
     end_all,
@@ -140,8 +140,7 @@ def couple(
     -137.9 eV
     """
     comm = communicator(lmp)
-    error, coupling = None, None
-    try:
+    with agreed(comm):
         chosen = choose_device(comm, device)
         numbers = find_numbers(lmp, elements)
         if not skin > 0:
@@ -150,10 +149,6 @@ def couple(
         if backend == "auto" and not is_best(engine, comm.size):
             engine = Engine(model, chosen, dtype, "torch")
         coupling = Coupling(lmp, comm, engine, numbers, charge, skin)
-    except Exception as caught:  # noqa: BLE001 (raised on all ranks)
-        error = caught
-    agree(comm, error)
-    assert coupling is not None
     coupling.attach()
     return coupling
 

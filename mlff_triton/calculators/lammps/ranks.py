@@ -6,6 +6,8 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -107,6 +109,17 @@ def agree(comm: Any, error: Exception | None) -> None:
     if first is not None:
         kind, text = first
         raise kind(text) from (None if isinstance(error, MlffTritonError) else error)
+
+
+@contextmanager
+def agreed(comm: Any) -> Iterator[None]:
+    """Raise the first error of any rank on all ranks, after a context that all of them enter."""
+    error = None
+    try:
+        yield
+    except Exception as caught:  # noqa: BLE001 - raised by `agree`
+        error = caught
+    agree(comm, error)
 
 
 def end_all(comm: Any, message: str) -> NoReturn:

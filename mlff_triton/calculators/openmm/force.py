@@ -54,9 +54,8 @@ def create_openmm_force(
     topology_or_numbers : openmm.app.Topology or int [N]
         All atoms of the System, or their atomic numbers.
     model : str, path, TensorNet or Ensemble
-        ``"default"`` (the shipped model), another name or an address as in
-        `mlff_triton.load_model`, a checkpoint of mlff_triton, TorchMD-NET or MatGL, or a loaded
-        model, which is copied.
+        ``"default"`` (the shipped model), another name, address or checkpoint as in
+        `mlff_triton.load_model`, or a loaded model, which is copied.
     particles : int [M], optional
         Indices of the atoms that the model computes; all by default. Other forces between them are
         not removed. openmm-ml's ``createMixedSystem`` removes the classical ones.
@@ -66,8 +65,7 @@ def create_openmm_force(
     charge : int
         Total charge of the model's atoms, in elementary charges.
     device, dtype, backend, skin
-        Same as for `mlff_triton.Engine`. The device computes the model, and may differ from that
-        of OpenMM's platform.
+        Same as for `mlff_triton.Engine`. OpenMM's platform may run on another device.
     route : {"auto", "python", "torch"}
         ``"python"``: an ``openmm.PythonForce``, on every platform. ``"torch"``: a TorchForce of
         OpenMM-Torch, faster with a GPU. `explain_openmm_route` describes the choice of "auto".
@@ -88,21 +86,13 @@ def create_openmm_force(
     A barostat moves molecules as a whole, and recognizes them by the bonds between atoms. This
     force has no bonds: add those of `mlff_triton.calculators.create_openmm_bonds` to the System.
 
-    In a topology with box vectors, ``periodic=False`` computes the atoms without their images.
-    Positions may be wrapped: molecules are made whole by the bonds of the topology. With
-    `particles`, each molecule is computed where its middle is nearest to that of the largest one. A
-    step raises if molecules are within the cutoff across a face of the box, but not where they are
-    computed. Without a topology, positions are taken as they are.
-
-    With OpenMM on the GPU, OpenMM and PyTorch alternate there, which costs about 0.4 ms per step.
-    If the model computes all atoms, and there are a few thousand at most, OpenMM's Reference
-    platform with ``route="python"`` is faster, as it leaves the GPU to the model.
+    With ``periodic=False``, atoms in a box are computed without their images. The bonds of the
+    topology make wrapped molecules whole. With `particles`, each molecule is computed where its
+    middle is nearest to that of the largest one, and a step raises if molecules are within the
+    cutoff across a face of the box, but not where they are computed.
 
     The first step refuses atoms that are far too close, and warns by an `UnknownChemistryWarning`
     if the structure differs from all that the model was trained for.
-
-    All Contexts of one System share one neighbor list of the model. Contexts that step in turn are
-    faster with a System each.
 
     Raises
     ------
@@ -128,14 +118,7 @@ def create_openmm_force(
     >>> print(f"{energy.value_in_unit(openmm.unit.kilojoule_per_mole):.0f} kJ/mol")
     -13306 kJ/mol
     """
-    app = import_openmm().app
-    if isinstance(topology_or_numbers, app.Topology):
-        selection = Selection.of_topology(topology_or_numbers, particles)
-        check_bonds(topology_or_numbers, selection.particles)
-        box = box_of(topology_or_numbers)
-    else:
-        selection = Selection.of_numbers(topology_or_numbers, particles)
-        box = None
+    selection, box = _selected(topology_or_numbers, particles)
     options = Options(
         model=model,
         periodic=box is not None if periodic is None else periodic,
@@ -149,6 +132,17 @@ def create_openmm_force(
         remove_references=remove_references,
     )
     return force_of_selection(selection, options, box)
+
+
+def _selected(
+    topology_or_numbers: Topology | ArrayLike, particles: Iterable[int] | None
+) -> tuple[Selection, FloatArray | None]:
+    """Return the atoms that the model computes, and the box of a topology, in nm."""
+    if not isinstance(topology_or_numbers, import_openmm().app.Topology):
+        return Selection.of_numbers(topology_or_numbers, particles), None
+    selection = Selection.of_topology(topology_or_numbers, particles)
+    check_bonds(topology_or_numbers, selection.particles)
+    return selection, box_of(topology_or_numbers)
 
 
 def force_of_selection(

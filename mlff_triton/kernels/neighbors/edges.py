@@ -219,29 +219,8 @@ def edges(
     """
     check_device(positions)
     n_atoms, capacity = rows.senders.shape
-    n_slots = n_atoms * capacity
-    n_located = 0 if knots is None else n_slots
-    device = positions.device
-
-    def integers(size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int32, device=device)
-
-    def floats(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    found = Edges(
-        slot_begin=rows.begin,
-        slot_end=integers(n_atoms),
-        senders=integers(n_slots),
-        origin=integers(n_slots),
-        reverse=rows.reverse,
-        interval=integers(n_located),
-        fraction=floats(n_located),
-        width=floats(n_located),
-        direction=floats(3, n_slots),
-        distance=floats(n_slots),
-    )
-    status = integers(n_atoms)
+    found = _empty_edges(rows, dtype, located=knots is not None)
+    status = torch.empty(n_atoms, dtype=torch.int32, device=positions.device)
     with torch.cuda.device_of(positions):
         _edges_kernel[(n_atoms,)](
             positions,
@@ -269,7 +248,7 @@ def edges(
             others,
             status,
             capacity,
-            n_slots,
+            n_atoms * capacity,
             0 if knots is None else len(knots.positions),
             0 if knots is None else len(knots.intervals),
             cutoff,
@@ -279,3 +258,28 @@ def edges(
             **early_launch(positions),
         )
     return found, status
+
+
+def _empty_edges(rows: NeighborMatrix, dtype: torch.dtype, *, located: bool) -> Edges:
+    """Return edges for all slots of a neighbor matrix, uninitialized."""
+    n_atoms, n_slots = len(rows.senders), rows.senders.numel()
+    n_located = n_slots if located else 0
+
+    def integers(size: int) -> Tensor:
+        return rows.senders.new_empty(size, dtype=torch.int32)
+
+    def floats(*shape: int) -> Tensor:
+        return rows.senders.new_empty(shape, dtype=dtype)
+
+    return Edges(
+        slot_begin=rows.begin,
+        slot_end=integers(n_atoms),
+        senders=integers(n_slots),
+        origin=integers(n_slots),
+        reverse=rows.reverse,
+        interval=integers(n_located),
+        fraction=floats(n_located),
+        width=floats(n_located),
+        direction=floats(3, n_slots),
+        distance=floats(n_slots),
+    )
