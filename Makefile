@@ -7,7 +7,7 @@ CHECK_VERSION := import sys; sys.version_info >= (3, 10) or sys.exit( \
   "make run PYTHON=python3.12; make clean removes an old .venv" \
   % ((sys.executable,) + sys.version_info[:2]))
 
-.PHONY: run test test-slow test-transformers test-structure fuzz lint types docs clean
+.PHONY: run test test-slow test-transformers test-structure fuzz lint types docs notebooks clean
 
 run: .venv/installed
 	$(BIN)/mlff-triton md alanine-dipeptide-water --minimize --temperature 300 --timestep 1 --every 10 \
@@ -53,6 +53,11 @@ types: .venv/tested
 docs: .venv/documented
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# Notebooks are committed as this leaves them. What they write stays beside them, and is ignored.
+notebooks: .venv/executed
+	$(BIN)/python -m nbconvert --to notebook --execute --inplace \
+	  --ExecutePreprocessor.record_timing=False examples/notebooks/*.ipynb
+
 # A new .venv is removed if its set-up fails, or by the next one if its set-up was killed.
 .venv/installed: pyproject.toml constraints.txt
 	@if [ -e .venv/unfinished ]; then rm -rf .venv; fi
@@ -72,6 +77,10 @@ docs: .venv/documented
 
 .venv/documented: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+.venv/executed: .venv/tested
+	$(BIN)/pip install --quiet ipykernel ipywidgets nbconvert
 	touch $@
 
 # Each version with the versions of its own dependencies.

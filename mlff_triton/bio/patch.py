@@ -343,7 +343,7 @@ class Report(list[Part]):
 
     def __str__(self) -> str:
         page = io.StringIO()
-        Console(width=120, file=page).print(self)
+        Console(width=120, file=page, force_jupyter=False, force_terminal=False).print(self)
         return page.getvalue()
 
 

@@ -471,6 +471,15 @@ def test_reports_are_tables():
     assert "float64" in text
 
 
+def test_reports_are_text_in_notebooks(monkeypatch):
+    """There, rich displays what it prints, unless told otherwise."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does
+    text = str(bio.report(bio.accelerate(make("EsmForMaskedLM", "cpu"), backend="torch")))
+    assert "EsmLMHead" in text
+    assert "\x1b" not in text
+
+
 @pytest.mark.parametrize("home", [False, True])
 def test_calls_without_tensors_run_where_the_model_is(home):
     """Tensors decide if there are any; strings do not count."""
