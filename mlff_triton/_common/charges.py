@@ -9,9 +9,9 @@ NEAR = 0.1  # elementary charges between the sum of partial charges and an integ
 
 
 def sum_of_charges(charges: Iterable[float]) -> int | str:
-    """Return the sum of formal or partial charges as an integer, or words for another sum.
+    """Return the sum of formal or partial charges as an integer, or a text if it is not one.
 
-    Such words take the place of a total charge, which is refused unless the user gives one.
+    The text takes the place of the total charge, and is refused unless the user gives another.
 
     Examples
     --------

@@ -45,7 +45,7 @@ def find_key(module: object, is_ready: Event) -> None:
     """Call ``triton_key`` of ``triton.runtime.cache``, which remembers its result.
 
     Meanwhile, the function in the module is one that returns the key in the user's cache folder, if
-    there is one. Afterwards it is Triton's own again, so that nothing of this outlasts a second.
+    there is one. Afterwards it is Triton's own function again, about a second later.
 
     Parameters
     ----------

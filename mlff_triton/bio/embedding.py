@@ -149,7 +149,7 @@ def _task(records: list[Record], position: int) -> Task:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The computation of `embed_files`; its attributes are arguments of that."""
+    """The computation of `embed_files`; its attributes are arguments of that function."""
 
     model: str
     precision: str | None
@@ -170,7 +170,7 @@ class Embedding:
         return []
 
     def parts(self, records: list[Record]) -> list[list[Record]]:
-        """Return two halves of some records, or only itself if it is one."""
+        """Return two halves of a list of records, or the list itself if it has one record."""
         middle = len(records) // 2
         return [records[:middle], records[middle:]] if middle else [records]
 

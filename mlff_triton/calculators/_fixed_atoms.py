@@ -15,8 +15,8 @@ from mlff_triton.errors import InputError
 def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
     """Return True for each atom that a structure fixes.
 
-    ``FixAtoms`` of ASE does so, as do ``FixCartesian`` and ``FixScaled`` in all three directions,
-    which some files are read as.
+    ``FixAtoms`` of ASE fixes atoms. ``FixCartesian`` and ``FixScaled``, which come from some files,
+    do so too if they act in all three directions.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Refusal of structures that nobody means, and a warning of chemistry unknown to the model."""
+"""Refusal of implausible structures, and a warning of chemistry unknown to the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FEW = 200
 
 
 class Pairs(NamedTuple):
-    """Pairs of atoms: indices int64 [P], distances in Å and over the sum of covalent radii."""
+    """Pairs of atoms: indices int64 [P], distances in Å and in sums of covalent radii."""
 
     receivers: IntArray
     senders: IntArray
@@ -116,7 +116,7 @@ class Plausibility:
         self._seen: set[int] = set()
 
     def mute(self) -> None:
-        """Warn no more, as somebody else does."""
+        """Stop warning, because the caller warns."""
         self._has_warned = True
 
     def check(self, batch: Batch) -> None:
@@ -151,8 +151,8 @@ class Plausibility:
 def unknown_chemistry(batch: Batch, domain: KnownDomain | None, elements: frozenset[int]) -> str:
     """Return what distinguishes one system from a training set, and what to do; empty if nothing.
 
-    Charged systems and those with elements that the model was not made for are left out, as the
-    model refuses them, or has no record.
+    Charged systems are left out, and so are those with elements that the model was not made for:
+    the model refuses them, or has no record of them.
     """
     if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
         return ""
@@ -161,7 +161,7 @@ def unknown_chemistry(batch: Batch, domain: KnownDomain | None, elements: frozen
 
 
 def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
-    """Yield what an odd number of electrons means, if the training set has only even ones."""
+    """Yield a remark about an odd number of electrons, if the training set has only even ones."""
     if domain.closed_shells and electrons % 2:
         yield (
             f"the structure has {electrons} electrons, an odd number, and the model knows only "
@@ -175,8 +175,9 @@ def unknown_bonds(
 ) -> Iterator[str]:
     """Yield the bonds of one system that a training set lacks, and what to do.
 
-    Messages call atoms by their labels, or by their indices if there are none. Atoms from ``n_own``
-    on are ghosts, whose bonds to one another do not count, as they may lack neighbors.
+    Messages call atoms by their labels, or by their indices if there are none. Atoms with indices
+    of ``n_own`` or more are ghosts. Bonds between ghosts do not count, because ghosts may lack
+    neighbors.
     """
     symbols = [chemical_symbols[z] for z in batch.numbers]
     pairs = close_pairs(batch, domain.bond_factor)

@@ -1,6 +1,6 @@
-"""A look at structures before the first step, by commands that can name them.
+"""Checks of structures before the first step, for commands that know their names.
 
-Structures in other units than Å, without bonds or with atoms on each other have energies, too.
+Structures in units other than Å, without bonds, or with overlapping atoms have energies, too.
 """
 
 from __future__ import annotations

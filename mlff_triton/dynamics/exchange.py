@@ -82,7 +82,7 @@ def counted(
     after: Sequence[float],
     turn: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Add one turn to how often neighbors in the ladder have tried to exchange, and have done so.
+    """Add one turn to the numbers of attempted and accepted exchanges of neighbors in the ladder.
 
     Parameters
     ----------

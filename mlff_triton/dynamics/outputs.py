@@ -58,8 +58,8 @@ class LogRow:
 
     The temperature refers to 3N degrees of freedom of the N atoms that are not fixed. The pressure
     includes the kinetic contribution. The conserved energy is the total energy without heat from
-    the thermostat and work of the barostat: what the integrator alone makes of it, which a time
-    step that is too long lets drift.
+    the thermostat and work of the barostat. Only the integrator changes it: it drifts if the time
+    step is too long.
     """
 
     step: int

@@ -106,9 +106,9 @@ def minimize(
 ) -> Iterator[Minimization]:
     """Minimize the energy of each system with up to 2000 iterations of FIRE.
 
-    All systems are minimized at the same time, each with its own time step, and rest once they have
-    converged. FIRE takes up to twice as many iterations as L-BFGS, but each is little work on the
-    GPU, and neither other systems nor the size of blocks change any result.
+    All systems are minimized at the same time, each with its own time step, and stays at rest once
+    it has converged. FIRE takes up to twice as many iterations as L-BFGS, but each is little work
+    on the GPU, and neither other systems nor the size of blocks change any result.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ def energy_drift(record: StageRecord, n_atoms: int) -> Drift | None:
 
 
 def unsettled(record: StageRecord) -> float | None:
-    """Return how far the potential energy drifts in the last half of a stage, in its fluctuations.
+    """Return the drift of the potential energy in the last half of a stage, over its fluctuations.
 
     A straight line is fitted to that half. Its change is divided by the standard deviation of the
     energies from it. The result is below 2 for 98 of 100 series of 20 independent energies without

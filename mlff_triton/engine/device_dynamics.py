@@ -1,12 +1,12 @@
-"""Simulations whose steps follow one another on the GPU, without a host that looks at each.
+"""Simulations whose steps follow one another on the GPU, without the host looking at each.
 
 The host queues blocks of steps, and looks at a block while the GPU is busy with the next one. A
-step is a graph of the model and the integrator, which advances nothing unless the step is valid
-(see `mlff_triton.kernels.dynamics.integrator`). So it is enough to look at how far a block has
-come. If it is incomplete, the host makes the matrix fit, and queues what is missing.
+step is a graph of the model and the integrator. The integrator advances nothing unless the step is
+valid (see `mlff_triton.kernels.dynamics.integrator`). So it is enough to look at how far a block
+has come. If a block is incomplete, the host enlarges the matrix, and queues the missing steps.
 
 The neighbor matrix is built after every few steps, whose number is chosen from its age at the end
-of past intervals. Neither this nor the size of blocks changes any result.
+of past intervals. Neither this number nor the size of blocks changes any result.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class DeviceNeighbors:
             self.grow(needed)
 
     def grow(self, needed: list[int]) -> None:
-        """Replace the matrices by some for so many neighbors per atom, which have yet to be built.
+        """Replace the matrices by empty ones for so many neighbors per atom, still to be built.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Parts of large systems on a GPU, with padding, so that a CUDA graph serves them as atoms change.
+"""Parts of large systems on a GPU, padded so that one CUDA graph serves changing atoms.
 
 The buffers have a reserve. Their last atoms are padding: they lie in a system of their own, far
 from one another, and have no edges. Atoms are sorted into shells (`kernels.neighbors.shells`)
@@ -35,7 +35,7 @@ def reserved(n_atoms: int, share: int = 32) -> int:
 
 
 def is_wasteful(n_rows: int, needed: int) -> bool:
-    """Return True if there are so many rows that fewer are worth another CUDA graph."""
+    """Return True if so many rows are unused that smaller buffers are worth a new CUDA graph."""
     return n_rows > 1.25 * needed + ALIGNMENT
 
 

@@ -1,10 +1,9 @@
 """A batch on a GPU: its atoms, its neighbor matrix, and the launches of a step.
 
 The matrix is built on the GPU by launches that are captured as a graph of their own. A step finds
-out on the device whether the matrix still holds, and reports this with its results. If it does not,
-the matrix is built anew and the step repeated. Usually this is not necessary, as the status also
-tells how far atoms have moved, so that the matrix is renewed before a step that it would not
-survive.
+out on the device whether the matrix is still valid, and reports this with its results. If it is
+not, the matrix is built anew and the step repeated. This is rarely necessary: the status also tells
+how far atoms have moved, so the matrix is renewed before the step in which it would become invalid.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class DeviceState:
 
     @property
     def is_due(self) -> bool:
-        """True if there is no matrix, or if the next step would probably outlive it."""
+        """True if there is no matrix, or if it would probably be invalid in the next step."""
         return not self._is_built or self._age > AGE
 
     def renew(self) -> None:

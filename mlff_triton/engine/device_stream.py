@@ -1,13 +1,13 @@
 """Steps of batches that are on the GPU already, and whose results stay there, without waiting.
 
 The program may replace positions and cells between steps. Each step therefore finds out on the GPU
-whether the neighbor matrix holds, and builds it if not; the kernels that build it return at once if
-it does. Everything is one graph.
+whether the neighbor matrix is valid, and builds it if not; the kernels that build it return at once
+if it is. Everything is one graph.
 
-The host waits for the first step of new atoms only. It looks at them, and gives the neighbor matrix
-a reserve of slots. From then on, it learns some steps late how many slots were needed, and adds
-more when the reserve shrinks. Should one step need more slots than there are, its results are NaN,
-and the first step after the host has learned of it raises an error.
+The host waits for the first step of new atoms only. The host then counts neighbors, and gives the
+neighbor matrix a reserve of slots. In later steps, the host learns with a delay of some steps how
+many slots were needed, and adds more when the reserve shrinks. Should one step need more slots than
+there are, its results are NaN, and the first step after the host has learned of it raises an error.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class DeviceStream:
 
 
 class Marks(NamedTuple):
-    """Tensors that tell the atoms of a batch apart, and how often each had been written to."""
+    """Tensors by which the atoms of a batch are recognized, and the number of writes to each."""
 
     tensors: tuple[Tensor | bool | None, ...]
     versions: tuple[object, ...]

@@ -52,7 +52,7 @@ class State:
 
 @dataclass(frozen=True)
 class Observation:
-    """The state of B systems and what the model says of it.
+    """The state of B systems, and the model's results for it.
 
     Attributes
     ----------

@@ -362,9 +362,10 @@ def energies_and_edge_gradients(
     Tensors are deleted as soon as the backward pass no longer needs them. With two layers, at most
     about thirteen tensors [9, N, F] are alive at once.
 
-    The energies of a part's own atoms need the tensors of the last layer of these atoms only, those
-    of the layer before of their neighbors too, and so on: see `evaluate_part` for ``rows``. So each
-    operator computes fewer atoms than the one before, and its adjoint as many as itself.
+    The energies of a part's own atoms need tensors of the last layer for these atoms only. They
+    need tensors of the layer before for the neighbors too, and so on: see `evaluate_part` for
+    ``rows``. So each operator computes fewer atoms than the one before. Its adjoint computes the
+    same atoms.
     """
     tables, charge_factor, group = p.tables, systems.charge_factor, p.config.group
     # Edges of the atoms that each layer, counted from the last one, takes as its input

@@ -26,7 +26,7 @@ POLL = 5.0  # seconds between two looks at the workers
 
 
 class Cluster:
-    """All workers of a Dask scheduler. Those that die are survived, and new ones take part.
+    """All workers of a Dask scheduler. The job goes on if workers die, and new ones take part.
 
     Parameters
     ----------

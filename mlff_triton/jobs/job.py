@@ -90,7 +90,7 @@ class Workers:
     scheduler: str | None = None
 
     def pool(self, work: Work, *, apart: bool = False) -> Pool:
-        """Return the workers for a computation, on request apart from this process."""
+        """Return the workers for a computation; with ``apart``, never in this process."""
         if self.scheduler is None:
             return local_pool(work, self.device, self.processes, apart=apart)
         if self.processes is not None:

@@ -73,7 +73,7 @@ class Divisible(Work, Protocol):
         ...
 
     def parts(self, content: Any) -> Sequence[Any]:
-        """Return the parts of a content in order, or only itself if it cannot be divided."""
+        """Return the parts of a content in order, or the content itself if it cannot be divided."""
         ...
 
     def lost(self, content: Any, reason: str) -> Done:
@@ -278,8 +278,8 @@ def local_pool(
 ) -> Pool:
     """Return the workers of this machine.
 
-    A worker that dies costs what it computes, unless it is this process: a process of its own takes
-    seconds to start, and few jobs need one.
+    A worker process takes seconds to start, and few jobs need one. It protects this process: if it
+    dies, only its task is lost.
 
     Parameters
     ----------

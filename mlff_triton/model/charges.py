@@ -17,7 +17,7 @@ EPSILON = 1e-6  # for systems in which no atom takes charge
 
 
 class ChargeNetwork(nn.Module):
-    """A network that predicts charges, and how willing each atom is to change them.
+    """A network that predicts charges, and how easily each atom changes its own.
 
     Its inputs are the invariants ``I``, ``|A|^2`` and ``|S|^2`` of the atom's tensor.
     """
@@ -64,7 +64,7 @@ class ChargeNetwork(nn.Module):
 def equilibrate(
     charges: Tensor, softness: Tensor, total: Tensor, batch: Tensor, n_systems: int
 ) -> Tensor:
-    """Distribute what charges lack to the total over the atoms of each system.
+    """Distribute the missing part of the total charge over the atoms of each system.
 
     Each atom takes ``f^2 / (sum f^2 + 1e-6)`` of it, where ``f`` is its softness.
 

@@ -65,7 +65,7 @@ class Ensemble(nn.Module):
 
     @property
     def known_domain(self) -> KnownDomain | None:
-        """Structures that the members were trained for, if it is the same record for all."""
+        """Structures that the members were trained for, if all have the same record."""
         return domain_of(member.weights_hash for member in members_of(self))
 
     @property
@@ -140,7 +140,7 @@ class Prediction:
 
     @classmethod
     def mean(cls, predictions: Sequence[Prediction]) -> Prediction:
-        """Return the mean of several predictions for the same systems, of what all of them have."""
+        """Return the mean of several predictions for the same systems, of results that all have."""
         if len(predictions) == 1:
             return predictions[0]
         columns = [prediction.tensors for prediction in predictions]

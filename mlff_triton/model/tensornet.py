@@ -182,7 +182,7 @@ class Edges:
     """Geometry of the edges.
 
     Functions of the distance are stored once per pair. Models with self-loops have an additional
-    row for distance 0, P + 1 instead of P.
+    row for distance 0: P + 1 rows instead of P.
 
     Attributes
     ----------
@@ -366,7 +366,7 @@ class TensorNet(nn.Module):
         return species
 
     def check_box(self, box: Box) -> None:
-        """Raise `InputError` if the model cannot compute systems in a box, which TensorNets can."""
+        """Raise `InputError` if the model cannot compute systems in a box; TensorNets can."""
 
     def forward(
         self,

@@ -1,8 +1,8 @@
 """TensorNet2 as a plain PyTorch module: a TensorNet with partial charges and their Coulomb energy.
 
 After the embedding and after each layer, a network predicts charges of each atom, which are
-equilibrated over its system. The network that acts on the edges of the next layer sees those of
-both atoms. The energy contains the Coulomb energy of all charges: between all pairs of atoms, or
+equilibrated over its system. The network that acts on the edges of the next layer takes the charges
+of both atoms. The energy contains the Coulomb energy of all charges: between all pairs of atoms, or
 within a cutoff with a reaction field. It follows `torchmdnet.models.tensornet2` of TorchMD-NET 3.1,
 without Warp.
 """

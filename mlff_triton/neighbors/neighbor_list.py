@@ -132,7 +132,7 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
 
 
 def check_apart(distances: FloatArray, pairs: NDArray[np.integer]) -> None:
-    """Raise `OverlappingAtomsError` if two atoms are one point, given all pairs [E, 2]."""
+    """Raise `OverlappingAtomsError` if two atoms are at the same point, given all pairs [E, 2]."""
     if len(distances) and distances.min() < MIN_DISTANCE:
         i, j = pairs[distances.argmin()]
         error = OverlappingAtomsError(

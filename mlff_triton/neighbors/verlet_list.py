@@ -36,7 +36,7 @@ def check_skin(skin: float | str) -> float | None:
 
 
 def automatic_skin(n_atoms: int) -> float:
-    """Return the skin in Å with which a step on a GPU takes least time, with its share of a build.
+    """Return the skin in Å that minimizes the time of a step on a GPU and its share of a build.
 
     These were measured on an NVIDIA H200, with water at 300 K and 0.5 fs. Results do not depend on
     the skin.

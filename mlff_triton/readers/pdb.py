@@ -26,7 +26,7 @@ CHARGE = re.compile(r"(?:(\d)([+-])|([+-])(\d))")
 
 
 def split(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the atoms of each model, with the cell that stands before them or all models.
+    """Yield the atoms of each model, with the cell that precedes the model or all models.
 
     A model ends with ENDMDL or, in trajectories of other programs, with END.
     """

@@ -1,7 +1,7 @@
 """Records of SDF and MOL files: V2000 and V3000, with titles, data fields and formal charges.
 
-The format is that of "CTfile Formats" (BIOVIA, 2020). RDKit does not read it here, installed or
-not: of a damaged position such as ``1.361C588`` it takes 1.361, without an error. Tests compare
+The format is that of "CTfile Formats" (BIOVIA, 2020). RDKit is not used, even if it is installed:
+it reads a damaged position such as ``1.361C588`` as 1.361, without an error. Tests compare
 molecules of intact records with RDKit's.
 """
 

@@ -1,8 +1,8 @@
 """Structures of many or huge files, divided into tasks without being parsed.
 
 The process that divides them only finds where the records of text formats begin; workers parse the
-text. Small files of other formats are read by workers as a whole. Large ones, which are
-trajectories, are read frame by frame.
+text. Workers read small files of other formats as a whole. Large files, which are trajectories, are
+read frame by frame.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class File:
             yield self.source, k, image
 
     def halves(self) -> Sequence[File]:
-        """Return only itself, as nobody knows what it contains."""
+        """Return the file itself, since its content is unknown."""
         return (self,)
 
 
@@ -143,7 +143,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that cannot be read, or not from a record on; methods are as those of `File`."""
+    """A file that cannot be read, or only up to some record; methods are as those of `File`."""
 
     source: str
     first: int
@@ -176,7 +176,7 @@ def find_files(structures: str | Path | Iterable[str | Path]) -> list[str]:
     """Return the files to read.
 
     A folder stands for its structure files, known by their suffixes, in the order of their names.
-    Those that cannot be read are among them, so that nobody misses them.
+    Files that cannot be read are included, so that each gets an error.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def _is_meant(file: Path) -> bool:
 
 
 def without_output(files: Sequence[str], out: Path) -> list[str]:
-    """Return the files without those of an unfinished job, which may lie in the same folder.
+    """Return the files, except those of an unfinished job, which may lie in the same folder.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def total_size(files: Sequence[str]) -> int:
 def tasks_of(files: Sequence[str]) -> Iterator[Task]:
     """Yield the tasks of files, whose contents are lists of pieces.
 
-    A file that cannot be read, or not from a frame on, is one piece without structures.
+    A file that cannot be read, or only up to some frame, is one piece without structures.
 
     Raises
     ------

@@ -179,7 +179,7 @@ class Row:
 
 @dataclass(frozen=True)
 class SinglePoints:
-    """The computation of `predict_files`; attributes are arguments of that, or of the output."""
+    """The computation of `predict_files`; attributes are its arguments, or those of the output."""
 
     model: str
     dtype: str
@@ -208,7 +208,7 @@ class SinglePoints:
         return []
 
     def parts(self, pieces: list[Piece]) -> list[list[Piece]]:
-        """Return two halves of some pieces or of one, or only itself if it is a structure."""
+        """Return two halves of some pieces or of one, or the piece itself if it is a structure."""
         middle = len(pieces) // 2
         if middle:
             return [pieces[:middle], pieces[middle:]]

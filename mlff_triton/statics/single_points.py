@@ -27,7 +27,8 @@ WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
 def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     """Read all frames of a file that ASE supports, or a shipped structure.
 
-    Only elements, positions, cell and ``info`` are kept, whose values become what JSON has.
+    Only elements, positions, cell and ``info`` are kept. Values of ``info`` are converted to types
+    that JSON has.
 
     Parameters
     ----------

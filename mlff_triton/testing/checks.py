@@ -1,6 +1,6 @@
 """The conformance checks, one small function each.
 
-A check returns if the calculator does what the first line of the docstring says. It raises
+A check passes if the calculator does what the first line of its docstring says. It raises
 `AssertionError` if not, and `NotApplicable` if the check makes no sense for the calculator or the
 atoms.
 """

@@ -1,4 +1,4 @@
-"""Forces and stress from finite differences of the energy, to test analytic ones against."""
+"""Forces and stress from finite differences of the energy, to compare analytic ones with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """TorchMD-NET's `TensorNet` on other operators, with the same weights, inputs and outputs.
 
-`mlff_triton.torchmd_net.patch` substitutes it for the original, from which it differs as follows:
+`mlff_triton.torchmd_net.patch` replaces the original by it. The differences are:
 
 - Tensors have nine components instead of three 3x3 matrices.
 - Sums over edges follow a sorted list instead of using atomics.
@@ -87,7 +87,7 @@ class Edges:
 
     @property
     def n_edges(self) -> Tensor | None:
-        """Number of edges without filler; None without static shapes."""
+        """Number of edges without padding; None without static shapes."""
         return None if self.filler is None else self.row_ptr[-1]
 
     @property
@@ -280,7 +280,7 @@ def radial_factors(
 ) -> Tensor:
     """Compute the factors [E, 3, F] of a layer from features [E, K] and distances of edges.
 
-    If a number of rows is given, the others are filler.
+    If a number of rows is given, all further rows are padding.
     """
     factors = features
     *inner, last = layer.linears_scalar

@@ -99,7 +99,7 @@ def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
     """Pad the neighbor list of molecules in vacuum to fixed numbers of atoms and edges.
 
     Our own models take such a list, with atoms that `pad_batch` has padded to the same number. All
-    filler edges join the last two filler atoms, which that puts beyond any cutoff.
+    filler edges join the last two filler atoms, at a distance beyond any cutoff.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """A step of an optimizer, captured once in a CUDA graph and replayed for all batches of a shape.
 
-Training on forces differentiates a model twice. For batches of molecules the host then takes longer
-to launch the kernels than a GPU takes to run them. A graph launches all of them at once: those of
-the forward pass, both backward passes, the clipping of gradients and the optimizer.
+Training on forces differentiates a model twice. For batches of molecules, the host then needs
+longer to launch the kernels than a GPU needs to run them. A graph launches all of them at once:
+those of the forward pass, both backward passes, the clipping of gradients and the optimizer.
 """
 
 from __future__ import annotations

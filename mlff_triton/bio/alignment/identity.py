@@ -1,7 +1,7 @@
 """Matches of alignments by the residues or bases that were given, whatever their codes are.
 
-Several symbols may have one code, that of the symbol that replaces unknown ones, and N of an
-alphabet of bases stands for any base.
+Several symbols may share a code: unknown symbols have the code of the symbol that replaces them. N
+of an alphabet of bases stands for any base.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _different(runs: Runs, begin: Tensor, pairs: Pairs, symbols: Tensor) -> Iter
     first_run, n_runs = runs.start[:-1], runs.start.diff()
 
     def position(gap: int, start: Tensor, before: Tensor) -> Tensor:
-        """Return the index of each run's first symbol, where a kind of gap has none."""
+        """Return the index of each run's first symbol; gaps of the given kind have no symbols."""
         done = sums_before(runs.length * (runs.operation != gap))
         return done[:-1] + (start + before - done[first_run]).repeat_interleave(n_runs)
 

@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"[0-9A-Za-z!#$%&+./:;?@^_|~-][0-9A-Za-z!#$%&*+./:;=?@^_|
 
 
 class Targets:
-    """Names of targets. Those of one name must be the same sequence.
+    """Names of targets. Targets with the same name must be the same sequence.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Targets:
 
 
 class Hit(NamedTuple):
-    """The place of a query on a target.
+    """The position of a query on a target.
 
     Attributes
     ----------

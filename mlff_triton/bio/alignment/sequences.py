@@ -150,7 +150,7 @@ class Alphabet:
     def symbols(self, sequences: Sequences) -> Tensor:
         """Return the symbols that were given, as ASCII codes, uint8 [S].
 
-        Those that are identical to no other are 0: N for any base, and what is not a letter.
+        Symbols that never match are 0: N for any base, and characters other than letters.
         """
         table = torch.tensor(
             list(self._letters), dtype=torch.uint8, device=sequences.letters.device

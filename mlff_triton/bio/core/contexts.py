@@ -13,7 +13,7 @@ PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
 def unsupported_context(values: Iterable[object]) -> str | None:
-    """Return why the fast forward does not do for arguments with these values, or None."""
+    """Return why the fast forward cannot compute arguments with these values, or None."""
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return "global hooks of modules are registered, which the fast forward would not call"
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:

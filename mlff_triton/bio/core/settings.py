@@ -47,8 +47,9 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """Return copies of the plain attributes of a module, without those of submodules.
 
-    Plain are numbers, strings, functions, and tuples and lists of these. Private attributes, in
-    which some modules keep tables from call to call, are left out unless adapters know them.
+    Plain attributes are numbers, strings, functions, and tuples and lists of these. Private
+    attributes, in which some modules keep tables from call to call, are left out unless adapters
+    know them.
     """
     if type(module) in INERT:
         return {}
@@ -61,7 +62,7 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 class Settings:
-    """Plain attributes that no adapter reads, as they are when modules are recognized.
+    """Plain attributes that no adapter reads, with their values when a module was recognized.
 
     Parameters
     ----------

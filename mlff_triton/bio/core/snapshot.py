@@ -122,9 +122,9 @@ class Snapshot:
 
 
 class Samples:
-    """A few values of each tensor, which tell of changes that PyTorch does not count.
+    """A few values of each tensor, to detect changes that PyTorch does not count.
 
-    On a GPU, the host waits for the values. There they are compared only where `hides_changes`.
+    On a GPU, the host waits for the values, so they are compared only if `hides_changes` is True.
 
     Parameters
     ----------

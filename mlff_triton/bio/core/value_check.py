@@ -13,12 +13,12 @@ from mlff_triton._common.cuda_graphs import is_capturing
 
 
 class ValueCheck(ABC):
-    """Check of the values of a tensor, which is queued before the forward that it is about.
+    """Check of the values of a tensor, queued before the forward that uses them.
 
-    So the host waits for the check while the GPU computes the forward already, whose result is
-    dropped if the tensor is refused. Each tensor is checked once, and again after a change. Tensors
-    made in inference mode do not count their changes, so these are checked in every call. While a
-    CUDA graph is captured, values are unknown and tensors pass.
+    The host waits for the check while the GPU already computes the forward. Its result is dropped
+    if the tensor is refused. Each tensor is checked once, and again after a change. Tensors made in
+    inference mode do not count their changes, so these are checked in every call. While a CUDA
+    graph is captured, values are unknown and tensors pass.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 def converted(weights: Weights, dtype: torch.dtype) -> Weights:
     """Convert the float64 tensors in tuples, lists and dictionaries, and make all contiguous.
 
-    Tensors of other dtypes, such as masks and what was converted before, keep these. An
+    Tensors of other dtypes, such as masks and tensors that were converted before, keep theirs. An
     `Activation` stays float32 in half precision.
     """
     found: Weights = _converted(weights, dtype)

@@ -1,7 +1,7 @@
 """Check that atoms are apart, in each step of a run.
 
-A search for close pairs also finds the clearance, by which the closest pair is too far apart for a
-contact. No atoms can have met until one of them has moved by half of it.
+A search for close pairs also finds the clearance: the distance that is left before the closest pair
+is a contact. No atoms can have met until one of them has moved by half of it.
 """
 
 from __future__ import annotations

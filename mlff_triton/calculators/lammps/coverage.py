@@ -14,9 +14,9 @@ from mlff_triton.neighbors.box import FloatArray
 def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: float) -> None:
     """Check that all own atoms near the faces of this rank's domain have ghosts elsewhere.
 
-    LAMMPS's cutoff of ghosts can be changed, but not read, in a run. This recognizes one that is
-    too small wherever atoms lie at a distance between it and the reach from a face, and from all
-    others.
+    LAMMPS's cutoff of ghosts can be changed, but not read, in a run. A cutoff that is too small is
+    recognized if some atom lies farther from a face than this cutoff, but within the reach, and far
+    enough from all other faces.
 
     Parameters
     ----------

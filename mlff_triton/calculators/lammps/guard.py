@@ -1,9 +1,9 @@
 """Errors of the model, which end a LAMMPS script where they occur.
 
-LAMMPS calls the model through ctypes, which drops exceptions, and only errors of its own end runs,
-loops and scripts. So a second fix follows the one that calls the model, and fails in its place: a
-``fix indent`` in a group without atoms, whose radius is negative, which LAMMPS refuses, unless the
-model has confirmed the present step.
+LAMMPS calls the model through ctypes, which drops exceptions. Only LAMMPS's own errors end runs,
+loops and scripts. So a second fix follows the one that calls the model, and fails in its place. It
+is a ``fix indent`` in a group without atoms. Its radius is negative, which LAMMPS refuses, unless
+the model has confirmed the present step.
 """
 
 from __future__ import annotations

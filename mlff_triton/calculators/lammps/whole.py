@@ -15,8 +15,8 @@ from mlff_triton.neighbors.box import FloatArray
 class WholeSystem:
     """All atoms of LAMMPS in one process, with the interface of `SystemPart`.
 
-    Images of atoms need not be computed, which saves time. Only the virials of atoms are those of
-    the part that all atoms are with their ghosts.
+    Images of atoms need not be computed, which saves time. Only the virials of atoms are computed
+    as for a part: that of all atoms with their ghosts.
 
     Parameters
     ----------

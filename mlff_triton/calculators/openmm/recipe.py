@@ -1,4 +1,4 @@
-"""Description of an OpenMM force as data, from which both routes are made, and for files."""
+"""Description of an OpenMM force as data: both routes are made from it, and files store it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class DCDTrajectory(TrajectoryFile):
     """Positions (float32, Å) and cell (lengths in Å, angles in degrees) of periodic structures.
 
     The header holds the time step and the interval, from which readers compute times. They are
-    wrong for frames out of turn, such as the last frame of a stage.
+    wrong for frames outside this interval, such as the last frame of a stage.
 
     Parameters
     ----------

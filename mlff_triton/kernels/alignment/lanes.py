@@ -1,8 +1,8 @@
 """Arithmetic on registers that hold two 16-bit integers, or one of 32 bits.
 
 Recent GPUs add and compare both halves of a register at once, and select bytes from two registers.
-Where Triton has no function for this, vendors' instructions are named; the interpreter processes
-the halves separately. With PACKED false, a register holds one integer.
+Where Triton has no function for this, kernels name instructions of the vendor; the interpreter
+processes the halves separately. With PACKED false, a register holds one integer.
 
 If both halves stay within 0 and 32767, no carry passes between them. Then ``+`` and ``-`` of whole
 registers are correct, and they use other units of the GPU than comparisons do.
@@ -44,7 +44,7 @@ def joined(low, high, PACKED: tl.constexpr):
 
 @triton.jit
 def taken_apart(x, PACKED: tl.constexpr):
-    """Return both integers of a register. Unless PACKED, return its one integer twice."""
+    """Return both integers of a register. Unless PACKED, return the one integer twice."""
     if PACKED:
         low, high = halves(x)
     else:

@@ -89,7 +89,7 @@ def _border(length, slope, opening, constants, MODE: tl.constexpr):
 def find_tile(walk, searched, end_lane, active, pair, layout, MODE: tl.constexpr):
     """Return the tile that an alignment has reached.
 
-    While the column of an alignment's end is searched for, `end_lane` gives the tile's columns.
+    During the search for the column of an alignment's end, `end_lane` gives the tile's columns.
     """
     pads = layout.lanes * layout.strips * MODE.width - pair.m
     across = tl.where(searched, end_lane, (walk.j - 1 + pads) // MODE.width)

@@ -3,9 +3,9 @@
     part_t = group(t) + kind(t)      for the embedded atom, query, key and value
     coordinates_t = axes^T (x_t - center)
 
-Up to queries, keys and values, the network is linear. So each of these is the sum of a row for the
-atom's group, which is its residue or, in a ligand, the atom itself, and a row for its kind, plus a
-part for the coordinates, which is added where a frame is chosen. No product per atom is left.
+Up to queries, keys and values, the network is linear. So each of these is a sum of three parts: a
+row for the atom's group, which is its residue or, in a ligand, the atom itself; a row for its kind;
+and a part for the coordinates, which is added when a frame is chosen. No product per atom is left.
 """
 
 from __future__ import annotations

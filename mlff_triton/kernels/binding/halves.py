@@ -38,8 +38,8 @@ def store_halves(x, x_ptr, row, column, n_rows, n_live, SIZE: tl.constexpr):
 def multiply(x_high, x_low, w_high, w_low, acc, small):
     """Return ``acc + x w`` in two parts, for the halves of x [M, K] and of w [K, N].
 
-    `added` adds the parts. They are kept apart in loops, as the second one is scaled, and as tensor
-    cores round less off from a sum with fewer terms.
+    `added` adds the parts. Loops keep them apart, because the second one is scaled, and because
+    tensor cores round off less from a sum with fewer terms.
     """
     small = tl.dot(x_low, w_high, small)
     small = tl.dot(x_high, w_low, small)
@@ -69,8 +69,8 @@ def product(
     """Compute x w [M, N] for rows of x [2, n_rows, IN] and columns of a weight [2, IN, OUT].
 
     Both are halves. Products with low halves come first, so that a single accumulator serves all
-    three: it is scaled before the products of high halves continue it. Tensor cores cut off what a
-    sum is too short for, so with ROUNDS each of these products is rounded to nearest when added.
+    three: it is scaled before the products of high halves continue it. Tensor cores truncate sums,
+    so with ROUNDS each of these products is rounded to nearest when added.
     """
     low = tl.cast(n_rows, tl.int64) * IN
     inner = tl.arange(0, K)

@@ -2,8 +2,8 @@
 
     center = mean_k(x_k)      C = sum_k (x_k - center) (x_k - center)^T      axes = eigenvectors(C)
 
-One program computes the center, the covariance and its eigenvectors of a complex, in float64, so
-nothing but its atoms is read and nothing waits for the host.
+One program computes the center, the covariance and its eigenvectors of a complex, in float64. It
+reads nothing but the atoms, and does not wait for the host.
 
 Source: O. Puny et al., "Frame Averaging for Invariant and Equivariant Network Design",
 https://arxiv.org/abs/2110.03336.

@@ -21,7 +21,7 @@ _ALIGNMENT = 16  # bytes
 
 @triton.jit
 def describe(x, shape, strides, block: tl.constexpr, DESCRIBED: tl.constexpr):
-    """Return a descriptor of ``x``, which is that if it is DESCRIBED and otherwise a pointer.
+    """Return a descriptor of ``x``, which already is one if DESCRIBED, and otherwise a pointer.
 
     ``strides`` are those of all axes but the last one, whose elements are contiguous.
     """
@@ -39,12 +39,12 @@ def has_descriptors(x: Tensor) -> bool:
 
 
 def given(x: Tensor, block: Sequence[int], described: bool) -> Any:
-    """Return what a kernel gets for ``x``: its descriptor, or itself without descriptors."""
+    """Return the argument of a kernel for ``x``: its descriptor, or ``x`` without descriptors."""
     return TensorDescriptor(x, x.shape, x.stride(), list(block)) if described else x
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return a tensor that descriptors can address: itself, or a copy with padded rows."""
+    """Return a tensor that descriptors can address: the given one, or a copy with padded rows."""
     size = x.element_size()
     steps = [n * size for n in x.stride()[:-1]]
     fits = not any(n % _ALIGNMENT for n in (x.data_ptr(), *steps)) and all(steps)

@@ -42,7 +42,7 @@ def block_size(x: Tensor) -> int:
 
 @triton.jit
 def stride_of(n_rows, n_atoms, F: tl.constexpr):
-    """Return the stride of a tensor with N atoms, or with other rows unless these are None."""
+    """Return the stride of a tensor with N atoms, or with a number of rows that is not None."""
     return tl.cast(n_atoms if n_rows is None else n_rows, tl.int64) * F
 
 

@@ -71,8 +71,8 @@ def saved_inputs(ctx: Any) -> list[Any]:
 def needed_gradients(ctx: Any) -> list[bool]:
     """Return which inputs get a gradient in the backward pass that is running.
 
-    PyTorch's ``ctx.needs_input_grad`` is also true for inputs that only another pass differentiates
-    by, such as the weights while forces are computed.
+    PyTorch's ``ctx.needs_input_grad`` is also true for inputs that need gradients only in another
+    backward pass, such as the weights while forces are computed.
     """
     needed = list(ctx.needs_input_grad)
     for k, (node, _) in zip(ctx.tensors, ctx.next_functions, strict=True):

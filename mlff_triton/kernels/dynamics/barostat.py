@@ -8,8 +8,8 @@ the logarithm of the volume, with a rate ``a``, and the internal pressure p,
 
 where ``r`` is normal, and ``k = a B`` with the stiffness B is the share of an excess pressure that
 an action relieves. The factor ``1 - k / 2`` belongs to steps of finite size: an elastic system in
-equilibrium remains there at any k below 2, whatever the atoms do between actions. Noise that is
-correlated in time would not do, as it cools bonds that vibrate faster than the barostat acts.
+equilibrium remains there at any k below 2, whatever the atoms do between actions. Noise must not be
+correlated in time, because it would cool bonds that vibrate faster than the barostat acts.
 
 The rate is ``beta dt / time`` with a compressibility beta, but lower for stiff systems, so that k
 is `SHARE` at most. An error in B changes the variance of the volume by ``k / 2`` times as much.
@@ -19,8 +19,8 @@ and a third of the rate and of the squared noise. Off the diagonal, the noise ha
 as an antisymmetric part would only rotate the system. The system is then rotated such that the
 lattice vector a keeps its direction, and b its plane with a. So lower triangular cells remain so.
 
-The work of the barostat is the kinetic energy that it gives each atom, and the potential energy
-that the virials W before and after it tell, W being the derivative with respect to strain:
+The work of the barostat is the kinetic energy that it gives each atom, plus a potential energy that
+follows from the virials W before and after, the derivatives with respect to strain:
 
     (W_before : M + W_after : M) / 2
 

@@ -13,8 +13,8 @@ https://doi.org/10.1063/1.4802990.
 
 Atoms without inverse mass rest: neither forces nor the thermostat give them a velocity.
 
-A step counts only if its forces are valid. If the neighbor matrix does not hold, or a position is
-not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix,
+A step counts only if its forces are valid. If the neighbor matrix is no longer valid, or a position
+is not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix,
 the same launches continue from where the simulation stands.
 """
 
@@ -93,7 +93,7 @@ def can_finish(clock, window_ptr, totals_ptr, n_systems):
 
 @triton.jit
 def note_age(oldest_ptr, totals_ptr, n_systems):
-    """Keep the highest age of the neighbor matrix in a valid step, whose status is no more."""
+    """Keep the highest age of the neighbor matrix in a valid step; its status is nothing else."""
     worst = highest_status(totals_ptr, n_systems)
     tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
 

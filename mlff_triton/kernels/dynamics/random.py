@@ -2,7 +2,7 @@
 
 Philox 4x32-10 (J. K. Salmon et al., SC 2011, https://doi.org/10.1145/2063384.2063405) encrypts four
 counters with a key, the seed. The counters are the step, the purpose, the atom and the stream. So
-atoms may be drawn in any order, and steps again.
+numbers may be drawn for atoms in any order, and again for a step that is repeated.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Each program owns a block of queries and loops over the keys once (T. Dao et al.
 "FlashAttention", https://arxiv.org/abs/2205.14135).
 
 Relative: the term of positions i0 + m and j0 + n depends on n - m. The product of the queries with
-N consecutive rows of r gives a block whose row m is rotated by m. The part with n >= m is what
-this block of keys needs, and the rest what the next block needs. So each row of r is multiplied
-once per block of queries.
+N consecutive rows of r gives a block whose row m is rotated by m. This block of keys needs the part
+with n >= m, and the next block needs the rest. So each row of r is multiplied once per block of
+queries.
 
 Capped: biases belong to pairs of bins of W positions. All heads of a position share keys and
 values, so they are rows of one product. The bias is added by another product, of an indicator of

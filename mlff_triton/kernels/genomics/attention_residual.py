@@ -2,8 +2,8 @@
 
     x <- x + change      y = x in half precision
 
-Maps read rows in half precision. If these were all that is kept, every block would round the sum
-of all blocks before it.
+Maps read rows in half precision. If only rows in half precision were kept, every block would round
+the sum of all blocks before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The larger of each pair of neighboring positions, and what the next layers need of both.
+"""The larger of each pair of neighboring positions, activated as the next layers need it.
 
     activated_s = gelu(a x_s + b)
     y_s = max(x_2s, x_(2s+1))      z_s = gelu(c y_s + d)      gelu(u) = u sigmoid(1.702 u)

@@ -54,8 +54,8 @@ def describe(
 ):
     """Return a descriptor of rows [n_sequences, length, columns] in blocks [M, N]; None for None.
 
-    ``x`` is that if it is DESCRIBED, otherwise a pointer to rows with a stride. Known strides allow
-    GPUs without descriptors to load several elements at a time.
+    ``x`` already is one if DESCRIBED, and otherwise a pointer to rows with a stride. Known strides
+    allow GPUs without descriptors to load several elements at a time.
     """
     if DESCRIBED:
         rows = x

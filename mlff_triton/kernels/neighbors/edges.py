@@ -4,7 +4,7 @@
 
 The neighbor matrix holds all neighbors within cutoff plus skin at the time it was built. Each step
 selects those within the cutoff, in the order of the rows, and reports in ``status`` whether the
-matrix still holds: see `mlff_triton.kernels.neighbors.motion`.
+matrix is still valid: see `mlff_triton.kernels.neighbors.motion`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def deformation(inverse_ptr, columns):
 
 @triton.jit
 def motion(position, cell, built, inverse_ptr, cutoff, radius):
-    """Return how far an atom has moved since the matrix was built, and how far it may.
+    """Return how far an atom has moved since the matrix was built, and how far it may move.
 
     Takes its position, the columns of its cell, its position when the matrix was built, a pointer
     to the inverse of the cell at that time, and cutoff and radius of the matrix.
@@ -91,7 +91,7 @@ def motion(position, cell, built, inverse_ptr, cutoff, radius):
 
 @triton.jit
 def is_unwanted(wanted_ptr):
-    """Return True if a flag on the GPU says that the matrix still holds; False without a flag."""
+    """Return True if a flag on the GPU says that the matrix is valid; False without a flag."""
     if wanted_ptr is None:
         return False
     else:  # noqa: RET505 (Triton compiles one branch only)

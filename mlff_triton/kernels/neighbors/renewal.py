@@ -1,4 +1,4 @@
-"""Positions and cells for a step that nobody has looked at, and if its neighbor matrix still holds.
+"""Positions and cells of a step that nobody has checked, and a test of its neighbor matrix.
 
 All of this happens on the GPU, so that a program may replace all positions between steps:
 
@@ -104,7 +104,7 @@ def _check_kernel(
     radius: tl.float64,
     BLOCK: tl.constexpr,
 ):
-    """Find lost atoms, and those the matrix does not hold for. Grid: one program per BLOCK atoms.
+    """Find lost atoms, and those without a valid matrix. Grid: one program per BLOCK atoms.
 
     Reads ``given[N, 3]``, ``system[N]``, ``cell[B, 3, 3]``, ``wraps[N, 3]``; ``built[N, 3]`` and
     ``inverse[B, 3, 3]`` of the matrix. Sets ``lost[B]`` for systems with an atom that is not
@@ -201,7 +201,7 @@ def place_atoms(
     lost: Tensor,
     wanted: Tensor,
 ) -> None:
-    """Take over positions and cells, and find out if the neighbor matrix holds for them.
+    """Take over positions and cells, and find out if the neighbor matrix is valid for them.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ def place_atoms(
     lost : int32 [B]
         Written: 1 for systems whose cell or positions are unusable, else 0.
     wanted : int32 []
-        Set to 1 if the matrix does not hold; otherwise it stays what it is.
+        Set to 1 if the matrix is not valid; otherwise unchanged.
     """
     check_device(given)
     n_atoms, n_systems = len(given), len(given_cell)

@@ -83,7 +83,7 @@ def _find_kernel(
     ``order[N]``, ``bin_of_atom[N]``; and ``batch[N]``, ``starts[bins + 1]``, ``cell[B, 3, 3]``,
     ``pbc[B, 3]``, ``first_atoms[B + 1]``, ``bins[B, 3]`` and ``span[B, 3]``. Writes the first K
     ``keys[N, K]`` of each atom, their number ``count[N]``, and in ``tallies[2, N]`` the number of
-    all its edges and the largest component of their shifts. If the matrix still holds, these are
+    all its edges and the largest component of their shifts. If the matrix is still valid, these are
     its ``needed`` and ``reach``, and nothing else is written.
 
     The atoms of a bin share their candidates. Bins that are adjacent in the last direction are

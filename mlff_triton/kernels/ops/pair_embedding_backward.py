@@ -18,8 +18,8 @@ of X for changes of directions, factors, a and b, and dq = (0, g_a . du, v . du)
     gu = sum_F (dw f_2 + w df_2) g_a + (dw f_3 + w df_3) v(u) + w f_3 v(du)
 
 Each program owns one atom and a block of channels. It loops over the edges that the atom receives,
-and computes what the opposite edges contribute to this atom anew. Nothing is scattered, so results
-are reproducible to the bit.
+and computes the contributions of the opposite edges again. Nothing is scattered, so results are
+reproducible to the bit.
 """
 
 from __future__ import annotations
@@ -258,9 +258,9 @@ def launch_backward(
     *,
     with_directions: bool,
 ) -> tuple[Tensor, ...]:
-    """Return gradients of the four inputs or, given their changes, also that of ``grad`` first.
+    """Return gradients of the four inputs; given their changes, first the gradient of ``grad``.
 
-    That of the directions is empty unless it is wanted.
+    The gradient of the directions is empty unless it is wanted.
     """
     directions, factors, at_receivers, at_senders = (t.contiguous() for t in inputs)
     n_atoms, channels = at_receivers.shape

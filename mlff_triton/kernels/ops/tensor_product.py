@@ -10,8 +10,8 @@ pass recomputes ``r = 1 / (|P|_F^2 + 1)``:
     gP = r g - 2 r^2 <g, P> P
     gY = c (gP M^T + M^T gP), gM = c (gP Y^T + Y^T gP)   or   gY = 2 gP M^T, gM = 2 Y^T gP
 
-Second derivatives are gradients of ``s = <g, d out>``, where the change of the output is that for
-changes dY and dM of both tensors:
+Second derivatives are gradients of ``s = <g, d out>``, for the change of the output under changes
+dY and dM of both tensors:
 
     dP = c (dY M + M dY + Y dM + dM Y)   or   2 (dY M + Y dM)
     d out = r dP - 2 r^2 <P, dP> P       U = ds/d(dP) = gP

@@ -7,7 +7,7 @@
 Transitions of Boltz have a second factor (U' y). Scales, shifts and gates are maps of the
 conditioning, which does not change from layer to layer: those of all layers can be computed by one
 product. Samples can share them as expanded tensors. A library computes the products of these wide
-layers, and the kernels here what lies between them.
+layers, and the kernels here compute what lies between them.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
@@ -126,8 +126,8 @@ def conditioned_layers_(
 ) -> Tensor:
     """Update tokens of samples by layers of attention and transition in place, without gradients.
 
-    This is `conditioned_attention_` and `conditioned_transition_` by turns. Each update is added
-    while the rows are normalized for the next one.
+    It alternates between `conditioned_attention_` and `conditioned_transition_`. Each update is
+    added while the rows are normalized for the next one.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def conditioned_windows_(
     """Update atoms of samples by conditioned attention within windows in place, without gradients.
 
     Keys have a normalization of their own. Vectors are computed once per atom, not once per window
-    that it is a key of.
+    in which the atom is a key.
 
     Parameters
     ----------

@@ -2,8 +2,8 @@
 
 Rows that may exceed 65504 are scaled by a power of two. NVIDIA's tensor cores truncate sums
 (https://doi.org/10.7717/peerj-cs.330). So sums of a few products are added in float32, and the
-fraction that they lose on average is restored. Such errors have one sign, so those of one operator
-after another would add.
+fraction that they lose on average is restored. These losses all have the same sign, so they would
+add up over successive operators.
 """
 
 from __future__ import annotations

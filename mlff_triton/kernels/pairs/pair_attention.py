@@ -7,14 +7,14 @@ attention of tokens with pair bias. The sum is over the kept keys of a row.
 
 Each program owns a block of queries of one row and head, and loops over the keys once (T. Dao et
 al., "FlashAttention", https://arxiv.org/abs/2205.14135). The biases of a block of scores are the
-initial value of the product of queries and keys, unless that is to be exact. Blocks whose keys are
-all kept need no mask: a first kernel finds where each row has its first masked key and its last
-kept one, so padding at the end costs nothing.
+initial value of the product of queries and keys, unless the product is to be exact. Blocks whose
+keys are all kept need no mask: a first kernel finds where each row has its first masked key and its
+last kept one, so padding at the end costs nothing.
 
-Softmax is the same for scores minus any number. It is commonly the largest score so far, which all
-weights wait for, and which scales the output of each block anew. Weights in bfloat16 have the
+Softmax is the same for scores minus any number. Commonly this number is the largest score so far.
+All weights wait for it, and each block scales the output anew. Weights in bfloat16 have the
 exponents of float32, so nothing is subtracted, and the largest scores may be from -69 to 69.
-Programs that find weights beyond that begin again, with the largest score.
+Programs that find scores outside of this range begin again, with the largest score.
 
 In float32, all are multiplied as halves in float16, for which see
 `mlff_triton.kernels.common.scaled_halves`. Queries of a block share a unit; keys and values have
@@ -453,7 +453,8 @@ def triangle_attention(
 def score_unit(dtype: torch.dtype) -> float:
     """Return the factor of scores in kernels, for queries of a dtype.
 
-    Scores are exponents of two, except in float32, where a product with this factor would show.
+    Scores are exponents of two, except in float32, where the rounding of that conversion would
+    show.
     """
     return 1.0 if dtype == torch.float32 else math.log2(math.e)
 

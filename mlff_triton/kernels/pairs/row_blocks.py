@@ -4,7 +4,7 @@ Products in float32 are those of halves, for which see `mlff_triton.kernels.comm
 channels are few. They are sums over chunks of channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
-adds to that. This shows in float32 alone, where exact ones replace them.
+adds to that. This shows only in float32, where exact instructions replace them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def chunk(block: int, halves: bool) -> int:
 def joined(first: Tensor, second: Tensor) -> Tensor:
     """Return two weights [n_out, C] as one, [2 n_out, C], for `multiply_twice`.
 
-    Eight rows of either take turns. If their number is not a multiple of eight, zeros follow.
+    Eight rows of one alternate with eight rows of the other. If their number is not a multiple of
+    eight, zeros follow.
     """
     padded = triton.cdiv(len(first), _GROUP.value) * _GROUP.value
     weights = torch.stack([first, second])
@@ -68,7 +69,7 @@ def load_rows(x_ptr, offsets, inside, channel, channels):
 def load_again(x_ptr, offsets, inside, channel, channels):
     """Load rows [M, C] for the last time, as `load_rows` does.
 
-    The compiler would keep rows that it has loaded in the same manner in registers.
+    Otherwise, the compiler would keep the rows of an earlier load in registers.
     """
     mask = inside[:, None] & (channel < channels)[None, :]
     pointers = x_ptr + offsets[:, None] + channel[None, :]
@@ -266,7 +267,7 @@ def exp_of_scores(x):
     """Return exponentials of float32 values up to 87, in half as many instructions.
 
     The derivative restores what rounding takes from the power. The fast instruction loses 3e-8 of
-    large powers on average, which weights and their sum have in common.
+    large powers on average. Weights and their sum lose the same share.
     """
     x = tl.maximum(x, _ZERO, propagate_nan=tl.PropagateNan.ALL)
     power = x * _LOG2_E

@@ -287,7 +287,7 @@ def gated_rows(
 
 
 def add_(x: Tensor, update: Update) -> Tensor:
-    """Add an update to rows in place, and return these."""
+    """Add an update to rows in place, and return the rows."""
     _launch_gated(*update, None, (x, None, None), added=True)
     return x
 

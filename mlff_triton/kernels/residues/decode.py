@@ -1,12 +1,12 @@
 """Autoregressive decoding of residues in one launch.
 
-A residue needs those of its neighbors that are decoded before it, not all that are. So several
+A residue needs only its own neighbors among the residues that are decoded before it. So several
 programs share the residues of a protein in turn, and each waits only for the neighbors of the next
 one. All programs run at the same time, and those before it in the order never wait for it, so the
 first unfinished residue can always proceed.
 
-The edges' part of the first map of each message is computed beforehand. What is left for a residue
-are one matrix product of its messages and a few products of a vector per layer.
+The edges' part of the first map of each message is computed beforehand. For each residue, this
+leaves one matrix product of its messages and a few products of a vector per layer.
 
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.

@@ -2,9 +2,9 @@
 
     s_i = sum_j w_j gelu(gelu(receiver_i + e_ij W1 + sender_j) W2 + b2)
 
-Messages are never stored. A block of edges knows nothing of residues: it writes the sums of sixteen
-rows each, which `mlff_triton.kernels.residues.residue_update` adds.
-Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
+Messages are never stored. A block of edges does not depend on where residues begin: it writes the
+sum of every sixteen rows, and `mlff_triton.kernels.residues.residue_update` adds these. Source: J.
+Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
 """
 

@@ -57,7 +57,7 @@ def _nearest_residues_kernel(
 def nearest_residues(positions: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Find the nearest neighbors of each residue in its protein, itself among them.
 
-    Residues that are masked come last: they are as far away as the farthest of the others.
+    Masked residues come last: their distance is that of the farthest other residue.
 
     Parameters
     ----------

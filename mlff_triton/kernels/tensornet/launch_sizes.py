@@ -4,10 +4,10 @@ The sizes were measured on an NVIDIA H200 with F = 64 (liquid water) and F = 128
 fill a GPU, so their work is spread over more programs.
 
 The number of atoms never changes the order of a sum. So a system has the same bits alone and in a
-batch. What decides on the order are the lanes of sums over neighbors, the rows per warp of sums
-over channels, and the blocks of inner channels of matrix products: these depend on channels alone.
-Compilers also choose which products and sums they fuse, so other sizes differ only where tests
-find the same bits.
+batch. The order follows from the lanes of sums over neighbors, the rows per warp of sums over
+channels, and the blocks of inner channels of matrix products. These depend only on the number of
+channels. Compilers also choose which products and sums they fuse, so other sizes differ only where
+tests find the same bits.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LinearBlocks(NamedTuple):
 def other_rows(n_rows: int, n_atoms: int) -> int | None:
     """Return the number of rows of an argument if it differs from that of all others, or None.
 
-    Kernels that are given None compile to what they are without this case.
+    Kernels that are given None compile as if this case did not exist.
     """
     return None if n_rows == n_atoms else n_rows
 
@@ -121,7 +121,7 @@ def row_blocks(rows: Tensor) -> LinearBlocks:
 
 
 def invariant_blocks(rows: Tensor) -> LinearBlocks:
-    """Return the sizes for products of rows whose inputs or outputs are 3 F: deep if few."""
+    """Return the sizes for products of rows with 3 F inputs or outputs: deep tiles for few rows."""
     blocks = row_blocks(rows)
     is_deep = len(rows) <= FEW and hardware.has_large_memory(rows)
     return blocks._replace(stages=4) if is_deep else blocks

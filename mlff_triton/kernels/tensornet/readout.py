@@ -3,7 +3,7 @@
     n = (3 I^2, 2 |a|^2, |S|^2)      z = W LayerNorm(n) + b      e = w2 act(W1 act(z) + b1) + b2
 
 https://arxiv.org/abs/2306.06482, eq. 13, with the ``Scalar`` output network of TorchMD-NET. The
-backward pass ends with the gradients at which that of the last layer starts.
+backward pass ends with the gradients from which the backward pass of the last layer starts.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ computes the network again, for a chunk of atoms at a time. A kernel then gather
 messages, sums those of tensors and computes those of z3; products with the adjoint maps follow; and
 the last kernel sums the gradients of S q_j.
 
-Sums of the gradients of R q_i run over the edges of other atoms. They take Q values per edge
-through memory, because the adjoint of R is applied to them first.
+Sums of the gradients of R q_i run over the edges of other atoms. The adjoint of R is applied to
+them first, so only Q values per edge go through memory.
 
 Gradients of z3 in halves are scaled by a power of two for each edge, to keep the low halves exact.
 """

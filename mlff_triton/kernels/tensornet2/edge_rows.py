@@ -1,12 +1,13 @@
 """Rows of edges: what the kernels of messages keep for each edge of the atoms of a chunk.
 
 The edges of an atom fill consecutive rows, in the order of their slots. The first is the edge of
-the atom to itself. Atoms follow each other without gaps. As only the GPU knows how many edges there
-are, arrays have room for all slots, and their last rows are not used.
+the atom to itself. Atoms follow each other without gaps. Only the GPU knows the number of edges, so
+arrays have a row for each slot, and their last rows are not used.
 
 The forward pass needs the edges that each atom receives, and the backward pass those that it sends.
-If the rows of all atoms fit into memory, they are edges that atoms send, and the forward pass finds
-what an atom receives through the opposite edges. The backward pass then reads the same rows.
+If the rows of all atoms fit into memory, they hold the edges that atoms send. The forward pass
+finds the edges that an atom receives as the opposites of these. The backward pass then reads the
+same rows.
 
 Rows that matrix products read are kept as halves if weights are, [2, rows, C], and otherwise as
 they are, [1, rows, C]: see `mlff_triton.kernels.types.halves`.

@@ -98,7 +98,7 @@ def coulomb_blocks(charges: Tensor) -> GatherBlocks:
 def product_blocks(x: Tensor, n_in: int, n_out: int) -> ProductBlocks:
     """Return the sizes for products of x[2 or 1, rows, I] with a weight [I, O].
 
-    Channels are three times a power of two at most. Blocks take what divides them.
+    Channels are three times a power of two at most. Blocks have a size that divides the channels.
     """
     inner, columns = n_in & -n_in, n_out & -n_out
     if x.element_size() == 2 and hardware.has_large_memory(x):

@@ -37,7 +37,7 @@ from mlff_triton.kernels.transformer.rotation import (
 
 @triton.jit
 def load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS: tl.constexpr):
-    """Load partial sums of rows and of their squares, both [M, PARTS]."""
+    """Load partial sums of rows and of the squares of rows, both [M, PARTS]."""
     part = tl.arange(0, PARTS)
     pointers = moments_ptr + part[None, :].to(tl.int64) * capacity + rows[:, None]
     mask = row_mask[:, None] & (part < n_parts)[None, :]

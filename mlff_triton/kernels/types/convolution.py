@@ -1,4 +1,4 @@
-"""Inputs and results of convolutions whose results are normalized and activated as well."""
+"""Inputs and results of convolutions, which also normalize and activate their results."""
 
 from __future__ import annotations
 

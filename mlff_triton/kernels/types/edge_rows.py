@@ -24,7 +24,7 @@ class HiddenRows(NamedTuple):
 
 
 class EdgeRows(NamedTuple):
-    """Places of edges in rows, and what these rows keep for the backward pass.
+    """Rows of the edges, and what these rows keep for the backward pass.
 
     Attributes
     ----------

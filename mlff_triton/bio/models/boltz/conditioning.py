@@ -47,7 +47,7 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
 
     Boltz normalizes pairs anew for each of 24 layers. Here, one projection of pairs that are
     normalized once computes the biases of all. They are views with the pairs of a head next to each
-    other, in which attention reads them, in the dtype of products.
+    other, as attention reads them, in the dtype of products.
     """
 
     supported = "the conditioning of Boltz-2"

@@ -60,7 +60,7 @@ KNOWN = {
 class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     """Transformer that updates the tokens of samples, which share biases.
 
-    Those of atoms have the same class but attend within windows.
+    Transformers of atoms have the same class, but attend within windows.
     """
 
     supported = "the diffusion transformer of Boltz-2"

@@ -1,4 +1,4 @@
-"""Weights of DualBind, with all linear maps that follow each other multiplied.
+"""Weights of DualBind, with consecutive linear maps multiplied together.
 
 An atom is embedded by a linear map of its coordinates in a frame, its residue or its neighborhood
 in the ligand, and its kind. Queries, keys and values are linear maps of that. So each of the four

@@ -81,10 +81,11 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, residues: Tensor, mask: Tensor, designed: Tensor, plan: Plan) -> Draws:
-        """Decide for each group of residues [B, L], of which a mask tells the known ones.
+        """Decide for each group of residues [B, L]; the mask marks the known ones.
 
-        The model draws nothing for tied residues of which one is unknown in all proteins. All get
-        the amino acids that are given for this one, and those from it on are not computed.
+        The model draws nothing for tied residues if one of them is unknown in all proteins. All of
+        them get the amino acids given for that residue. In the group, that residue and those after
+        it are not computed.
         """
         computed = torch.ones_like(mask[0])
         if plan.groups is None:

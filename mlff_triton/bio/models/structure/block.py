@@ -58,9 +58,10 @@ class Inputs(NamedTuple):
 class BlockForward(AutocastForward[Packed]):
     """Block that updates pairs, and tokens or an alignment if it has any.
 
-    Results of pairs with padding differ from those of the original forward. Where others depend on
-    them, the original forward runs. Chunk sizes and choices of kernels among the arguments have no
-    effect. Blocks of few tokens run as CUDA graphs, which blocks of the same shapes share.
+    Results of pairs with padding differ from those of the original forward. Where other results
+    depend on padding, the original forward runs. Chunk sizes and choices of kernels among the
+    arguments have no effect. Blocks of few tokens run as CUDA graphs, which blocks of the same
+    shapes share.
     """
 
     token_axes: ClassVar[int] = 1
@@ -188,7 +189,7 @@ class BlockForward(AutocastForward[Packed]):
         inputs = [s, z, *masks]
 
         def launch() -> None:
-            """Update other tokens, as PyTorch adds to wide ones."""
+            """Update a buffer, because PyTorch would add to wide tokens in place."""
             others = None if s is None else torch.empty_like(s)
             update_block(packed.weights, [others, z, *masks], how)
 

@@ -34,7 +34,7 @@ _GRAPHS: WeakValueDictionary[torch.device, GraphCache] = WeakValueDictionary()
 
 
 class BlockUpdate(NamedTuple):
-    """All about the update of a block but its tensors.
+    """Everything about the update of a block except its tensors.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class BlockUpdate(NamedTuple):
 
 
 def begin_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate, own: Inputs) -> None:
-    """Copy the inputs of a graph, but for pairs, which the first update writes.
+    """Copy the inputs of a graph, except for pairs, which the first update writes.
 
     With 512 tokens, a copy of pairs in float32 takes 4 % of the time of a block.
     """

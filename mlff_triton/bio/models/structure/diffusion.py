@@ -94,7 +94,7 @@ class DiffusionWeights(NamedTuple):
     Attributes
     ----------
     conditions : ConditionMaps
-        Maps of the conditions of all updates, attention and transition by turns.
+        Maps of the conditions of all updates, alternately of attention and transition.
     layers : list of Updates
         Other weights of each layer.
     """

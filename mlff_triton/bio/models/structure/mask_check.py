@@ -32,7 +32,7 @@ class MaskCheck(ValueCheck):
 class WholeMaskCheck(MaskCheck):
     """Check also that each token of a mask of pairs [..., N, N] has a pair in either direction.
 
-    Kernels attend to nothing where all pairs of a token are padding, but packages to all pairs.
+    If all pairs of a token are padding, kernels attend to nothing, but packages to all pairs.
     """
 
     def measure(self, tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ _ALIGNMENT = 16  # elements, so that kernels may load 16 bytes at once
 
 
 class Place(NamedTuple):
-    """Place of a tensor among those of its dtype."""
+    """Position of a tensor among those of its dtype."""
 
     dtype: torch.dtype
     start: int
@@ -46,7 +46,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, weights: Any) -> Packed:
-        """Pack the tensors in nested tuples, of which there is at least one."""
+        """Pack the tensors, at least one, in nested tuples."""
         parts: dict[torch.dtype, list[Tensor]] = {}
         places = _place(weights, parts)
         tensors = [_joined(each) for each in parts.values()]

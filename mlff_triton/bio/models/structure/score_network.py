@@ -146,7 +146,7 @@ class Pooling(NamedTuple):
     def of(
         cls, token_of_atom: Tensor, n_tokens: int, dtype: torch.dtype, eps: float = 1e-6
     ) -> Pooling:
-        """Sort the atoms by tokens. ``eps`` is added to their numbers, which means divide by."""
+        """Sort the atoms by tokens; ``eps`` is added to the number of atoms in each mean."""
         tokens, order = token_of_atom.sort(dim=-1, stable=True)
         edges = torch.arange(n_tokens + 1, device=tokens.device).expand(len(tokens), -1)
         begin = torch.searchsorted(tokens, edges.contiguous())

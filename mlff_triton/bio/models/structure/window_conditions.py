@@ -15,7 +15,7 @@ from mlff_triton.kernels.types.pair_stack import Conditions, WindowConditions
 def window_conditions(
     layers: Sequence[DiffusionLayer], conditions: Tensor, dtype: torch.dtype
 ) -> tuple[Conditions | WindowConditions, ...]:
-    """Compute the terms of all updates, attention and transition by turns, in float64.
+    """Compute the terms of all updates, alternately attention and transition, in float64.
 
     All steps of a sampling run share them, and so their rounding errors.
 

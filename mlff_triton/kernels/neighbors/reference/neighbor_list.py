@@ -25,7 +25,7 @@ def build_rows(
     capacity: int,
     order: Tensor | None = None,
 ) -> NeighborMatrix:
-    """Find all pairs closer than a radius by testing all images that can be.
+    """Find all pairs closer than a radius by testing all possible images.
 
     Arguments and result are those of `mlff_triton.kernels.neighbors.neighbor_list.build_rows`,
     apart from ``order``, int32 [N]: the user's index of each row, by default the user's order.
