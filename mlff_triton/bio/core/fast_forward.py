@@ -91,7 +91,10 @@ class FastForward(Replacement, Generic[Weights]):
     zeroes_padding: ClassVar[bool] = False
     """If True, outputs at padding are zero instead of those of the original ``forward``."""
 
-    reads_attributes: ClassVar[bool] = False
+    watches: ClassVar[tuple[str, ...]] = ()
+    """Names of the plain attributes of modules that `read` depends on. They may change."""
+
+    watches_all: ClassVar[bool] = False
     """If True, `read` depends on every plain attribute, so that each of them may change."""
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
@@ -103,7 +106,7 @@ class FastForward(Replacement, Generic[Weights]):
         parameters = inspect.signature(type(module).forward).parameters
         self._names = tuple(parameters)[1:]
         self._reading: Reading[Weights] | None = None
-        self._settings = Settings(module)
+        self._settings = Settings(module, self.watches)
 
     @classmethod
     @abstractmethod
@@ -212,10 +215,10 @@ class FastForward(Replacement, Generic[Weights]):
             return obstacle
         if self.backend is None:
             return "its parameters are on a CPU, but its inputs are on a GPU"
-        snapshot = Snapshot(self.module)
+        snapshot = Snapshot(self.module, self.watches)
         if snapshot.obstacle is not None:
             return snapshot.obstacle
-        changed = None if self.reads_attributes else self._settings.change(self.module)
+        changed = None if self.watches_all else self._settings.change(self.module)
         if changed is not None:
             return f"its attribute {changed} has changed since bio.accelerate was called"
         if not self.fits(self.module):

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
-# Attributes of modules that adapters expect to be those of a new module.
+# Attributes of modules that some adapters compare with those of a new module.
 SETTINGS = (
     *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "pad_mode"),
     *("method", "pool_size", "pattern", "heads", "head_dim", "num_rel_pos_features"),
     *("rms_norm", "channels_last", "elementwise_affine", "max_norm"),
-)
-
-# Attributes of modules that adapters read together with the weights, so that they may change.
-CONSTANTS = (
-    *SETTINGS,
-    *("eps", "approximate", "intermediate_act_fn", "transform_act_fn"),
-    *("embed_scale", "padding_idx", "token_dropout", "mask_token_id", "mask_idx"),
-    *("attention_heads", "num_attention_heads", "num_heads", "depth", "top_k", "scale"),
-    *("beta", "threshold", "resolutions", "apply_squashing", "starting", "precision"),
-    *("_outgoing", "c_hidden", "no_heads", "n_heads", "has_s", "cross_attention_mode", "dim"),
-    *("no_update_s", "initial_norm", "opm_first", "skip_msa_update", "is_last_block", "c_s"),
-    *("disable_times", "sigma_data", "n_query", "n_key", "n_queries", "n_keys"),
-    *("attn_window_queries", "attn_window_keys", "use_tf_gamma"),
 )
 
 # Modules and attributes on which no result in evaluation mode depends.
@@ -44,33 +31,36 @@ def settings(module: nn.Module) -> tuple[Any, ...]:
     return tuple(map(vars(module).get, SETTINGS))
 
 
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
+def plain_attributes(module: nn.Module, watches: Collection[str] = ()) -> dict[str, Any]:
     """Return copies of the plain attributes of a module, without those of submodules.
 
     Plain attributes are numbers, strings, functions, and tuples and lists of these. Private
-    attributes, in which some modules keep tables from call to call, are left out unless adapters
-    know them.
+    attributes, in which some modules keep tables from call to call, are left out unless an adapter
+    watches them.
     """
     if type(module) in INERT:
         return {}
     return {
         name: copy.deepcopy(value)
         for name, value in vars(module).items()
-        if name in CONSTANTS or not (name.startswith("_") or name in UNREAD)
+        if name in watches or not (name.startswith("_") or name in UNREAD)
         if _is_plain(value)
     }
 
 
 class Settings:
-    """Plain attributes that no adapter reads, with their values when a module was recognized.
+    """Plain attributes that an adapter does not watch, with their values at recognition.
 
     Parameters
     ----------
     module : torch.nn.Module
         Module that was recognized.
+    watches : collection of str
+        Names of the attributes that may change.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, watches: Collection[str]) -> None:
+        self._watches = watches
         self._known: dict[nn.Module, dict[str, Any]] = {}
         self.change(module)
 
@@ -85,7 +75,7 @@ class Settings:
             before = known.get(part)
             if before is None:
                 own = plain_attributes(part)
-                before = {name: own[name] for name in own.keys() - CONSTANTS}
+                before = {name: own[name] for name in own.keys() - set(self._watches)}
             self._known[part] = before
             for name, value in before.items():
                 if not is_same(vars(part).get(name, _ABSENT), value):
@@ -93,8 +83,8 @@ class Settings:
         return found
 
 
-def are_usual(modules: Iterable[nn.Module], *arguments: Any) -> bool:
-    """Return True if plain attributes that no adapter reads are those of new modules.
+def are_usual(modules: Iterable[nn.Module], *arguments: Any, watches: Collection[str]) -> bool:
+    """Return True if plain attributes that an adapter does not watch are those of new modules.
 
     Parameters
     ----------
@@ -102,6 +92,8 @@ def are_usual(modules: Iterable[nn.Module], *arguments: Any) -> bool:
         Modules of one class.
     *arguments
         Arguments of the class.
+    watches : collection of str
+        Names of the attributes that may have other values.
     """
     modules = list(modules)
     try:
@@ -115,7 +107,7 @@ def are_usual(modules: Iterable[nn.Module], *arguments: Any) -> bool:
         for module in modules
         for path, part in module.named_modules()
         for name, value in usual.get(path, {}).items()
-        if name not in CONSTANTS
+        if name not in watches
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, contains, eq, is_, itemgetter
@@ -48,9 +48,11 @@ class Snapshot:
     ----------
     module : torch.nn.Module
         Module in its present state.
+    watches : collection of str
+        Names of private attributes that count, as all others do.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, watches: Collection[str] = ()) -> None:
         self._modules = list(module.modules())
         self._types = list(map(type, self._modules))
         inner = self._modules[1:]
@@ -59,7 +61,7 @@ class Snapshot:
         self._watched = [m for m in inner if m not in checkpointed]
         self._inner = list(map(vars, self._watched))
         self._modal = [vars(m) for m in inner if _is_modal(m)]
-        plain = [(vars(m), found) for m in self._modules if (found := plain_attributes(m))]
+        plain = [(vars(m), found) for m in self._modules if (found := plain_attributes(m, watches))]
         plain += [(vars(m), {"forward": vars(m)["forward"]}) for m in checkpointed]
         self._settings = [(itemgetter(*found), own) for own, found in plain]
         self._kept_settings = [

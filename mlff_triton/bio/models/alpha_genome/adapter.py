@@ -37,6 +37,11 @@ class AlphaGenomeForward(FastForward[Network]):
     """Predictions of all heads for one-hot sequences."""
 
     supported = "AlphaGenome of alphagenome-pytorch 0.3"
+    watches = (
+        "eps",
+        "resolutions",
+        "apply_squashing",
+    )
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
 from mlff_triton.bio.core.weights import exact, exact_norm
 from mlff_triton.bio.models.structure.block import BlockForward, Inputs
-from mlff_triton.bio.models.structure.layers import triangle_attention
+from mlff_triton.bio.models.structure.layers import WATCHED, triangle_attention
 from mlff_triton.bio.models.structure.maps import exact_weight, weight
 from mlff_triton.bio.models.structure.updates import BlockWeights, PairWeights, TokenWeights
 from mlff_triton.errors import InputError
@@ -79,6 +79,13 @@ class BoltzBlockForward(BlockForward):
     """
 
     supported = "Boltz"
+    watches: ClassVar[tuple[str, ...]] = (
+        *WATCHED,
+        "num_heads",
+        "pattern",
+        "initial_norm",
+        "no_update_s",
+    )
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

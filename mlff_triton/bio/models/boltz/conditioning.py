@@ -51,6 +51,10 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
     """
 
     supported = "the conditioning of Boltz-2"
+    watches = (
+        "eps",
+        "precision",
+    )
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

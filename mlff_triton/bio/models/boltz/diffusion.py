@@ -56,6 +56,9 @@ KNOWN = {
 }
 """Submodules of classes of Boltz."""
 
+DIFFUSION = ("eps", "precision", "pattern", "num_heads")
+"""Attributes of modules that `diffusion_layers` reads."""
+
 
 class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     """Transformer that updates the tokens of samples, which share biases.
@@ -64,6 +67,7 @@ class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     """
 
     supported = "the diffusion transformer of Boltz-2"
+    watches = DIFFUSION
     announces = False
 
     def __init__(self, *args: Any) -> None:

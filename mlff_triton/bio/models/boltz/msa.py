@@ -13,6 +13,7 @@ from mlff_triton.bio.core.weights import exact, exact_norm
 from mlff_triton.bio.models.boltz import adapter as boltz
 from mlff_triton.bio.models.boltz.adapter import BoltzBlockForward, pair_updates, transition
 from mlff_triton.bio.models.structure.block import Inputs
+from mlff_triton.bio.models.structure.layers import WATCHED
 from mlff_triton.bio.models.structure.maps import exact_weight, weight
 from mlff_triton.bio.models.structure.updates import AlignmentWeights, BlockWeights
 from mlff_triton.kernels.types.pair_stack import AverageWeights, OuterProductWeights
@@ -48,6 +49,7 @@ class BoltzAlignmentForward(BoltzBlockForward):
     """Block of the MSA module, which updates an alignment and pairs."""
 
     supported = "the MSA module of Boltz"
+    watches = (*WATCHED, "num_heads")
     token_axes = 2
 
     @classmethod

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from mlff_triton.bio.core.recognition import has_structure, is_unmodified
 from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
 from mlff_triton.bio.models.boltz.adapter import KNOWN, SOURCES, transition
-from mlff_triton.bio.models.boltz.diffusion import diffusion_layers, is_transformer
+from mlff_triton.bio.models.boltz.diffusion import DIFFUSION, diffusion_layers, is_transformer
 from mlff_triton.bio.models.boltz.score_forward import Biases, Given, Results, ScoreForward
-from mlff_triton.bio.models.boltz.windows import check_sides, is_atom_transformer
+from mlff_triton.bio.models.boltz.windows import WINDOWS, check_sides, is_atom_transformer
 from mlff_triton.bio.models.structure.diffusion import (
     DiffusionWeights,
     layered_biases,
@@ -47,6 +47,7 @@ class BoltzScoreForward(ScoreForward):
     """Score network of Boltz-2."""
 
     supported = "the score network of Boltz-2"
+    watches = (*DIFFUSION, *WINDOWS, "disable_times")
     parts = PARTS
 
     @classmethod

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.core.recognition import is_unmodified
 from mlff_triton.bio.models.boltz.adapter import SOURCES
-from mlff_triton.bio.models.boltz.diffusion import diffusion_layers, is_transformer
+from mlff_triton.bio.models.boltz.diffusion import DIFFUSION, diffusion_layers, is_transformer
 from mlff_triton.bio.models.structure.autocast import AutocastForward
 from mlff_triton.bio.models.structure.diffusion import (
     DiffusionWeights,
@@ -21,6 +21,9 @@ from mlff_triton.bio.models.structure.diffusion import (
 )
 from mlff_triton.bio.models.structure.mask_check import has_other_values
 from mlff_triton.errors import InputError
+
+WINDOWS = ("attn_window_queries", "attn_window_keys")
+"""Attributes of a transformer of atoms that are read here."""
 
 _SIDES = (16, 32, 64, 128)
 
@@ -87,6 +90,7 @@ class BoltzAtomForward(AutocastForward[DiffusionWeights]):
     """Transformer of atoms within windows, as in the input embedder."""
 
     supported = "the transformer of atoms of Boltz-2"
+    watches = (*DIFFUSION, *WINDOWS)
     announces = False
 
     @classmethod

@@ -59,6 +59,12 @@ class DualBindForward(FastForward[DualBind]):
     """
 
     supported = "DualBind"
+    watches = (
+        "eps",
+        "depth",
+        "num_heads",
+        "threshold",
+    )
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

@@ -74,6 +74,14 @@ class EncoderForward(FastForward[ReadyEncoder]):
     """Forward of `EsmModel` and `BertModel`."""
 
     supported = "ESM-1b, ESM-2 and BERT encoders of transformers"
+    watches = (
+        "eps",
+        "approximate",
+        "intermediate_act_fn",
+        "padding_idx",
+        "token_dropout",
+        "mask_token_id",
+    )
     zeroes_padding = True
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
@@ -105,8 +113,8 @@ class EncoderForward(FastForward[ReadyEncoder]):
             and all(_at(layer, QUERY).out_features == config.hidden_size for layer in layers)
             and all(is_norm(norm) for layer in layers for norm in _norms(layer))
             and _is_of_library(module)
-            and are_usual(layers, config)
-            and are_usual([_at(module, "embeddings")], config)
+            and are_usual(layers, config, watches=cls.watches)
+            and are_usual([_at(module, "embeddings")], config, watches=cls.watches)
             and getattr(_at(module, "rotary_embeddings"), "attention_scaling", 1) == 1
             and not getattr(config, "is_decoder", False)
             and _position_type(module) in ("absolute", "rotary")
@@ -248,6 +256,11 @@ class LanguageHeadForward(FastForward[LanguageHead]):
     """Forward of the language heads of `EsmForMaskedLM` and `BertForMaskedLM`."""
 
     supported = "their language heads"
+    watches = (
+        "eps",
+        "approximate",
+        "transform_act_fn",
+    )
     announces = False
 
     @classmethod

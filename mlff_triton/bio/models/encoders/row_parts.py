@@ -76,6 +76,7 @@ class LayerNormForward(PartForward[Norm]):
     """Layer normalization over the last axis."""
 
     supported = "torch.nn.LayerNorm"
+    watches = ("eps",)
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -102,7 +103,7 @@ class MLPForward(PartForward[Traced]):
     """Two linear maps, with activations and normalizations between them."""
 
     supported = "networks of two linear maps"
-    reads_attributes = True  # a trace has read them
+    watches_all = True  # a trace has read them
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

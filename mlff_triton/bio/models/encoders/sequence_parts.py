@@ -78,6 +78,7 @@ class AttentionForward(SequencePartForward[tuple[Linear, Linear]]):
     """Self-attention."""
 
     supported = "torch.nn.MultiheadAttention"
+    watches = ("num_heads",)
     mask = "key_padding_mask"
 
     @classmethod
@@ -128,6 +129,11 @@ class TransformerEncoderForward(SequencePartForward[tuple[Layer, ...]]):
     """PyTorch's Transformer encoder, or one layer of it."""
 
     supported = "torch.nn.TransformerEncoder"
+    watches = (
+        "eps",
+        "approximate",
+        "num_heads",
+    )
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

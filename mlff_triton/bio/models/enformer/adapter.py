@@ -20,6 +20,14 @@ class EnformerForward(FastForward[EnformerRunner]):
     """Tracks of all heads, or embeddings, for DNA sequences."""
 
     supported = "Enformer"
+    watches = (
+        "eps",
+        "kernel_size",
+        "heads",
+        "scale",
+        "use_tf_gamma",
+        "target_length",
+    )
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
 from mlff_triton.bio.models.structure.block import BlockForward, Inputs
 from mlff_triton.bio.models.structure.layers import (
+    WATCHED,
     norm,
     token_attention,
     triangle,
@@ -85,6 +86,7 @@ class OpenFold3BlockForward(BlockForward):
     """Block of a pair stack of OpenFold3."""
 
     supported = "OpenFold3"
+    watches: ClassVar[tuple[str, ...]] = WATCHED
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from mlff_triton.bio.models.openfold3.adapter import SOURCES, transition
 from mlff_triton.bio.models.structure.biases import BiasMaps
 from mlff_triton.bio.models.structure.diffusion import ConditionMaps, DiffusionLayer
 from mlff_triton.bio.models.structure.layers import (
+    WATCHED,
     conditioned_attention,
     conditions,
     norm,
@@ -84,6 +85,7 @@ class OpenFold3DiffusionForward(PairScoreForward):
     """Score network of OpenFold3."""
 
     supported = "the diffusion module of OpenFold3"
+    watches = (*WATCHED, "sigma_data", "n_query", "n_key")
     names = "xl_noisy", "t"
     sources, parts, known = SOURCES, MODULE, KNOWN
 

@@ -11,7 +11,7 @@ from mlff_triton.bio.core.recognition import children, has_structure, is_unmodif
 from mlff_triton.bio.models.openfold3 import adapter as openfold3
 from mlff_triton.bio.models.openfold3.adapter import OpenFold3BlockForward, pair_updates, transition
 from mlff_triton.bio.models.structure.block import Inputs
-from mlff_triton.bio.models.structure.layers import norm, outer_product
+from mlff_triton.bio.models.structure.layers import WATCHED, norm, outer_product
 from mlff_triton.bio.models.structure.maps import weight
 from mlff_triton.bio.models.structure.updates import AlignmentWeights, BlockWeights
 from mlff_triton.errors import InputError
@@ -46,6 +46,7 @@ class OpenFold3AlignmentForward(OpenFold3BlockForward):
     """Block of the MSA module, which updates an alignment and pairs."""
 
     supported = "the MSA module of OpenFold3"
+    watches = (*WATCHED, "opm_first", "skip_msa_update")
     token_axes = 2
 
     @classmethod

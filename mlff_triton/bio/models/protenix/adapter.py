@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
 from mlff_triton.bio.models.structure.block import BlockForward, Inputs
 from mlff_triton.bio.models.structure.layers import (
+    WATCHED,
     norm,
     token_attention,
     triangle,
@@ -68,6 +69,13 @@ class ProtenixBlockForward(BlockForward):
     """Block of a pair stack of Protenix, whose tokens and alignments have no mask."""
 
     supported = "Protenix"
+    watches: ClassVar[tuple[str, ...]] = (
+        *WATCHED,
+        "num_heads",
+        "has_s",
+        "cross_attention_mode",
+        "c_s",
+    )
     skips_padding = False
 
     @classmethod

@@ -14,6 +14,7 @@ from mlff_triton.bio.models.protenix.adapter import NORM, SOURCES, transition
 from mlff_triton.bio.models.structure.biases import BiasMaps
 from mlff_triton.bio.models.structure.diffusion import ConditionMaps, DiffusionLayer
 from mlff_triton.bio.models.structure.layers import (
+    WATCHED,
     conditioned_attention,
     conditions,
     norm,
@@ -88,6 +89,16 @@ class ProtenixDiffusionForward(PairScoreForward):
     """Score network of Protenix."""
 
     supported = "the diffusion module of Protenix"
+    watches = (
+        *WATCHED,
+        "num_heads",
+        "n_heads",
+        "has_s",
+        "cross_attention_mode",
+        "sigma_data",
+        "n_queries",
+        "n_keys",
+    )
     names = "x_noisy", "t_hat_noise_level"
     sources, parts, known = SOURCES, MODULE, KNOWN
 

@@ -56,6 +56,7 @@ class ProtenixAlignmentForward(ProtenixBlockForward):
     """Block of the MSA module, which updates an alignment, unless it is the last one, and pairs."""
 
     supported = "the MSA module of Protenix"
+    watches = (*ProtenixBlockForward.watches, "is_last_block", "dim")
     token_axes = 2
 
     @classmethod

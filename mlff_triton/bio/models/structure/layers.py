@@ -21,6 +21,9 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
 )
 
+WATCHED = ("eps", "precision", "starting", "c_hidden", "no_heads", "_outgoing")
+"""Attributes of modules that these functions read, see `FastForward`."""
+
 
 def norm(module: Any) -> Norm:
     """Read a normalization with a scale.

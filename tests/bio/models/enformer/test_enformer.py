@@ -80,6 +80,15 @@ def test_bins_are_dropped(target_length):
     compare(model, bases(72))
 
 
+def test_the_target_length_may_change():
+    """A call with another target length sets that of the model, as upstream."""
+    model, x = bio.accelerate(make_model(), backend="torch"), bases(72)
+    with torch.inference_mode():
+        lengths = [model(x, target_length=n)["human"].shape[-2] for n in (3, 5, 5, 1)]
+    assert lengths == [3, 5, 5, 1]
+    assert bio.report(model)[0].state == "fast"
+
+
 def test_indices_and_strings_are_sequences(model):
     indices = torch.randint(-1, 5, (2, 64))
     compare(model, indices)
@@ -261,7 +270,7 @@ def test_changed_settings_are_noticed():
     with torch.inference_mode(), bio.accelerated(model, backend="torch"):
         model(bases(64))
         model.heads["human"][1].beta = 2.0
-        with pytest.warns(FallbackWarning, match="structure has changed"):
+        with pytest.warns(FallbackWarning, match="beta has changed"):
             model(bases(64))
 
 
