@@ -41,6 +41,8 @@ class AlphaGenomeForward(FastForward[Network]):
         "eps",
         "resolutions",
         "apply_squashing",
+        "in_channels",
+        "kernel_size",
     )
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
