@@ -14,7 +14,8 @@ last kept one, so padding at the end costs nothing.
 Softmax is the same for scores minus any number. Commonly this number is the largest score so far.
 All weights wait for it, and each block scales the output anew. Weights in bfloat16 have the
 exponents of float32, so nothing is subtracted, and the largest scores may be from -69 to 69.
-Programs that find scores outside of this range begin again, with the largest score.
+Programs that find scores outside of this range begin again, with the largest score. On data-center
+Blackwell the largest score is always subtracted.
 
 In float32, all are multiplied as halves in float16, for which see
 `mlff_triton.kernels.common.scaled_halves`. Queries of a block share a unit; keys and values have
@@ -37,6 +38,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
@@ -237,6 +239,7 @@ def _pair_attention_fwd_kernel(
     BIAS_SCALE: tl.constexpr,
     ROWS_FIRST: tl.constexpr,
     DESCRIBED: tl.constexpr,
+    FREE: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
@@ -249,7 +252,8 @@ def _pair_attention_fwd_kernel(
     mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. If their units
     [B, R, H, T] are not None, k and v are halves [2 B, R, H, T, DIM], the low ones last. Grid:
     (blocks of M queries, H, R and B, from the innermost to the outermost,), with R before all
-    others if ROWS_FIRST.
+    others if ROWS_FIRST. If FREE, which weights in bfloat16 may be, nothing is subtracted from
+    scores at first.
     """
     batches, rows, heads, tokens, length = shape
     HALVES: tl.constexpr = k_unit_ptr is not None
@@ -277,7 +281,6 @@ def _pair_attention_fwd_kernel(
     acc = tl.zeros([M, D], tl.float32)
     whole = unmasked // N * N
     # Blocks of kept keys, then the others, and all of them again if weights were out of range.
-    FREE: tl.constexpr = v.dtype == tl.bfloat16
     for LOOP in tl.static_range(3 if FREE else 2):
         begin, stop = (whole, end) if LOOP == 1 else (0, whole)
         if LOOP == 2:
@@ -521,6 +524,8 @@ def _attend(
             BIAS_SCALE=bias_scale,
             ROWS_FIRST=1 < rows <= _FEW_ROWS,
             DESCRIBED=described,
+            # With sums in tensor memory, Triton 3.6 cannot compile programs that may begin again.
+            FREE=v.dtype == torch.bfloat16 and not hardware.has_tensor_memory(q),
             DIM=dim,
             D=block,
             M=tile.queries,

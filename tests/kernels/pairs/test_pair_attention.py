@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.pairs.pair_attention import pair_attention, triangle_attention
 from mlff_triton.kernels.pairs.reference import pair_attention as reference
 from mlff_triton.testing import assert_within
@@ -188,6 +189,17 @@ def test_large_values_and_scores(score, device):
     vectors = to((q, k, v * 2.0**100), device, torch.bfloat16)
     found = pair_attention(*vectors, (bias + score).to(device, torch.float32))
     assert_within(found.cpu().double() * 2.0**-100, exact, BOUNDS[torch.bfloat16])
+
+
+@pytest.mark.parametrize("score", [0, 200])
+def test_attention_on_blackwell(score, device, monkeypatch):
+    """The largest score is subtracted from the beginning."""
+    monkeypatch.setattr(hardware, "has_tensor_memory", lambda _: True)
+    q, k, v, bias = inputs(1, 2, 100, 1, 32, torch.bfloat16)
+    mask = random_mask(1, 2, 100)
+    exact = reference.pair_attention(q, k, v, bias, mask)
+    given = *to((q, k, v), device, torch.bfloat16), (bias + score).to(device, torch.float32)
+    assert_within(pair_attention(*given, mask.to(device)).cpu(), exact, BOUNDS[torch.bfloat16])
 
 
 @dtypes
