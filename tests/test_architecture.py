@@ -23,6 +23,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 OTHERS = {
     "references and types need PyTorch alone": [
         ("mlff_triton.kernels.dynamics.reference", "triton"),
+        ("mlff_triton.kernels.numerics.split", "triton"),
         ("mlff_triton.kernels.types", "triton"),
     ],
     "the package does without its benchmarks": [("mlff_triton.training", "benchmarks")],

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mlff_triton.engine.charge_parameters import ChargeParameters, bonded_nuclei
 from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
 from mlff_triton.errors import UnsupportedModelError
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.types.nuclei import Nuclei
-from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig, unknown_elements
 from mlff_triton.model.readout import GatedHead, ScalarHead
 from mlff_triton.model.tensornet import IrrepLinear, TensorNet

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.attention_update import token_attention_, triangle_attention_
 from mlff_triton.kernels.pairs.conditioning import (
     conditioned_attention_,
@@ -34,7 +35,6 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 N = 24  # tokens
 
@@ -115,19 +115,19 @@ def conditioned(channels: int, dtype: torch.dtype) -> object:
     wider = torch.zeros(6 * channels, channels, dtype=dtype)
     transition = ConditionedTransitionWeights(wider, half)
     if dtype == torch.float32:
-        split, down = SplitRows.of(wide), SplitRows.of(half)
-        own = ConditionedAttentionWeights(split, wide[:, 0], SplitRows.of(wide[:channels]))
+        split, down = SplitOperand.of(wide), SplitOperand.of(half)
+        own = ConditionedAttentionWeights(split, wide[:, 0], SplitOperand.of(wide[:channels]))
         conditioned_attention_(x, terms, bias, own)
         conditioned_layers_(
             x, [terms, terms], [bias], [(own, ConditionedTransitionWeights(split, down))]
         )
-        transition = ConditionedTransitionWeights(SplitRows.of(wider), down)
+        transition = ConditionedTransitionWeights(SplitOperand.of(wider), down)
     return conditioned_transition_(x, terms, transition)
 
 
 def splits() -> object:
     """Apply split maps to few, more and many rows."""
-    weight = SplitRows.of(torch.zeros(512, 768))
+    weight = SplitOperand.of(torch.zeros(512, 768))
     split_linear(split_rows(torch.zeros(N, 768)), weight, torch.zeros(512))
     split_linear(split_rows(torch.zeros(2048, 768)), weight)
     return split_linear(split_rows(torch.zeros(8192, 768)), weight)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.types.edges import Edges
-from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.testing import assert_close
 
 KNOTS = 6

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.numerics.split import split_weight
 from mlff_triton.kernels.residues.decode import decode
 from mlff_triton.kernels.residues.edge_update import edge_update
 from mlff_triton.kernels.residues.nearest_residues import nearest_residues
@@ -16,7 +17,6 @@ from mlff_triton.kernels.residues.residue_edges import residue_edges
 from mlff_triton.kernels.residues.residue_update import residue_update
 from mlff_triton.kernels.types.backbone import N_PAIRS, N_RBF, BackboneWeights
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
-from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 
@@ -24,20 +24,22 @@ C, K, LETTERS, LAYERS, WIDE = 128, 48, 21, 3, 512
 BIAS = torch.ones(C)
 NORM = BIAS, BIAS, 1e-5
 
+halves = partial(split_weight, scheme="fixed_halves")
+
 
 def linear(n_in: int, n_out: int) -> Linear:
     """Return a map whose weight is split."""
-    return Linear(split_scaled_halves(torch.ones(n_in, n_out)), torch.ones(n_out))
+    return Linear(halves(torch.ones(n_in, n_out)), torch.ones(n_out))
 
 
 def updates(n_residues: int) -> object:
     """Update residues and edges."""
     x, edges = torch.ones(n_residues, C), torch.ones(n_residues, K, C)
     sources, mask = torch.zeros(n_residues, K, dtype=torch.int32), torch.ones(n_residues)
-    network = EdgeNetwork(split_scaled_halves(torch.ones(C, C)), linear(C, C), linear(C, C))
+    network = EdgeNetwork(halves(torch.ones(C, C)), linear(C, C), linear(C, C))
     residues = ResidueNetwork(NORM, linear(C, WIDE), linear(WIDE, C), NORM)
     residue_update(x, edges, x, x, sources, mask, network, residues, edges[..., 0])
-    project(x, Projections(split_scaled_halves(torch.ones(2, C, C)), torch.ones(2, 1, C)))
+    project(x, Projections(halves(torch.ones(2, C, C)), torch.ones(2, 1, C)))
     return edge_update(edges, x, x, sources, network, NORM)
 
 
@@ -46,7 +48,10 @@ def features(n_residues: int) -> object:
     atoms, mask = torch.ones(1, n_residues, 4, 3), torch.ones(1, n_residues)
     found, distances = nearest_residues(atoms[:, :, 1], mask, K)
     weights = BackboneWeights(
-        torch.ones(66, C), split_scaled_halves(torch.ones(N_PAIRS * N_RBF, C)), NORM, linear(C, C)
+        torch.ones(66, C),
+        halves(torch.ones(N_PAIRS * N_RBF, C)),
+        NORM,
+        linear(C, C),
     )
     integers = torch.zeros(n_residues, dtype=torch.int64)
     rows = torch.zeros_like(found), distances, integers, integers
@@ -67,7 +72,7 @@ def decoding() -> object:
     )
     square, vector = (LAYERS, C, C), (LAYERS, C)
     weights = DecoderWeights(
-        *(split_scaled_halves(ones(*square)), ones(*vector), ones(*square), ones(*vector)),
+        *(halves(ones(*square)), ones(*vector), ones(*square), ones(*vector)),
         *(ones(*vector), ones(*vector), ones(LAYERS, C, WIDE), ones(LAYERS, WIDE)),
         *(ones(LAYERS, WIDE, C), ones(*vector), ones(*vector), ones(*vector)),
         *(ones(*square), ones(*vector), ones(*square), ones(LAYERS, LETTERS, C)),

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.common.halves import split_halves
+from mlff_triton.kernels.numerics.product import split
 from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
 
 _PARTS = tl.constexpr(PARTS)
@@ -104,7 +104,7 @@ def _complex_tokens_kernel(
             tl.store(queries_ptr + offsets, total, there)
         else:
             out_ptr = keys_ptr if part == 2 else values_ptr
-            high, low = split_halves(total)
+            high, low = split(total, "shifted_halves")
             tl.store(out_ptr + offsets, high, there)
             tl.store(out_ptr + (row + n_tokens)[:, None] * C + column[None, :], low, there)
 

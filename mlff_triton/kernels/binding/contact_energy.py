@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.binding.halves import added, product, store_halves
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.numerics.product import total
+from mlff_triton.kernels.numerics.stored_rows import multiply_rows, store_rows
 from mlff_triton.kernels.types.complexes import Layout, Readout
 
 ROWS, COLUMNS, INNER, LIGAND = 64, 128, 32, 16
@@ -56,9 +57,9 @@ def _ligand_rows_kernel(
     row, last = first + begin + tl.arange(0, M), first + n_ligand
     column = tl.program_id(1) * N + tl.arange(0, N)
     row_read = tl.minimum(row, last - 1)
-    y = product(x_ptr, row_read, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
+    y = multiply_rows(x_ptr, row_read, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
     y = activate(y + tl.load(bias_ptr + column)[None, :], ACTIVATION)
-    store_halves(y, out_ptr, row, column, n_rows, last, C)
+    store_rows(y, out_ptr, row, column, n_rows, last, C)
 
 
 @triton.jit
@@ -116,7 +117,7 @@ def _contact_energy_kernel(
     live = row < last
     row = tl.minimum(row, last - 1)
     column = tl.program_id(1) * N + tl.arange(0, N)
-    target = product(x_ptr, row, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
+    target = multiply_rows(x_ptr, row, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
     target = activate(target + tl.load(bias_ptr + column)[None, :], "silu")  # [M, N]
 
     touching, small = tl.zeros((M, N), tl.float32), tl.zeros((M, N), tl.float32)
@@ -130,7 +131,7 @@ def _contact_energy_kernel(
         touching = tl.dot(close, tl.load(pointers), touching)
         pointers = vectors_ptr + (other + n_rows)[:, None] * C + column[None, :]
         small = tl.dot(close, tl.load(pointers), small)
-    energy = tl.sum(target * added(touching, small))
+    energy = tl.sum(target * total((touching, small)))
     block = complex_.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     tl.store(energies_ptr + block * tl.num_programs(1) + tl.program_id(1), energy)
 

@@ -24,10 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate, signed
-from mlff_triton.kernels.binding.halves import added, multiply, store_halves
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape
-from mlff_triton.kernels.common.halves import split_halves
 from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.numerics.product import product, product_terms, split, total
+from mlff_triton.kernels.numerics.stored_rows import store_rows
 from mlff_triton.kernels.types.complexes import FRAMES, Tokens
 
 _SHIFT = tl.constexpr(14.0)  # weights are at most 2^14, so that small ones remain exact in float16
@@ -81,14 +81,14 @@ def _frame_attention_kernel(
     for k in tl.static_range(3):
         y = load_coordinate(coordinates_ptr, token, frame, k, n_tokens)
         q += y[:, None] * tl.load(directions_ptr + (3 + k) * C)[None, :]
-    q_high, q_low = split_halves(q)  # [M, D]
+    q_parts = split(q, "shifted_halves")  # [M, D]
     slope_0 = signed(tl.sum(q * tl.load(directions_ptr + 6 * C)[None, :], 1), frame, 0)
     slope_1 = signed(tl.sum(q * tl.load(directions_ptr + 7 * C)[None, :], 1), frame, 1)
     slope_2 = signed(tl.sum(q * tl.load(directions_ptr + 8 * C)[None, :], 1), frame, 2)
 
     peak = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    mean_0, mean_1, mean_2 = total, total, total
+    norm = tl.zeros((M,), tl.float32)
+    mean_0, mean_1, mean_2 = norm, norm, norm
     acc, small_acc = tl.zeros((M, D), tl.float32), tl.zeros((M, D), tl.float32)
     for start in range(0, length, N):
         index = start + tl.arange(0, N)
@@ -101,8 +101,7 @@ def _frame_attention_kernel(
         y_0 = tl.load(coordinates_ptr + key, known, other=0.0)
         y_1 = tl.load(coordinates_ptr + n_tokens + key, known, other=0.0)
         y_2 = tl.load(coordinates_ptr + 2 * n_tokens + key, known, other=0.0)
-        zeros = tl.zeros((M, N), tl.float32)
-        scores = added(*multiply(q_high, q_low, k_high, k_low, zeros, zeros))
+        scores = product(q_parts, (k_high, k_low), "shifted_halves")
         scores += slope_0[:, None] * y_0[None, :]
         scores += slope_1[:, None] * y_1[None, :]
         scores += slope_2[:, None] * y_2[None, :]
@@ -112,7 +111,7 @@ def _frame_attention_kernel(
         weights = tl.exp2(scores - (highest - _SHIFT)[:, None])
         rescale = tl.exp2(peak - highest)
         peak = highest
-        total = total * rescale + tl.sum(weights, 1)
+        norm = norm * rescale + tl.sum(weights, 1)
         mean_0 = mean_0 * rescale + tl.sum(weights * y_0[None, :], 1)
         mean_1 = mean_1 * rescale + tl.sum(weights * y_1[None, :], 1)
         mean_2 = mean_2 * rescale + tl.sum(weights * y_2[None, :], 1)
@@ -120,19 +119,18 @@ def _frame_attention_kernel(
         v_high = tl.load(values_ptr + pointers, known[:, None], other=0.0)  # [N, D]
         pointers = (key + n_tokens)[:, None] * C + column[None, :]
         v_low = tl.load(values_ptr + pointers, known[:, None], other=0.0)
-        high, low = split_halves(weights)
+        parts = split(weights, "shifted_halves")
         small_acc = small_acc * rescale[:, None]
-        nothing = tl.zeros((M, D), tl.float32)
-        sums, small_acc = multiply(high, low, v_high, v_low, nothing, small_acc)
+        sums, small_acc = product_terms(parts, (v_high, v_low), small_acc)
         acc = tl.fma(acc, rescale[:, None], sums)  # rounded to nearest: tensor cores cut off
 
-    acc = added(acc, small_acc)
+    acc = total((acc, small_acc))
     acc += signed(mean_0, frame, 0)[:, None] * tl.load(directions_ptr + 9 * C)[None, :]
     acc += signed(mean_1, frame, 1)[:, None] * tl.load(directions_ptr + 10 * C)[None, :]
     acc += signed(mean_2, frame, 2)[:, None] * tl.load(directions_ptr + 11 * C)[None, :]
     out = first * N_FRAMES + begin + tl.arange(0, M)
     last = (first + length) * N_FRAMES
-    store_halves(acc / total[:, None], out_ptr, out, column, n_tokens * N_FRAMES, last, C)
+    store_rows(acc / norm[:, None], out_ptr, out, column, n_tokens * N_FRAMES, last, C)
 
 
 def frame_attention(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LN_2 = tl.constexpr(0.6931471805599453)
+from mlff_triton.kernels.numerics.exponential import LN_2, LOG2_E
+
 _SQRT_1_2 = tl.constexpr(0.7071067811865476)
 _1_SQRT_2PI = tl.constexpr(0.3989422804014327)
 _2_SQRT_2_PI = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
 _GELU_CUBIC = tl.constexpr(0.044715)
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _GELU_SIGMOID = tl.constexpr(1.702)
-_GELU_SIGMOID_EXPONENT = tl.constexpr(-_GELU_SIGMOID.value * _LOG2_E.value)  # for exp2
+_GELU_SIGMOID_EXPONENT = tl.constexpr(-_GELU_SIGMOID.value * LOG2_E.value)  # for exp2
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def softplus_relative(x):
     The logarithm of one plus a decay is the decay times a polynomial, whose fit minimizes the
     relative error, 2e-7. The absolute error of `softplus` is smaller.
     """
-    decay = tl.exp2(-_LOG2_E * tl.abs(x))
+    decay = tl.exp2(-LOG2_E * tl.abs(x))
     ratio = 4.408928162e-2 - 8.539104909e-3 * decay
     ratio = ratio * decay - 1.076812526e-1
     ratio = ratio * decay + 1.774521192e-1
@@ -68,7 +68,7 @@ def softplus_relative(x):
 def activate_with_slope(x, ACTIVATION: tl.constexpr):
     """Return `activate` and `activate_derivative`; SiLU takes one exponential and one division."""
     if ACTIVATION == "silu" or ACTIVATION == "swish":
-        decay = tl.exp2(tl.minimum(-_LOG2_E * x, 126.0))
+        decay = tl.exp2(tl.minimum(-LOG2_E * x, 126.0))
         s = 1 / (1 + decay)
         value = x * s
         slope = s + value * (decay * s)
@@ -160,7 +160,7 @@ def activate(x, ACTIVATION: tl.constexpr):  # noqa: C901 - Triton has no lookup 
     elif ACTIVATION == "sigmoid":
         y = sigmoid(x)
     elif ACTIVATION == "ssp":
-        y = softplus(x) - _LN_2
+        y = softplus(x) - LN_2
     else:
         tl.static_assert(ACTIVATION == "mish", "unknown activation")
         y = x * _tanh_softplus(x)[0]

@@ -60,12 +60,6 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def exact_precision(x: Tensor) -> str:
-    """Return the fastest precision of `tl.dot` that is as exact as float32 arithmetic."""
-    split = x.dtype == torch.float32 and torch.version.hip is None
-    return "tf32x3" if split else "ieee"
-
-
 def allows_tf32() -> bool:
     """Return True if PyTorch may round the factors of float32 products to TF32."""
     matmul = torch.backends.cuda.matmul

@@ -37,8 +37,8 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import multiprocessors
+from mlff_triton.kernels.numerics.exponential import LOG2_E
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _LARGEST = tl.constexpr(65504.0)  # among the finite values of float16
 
 
@@ -133,7 +133,7 @@ def _relative_attention_fwd_kernel(
         )
         scores = tl.dot(q, k.T) + tl.where(above, here, before)
         before = here
-        scores = tl.where(known[None, :], scores * _LOG2_E, float("-inf"))
+        scores = tl.where(known[None, :], scores * LOG2_E, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - highest[:, None])
         rescale = tl.exp2(peak - highest)
@@ -212,9 +212,9 @@ def _capped_attention_fwd_kernel(
         bias = tl.clamp(bias, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(q.dtype)
         scores = tl.dot(indicator, bias, tl.dot(q, k.T))
         # cap tanh(x / cap) is cap - 2 cap / (1 + exp(2 x / cap)).
-        scores *= 2 * SCALE / CAP * _LOG2_E
+        scores *= 2 * SCALE / CAP * LOG2_E
         growth = tl.exp2(tl.minimum(scores, 100.0, propagate_nan=tl.PropagateNan.ALL))
-        weights = tl.exp2(CAP * _LOG2_E - (2 * CAP * _LOG2_E) / (1 + growth))
+        weights = tl.exp2(CAP * LOG2_E - (2 * CAP * LOG2_E) / (1 + growth))
         weights = tl.where(known[None, :], weights, 0.0)
         total += tl.sum(weights, 1)
         weights = weights.to(v_ptr.dtype.element_ty)

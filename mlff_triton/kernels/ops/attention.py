@@ -23,11 +23,11 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape, expanded
 from mlff_triton.kernels.common.dense import accumulator, check_dense
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.operators import operator, saved_inputs
+from mlff_triton.kernels.numerics.exponential import LOG2_E
+from mlff_triton.kernels.numerics.product import exact_precision
 from mlff_triton.kernels.ops.reference import attention as reference
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _SMALLEST = 16  # side of a block for matrix units
 
 
@@ -50,14 +50,14 @@ def _scale_and_bias(
     """
     if CAP is None:
         if not SCALED_LATER:
-            scores *= SCALE * _LOG2_E
+            scores *= SCALE * LOG2_E
     else:
         decay = tl.exp(-2 * SCALE / CAP * tl.abs(scores))
-        size = (CAP * _LOG2_E) * (1 - decay) / (1 + decay)  # tanh
+        size = (CAP * LOG2_E) * (1 - decay) / (1 + decay)  # tanh
         scores = tl.where(scores < 0, -size, size)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + key[None, :], (row < length) & known[None, :], other=0.0)
-        scores += bias.to(scores.dtype) * _LOG2_E
+        scores += bias.to(scores.dtype) * LOG2_E
     if MASKED:
         scores = tl.where(known[None, :], scores, float("-inf"))
     return scores
@@ -103,7 +103,7 @@ def _attend(
     scores = tl.dot(q, k, input_precision=PRECISION, out_dtype=ACCUMULATE)
     # Without cap and bias, scaling is fused with the later subtraction of the maximum.
     late: tl.constexpr = CAP is None and bias_ptr is None and SCALE > 0
-    unit: tl.constexpr = SCALE * _LOG2_E if late else 1.0
+    unit: tl.constexpr = SCALE * LOG2_E if late else 1.0
     scores = _scale_and_bias(scores, bias_ptr, row, key, known, length, SCALE, CAP, late, MASKED)
     highest = tl.maximum(peak, tl.max(scores, 1) * unit)
     level = highest

@@ -3,7 +3,7 @@
     y_c = x_c W_l^T      for the components c of part l, l^2 to (l + 1)^2 - 1
 
 Float32 tensors of many atoms are multiplied as float16 halves on tensor cores; see
-`mlff_triton.kernels.common.scaled_halves`. The gradient of the tensors is another such map, and
+`mlff_triton.kernels.numerics.split`. The gradient of the tensors is another such map, and
 that of the weights a sum over atoms and components. Each is a derivative of the others.
 """
 
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.operators import needed_gradients, operator, saved_inputs
-from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along, split_columns
+from mlff_triton.kernels.numerics.operands import split_columns
+from mlff_triton.kernels.numerics.product import exact_precision, load, multiply
 from mlff_triton.kernels.ops.reference import channel_maps as reference
 from mlff_triton.kernels.ops.weight_gradient import launch_weight_gradient
 
@@ -65,10 +65,8 @@ def _channel_maps_fwd_kernel(
         )  # [M, K]
         weights = halves_ptr + k[:, None] * n_out + column
         inside = (k < n_in)[:, None] & (column < n_out)
-        high = tl.load(weights, inside, other=0.0)  # [K, N]
-        low = tl.load(weights + n_in * n_out, inside, other=0.0)
-        x_high, x_low, unit = split_along(x, 1)
-        acc += multiply_halves(x_high, x_low, high, low) * unit
+        weight = load(weights, inside, n_in, n_out, "halves")  # [K, N]
+        acc = multiply(x, weight, acc, "halves")
 
     acc *= tl.load(units_ptr + part * n_out + column, column < n_out, other=0.0)
     y_ptr += (component.to(tl.int64) * n_atoms + row) * n_out + column

@@ -10,7 +10,7 @@ split, and a second pass adds the parts. Products are each other's derivatives, 
 differentiable to any order; activations are differentiable twice.
 
 By default, many rows of float32 are multiplied as float16 halves on tensor cores: see
-`mlff_triton.kernels.common.scaled_halves`.
+`mlff_triton.kernels.numerics.split`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape, expanded
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.operators import needed_gradients, operator, saved_inputs
 from mlff_triton.kernels.common.reference import activations as reference
-from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along, split_columns
 from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.numerics.operands import split_columns
+from mlff_triton.kernels.numerics.product import exact_precision, load, multiply
 from mlff_triton.kernels.ops.activation_slopes import activation_slopes, count_rows
 from mlff_triton.kernels.ops.weight_gradient import launch_weight_gradient
 
@@ -112,13 +112,8 @@ def _linear_fwd_kernel(
         )  # [M, K]
         weights = weight_ptr + k[:, None] * weight_column + column * weight_row
         inside = (k < last)[:, None] & (column < n_out)
-        weight = tl.load(weights, inside, other=0.0)  # [K, N]
-        if PRECISION == "halves":
-            low = tl.load(weights + n_in * n_out, inside, other=0.0)
-            x_high, x_low, unit = split_along(x, 1)
-            acc += multiply_halves(x_high, x_low, weight, low) * unit
-        else:
-            acc = tl.dot(x, weight, acc, input_precision=PRECISION, out_dtype=ACCUMULATE)
+        weight = load(weights, inside, n_in, n_out, PRECISION)  # [K, N]
+        acc = multiply(x, weight, acc, PRECISION)
 
     if units_ptr is not None:
         acc *= tl.load(units_ptr + column, column < n_out, other=0.0)

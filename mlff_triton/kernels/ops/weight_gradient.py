@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along
+from mlff_triton.kernels.numerics.product import product, split_along
 
 _TILE_ROWS, _TILE_COLUMNS, _INNER, _WARPS, _STAGES = 128, 64, 32, 4, 2
 _PROGRAMS = 528  # to fill a large GPU
@@ -63,7 +63,8 @@ def _weight_gradient_kernel(
             bias += tl.sum(t, 0, keep_dims=True)
         t_high, t_low, t_unit = split_along(t, 0)
         x_high, x_low, x_unit = split_along(x, 0)
-        acc += multiply_halves(t_high.T, t_low.T, x_high, x_low) * (t_unit.T * x_unit)
+        sums = product((t_high.T, t_low.T), (x_high, x_low), "halves")
+        acc += sums * (t_unit.T * x_unit)
 
     weight = split.to(tl.int64) * tl.num_programs(2) + part
     m_out = tile // tiles_n * M + tl.arange(0, M)[:, None]

@@ -1,6 +1,6 @@
 """Keys and values of attention, and their halves in float16 for products in float32.
 
-For the halves see `mlff_triton.kernels.common.scaled_halves`. All programs of a row read the same
+For the halves see `mlff_triton.kernels.numerics.split`. All programs of a row read the same
 keys and values, so these are split before.
 """
 
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.blocks import block_side
-from mlff_triton.kernels.common.scaled_halves import split_along
+from mlff_triton.kernels.numerics.product import split_along
 
 _ALIGNED = 8  # elements of two bytes, that is 16 bytes
 _ELEMENTS = 2048  # per program

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.arguments import FLOATS, head_width
 from mlff_triton.kernels.pairs.split_linear import linear_map
 from mlff_triton.kernels.pairs.wide_layers import attended, high, product, transformed
@@ -42,7 +43,6 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 def conditioned_attention_(
@@ -216,7 +216,7 @@ def conditioned_windows_(
     _check_map("out", out, (channels, width))
     head_width("queries", width, heads)
     scale, shift, gate, key_scale, key_shift, eps = conditions
-    rows = torch.float32 if isinstance(queries, SplitRows) else queries.dtype
+    rows = torch.float32 if isinstance(queries, SplitOperand) else queries.dtype
     y = adaptive_norm(x, scale, shift, eps, rows)
     of_keys = adaptive_norm(y if chained else x, key_scale, key_shift, eps, rows)
     q, g = linear_map(y, queries, queries_bias).chunk(2, -1)

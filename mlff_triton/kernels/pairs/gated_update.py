@@ -19,8 +19,9 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
+from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
+from mlff_triton.kernels.numerics.product import untruncated
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
-from mlff_triton.kernels.pairs.halves import takes_halves, untruncated, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
     chunk,

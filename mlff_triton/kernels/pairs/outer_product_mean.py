@@ -29,8 +29,9 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
+from mlff_triton.kernels.numerics.product import untruncated
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
-from mlff_triton.kernels.pairs.halves import takes_halves, untruncated, weight_operands
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows
 from mlff_triton.kernels.types.pair_stack import OuterProductWeights

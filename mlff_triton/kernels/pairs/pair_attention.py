@@ -18,7 +18,7 @@ Programs that find scores outside of this range begin again, with the largest sc
 Blackwell the largest score is always subtracted.
 
 In float32, all are multiplied as halves in float16, for which see
-`mlff_triton.kernels.common.scaled_halves`. Queries of a block share a unit; keys and values have
+`mlff_triton.kernels.numerics.split`. Queries of a block share a unit; keys and values have
 their own. The unit of a value is a factor of its weight in the product, relative to the largest one
 of the block.
 
@@ -48,16 +48,10 @@ from mlff_triton.kernels.common.hardware import (
     multiprocessors,
     register_limit,
 )
-from mlff_triton.kernels.common.scaled_halves import (
-    inverse,
-    multiply_halves,
-    split_below,
-    split_scaled,
-)
+from mlff_triton.kernels.numerics.exponential import exp_of_scores
+from mlff_triton.kernels.numerics.product import inverse, product, split, split_below, untruncated
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.attention_vectors import Vectors, operands
-from mlff_triton.kernels.pairs.halves import untruncated
-from mlff_triton.kernels.pairs.row_blocks import exp_of_scores
 
 _KEYS = 1024  # per step of a program that searches a mask
 _LARGEST_DIM = 128
@@ -182,7 +176,7 @@ def _score(queries, keys, biases, units, kept):
     """
     if len(units) > 0:
         unit = (queries[2] * units[0])[None, :]
-        products = multiply_halves(queries[0], queries[1], keys[0].T, keys[1].T)
+        products = product((queries[0], queries[1]), (keys[0].T, keys[1].T), "halves")
         scores = tl.fma(untruncated(products, keys[0].shape[1]), unit, biases)
     else:
         scores = tl.dot(queries[0], keys[0].T, biases)
@@ -197,8 +191,7 @@ def _add_values(acc, weights, values, units):
     if len(units) > 0:
         largest = tl.maximum(tl.max(units[1], 0), _LEAST)
         weights *= (units[1] * (inverse(largest) * _UNIT))[None, :]
-        high, low = split_scaled(weights)
-        acc += multiply_halves(high, low, values[0], values[1]) * (largest * _1_UNIT)
+        acc += product(split(weights, "halves"), values, "halves") * (largest * _1_UNIT)
     else:
         acc = tl.dot(weights.to(values[0].dtype), values[0], acc)
     return acc

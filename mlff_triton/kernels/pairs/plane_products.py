@@ -10,9 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
-from mlff_triton.kernels.common.halves import add_halves, total
 from mlff_triton.kernels.common.hardware import has_large_memory
-from mlff_triton.kernels.pairs.halves import untruncated
+from mlff_triton.kernels.numerics.product import add_terms, total, untruncated
 
 
 @triton.jit
@@ -63,7 +62,7 @@ def _plane_products_fwd_kernel(
         b_high = _load_block(b, plane, column, inner, N, K, TURNED).T
         a_low = _load_block(a, planes + plane, row, inner, M, K, TURNED)
         b_low = _load_block(b, planes + plane, column, inner, N, K, TURNED).T
-        sums = add_halves(sums, (a_high, a_low), (b_high, b_low))
+        sums = add_terms(sums, (a_high, a_low), (b_high, b_low))
     out.store([plane, row, column], tl.reshape(untruncated(total(sums), K), (1, M, N)))
 
 
@@ -88,7 +87,7 @@ def plane_products(a: Tensor, b: Tensor, *, turned: bool = False) -> Tensor:
     Parameters
     ----------
     a, b : [2, P, N, N]
-        High and low halves of planes from `split_halves`, float16 and contiguous, where N is a
+        High and low halves of planes from `split_weight`, float16 and contiguous, where N is a
         multiple of 8.
     turned : bool
         Return ``a^T b`` instead of ``a b^T``.

@@ -21,9 +21,9 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
-from mlff_triton.kernels.common.scaled_halves import split_along
+from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
+from mlff_triton.kernels.numerics.product import split_along
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
-from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     load_chunks,
@@ -185,7 +185,7 @@ class Projection(NamedTuple):
         Map of channels, of the dtype of all others.
     out : [B, R, S, G, D] or [P, B, R, S, G, D]
         Results, of a floating dtype, with any strides; alone, or as high and low halves in float16,
-        for which see `mlff_triton.kernels.common.scaled_halves`.
+        for which see `mlff_triton.kernels.numerics.split`.
     bias : [G D], optional
         Added to the products.
     scale : float

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (
     AverageWeights,
@@ -21,7 +22,6 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 class PairOperators(Protocol):
@@ -69,7 +69,7 @@ class PairOperators(Protocol):
         """Update atoms of samples by conditioned attention within windows in place."""
 
     def linear_map(
-        self, x: Tensor, weight: Tensor | SplitRows, bias: Tensor | None = None
+        self, x: Tensor, weight: Tensor | SplitOperand, bias: Tensor | None = None
     ) -> Tensor:
         """Apply a linear map to rows, which are split or rounded as its weight is."""
 

@@ -1,6 +1,6 @@
 """Normalized rows, their products with weights, and gates, inside kernels.
 
-Products in float32 are those of halves, for which see `mlff_triton.kernels.common.halves`, unless
+Products in float32 are those of halves, for which see `mlff_triton.kernels.numerics.split`, unless
 channels are few. They are sums over chunks of channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
@@ -14,25 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.halves import multiply_halves, split_halves
-from mlff_triton.kernels.pairs.halves import row_scales, untruncated
+from mlff_triton.kernels.numerics.exponential import LOG2_E, exact_quotient, exp_of_normal
+from mlff_triton.kernels.numerics.product import FULL, multiply, product, split, untruncated
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
-_LN_2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
-_ZERO = tl.constexpr(-1000.0)  # its exponential is zero
-_TO_WHOLE = tl.constexpr(12583039.0)  # 3 2**22, whose sums are whole, and the bias of exponents
 _GROUP = tl.constexpr(8)  # rows of one of two joined weights
 _CHUNK = 64  # most channels of one sum on tensor cores, in float32
-
-FULL = tl.constexpr(
-    "ieee" if torch.version.hip is not None or triton.knobs.runtime.interpret else "bf16x6"
-)
-"""Precision of `tl.dot` that holds all bits of float32.
-
-Three parts in bfloat16 do so on NVIDIA's tensor cores, with smaller errors than sums one by one.
-"""
 
 
 def chunk(block: int, halves: bool) -> int:
@@ -139,7 +126,7 @@ def normalize(
         x = (chunks[k] - mean[:, None]) * rstd[:, None] * weight[None, :]
         if bias_ptr is not None:
             x += tl.load(bias_ptr + channel, inside, other=0.0).to(tl.float32)[None, :]
-        rows = rows + (split_halves(x) if HALVES else (x.to(dtype),))
+        rows = rows + (split(x, "shifted_halves") if HALVES else (x.to(dtype),))
     return rows
 
 
@@ -181,9 +168,10 @@ def multiply_rows(
         for k in tl.static_range(len(rows) // 2):
             high, low = _load_halves(weight_ptr, first, k * CHUNK, n_out, channels, K, CHUNK)
             if TURNED:
-                y += multiply_halves((high, low), (rows[2 * k].T, rows[2 * k + 1].T))
+                turned = rows[2 * k].T, rows[2 * k + 1].T
+                y += product((high, low), turned, "shifted_halves")
             else:
-                y += multiply_halves((rows[2 * k], rows[2 * k + 1]), (high.T, low.T))
+                y += product((rows[2 * k], rows[2 * k + 1]), (high.T, low.T), "shifted_halves")
         y = untruncated(y, CHUNK)
     else:
         weight = load_weight(weight_ptr, first, 0, n_out, channels, K, CHUNK)
@@ -240,53 +228,11 @@ def add_product(
     K: tl.constexpr = x.shape[1]
     if HALVES:
         high, low = _load_halves(weight_ptr, 0, first, n_out, n_in, C, K)
-        scale, inverse = row_scales(x)
-        y = multiply_halves(split_halves(x * scale[:, None]), (high.T, low.T))
-        acc += y * inverse[:, None]
+        acc = multiply(x, (high.T, low.T), acc, "shifted_halves")
     else:
         weight = load_weight(weight_ptr, 0, first, n_out, n_in, C, K)
-        acc = tl.dot(x.to(weight.dtype), weight.T, acc, input_precision=FULL)
+        acc = multiply(x.to(weight.dtype), (weight.T,), acc, FULL)
     return acc
-
-
-@triton.jit
-def _exp_of_normal(x):
-    """Return exponentials of float32 values from -87 to 87, to the last bits.
-
-    With x log2(e) = k + f, where k is whole and f at most a half, the last bits of k + _TO_WHOLE
-    are the exponent of 2**k, and the fast instruction for 2**f is almost exact.
-    """
-    shifted = tl.fma(x, _LOG2_E, _TO_WHOLE)
-    part = tl.fma(x, _LOG2_E_REST, tl.fma(x, _LOG2_E, _TO_WHOLE - shifted))
-    power = (shifted.to(tl.int32, bitcast=True) << 23).to(tl.float32, bitcast=True)
-    return power * tl.exp2(part)
-
-
-@triton.jit
-def exp_of_scores(x):
-    """Return exponentials of float32 values up to 87, in half as many instructions.
-
-    The derivative restores what rounding takes from the power. The fast instruction loses 3e-8 of
-    large powers on average. Weights and their sum lose the same share.
-    """
-    x = tl.maximum(x, _ZERO, propagate_nan=tl.PropagateNan.ALL)
-    power = x * _LOG2_E
-    y = tl.exp2(power)
-    return tl.fma(y, tl.fma(power, -_LN_2, x), y)
-
-
-@triton.jit
-def _exact_quotient(x, y):
-    """Return x / y in float32, to the last bit, for finite x and y from 1 to 1e38.
-
-    A step of Newton's method makes the inverse exact, and another one the quotient. These are half
-    the instructions of a division that takes all numbers.
-    """
-    root = tl.rsqrt(y)
-    inverse = root * root
-    inverse = tl.fma(tl.fma(-y, inverse, 1.0), inverse, inverse)
-    quotient = x * inverse
-    return tl.fma(tl.fma(-y, quotient, x), inverse, quotient)
 
 
 @triton.jit
@@ -294,8 +240,8 @@ def gated(x, gate, EXACT: tl.constexpr):
     """Return ``x sigmoid(gate)``, in float32 to the last bits if EXACT."""
     if EXACT:
         exponent = tl.clamp(-gate, _LOWEST, -_LOWEST, propagate_nan=tl.PropagateNan.ALL)
-        y = _exact_quotient(x, 1 + _exp_of_normal(exponent))
+        y = exact_quotient(x, 1 + exp_of_normal(exponent))
     else:
-        root = tl.rsqrt(1 + tl.exp2(-_LOG2_E * gate))  # takes fewer instructions than a quotient
+        root = tl.rsqrt(1 + tl.exp2(-LOG2_E * gate))  # takes fewer instructions than a quotient
         y = x * (root * root)
     return y

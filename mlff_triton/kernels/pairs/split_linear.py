@@ -2,8 +2,8 @@
 
     y = ((x_low w_high^T + x_high w_low^T + x_high w_high^T) x_unit) w_unit + b
 
-For the halves see `mlff_triton.kernels.common.scaled_halves`, and for sums of their products
-`mlff_triton.kernels.pairs.halves`.
+For the halves see `mlff_triton.kernels.numerics.split`, and for sums of their products
+`mlff_triton.kernels.numerics.product`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
-from mlff_triton.kernels.common.scaled_halves import multiply_halves, split_along
 from mlff_triton.kernels.common.tiles import tile_in_group
-from mlff_triton.kernels.pairs.halves import untruncated
-from mlff_triton.kernels.types.split_rows import SplitRows
+from mlff_triton.kernels.numerics.product import product, split_along, untruncated
+from mlff_triton.kernels.numerics.split import SplitOperand
 
 _ELEMENTS = 2048  # per program that splits rows
 _MOST_CHANNELS = 4096
@@ -88,12 +87,9 @@ def _split_linear_fwd_kernel(
     w_low = describe(w_low, (n_out, n_in), (n_in,), (N, K), DESCRIBED)
     acc = tl.zeros((M, N), tl.float32)
     for start in tl.range(0, n_in, K, num_stages=STAGES):
-        acc += multiply_halves(
-            x_high.load([first, start]),
-            x_low.load([first, start]),
-            w_high.load([column, start]).T,
-            w_low.load([column, start]).T,
-        )
+        x = x_high.load([first, start]), x_low.load([first, start])
+        w = w_high.load([column, start]).T, w_low.load([column, start]).T
+        acc += product(x, w, "halves")
     row, out = first + tl.arange(0, M), column + tl.arange(0, N)
     x_unit = tl.load(x_unit_ptr + row, row < n_rows, other=0.0)
     w_unit = tl.load(w_unit_ptr + out, out < n_out, other=0.0)
@@ -145,7 +141,7 @@ class Tile(NamedTuple):
         return min(choices, key=cost)[0]
 
 
-def split_rows(x: Tensor) -> SplitRows:
+def split_rows(x: Tensor) -> SplitOperand:
     """Split rows into halves, without gradients.
 
     Parameters
@@ -155,7 +151,7 @@ def split_rows(x: Tensor) -> SplitRows:
 
     Returns
     -------
-    SplitRows
+    SplitOperand
         Halves of the same shape, contiguous.
 
     Raises
@@ -184,20 +180,20 @@ def split_rows(x: Tensor) -> SplitRows:
     return found
 
 
-def empty_split(shape: torch.Size, device: torch.device) -> SplitRows:
+def empty_split(shape: torch.Size, device: torch.device) -> SplitOperand:
     """Return uninitialized halves of a shape."""
     high, low = torch.empty((2, *shape), dtype=torch.float16, device=device)
-    return SplitRows(high, low, torch.empty(shape[:-1], device=device))
+    return SplitOperand(high, low, torch.empty(shape[:-1], device=device))
 
 
-def split_linear(x: SplitRows, weight: SplitRows, bias: Tensor | None = None) -> Tensor:
+def split_linear(x: SplitOperand, weight: SplitOperand, bias: Tensor | None = None) -> Tensor:
     """Apply a linear map to split rows, without gradients.
 
     Parameters
     ----------
-    x : SplitRows [..., K]
+    x : SplitOperand [..., K]
         Rows. K is a multiple of 8.
-    weight : SplitRows [C, K]
+    weight : SplitOperand [C, K]
         Map.
     bias : [C], optional
         Added to the result.
@@ -229,7 +225,7 @@ def split_linear(x: SplitRows, weight: SplitRows, bias: Tensor | None = None) ->
     return out
 
 
-def linear_map(x: Tensor, weight: Tensor | SplitRows, bias: Tensor | None = None) -> Tensor:
+def linear_map(x: Tensor, weight: Tensor | SplitOperand, bias: Tensor | None = None) -> Tensor:
     """Apply a linear map to rows, which are split or rounded as its weight is.
 
     The result has the dtype of a weight that is not split, and is float32 otherwise.
@@ -240,7 +236,7 @@ def linear_map(x: Tensor, weight: Tensor | SplitRows, bias: Tensor | None = None
 
 
 def launch_split_linear(
-    x: SplitRows, weight: SplitRows, bias: Tensor | None, out: Tensor, tile: Tile
+    x: SplitOperand, weight: SplitOperand, bias: Tensor | None, out: Tensor, tile: Tile
 ) -> None:
     """Write `split_linear` to ``out`` with the given block sizes."""
     n_out, n_in = weight.high.shape
@@ -270,7 +266,7 @@ def launch_split_linear(
         )
 
 
-def _check(x: SplitRows, weight: SplitRows, bias: Tensor | None) -> None:
+def _check(x: SplitOperand, weight: SplitOperand, bias: Tensor | None) -> None:
     """Raise unless the arguments of `split_linear` fit together."""
     check_device(*x, *weight, *([] if bias is None else [bias]))
     check_shape("weight.high", weight.high, ("C", "K"))

@@ -27,10 +27,10 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.halves import split_halves
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
+from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
+from mlff_triton.kernels.numerics.product import split
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
-from mlff_triton.kernels.pairs.halves import takes_halves, weight_operands
 from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
@@ -85,9 +85,9 @@ def _triangle_factors_fwd_kernel(
     """Write planes [2, B, HIDDEN, side, side], zero beyond the first ``n`` rows and columns.
 
     If factors in float32 are split, these are [2, 2, B, HIDDEN, side, side], with the high and the
-    low half of each from `split_halves`. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and
-    the `joined` weights [4 HIDDEN, C] of factors and gates, from `weight_operands`. Grid: (blocks
-    of M places of a plane, B).
+    low half of each. Reads pairs z [B, n, n, C], mask [B, n, n] or None, and the `joined` weights
+    [4 HIDDEN, C] of factors and gates, from `weight_operands`. Grid: (blocks of M places of a
+    plane, B).
     """
     half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
@@ -108,7 +108,7 @@ def _triangle_factors_fwd_kernel(
         plane = (factor * (2 * batches if SPLIT else batches) + batch) * HIDDEN + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
         if SPLIT:
-            y, low = split_halves(y)
+            y, low = split(y, "shifted_halves")
             tl.store(pointers + batches * HIDDEN * area, low, (place < area)[None, :])
         tl.store(pointers, y.to(planes_ptr.dtype.element_ty), (place < area)[None, :])
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from mlff_triton.kernels.common.hardware import allows_tf32
-from mlff_triton.kernels.pairs.halves import takes_halves
+from mlff_triton.kernels.numerics.operands import takes_halves
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.split_linear import split_linear, split_rows
 from mlff_triton.kernels.pairs.wide_rows import Map, gated_rows, normalized
@@ -22,7 +23,6 @@ from mlff_triton.kernels.types.pair_stack import (
     TokenAttentionWeights,
     TransitionWeights,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 _FEWEST_CHANNELS, _MOST_CHANNELS = 129, 4096
 _ALIGNED = 8  # channels
@@ -94,6 +94,6 @@ def high(weight: Map) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.high
 
 
-def _operand(weight: Tensor) -> Tensor | SplitRows:
+def _operand(weight: Tensor) -> Tensor | SplitOperand:
     """Return a weight as products take it: in float32, split unless PyTorch may round to TF32."""
     return split_rows(weight) if takes_halves(weight) and not allows_tf32() else weight

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.common.scaled_halves import split_along
+from mlff_triton.kernels.numerics.product import split_along
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.arguments import FLOATS, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
 from mlff_triton.kernels.pairs.split_linear import empty_split
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import Conditions
-from mlff_triton.kernels.types.split_rows import SplitRows
 
-Map: TypeAlias = Tensor | SplitRows
+Map: TypeAlias = Tensor | SplitOperand
 Results: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 
 _ELEMENTS = 2048  # per program

@@ -8,7 +8,7 @@ The sum is over the kept keys of the query's window. Samples share biases.
 
 Each program owns a window and a head of one sample, whose scores fit on chip. It reads the keys of
 its window from the sequence, so overlaps need no copies. Products in float32 are those of float16
-halves, see `mlff_triton.kernels.common.scaled_halves`.
+halves, see `mlff_triton.kernels.numerics.split`.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 7 of the supplement.
@@ -25,16 +25,10 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.common.scaled_halves import (
-    multiply_halves,
-    split_along,
-    split_scaled,
-)
+from mlff_triton.kernels.numerics.exponential import LOG2_E, exp_of_scores
+from mlff_triton.kernels.numerics.product import product, split, split_along, untruncated
 from mlff_triton.kernels.pairs.arguments import FLOATS
-from mlff_triton.kernels.pairs.halves import untruncated
-from mlff_triton.kernels.pairs.row_blocks import exp_of_scores
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _UNIT = tl.constexpr(2.0**13)  # of weights that are split
 _LARGEST_DIM = 64
 _SIDES = (16, 32, 64, 128)
@@ -100,7 +94,7 @@ def _window_attention_fwd_kernel(
     if EXACT:
         q_high, q_low, q_unit = split_along(q, 1)
         k_high, k_low, k_unit = split_along(k, 1)
-        scores = multiply_halves(q_high, q_low, k_high.T, k_low.T)  # [M, N]
+        scores = product((q_high, q_low), (k_high.T, k_low.T), "halves")  # [M, N]
         scores = untruncated(scores, D) * q_unit * k_unit.T + biases
     else:
         scores = tl.dot(q, k.T, biases)
@@ -110,13 +104,13 @@ def _window_attention_fwd_kernel(
     if EXACT:
         weights = exp_of_scores(scores - level[:, None])
     else:
-        weights = tl.exp2(scores * _LOG2_E - (level * _LOG2_E)[:, None])
+        weights = tl.exp2(scores * LOG2_E - (level * LOG2_E)[:, None])
     total = tl.sum(weights, 1)
     total = tl.where(total > 0, total, 1.0)[:, None]
     if EXACT:
         v_high, v_low, v_unit = split_along(v, 0)  # columns share the sum
-        high, low = split_scaled(weights * _UNIT)
-        out = untruncated(multiply_halves(high, low, v_high, v_low), N) * v_unit
+        parts = split(weights * _UNIT, "halves")
+        out = untruncated(product(parts, (v_high, v_low), "halves"), N) * v_unit
         out = tl.div_rn(out, total * _UNIT)
     else:
         out = tl.dot(weights.to(v.dtype), v) / total

@@ -23,7 +23,7 @@ from mlff_triton._common.availability import is_interpreting
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.hardware import multiprocessors
-from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
 from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
 
 PROGRAMS = 16
@@ -155,7 +155,7 @@ def _decode_kernel(  # noqa: C901 - one kernel is one launch
                     receiver = _vector_product(x, receiver_ptr + square, C, 0, C)
                     receiver += tl.load(receiver_bias_ptr + k * C + columns)
                     hidden += receiver[None, :]
-                second = second_ptr + (2 * square if PRECISION == "halves" else square)
+                second = second_ptr + (2 * square if PRECISION == "fixed_halves" else square)
                 bias = second_bias_ptr + k * C
                 hidden = activate(hidden, "gelu")
                 acc = bias_sum(bias, 0, ACCUMULATE, PRECISION, K, C)
@@ -285,7 +285,7 @@ def decode(
             choices.temperature,
             eps,
             LAYERS=n_layers,
-            PRECISION=precision_of(weights.second, graph.messages),
+            PRECISION=scheme_of(weights.second, graph.messages),
             ACCUMULATE=accumulator(graph.messages),
             C=channels,
             K=max(triton.next_power_of_2(n_neighbors), 16),

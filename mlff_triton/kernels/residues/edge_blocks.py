@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.common.split_products import begin_sum, bias_sum, end_sum, linear
+from mlff_triton.kernels.numerics.product import begin_sum, bias_sum, end_sum, linear
 
 ROOM = 160 * hardware.KIB
 """Shared memory with which two programs with large blocks share a multiprocessor."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden, layer_norm
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.residue_network import EdgeNetwork
@@ -126,7 +126,7 @@ def edge_update(
             n_edges,
             n_neighbors,
             norm[2],
-            PRECISION=precision_of(network.first, edges),
+            PRECISION=scheme_of(network.first, edges),
             ACCUMULATE=accumulator(edges),
             C=channels,
             M=block.rows,

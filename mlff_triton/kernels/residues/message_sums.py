@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.split_products import precision_of
+from mlff_triton.kernels.numerics.product import scheme_of
 from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden
 from mlff_triton.kernels.types.residue_network import EdgeNetwork
 
@@ -131,7 +131,7 @@ def message_sums(
             sums,
             n_residues,
             n_neighbors,
-            PRECISION=precision_of(network.first, edges),
+            PRECISION=scheme_of(network.first, edges),
             ACCUMULATE=accumulator(edges),
             C=channels,
             ROWS=parts * PART,

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.split_products import (
+from mlff_triton.kernels.numerics.product import (
     begin_sum,
     bias_sum,
     end_sum,
     linear,
     load_weight,
     multiply,
-    precision_of,
+    scheme_of,
 )
 from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
 from mlff_triton.kernels.types import backbone
@@ -256,7 +256,7 @@ def residue_edges(
             n_edges,
             n_neighbors,
             weights.norm[2],
-            PRECISION=precision_of(weights.distances, weights.offsets),
+            PRECISION=scheme_of(weights.distances, weights.offsets),
             ACCUMULATE=accumulator(atoms),
             C=edges.shape[2],
             K=tile.inner,

@@ -23,7 +23,7 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.split_products import bias_sum, end_sum, linear, precision_of
+from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
 from mlff_triton.kernels.residues.message_sums import message_sums
 from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork
@@ -207,7 +207,7 @@ def residue_update(
             n_neighbors,
             n_hidden,
             network.norm[2],
-            PRECISION=precision_of(message.first, x),
+            PRECISION=scheme_of(message.first, x),
             ACCUMULATE=accumulator(x),
             C=channels,
             K=triton.next_power_of_2(n_neighbors),

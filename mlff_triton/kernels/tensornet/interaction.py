@@ -40,10 +40,10 @@ from mlff_triton.kernels.common.irreps import (
     times,
     transpose,
 )
-from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, other_rows
 from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
-from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
 @triton.jit
@@ -93,7 +93,8 @@ def _linear_kernel(
     for start in range(0, F, K):
         k = start + tl.arange(0, K)
         x = tl.load(x_ptr + rows + k[None, :], inside, other=0.0)
-        y = multiply(x, high_ptr, low_ptr, weights + k[:, None], y, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights + k[:, None], PRECISION)
+        y = multiply(x, weight, y, PRECISION)
     tl.store(y_ptr + rows + channels[None, :], y, inside)
 
 
@@ -340,7 +341,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
             M=blocks.atoms,
             N=blocks.channels,
             K=blocks.inner,
-            PRECISION=precision_of(weight),
+            PRECISION=scheme_of(weight, x),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(x),

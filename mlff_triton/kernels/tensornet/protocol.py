@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.nuclei import Nuclei
-from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
 class StepOperators(Protocol):

@@ -26,7 +26,8 @@ from mlff_triton.kernels.common.irreps import (
     store_tensor,
     times,
 )
-from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.launch_sizes import (
     head_blocks,
@@ -35,7 +36,6 @@ from mlff_triton.kernels.tensornet.launch_sizes import (
 )
 from mlff_triton.kernels.tensornet.reference.readout import deep_head, gated_head
 from mlff_triton.kernels.tensornet.scalar_network import EPS
-from mlff_triton.kernels.types.split_weight import SplitWeight
 
 __all__ = [
     "deep_head",
@@ -138,7 +138,8 @@ def _rows_linear_kernel(
         k = start + tl.arange(0, K)
         rows = tl.load(rows_ptr + atoms * N_IN + k[None, :], inside, other=0.0)
         weights = column[None, :] * N_IN + k[:, None]  # [K, N]
-        acc = multiply(rows, high_ptr, low_ptr, weights, acc, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights, PRECISION)
+        acc = multiply(rows, weight, acc, PRECISION)
     if gain_ptr is not None:
         acc *= tl.load(gain_ptr + column)[None, :]
     if bias_ptr is not None:
@@ -185,7 +186,8 @@ def _scalar_head_kernel(
         n = start + tl.arange(0, N)
         z = activate(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
         weights = inner[None, :] * F + n[:, None]  # [N, H]
-        u = multiply(z, high_ptr, low_ptr, weights, u, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights, PRECISION)
+        u = multiply(z, weight, u, PRECISION)
     weight2 = tl.load(weight2_ptr + inner)[None, :]
     energy = tl.sum(activate(u, ACTIVATION) * weight2, axis=1) + tl.load(bias2_ptr)
     tl.store(energy_ptr + atoms, energy, mask)
@@ -196,7 +198,8 @@ def _scalar_head_kernel(
         n = start + tl.arange(0, N)
         weights = n[None, :] * H + inner[:, None]  # [H, N]
         grad = tl.zeros([M, N], dtype)
-        grad = multiply(slope, adjoint_high_ptr, adjoint_low_ptr, weights, grad, PRECISION)
+        weight = load_split(adjoint_high_ptr, adjoint_low_ptr, weights, PRECISION)
+        grad = multiply(slope, weight, grad, PRECISION)
         grad *= activate_derivative(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
         tl.store(out + n[None, :], grad, inside)
 
@@ -342,7 +345,7 @@ def _rows_linear(
             M=blocks.atoms,
             N=blocks.channels,
             K=blocks.inner,
-            PRECISION=precision_of(weight),
+            PRECISION=scheme_of(weight, rows),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(rows),
@@ -400,7 +403,7 @@ def scalar_head(
             ACTIVATION=activation,
             M=blocks.atoms,
             N=blocks.channels,
-            PRECISION=precision_of(weight1),
+            PRECISION=scheme_of(weight1, hidden),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(hidden),

@@ -16,9 +16,9 @@ from torch import Tensor
 from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.launch_sizes import row_blocks
-from mlff_triton.kernels.types.split_weight import SplitWeight
 
 EPS = tl.constexpr(1e-5)  # default of PyTorch's LayerNorm
 
@@ -66,7 +66,8 @@ def _hidden_fwd_kernel(
         x = (tl.load(rows + k[None, :], inside, other=0.0) - mean) * rstd
         x = x * tl.load(gain_ptr + k)[None, :] + tl.load(shift_ptr + k)[None, :]
         weights = out[None, :] * F + k[:, None]  # [K, N]
-        hidden = multiply(x, high_ptr, low_ptr, weights, hidden, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights, PRECISION)
+        hidden = multiply(x, weight, hidden, PRECISION)
     tl.store(hidden_ptr + atoms * (2 * F) + out[None, :], hidden, inside)
 
 
@@ -101,7 +102,8 @@ def _scales_fwd_kernel(
         hidden = tl.load(hidden_ptr + atoms * (2 * F) + k[None, :], inside, other=0.0)
         weights = out[None, :] * (2 * F) + k[:, None]  # [K, N]
         hidden = activate(hidden, ACTIVATION)
-        scales = multiply(hidden, high_ptr, low_ptr, weights, scales, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights, PRECISION)
+        scales = multiply(hidden, weight, scales, PRECISION)
     tl.store(scales_ptr + atoms * (3 * F) + out[None, :], scales, inside)
 
 
@@ -135,7 +137,8 @@ def _hidden_bwd_kernel(
         k = start + tl.arange(0, K)
         grad = tl.load(grad_ptr + atoms * (3 * F) + k[None, :], inside, other=0.0)
         weights = out[None, :] * (3 * F) + k[:, None]  # [K, N]
-        acc = multiply(grad, high_ptr, low_ptr, weights, acc, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights, PRECISION)
+        acc = multiply(grad, weight, acc, PRECISION)
     hidden = tl.load(hidden_ptr + atoms * (2 * F) + out[None, :], inside, other=0.0)
     acc *= activate_derivative(hidden, ACTIVATION)
     tl.store(grad_hidden_ptr + atoms * (2 * F) + out[None, :], acc, inside)
@@ -170,7 +173,8 @@ def _norm_bwd_kernel(
         k = start + tl.arange(0, K)
         hidden = tl.load(grad_ptr + atoms * (2 * F) + k[None, :], inside, other=0.0)
         weights = channel[None, :] * (2 * F) + k[:, None]  # [K, F]
-        grad = multiply(hidden, high_ptr, low_ptr, weights, grad, PRECISION)
+        weight = load_split(high_ptr, low_ptr, weights, PRECISION)
+        grad = multiply(hidden, weight, grad, PRECISION)
     norm = tl.load(norm_ptr + atoms * F + channel[None, :], inside, other=0.0)
     mean, rstd = _row_moments(norm, F)
     x = (norm - mean) * rstd
@@ -215,7 +219,7 @@ def scalar_network(
     n_atoms, channels = norm.shape
     hidden = norm.new_empty(n_atoms, 2 * channels)
     scales = norm.new_empty(n_atoms, 3, channels)
-    blocks, precision = row_blocks(norm), precision_of(weight1)
+    blocks, precision = row_blocks(norm), scheme_of(weight1, norm)
     programs = triton.cdiv(n_atoms, blocks.atoms)
     with torch.cuda.device_of(norm):
         _hidden_fwd_kernel[(programs, 2 * channels // blocks.channels)](
@@ -277,7 +281,7 @@ def scalar_network_backward(
     check_device(norm)
     n_atoms, channels = norm.shape
     grad_hidden, grad_norm = torch.empty_like(hidden), torch.empty_like(norm)
-    blocks, precision = row_blocks(norm), precision_of(weight1)
+    blocks, precision = row_blocks(norm), scheme_of(weight1, norm)
     programs = triton.cdiv(n_atoms, blocks.atoms)
     with torch.cuda.device_of(norm):
         _hidden_bwd_kernel[(programs, 2 * channels // blocks.channels)](

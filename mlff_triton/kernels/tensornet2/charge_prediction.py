@@ -30,7 +30,7 @@ from mlff_triton.kernels.common.irreps import (
     store_tensor,
     times,
 )
-from mlff_triton.kernels.common.tiles import multiply, operands, precision_of
+from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.readout import map_invariants, map_invariants_backward
 from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
@@ -74,13 +74,15 @@ def _prediction_fwd_kernel(
         k = start + tl.arange(0, K)
         h1 = activate(tl.load(z1_ptr + atoms * F + k[None, :], inside, other=0.0), ACTIVATION)
         weights = channel[None, :] * F + k[:, None]  # [K, F]
-        z2 = multiply(h1, second_high_ptr, second_low_ptr, weights, z2, PRECISION)
+        second = load_split(second_high_ptr, second_low_ptr, weights, PRECISION)
+        z2 = multiply(h1, second, z2, PRECISION)
     tl.store(z2_ptr + atoms * F + channel[None, :], z2, inside)
 
     predicted = tl.zeros([M, P], dtype) + tl.load(third_bias_ptr + output)[None, :]
     weights = output[None, :] * F + channel[:, None]  # [F, P]
     h2 = activate(z2, ACTIVATION)
-    predicted = multiply(h2, third_high_ptr, third_low_ptr, weights, predicted, PRECISION)
+    third = load_split(third_high_ptr, third_low_ptr, weights, PRECISION)
+    predicted = multiply(h2, third, predicted, PRECISION)
     out = predicted_ptr + atoms * n_outputs + output[None, :]
     tl.store(out, predicted, inside & (output < n_outputs)[None, :])
 
@@ -119,14 +121,16 @@ def _prediction_bwd_kernel(
     grad = tl.load(grad_ptr + atoms * n_outputs + output[None, :], mask, other=0.0)
     weights = channel[None, :] * P + output[:, None]  # [P, F]
     grad_z2 = tl.zeros([M, F], dtype)
-    grad_z2 = multiply(grad, third_high_ptr, third_low_ptr, weights, grad_z2, PRECISION)
+    third = load_split(third_high_ptr, third_low_ptr, weights, PRECISION)
+    grad_z2 = multiply(grad, third, grad_z2, PRECISION)
     z2 = tl.load(z2_ptr + atoms * F + channel[None, :], inside, other=0.0)
     grad_z2 *= activate_derivative(z2, ACTIVATION)
     for start in range(0, F, K):
         k = start + tl.arange(0, K)
         grad_z1 = tl.zeros([M, K], dtype)
         part = k[None, :] * F + channel[:, None]  # [F, K]
-        grad_z1 = multiply(grad_z2, second_high_ptr, second_low_ptr, part, grad_z1, PRECISION)
+        second = load_split(second_high_ptr, second_low_ptr, part, PRECISION)
+        grad_z1 = multiply(grad_z2, second, grad_z1, PRECISION)
         z1 = tl.load(z1_ptr + atoms * F + k[None, :], inside, other=0.0)
         grad_z1 *= activate_derivative(z1, ACTIVATION)
         tl.store(grad_z1_ptr + atoms * F + k[None, :], grad_z1, inside)
@@ -255,7 +259,7 @@ def predict_charges(
             ACTIVATION=n.activation,
             M=blocks.atoms,
             K=blocks.inner,
-            PRECISION=precision_of(n.second),
+            PRECISION=scheme_of(n.second, z1),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(x),
@@ -296,7 +300,7 @@ def predict_charges_backward(
             ACTIVATION=n.activation,
             M=blocks.atoms,
             K=blocks.inner,
-            PRECISION=precision_of(n.second),
+            PRECISION=scheme_of(n.second, z1),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(x),

@@ -22,14 +22,15 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.hardware import exact_precision, register_limit
+from mlff_triton.kernels.common.hardware import register_limit
+from mlff_triton.kernels.numerics.exponential import LOG2_E
+from mlff_triton.kernels.numerics.product import exact_precision
 from mlff_triton.kernels.tensornet2.launch_sizes import coulomb_blocks
 from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 
 _DAMPING = tl.constexpr(DAMPING)
 _LARGEST = tl.constexpr(1 - 1 / 128)  # squared relative distance at which the damping ends
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _BLOCK = 32  # atoms per program, and in an iteration
 
 
@@ -41,7 +42,7 @@ def _damping(distance):
     squared = tl.where(near, squared, 0.0).to(distance.dtype)
     rest = 1 - squared
     x = squared / rest
-    decay = tl.where(near, tl.exp2(-_LOG2_E * x), 0.0).to(distance.dtype)
+    decay = tl.where(near, tl.exp2(-LOG2_E * x), 0.0).to(distance.dtype)
     value = 1 - decay
     if distance.dtype == tl.float32:  # no cancellation at short distances
         series = 1 - x * (1 / 5) * (1 - x * (1 / 6))

@@ -30,7 +30,7 @@ from mlff_triton.kernels.common.irreps import (
     store_tensor,
 )
 from mlff_triton.kernels.common.radial import cosine_cutoff, look_up_function_slopes
-from mlff_triton.kernels.common.split_products import end_sum, load_weight, multiply
+from mlff_triton.kernels.numerics.product import end_sum, load_weight, multiply
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
 from mlff_triton.kernels.tensornet2.edge_messages import hidden_rows
 from mlff_triton.kernels.tensornet2.edge_rows import (
@@ -54,7 +54,7 @@ _GRADIENT_EXPONENT = tl.constexpr(3)  # of the largest gradient of each edge, in
 @triton.jit
 def _row_scale(largest, PRECISION: tl.constexpr):
     """Return powers of two that bring gradients to 8 or more, below 16, and their inverses."""
-    if PRECISION == "halves":
+    if PRECISION == "fixed_halves":
         exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 8)
         scale = 254 + _GRADIENT_EXPONENT - exponent
         inverse = exponent - _GRADIENT_EXPONENT

@@ -10,7 +10,7 @@ finds the edges that an atom receives as the opposites of these. The backward pa
 same rows.
 
 Rows that matrix products read are kept as halves if weights are, [2, rows, C], and otherwise as
-they are, [1, rows, C]: see `mlff_triton.kernels.types.halves`.
+they are, [1, rows, C]: see `mlff_triton.kernels.numerics.split`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlff_triton.kernels.common.activations import activate_with_slope
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.radial import look_up_functions
-from mlff_triton.kernels.common.split_products import precision_of
+from mlff_triton.kernels.numerics.product import scheme_of, split
 from mlff_triton.kernels.tensornet2.launch_sizes import gather_blocks
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
@@ -81,7 +81,7 @@ class Chunk(NamedTuple):
 
     def empty_factors(self, y: Tensor, channels: int, network: InteractionNetwork) -> Tensor:
         """Return rows for matrix products with weights of a network: [2 or 1, rows, C]."""
-        if precision(network, y) == "halves":
+        if precision(network, y) == "fixed_halves":
             return y.new_empty(2, self.n_rows, channels, dtype=torch.float16)
         return y.new_empty(1, self.n_rows, channels)
 
@@ -132,7 +132,7 @@ def whole(edges: Edges, ends: Tensor, y: Tensor) -> Chunk | None:
 
 def precision(network: InteractionNetwork, y: Tensor) -> str:
     """Return the precision of the network's matrix products."""
-    found = precision_of(network.second, y)
+    found = scheme_of(network.second, y)
     return "tf32" if network.tf32 and found == "tf32x3" else found
 
 
@@ -206,10 +206,10 @@ def first_hidden(
 @triton.jit
 def store_factors(pointers, low, x, mask, PRECISION: tl.constexpr):
     """Store values for a matrix product; ``low`` is the offset of their low halves."""
-    if PRECISION == "halves":
-        high = x.to(tl.float16)
-        tl.store(pointers, high, mask)
-        tl.store(pointers + low, (x - high.to(x.dtype)).to(tl.float16), mask)
+    if PRECISION == "fixed_halves":
+        # The compiler splits once, and stores the high parts first.
+        tl.store(pointers, split(x, PRECISION)[0], mask)
+        tl.store(pointers + low, split(x, PRECISION)[1], mask)
     else:
         tl.store(pointers, x, mask)
 
@@ -265,7 +265,7 @@ def _first_hidden_kernel(
         h1, slope = activate_with_slope(z1, ACTIVATION)
         if slope_ptr is not None:
             tl.store(slope_ptr + (place + rank) * F + channel, slope, live)
-        if PRECISION == "halves":
+        if PRECISION == "fixed_halves":
             h1 *= _VALUE_SCALE
         if opposite_ptr is not None:
             origin = tl.load(origin_ptr + slot, real, other=0)

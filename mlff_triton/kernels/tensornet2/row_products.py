@@ -20,7 +20,7 @@ from mlff_triton.kernels.common.activations import activate_with_slope
 from mlff_triton.kernels.common.descriptors import given, has_descriptors
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import register_limit
-from mlff_triton.kernels.common.split_products import end_sum
+from mlff_triton.kernels.numerics.product import end_sum, product
 from mlff_triton.kernels.tensornet2.edge_rows import (
     VALUE_SCALE,
     Chunk,
@@ -85,23 +85,23 @@ def _row_products_kernel(
         for k in tl.range(0, N_IN, K, num_stages=STAGES):
             high = _load_tile(x, row, k, N_IN, M, K, DESCRIBED)
             w_high = _load_tile(weight, k, column, N_OUT, K, N, DESCRIBED)
-            if PRECISION == "halves":
+            if PRECISION == "fixed_halves":
                 low = _load_tile(x, n_rows + row, k, N_IN, M, K, DESCRIBED)
                 w_low = _load_tile(weight, N_IN + k, column, N_OUT, K, N, DESCRIBED)
-                acc += tl.dot(high, w_high, tl.dot(high, w_low, tl.dot(low, w_high)))
+                acc += product((high, low), (w_high, w_low), PRECISION)
             else:
                 acc = tl.dot(high, w_high, acc, input_precision=PRECISION, out_dtype=acc.dtype)
         z = end_sum(acc, PRECISION)
         channel = column + tl.arange(0, N)[None, :]
         if bias_ptr is not None:
-            if PRECISION == "halves":
+            if PRECISION == "fixed_halves":
                 z *= 1 / _VALUE_SCALE
             z += tl.load(bias_ptr + channel)
         begin = tl.cast(row, tl.int64) * N_OUT
         offset = tl.arange(0, M)[:, None] * N_OUT + channel
         if ACTIVATE:
             z, slope = activate_with_slope(z, ACTIVATION)
-            if PRECISION == "halves":
+            if PRECISION == "fixed_halves":
                 z *= _VALUE_SCALE
             if slope_ptr is not None:
                 tl.store(slope_ptr + begin + offset, slope)
@@ -163,7 +163,7 @@ def row_products(
         STAGES=blocks.stages,
         ACTIVATE=activate,
         ACTIVATION=network.activation,
-        PRECISION="halves" if x.dtype == torch.float16 else precision(network, x),
+        PRECISION="fixed_halves" if x.dtype == torch.float16 else precision(network, x),
         FACTORS=out.dim() == 3,
         DESCRIBED=described,
         num_warps=blocks.warps,

@@ -25,8 +25,8 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
-from mlff_triton.kernels.common.hardware import exact_precision
 from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.numerics.product import exact_precision
 from mlff_triton.kernels.transformer.rotation import (
     Rotary,
     load_angles,

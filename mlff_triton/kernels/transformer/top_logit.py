@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
-from mlff_triton.kernels.common.hardware import exact_precision
+from mlff_triton.kernels.numerics.product import exact_precision
 from mlff_triton.kernels.transformer.token_linear import (
     Moments,
     TokenLinear,

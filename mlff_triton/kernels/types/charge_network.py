@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from mlff_triton.kernels.types.split_weight import SplitWeight
+from mlff_triton.kernels.numerics.split import SplitWeight
 
 FEWEST = 16
 """Fewest rows of a matrix product on tensor cores."""

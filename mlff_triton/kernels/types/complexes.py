@@ -5,7 +5,7 @@ the network through one linear map, and are all that differs between the eight f
 the maps up to queries, keys and values has a part that all frames share, which is stored per token,
 and a part that acts on three coordinates, which is a matrix of three rows, `directions`.
 
-Kernels take weights, keys and values as halves: see `mlff_triton.kernels.types.halves`.
+Kernels take weights, keys and values as halves: see `mlff_triton.kernels.numerics.split`.
 """
 
 from __future__ import annotations

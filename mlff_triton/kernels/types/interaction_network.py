@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mlff_triton.kernels.types.halves import split_scaled_halves
+from mlff_triton.kernels.numerics.split import split_weight
 
 FEWEST = 16
 """Fewest columns of a matrix product on tensor cores."""
@@ -22,7 +22,7 @@ class InteractionNetwork(NamedTuple):
     """Three linear maps with an activation after each, and the cosine cutoff.
 
     Weights are [outputs, inputs], as in `torch.nn.Linear`. If they have another, leading dimension
-    of two, they are halves, see `mlff_triton.kernels.types.halves`.
+    of two, they are halves, see `mlff_triton.kernels.numerics.split`.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class InteractionNetwork(NamedTuple):
         is_split = halves and not tf32 and table.dtype == torch.float32
 
         def prepared(weight: Tensor) -> Tensor:
-            return split_scaled_halves(weight) if is_split else weight.contiguous()
+            return split_weight(weight, "fixed_halves") if is_split else weight.contiguous()
 
         n_charges = len(charges)
         columns = max(FEWEST, 1 << (n_charges - 1).bit_length())

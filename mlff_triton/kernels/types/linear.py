@@ -13,7 +13,7 @@ class Linear(NamedTuple):
     Attributes
     ----------
     weight : [inputs, outputs], or float16 [2, inputs, outputs]
-        Transposed weight, contiguous; halves for kernels, see `mlff_triton.kernels.types.halves`.
+        Transposed weight, contiguous; halves for kernels, see `mlff_triton.kernels.numerics.split`.
     bias : [outputs]
         Bias.
     """

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 class TriangleWeights(NamedTuple):
@@ -180,9 +180,9 @@ class ConditionedAttentionWeights(NamedTuple):
         Map of gated outputs to the update.
     """
 
-    inputs: Tensor | SplitRows
+    inputs: Tensor | SplitOperand
     inputs_bias: Tensor | None
-    out: Tensor | SplitRows
+    out: Tensor | SplitOperand
 
 
 class ConditionedTransitionWeights(NamedTuple):
@@ -199,8 +199,8 @@ class ConditionedTransitionWeights(NamedTuple):
         Map of the products to the update.
     """
 
-    inputs: Tensor | SplitRows
-    down: Tensor | SplitRows
+    inputs: Tensor | SplitOperand
+    down: Tensor | SplitOperand
 
 
 class WindowConditions(NamedTuple):
@@ -245,8 +245,8 @@ class WindowAttentionWeights(NamedTuple):
         True if the normalization of keys reads normalized queries, as in Protenix.
     """
 
-    queries: Tensor | SplitRows
+    queries: Tensor | SplitOperand
     queries_bias: Tensor | None
-    keys: Tensor | SplitRows
-    out: Tensor | SplitRows
+    keys: Tensor | SplitOperand
+    out: Tensor | SplitOperand
     chained: bool = False

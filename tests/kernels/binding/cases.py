@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.packing import find_rows
+from mlff_triton.kernels.numerics.split import SHIFT, split_weight
 from mlff_triton.kernels.types.complexes import (
     FRAMES,
     PARTS,
@@ -16,7 +17,6 @@ from mlff_triton.kernels.types.complexes import (
     Readout,
     Tokens,
 )
-from mlff_triton.kernels.types.halves import SCALE, split_halves
 from mlff_triton.kernels.types.linear import Linear
 
 SLOTS = 3  # atoms per residue
@@ -90,7 +90,9 @@ def to_device(value: Any, device: str) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, torch.float32 if value.is_floating_point() else value.dtype)
     if isinstance(value, Linear):
-        return Linear(split_halves(value.weight).to(device), to_device(value.bias, device))
+        return Linear(
+            split_weight(value.weight, "shifted_halves").to(device), to_device(value.bias, device)
+        )
     if isinstance(value, tuple):
         parts = [to_device(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -100,13 +102,13 @@ def to_device(value: Any, device: str) -> Any:
 def split(x: Tensor) -> Tensor:
     """Split values [...] into halves [2, ...]."""
     high = x.half()
-    return torch.stack([high, ((x - high) * SCALE).half()])
+    return torch.stack([high, ((x - high) * SHIFT).half()])
 
 
 def joined(parts: Tensor) -> Tensor:
     """Return the values [...] of halves [2, ...]."""
     high, low = parts.double()
-    return high + low / SCALE
+    return high + low / SHIFT
 
 
 def split_tokens(tokens: Tokens, device: str) -> Tokens:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.conditioning import (
     conditioned_attention_,
     conditioned_layers_,
@@ -19,7 +20,6 @@ from mlff_triton.kernels.types.pair_stack import (
     ConditionedTransitionWeights,
     Conditions,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,
@@ -50,8 +50,8 @@ def shared(terms: Conditions, samples: int) -> Conditions:
 
 def split(weights, device):
     """Split the maps of weights, but not biases."""
-    maps = {name: SplitRows.of(x) for name, x in weights._asdict().items() if x.dim() > 1}
-    moved = {name: SplitRows(*(x.to(device) for x in rows)) for name, rows in maps.items()}
+    maps = {name: SplitOperand.of(x) for name, x in weights._asdict().items() if x.dim() > 1}
+    moved = {name: SplitOperand(*(x.to(device) for x in rows)) for name, rows in maps.items()}
     return weights._replace(**moved)
 
 

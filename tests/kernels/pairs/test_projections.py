@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
-from mlff_triton.kernels.types.split_rows import SplitRows
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import BOUNDS, dtypes, norm, random, random_map, to
 
@@ -58,7 +58,7 @@ def test_results_may_be_split(channels, dim, device):
     unit = torch.full((2, 3, 3, 19), torch.nan, device=device).transpose(2, 3)
     whole = torch.empty(2, 3, 19, 3, dim, device=device)
     project_rows(x, layer, [Projection(weight, out, unit=unit), Projection(weight, whole)])
-    found = SplitRows(*out, unit).joined()
+    found = SplitOperand(*out, unit).joined()
     for head in range(3):
         exact = whole[..., head, :].double()
         assert_within(found[..., head, :].cpu(), exact.cpu(), BOUNDS[torch.float32])

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.reference import split_linear as reference
 from mlff_triton.kernels.pairs.split_linear import split_linear, split_rows
-from mlff_triton.kernels.types.split_rows import SplitRows
 from tests.kernels.pairs.cases import assert_no_worse
 
 pytestmark = pytest.mark.usefixtures("described")
@@ -24,19 +24,19 @@ def spread_out(*shape: int) -> Tensor:
     return x
 
 
-def moved(given: SplitRows, device: str) -> SplitRows:
-    return SplitRows(*(x.to(device) for x in given))
+def moved(given: SplitOperand, device: str) -> SplitOperand:
+    return SplitOperand(*(x.to(device) for x in given))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 17), (70, 768)], ids=str)
 def test_rows_are_split(shape, device):
     x = spread_out(*shape)
     found = split_rows(x.to(device))
-    own = SplitRows.of(x)
+    own = SplitOperand.of(x)
     for a, b in zip(found, own, strict=True):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
-    error = (SplitRows(*(part.cpu() for part in found)).joined() - x).abs()
+    error = (SplitOperand(*(part.cpu() for part in found)).joined() - x).abs()
     assert (error <= 2.0**-22 * x.abs().amax(-1, keepdim=True)).all()
     assert torch.equal(found.high.cpu(), own.high)
 
@@ -48,7 +48,7 @@ def test_products_are_as_exact_as_in_float32(size, biased, device):
     x, weight = spread_out(n_rows, n_in), torch.randn(n_out, n_in)
     bias = torch.randn(n_out) if biased else None
     given = None if bias is None else bias.to(device)
-    found = split_linear(split_rows(x.to(device)), moved(SplitRows.of(weight), device), given)
+    found = split_linear(split_rows(x.to(device)), moved(SplitOperand.of(weight), device), given)
     own = torch.nn.functional.linear(x, weight, bias)
     exact = torch.nn.functional.linear(
         x.double(), weight.double(), None if bias is None else bias.double()
@@ -60,7 +60,7 @@ def test_products_are_as_exact_as_in_float32(size, biased, device):
 
 def test_the_reference_agrees():
     x, weight = spread_out(5, 16), torch.randn(7, 16)
-    found = reference.split_linear(reference.split_rows(x), SplitRows.of(weight))
+    found = reference.split_linear(reference.split_rows(x), SplitOperand.of(weight))
     exact = x.double() @ weight.double().T
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
 
@@ -69,7 +69,7 @@ def test_the_reference_agrees():
 def test_rows_that_are_not_numbers_are_seen(device):
     x = torch.randn(3, 16, device=device)
     x[1, 5], x[2, 5] = torch.nan, torch.inf
-    found = split_linear(split_rows(x), moved(SplitRows.of(torch.randn(4, 16)), device))
+    found = split_linear(split_rows(x), moved(SplitOperand.of(torch.randn(4, 16)), device))
     assert found.isfinite().all(1).tolist() == [True, False, False]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.pairs.halves import takes_halves
+from mlff_triton.kernels.numerics.operands import takes_halves
 from mlff_triton.kernels.pairs.reference import triangle_multiplication as reference
 from mlff_triton.kernels.pairs.row_blocks import chunk
 from mlff_triton.kernels.pairs.triangle_multiplication import Tile, triangle_multiplication_

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.numerics.split import split_weight
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.split_linear import split_linear, split_rows
 from mlff_triton.kernels.pairs.window_attention import window_attention
-from mlff_triton.kernels.types.halves import split_halves
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def test_projections(channels):
 
 def test_planes():
     x = torch.randn(2, 16, 256, 256).cuda()
-    a, b = (split_halves(each).movedim(1, 0).contiguous() for each in x)
+    a, b = (split_weight(each, "shifted_halves").movedim(1, 0).contiguous() for each in x)
     exact = x[0].double() @ x[1].double().mT
     assert abs(mean_fraction(plane_products(a, b), exact)) < LARGEST
 

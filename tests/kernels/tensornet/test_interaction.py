@@ -7,11 +7,11 @@ from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.common.reference.tensors import inverse_norm, map_parts, scale_parts
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet import interaction as operator
 from mlff_triton.kernels.tensornet import tile_launch
 from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 from mlff_triton.kernels.tensornet.reference import interaction as reference
-from mlff_triton.kernels.types.split_weight import SplitWeight
 from mlff_triton.model import irreps
 from mlff_triton.model.activations import ACTIVATIONS as EXACT_ACTIVATIONS
 from mlff_triton.testing import assert_close

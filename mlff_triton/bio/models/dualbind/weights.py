@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.weights import converted, exact, exact_linear, exact_norm
+from mlff_triton.kernels.numerics.split import split_weight
 from mlff_triton.kernels.types.complexes import PARTS, FrameNetwork, Readout
-from mlff_triton.kernels.types.halves import split_halves
 from mlff_triton.kernels.types.linear import Linear
 
 
@@ -165,4 +165,4 @@ def _embedding(encoder: Any) -> Embedding:
 
 
 def _split(linear: Linear) -> Linear:
-    return linear._replace(weight=split_halves(linear.weight))
+    return linear._replace(weight=split_weight(linear.weight, "shifted_halves"))

@@ -19,8 +19,8 @@ from mlff_triton.bio.models.protein_mpnn.sampling import (
 )
 from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.numerics.split import split_weight
 from mlff_triton.kernels.residues.protocol import ResidueOperators
-from mlff_triton.kernels.types.halves import split_scaled_halves
 
 
 class Scoring(NamedTuple):
@@ -78,7 +78,9 @@ class Runner:
         self._decoder = decoder_weights(weights)
         if splits:
             self.weights = weights.split()
-            self._decoder = self._decoder._replace(second=split_scaled_halves(self._decoder.second))
+            self._decoder = self._decoder._replace(
+                second=split_weight(self._decoder.second, "fixed_halves")
+            )
         self._exact = weights
         self._graphs = GraphCache(self._score) if graphs else None
 

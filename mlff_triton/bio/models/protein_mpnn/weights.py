@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.weights import converted, exact, exact_linear, exact_norm, with_parts
+from mlff_triton.kernels.numerics.split import split_weight
 from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
-from mlff_triton.kernels.types.halves import split_scaled_halves
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
@@ -102,15 +102,15 @@ class MPNNWeights(NamedTuple):
 def split_networks(value: Any) -> Any:
     """Split the weights of products in nested networks into halves; other tensors stay."""
     if isinstance(value, Linear | Projections):
-        return value._replace(weight=split_scaled_halves(value.weight))
+        return value._replace(weight=split_weight(value.weight, "fixed_halves"))
     if isinstance(value, list):
         return [split_networks(part) for part in value]
     if isinstance(value, tuple):
         value = with_parts(value, map(split_networks, value))
     if isinstance(value, EdgeNetwork):
-        return value._replace(first=split_scaled_halves(value.first))
+        return value._replace(first=split_weight(value.first, "fixed_halves"))
     if isinstance(value, BackboneWeights):
-        return value._replace(distances=split_scaled_halves(value.distances.flatten(0, 1)))
+        return value._replace(distances=split_weight(value.distances.flatten(0, 1), "fixed_halves"))
     return value
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import layer_norm
 
 from mlff_triton.bio.models.structure.updates import MAX_HEAD_CHANNELS, Weights, prepared
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.protocol import PairOperators
 from mlff_triton.kernels.types.norm import Norm
 from mlff_triton.kernels.types.pair_stack import (
@@ -24,7 +25,6 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 _ALIGNED = 8  # channels of maps that can be split
 _WIDE = 128  # channels from which products of halves are more exact than those in float32
@@ -44,9 +44,9 @@ class ConditionMaps(NamedTuple):
         Added to the variances of conditions, and of tokens.
     """
 
-    norm: Tensor | SplitRows
+    norm: Tensor | SplitOperand
     norm_bias: Tensor
-    gate: Tensor | SplitRows
+    gate: Tensor | SplitOperand
     gate_bias: Tensor
     norm_eps: float
     eps: float
@@ -145,10 +145,10 @@ def prepared_maps(weights: Weights, dtype: torch.dtype, backend: str | None) -> 
 def _split(value: Any) -> Any:
     if isinstance(value, Tensor):
         gains = value.dim() == 2 and value.shape[1] >= _WIDE and not value.shape[1] % _ALIGNED
-        return SplitRows.of(value) if gains else value
+        return SplitOperand.of(value) if gains else value
     if isinstance(value, list):
         return list(map(_split, value))
-    is_done = type(value) in (tuple, SplitRows)  # a plain tuple is a Norm
+    is_done = type(value) in (tuple, SplitOperand)  # a plain tuple is a Norm
     if isinstance(value, tuple) and not is_done:
         return type(value)(*map(_split, value))
     return value

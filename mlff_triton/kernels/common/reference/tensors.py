@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.split_weight import SplitWeight
+from mlff_triton.kernels.numerics.split import SplitWeight
 
 PARTS = (1, 3, 5)
 PART_OF_COMPONENT = (0, 1, 1, 1, 2, 2, 2, 2, 2)  # I, a and S

@@ -18,6 +18,7 @@ from math import prod
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.reference.wide_rows import adaptive_norm
 from mlff_triton.kernels.pairs.reference.window_attention import window_attention
@@ -28,7 +29,6 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
-from mlff_triton.kernels.types.split_rows import SplitRows
 
 
 def conditioned_attention_(
@@ -130,7 +130,7 @@ def conditioned_windows_update(
     return update
 
 
-def _unsplit(weight: Tensor | SplitRows) -> Tensor:
+def _unsplit(weight: Tensor | SplitOperand) -> Tensor:
     """Return a weight, which only kernels take in halves."""
     assert isinstance(weight, Tensor)
     return weight

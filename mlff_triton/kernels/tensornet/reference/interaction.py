@@ -22,7 +22,7 @@ from mlff_triton.kernels.common.reference.tensors import (
     scale_parts,
     square_backward,
 )
-from mlff_triton.kernels.types.split_weight import SplitWeight
+from mlff_triton.kernels.numerics.split import SplitWeight
 
 
 def linear(x: Tensor, weight: SplitWeight) -> Tensor:

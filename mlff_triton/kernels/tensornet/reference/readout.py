@@ -18,11 +18,11 @@ from mlff_triton.kernels.common.reference.tensors import (
     scale_parts,
     square_backward,
 )
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.reference.scalar_network import (
     normalize_rows,
     normalize_rows_backward,
 )
-from mlff_triton.kernels.types.split_weight import SplitWeight
 
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
-from mlff_triton.kernels.types.split_weight import SplitWeight
+from mlff_triton.kernels.numerics.split import SplitWeight
 
 EPS = 1e-5
 

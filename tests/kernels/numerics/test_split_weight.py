@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mlff_triton.kernels.numerics.split import ROUNDED_OFF, SplitWeight
 from mlff_triton.kernels.tensornet import interaction
-from mlff_triton.kernels.types.split_weight import ROUNDED_OFF, SplitWeight
 
 CHANNELS = 128
 

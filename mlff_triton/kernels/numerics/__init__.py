@@ -1,0 +1,1 @@
+"""Float32 matrix products on tensor cores, from products in lower precision."""
