@@ -8,6 +8,10 @@ in memory: matrices ``[N, 3, 3, F]`` if True, components ``[9, N, F]`` if False.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -38,6 +42,37 @@ def has_full_layout(name: str, x: Tensor) -> bool:
 def block_size(x: Tensor) -> int:
     """Return the elements per program of four warps: 16 bytes per thread and component."""
     return 2048 // x.element_size()
+
+
+def launch_elements(
+    kernel: Any,
+    x: Tensor,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+    **constants: Any,
+) -> None:
+    """Launch a kernel whose programs own blocks of elements ``n F + f`` of 3x3 tensors.
+
+    Parameters
+    ----------
+    kernel : JITFunction
+        Its arguments are those of ``inputs`` and ``outputs``, the numbers of elements and of
+        channels, and constants, with the block size as ``BLOCK``.
+    x : [9, N, F] or [N, 3, 3, F]
+        One of these tensors.
+    inputs, outputs : sequence of Tensor
+        Inputs may have any strides; outputs are contiguous.
+    """
+    n_elements = x.numel() // 9
+    constants = {"BLOCK": block_size(x)} | constants
+    with torch.cuda.device_of(x):
+        kernel[(triton.cdiv(n_elements, constants["BLOCK"]),)](
+            *(None if tensor is None else tensor.contiguous() for tensor in inputs),
+            *outputs,
+            n_elements,
+            x.shape[-1],
+            **constants,
+        )
 
 
 @triton.jit

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common import irreps
 from mlff_triton.kernels.common.checks import check_floats, check_shape
-from mlff_triton.kernels.common.irreps import block_size, has_full_layout, load_nine, store_nine
+from mlff_triton.kernels.common.irreps import (
+    has_full_layout,
+    launch_elements,
+    load_nine,
+    store_nine,
+)
 from mlff_triton.kernels.common.operators import operator
 
 
@@ -101,13 +105,8 @@ def _gradient_of_pack(grad: Tensor, adjoint: bool) -> Any:
 @operator("pack", outputs=_empty_packed, gradients=_gradient_of_pack, saves=("adjoint",))
 def _pack(t: Tensor, adjoint: bool) -> Tensor:
     """Map [N, 3, 3, F] to components [9, N, F], or apply the adjoint of `_unpack`."""
-    t = t.contiguous()
     x = _empty_packed(t, adjoint)
-    n_elements, block = t.numel() // 9, block_size(t)
-    with torch.cuda.device_of(t):
-        _pack_kernel[(triton.cdiv(n_elements, block),)](
-            t, x, n_elements, t.shape[-1], ADJOINT=adjoint, BLOCK=block
-        )
+    launch_elements(_pack_kernel, t, (t,), (x,), ADJOINT=adjoint)
     return x
 
 
@@ -123,13 +122,8 @@ def _empty_full(x: Tensor, adjoint: bool) -> Tensor:  # noqa: ARG001
 )
 def _unpack(x: Tensor, adjoint: bool) -> Tensor:
     """Map components [9, N, F] to [N, 3, 3, F], or apply the adjoint of `_pack`."""
-    x = x.contiguous()
     t = _empty_full(x, adjoint)
-    n_elements, block = x.numel() // 9, block_size(x)
-    with torch.cuda.device_of(x):
-        _unpack_kernel[(triton.cdiv(n_elements, block),)](
-            x, t, n_elements, x.shape[-1], ADJOINT=adjoint, BLOCK=block
-        )
+    launch_elements(_unpack_kernel, x, (x,), (t,), ADJOINT=adjoint)
     return t
 
 
@@ -140,26 +134,16 @@ def _gradient_of_split(*grads: Tensor) -> Any:
 @operator("split", outputs=("t", "t", "t"), gradients=_gradient_of_split, saves=())
 def _split(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Project [N, 3, 3, F] to its three parts, [N, 3, 3, F] each."""
-    t = t.contiguous()
-    parts = torch.empty_like(t), torch.empty_like(t), torch.empty_like(t)
-    n_elements, block = t.numel() // 9, block_size(t)
-    with torch.cuda.device_of(t):
-        _split_kernel[(triton.cdiv(n_elements, block),)](
-            t, *parts, n_elements, t.shape[-1], BLOCK=block
-        )
+    parts = t.new_empty(t.shape), t.new_empty(t.shape), t.new_empty(t.shape)
+    launch_elements(_split_kernel, t, (t,), parts)
     return parts
 
 
 @operator("join", outputs="identity", gradients=_split, saves=())
 def _join(identity: Tensor, skew: Tensor, symmetric: Tensor) -> Tensor:
     """Project three [N, 3, 3, F] to one part each and add them: the adjoint of `_split`."""
-    parts = [part.contiguous() for part in (identity, skew, symmetric)]
-    t = torch.empty_like(parts[0])
-    n_elements, block = t.numel() // 9, block_size(t)
-    with torch.cuda.device_of(t):
-        _join_kernel[(triton.cdiv(n_elements, block),)](
-            *parts, t, n_elements, t.shape[-1], BLOCK=block
-        )
+    t = identity.new_empty(identity.shape)
+    launch_elements(_join_kernel, t, (identity, skew, symmetric), (t,))
     return t
 
 

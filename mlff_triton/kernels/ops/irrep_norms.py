@@ -9,18 +9,17 @@ are linear in X, so the second derivatives for a change of X are gradients at th
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_floats
 from mlff_triton.kernels.common.irreps import (
-    block_size,
     compose,
     compose_adjoint,
     decompose,
     has_full_layout,
+    launch_elements,
     load_nine,
     load_parts,
     part_norms,
@@ -118,34 +117,17 @@ def _irrep_norms_bwd_bwd_kernel(
 @operator("irrep_norms_backward_twice", outputs=("grad", "x"))
 def _irrep_norms_backward_twice(change: Tensor, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return gradients of ``grad`` [N, 3 F] and x from those of the gradient of x."""
-    change, grad, x = change.contiguous(), grad.contiguous(), x.contiguous()
-    grad_grad, grad_x = torch.empty_like(grad), torch.empty_like(x)
-    n_elements, block = x.numel() // 9, block_size(x)
-    with torch.cuda.device_of(x):
-        _irrep_norms_bwd_bwd_kernel[(triton.cdiv(n_elements, block),)](
-            change,
-            grad,
-            x,
-            grad_grad,
-            grad_x,
-            n_elements,
-            x.shape[-1],
-            FULL=x.ndim == 4,
-            BLOCK=block,
-        )
-    return grad_grad, grad_x
+    outputs = grad.new_empty(grad.shape), x.new_empty(x.shape)
+    inputs = change, grad, x
+    launch_elements(_irrep_norms_bwd_bwd_kernel, x, inputs, outputs, FULL=x.ndim == 4)
+    return outputs
 
 
 @operator("irrep_norms_backward", outputs="x", gradients=_irrep_norms_backward_twice)
 def _irrep_norms_backward(grad: Tensor, x: Tensor) -> Tensor:
     """Return gradients of x, in the layout of x, from those of the norms, [N, 3 F]."""
-    grad, x = grad.contiguous(), x.contiguous()
-    grad_x = torch.empty_like(x)
-    n_elements, block = x.numel() // 9, block_size(x)
-    with torch.cuda.device_of(x):
-        _irrep_norms_bwd_kernel[(triton.cdiv(n_elements, block),)](
-            grad, x, grad_x, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
-        )
+    grad_x = x.new_empty(x.shape)
+    launch_elements(_irrep_norms_bwd_kernel, x, (grad, x), (grad_x,), FULL=x.ndim == 4)
     return grad_x
 
 
@@ -156,14 +138,9 @@ def _empty_norms(x: Tensor) -> Tensor:
 @operator("irrep_norms", outputs=_empty_norms, gradients=_irrep_norms_backward)
 def _irrep_norms(x: Tensor) -> Tensor:
     """Return the norms [N, 3 F]."""
-    x = x.contiguous()
-    out = _empty_norms(x)
-    n_elements, block = x.numel() // 9, block_size(x)
-    with torch.cuda.device_of(x):
-        _irrep_norms_fwd_kernel[(triton.cdiv(n_elements, block),)](
-            x, out, n_elements, x.shape[-1], FULL=x.ndim == 4, BLOCK=block
-        )
-    return out
+    norms = _empty_norms(x)
+    launch_elements(_irrep_norms_fwd_kernel, x, (x,), (norms,), FULL=x.ndim == 4)
+    return norms
 
 
 def irrep_norms(x: Tensor) -> Tensor:

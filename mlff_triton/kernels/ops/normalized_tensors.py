@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,11 +26,11 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats
 from mlff_triton.kernels.common.irreps import (
     add,
-    block_size,
     combine,
     dot,
     has_full_layout,
     inverse_norm,
+    launch_elements,
     load_nine,
     norm_gradients,
     normalize_backward,
@@ -99,13 +98,8 @@ def _normalized_tensors_bwd_bwd_kernel(
 
 def _launch(kernel: Any, inputs: tuple[Tensor, ...], n_outputs: int) -> tuple[Tensor, ...]:
     """Launch a kernel whose inputs and outputs are all [9, N, F]."""
-    inputs = tuple(t.contiguous() for t in inputs)
-    outputs = tuple(torch.empty_like(inputs[0]) for _ in range(n_outputs))
-    n_elements, block = inputs[0].numel() // 9, block_size(inputs[0])
-    with torch.cuda.device_of(inputs[0]):
-        kernel[(triton.cdiv(n_elements, block),)](
-            *inputs, *outputs, n_elements, inputs[0].shape[-1], BLOCK=block
-        )
+    outputs = tuple(inputs[0].new_empty(inputs[0].shape) for _ in range(n_outputs))
+    launch_elements(kernel, inputs[0], inputs, outputs)
     return outputs
 
 

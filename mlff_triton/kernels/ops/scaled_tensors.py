@@ -15,9 +15,6 @@ Second derivatives are gradients of ``<dx, gx> + <ds, gs>`` for changes dx and d
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,9 +23,9 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_floats, check_shape
 from mlff_triton.kernels.common.irreps import (
     add,
-    block_size,
     dot_parts,
     has_full_layout,
+    launch_elements,
     load_nine,
     load_parts,
     scale_parts,
@@ -115,22 +112,13 @@ def _scaled_tensors_bwd_bwd_kernel(
     store_parts(grad_scales_ptr + part, channels, dot_parts(grad, dx), mask)
 
 
-def _launch(kernel: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    """Launch a kernel whose last input is the scales [N, 3, F]."""
-    n_atoms, _, channels = inputs[-1].shape
-    n_elements, block = n_atoms * channels, block_size(inputs[-1])
-    with torch.cuda.device_of(inputs[-1]):
-        kernel[(triton.cdiv(n_elements, block),)](
-            *(t.contiguous() for t in inputs), *outputs, n_elements, channels, BLOCK=block
-        )
-
-
 @operator("scaled_tensors_backward_twice", outputs=("grad", "x", "scales"))
 def _scaled_tensors_backward_twice(
     change: Tensor, change_scales: Tensor, grad: Tensor, x: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     outputs = x.new_empty(x.shape), x.new_empty(x.shape), scales.new_empty(scales.shape)
-    _launch(_scaled_tensors_bwd_bwd_kernel, (change, change_scales, grad, x, scales), outputs)
+    inputs = change, change_scales, grad, x, scales
+    launch_elements(_scaled_tensors_bwd_bwd_kernel, x, inputs, outputs)
     return outputs
 
 
@@ -139,14 +127,14 @@ def _scaled_tensors_backward_twice(
 )
 def _scaled_tensors_backward(grad: Tensor, x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     outputs = x.new_empty(x.shape), scales.new_empty(scales.shape)
-    _launch(_scaled_tensors_bwd_kernel, (grad, x, scales), outputs)
+    launch_elements(_scaled_tensors_bwd_kernel, x, (grad, x, scales), outputs)
     return outputs
 
 
 @operator("scaled_tensors", outputs="x", gradients=_scaled_tensors_backward)
 def _scaled_tensors(x: Tensor, scales: Tensor) -> Tensor:
     y = x.new_empty(x.shape)
-    _launch(_scaled_tensors_fwd_kernel, (x, scales), (y,))
+    launch_elements(_scaled_tensors_fwd_kernel, x, (x, scales), (y,))
     return y
 
 

@@ -22,7 +22,6 @@ dY and dM of both tensors:
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -39,6 +38,7 @@ from mlff_triton.kernels.common.irreps import (
     decompose_adjoint,
     dot,
     has_full_layout,
+    launch_elements,
     load_nine,
     matmul,
     store_nine,
@@ -211,6 +211,10 @@ def _tensor_product_bwd_bwd_kernel(
     store_nine(grad_message_ptr, grad_m, index, mask, n_elements, channels, FULL)
 
 
+def _options(y: Tensor, group: str, normalize: bool) -> dict[str, bool]:
+    return {"FULL": y.ndim == 4, "SYMMETRIC": group == "O(3)", "NORMALIZE": normalize}
+
+
 @operator("tensor_product_backward_twice", outputs=("grad", "y", "message"))
 def _tensor_product_backward_twice(
     change_y: Tensor,
@@ -223,21 +227,11 @@ def _tensor_product_backward_twice(
     normalize: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of ``grad`` and both tensors from those of their gradients."""
-    inputs = [t.contiguous() for t in (change_y, change_message, grad, y, message)]
-    outputs = torch.empty_like(inputs[0]), torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
-    n_elements, block = y.numel() // 9, block_size(y) // 2  # more numbers per element than before
-    with torch.cuda.device_of(y):
-        _tensor_product_bwd_bwd_kernel[(triton.cdiv(n_elements, block),)](
-            *inputs,
-            None if charge_factor is None else charge_factor.contiguous(),
-            *outputs,
-            n_elements,
-            y.shape[-1],
-            FULL=y.ndim == 4,
-            SYMMETRIC=group == "O(3)",
-            NORMALIZE=normalize,
-            BLOCK=block,
-        )
+    inputs = change_y, change_message, grad, y, message, charge_factor
+    outputs = y.new_empty(y.shape), y.new_empty(y.shape), y.new_empty(y.shape)
+    options = _options(y, group, normalize)
+    block = block_size(y) // 2  # more numbers per element than in the other kernels
+    launch_elements(_tensor_product_bwd_bwd_kernel, y, inputs, outputs, **options, BLOCK=block)
     return outputs
 
 
@@ -255,25 +249,13 @@ def _tensor_product_backward(
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of both tensors, in their layout, from those of the product."""
-    grad, y, message = grad.contiguous(), y.contiguous(), message.contiguous()
-    grad_y, grad_message = torch.empty_like(y), torch.empty_like(message)
-    n_elements, block = y.numel() // 9, block_size(y)
-    with torch.cuda.device_of(y):
-        _tensor_product_bwd_kernel[(triton.cdiv(n_elements, block),)](
-            grad,
-            y,
-            message,
-            None if charge_factor is None else charge_factor.contiguous(),
-            grad_y,
-            grad_message,
-            n_elements,
-            y.shape[-1],
-            FULL=y.ndim == 4,
-            SYMMETRIC=group == "O(3)",
-            NORMALIZE=normalize,
-            BLOCK=block,
-        )
-    return grad_y, grad_message
+    inputs, outputs = (
+        (grad, y, message, charge_factor),
+        (y.new_empty(y.shape), y.new_empty(y.shape)),
+    )
+    options = _options(y, group, normalize)
+    launch_elements(_tensor_product_bwd_kernel, y, inputs, outputs, **options)
+    return outputs
 
 
 @operator("tensor_product", outputs="y", gradients=_tensor_product_backward)
@@ -281,23 +263,10 @@ def _tensor_product(
     y: Tensor, message: Tensor, charge_factor: Tensor | None, group: str, normalize: bool
 ) -> Tensor:
     """Return the product of two [9, N, F] or [N, 3, 3, F], in their layout."""
-    y, message = y.contiguous(), message.contiguous()
-    out = torch.empty_like(y)
-    n_elements, block = y.numel() // 9, block_size(y)
-    with torch.cuda.device_of(y):
-        _tensor_product_fwd_kernel[(triton.cdiv(n_elements, block),)](
-            y,
-            message,
-            None if charge_factor is None else charge_factor.contiguous(),
-            out,
-            n_elements,
-            y.shape[-1],
-            FULL=y.ndim == 4,
-            SYMMETRIC=group == "O(3)",
-            NORMALIZE=normalize,
-            BLOCK=block,
-        )
-    return out
+    product, options = y.new_empty(y.shape), _options(y, group, normalize)
+    inputs = y, message, charge_factor
+    launch_elements(_tensor_product_fwd_kernel, y, inputs, (product,), **options)
+    return product
 
 
 def tensor_product(

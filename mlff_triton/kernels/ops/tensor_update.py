@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,12 +24,12 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_floats, check_shape
 from mlff_triton.kernels.common.irreps import (
     add,
-    block_size,
     combine,
     compose,
     compose_adjoint,
     decompose,
     decompose_adjoint,
+    launch_elements,
     load_nine,
     matmul,
     store_nine,
@@ -131,18 +130,9 @@ def _launch(
     kernel: Any, tensors: tuple[Tensor, ...], charge_factor: Tensor, n_outputs: int
 ) -> tuple[Tensor, ...]:
     """Launch a kernel whose tensors and outputs are all [9, N, F]."""
-    tensors = tuple(t.contiguous() for t in tensors)
-    outputs = tuple(torch.empty_like(tensors[0]) for _ in range(n_outputs))
-    n_elements, block = tensors[0].numel() // 9, block_size(tensors[0])
-    with torch.cuda.device_of(charge_factor):
-        kernel[(triton.cdiv(n_elements, block),)](
-            *tensors,
-            charge_factor.contiguous(),
-            *outputs,
-            n_elements,
-            tensors[0].shape[-1],
-            BLOCK=block,
-        )
+    x = tensors[0]
+    outputs = tuple(x.new_empty(x.shape) for _ in range(n_outputs))
+    launch_elements(kernel, x, (*tensors, charge_factor), outputs)
     return outputs
 
 
