@@ -182,11 +182,6 @@ def copy_timing(device: torch.device | str, n_bytes: int = COPY_BYTES) -> Timing
     return measure(lambda: target.copy_(source), device, seconds=0.2, flush=True)
 
 
-def copy_bandwidth(device: torch.device | str, n_bytes: int = COPY_BYTES) -> float:
-    """Return bytes read and written per second in a large copy, a bound for all kernels."""
-    return 2 * n_bytes / (copy_timing(device, n_bytes).p50 * 1e-3)
-
-
 def environment(device: torch.device | str) -> Environment:
     """Describe a device and the software."""
     today = datetime.now(timezone.utc).date().isoformat()

@@ -154,11 +154,6 @@ class Conditions(NamedTuple):
         return self.integration, self.rescaling, self.barostat, self.descent
 
 
-def at_start(positions: FloatArray, velocities: FloatArray, cell: FloatArray) -> State:
-    """Return a state before the first step; arguments are its attributes."""
-    return State(0, positions, velocities, cell, np.zeros(len(positions)), np.zeros(len(cell)))
-
-
 def check_strain(motion: Motion) -> None:
     """Raise a `SimulationError` if the barostat would have strained a cell too much. This waits."""
     if motion.strain.isnan().any():

@@ -14,11 +14,13 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.device_steps import DeviceSteps
 from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.motion import State
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import Units
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.testing import assert_close, random_crystal
 from tests.support.tensornets import model_of
 
@@ -153,3 +155,8 @@ class Resident:
         assert forces.device.type == self.steps.device.type
         assert torch.equal(energy, expected.energy[0])
         assert torch.equal(forces.cpu(), expected.forces)
+
+
+def at_start(positions: FloatArray, velocities: FloatArray, cell: FloatArray) -> State:
+    """Return a state before the first step; arguments are its attributes."""
+    return State(0, positions, velocities, cell, np.zeros(len(positions)), np.zeros(len(cell)))

@@ -48,6 +48,7 @@ from mlff_triton.kernels.dynamics.vectors import (
     store_vectors,
     times,
 )
+from mlff_triton.kernels.neighbors.motion import cross
 from mlff_triton.kernels.types.motion import ATOMS, JUMP, SHARE, Barostat, Integration, Motion
 
 _BLOCK = tl.constexpr(1024)
@@ -130,14 +131,9 @@ def _square(m, a):
 
 
 @triton.jit
-def _cross(a, b):
-    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
-
-
-@triton.jit
 def _volume(cell):
     """Return the volume of a cell."""
-    return tl.abs(_dot(cell[0], _cross(cell[1], cell[2])))
+    return tl.abs(_dot(cell[0], cross(cell[1], cell[2])))
 
 
 @triton.jit
@@ -147,7 +143,7 @@ def _axes(cell):
     i = times(1 / tl.sqrt(_dot(a, a)), a)
     b = add(b, -_dot(b, i), i)
     j = times(1 / tl.sqrt(_dot(b, b)), b)
-    return i, j, _cross(i, j)
+    return i, j, cross(i, j)
 
 
 @triton.jit

@@ -28,15 +28,10 @@ from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.dynamics.integrator import can_finish, note_age
 from mlff_triton.kernels.dynamics.vectors import add, load_vectors, store_vectors, times
+from mlff_triton.kernels.neighbors.motion import dot
 from mlff_triton.kernels.types.motion import ATOMS, Descent, Motion
 
 _BLOCK = tl.constexpr(1024)
-
-
-@triton.jit
-def _dot(a, b):
-    """Return the scalar products of vectors."""
-    return tl.fma(a[2], b[2], tl.fma(a[1], b[1], a[0] * b[0]))
 
 
 @triton.jit
@@ -56,9 +51,9 @@ def _sums(velocities_ptr, forces_ptr, inverse_mass_ptr, begin, end):
         live, atom = atom < end, atom.to(tl.int64)
         velocity = load_vectors(velocities_ptr, atom, live)
         force = _load_forces(forces_ptr, inverse_mass_ptr, atom, live)
-        square = _dot(force, force)
-        power += _dot(force, velocity)
-        speed += _dot(velocity, velocity)
+        square = dot(force, force)
+        power += dot(force, velocity)
+        speed += dot(velocity, velocity)
         slope += square
         largest = tl.maximum(largest, square)
     return tl.sum(power), tl.sum(speed), tl.sum(slope), tl.sqrt(tl.max(largest))
@@ -168,7 +163,7 @@ def _move_kernel(
         move = times(back, velocity)
         velocity = add(times(keep, velocity), push, force)
         move = add(move, timestep, velocity)
-        length = tl.sqrt(_dot(move, move))
+        length = tl.sqrt(dot(move, move))
         limit = 0 * length + MAX_MOVE
         share = limit / tl.maximum(length, limit)
         store_vectors(done_positions_ptr, atom, live, position)

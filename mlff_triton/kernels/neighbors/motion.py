@@ -53,6 +53,12 @@ def dot(a, b):
 
 
 @triton.jit
+def cross(a, b):
+    """Return the cross product of vectors."""
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
+
+
+@triton.jit
 def norm(v):
     """Return the length of vectors."""
     return tl.sqrt(dot(v, v))

@@ -18,6 +18,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.neighbors.bins import Boxes, plane
 from mlff_triton.kernels.neighbors.motion import (
+    cross,
     deformation,
     dot,
     load_columns,
@@ -53,7 +54,7 @@ def _cells_kernel(
     a = _choose(pa, load_vector(given, 0), load_vector(kept, 0))
     b = _choose(pb, load_vector(given, 1), load_vector(kept, 1))
     c = _choose(pc, load_vector(given, 2), load_vector(kept, 2))
-    bc, ca, ab = _cross(b, c), _cross(c, a), _cross(a, b)
+    bc, ca, ab = cross(b, c), cross(c, a), cross(a, b)
     volume = tl.abs(dot(a, bc))
     n_atoms = tl.load(first_atoms_ptr + system + 1) - tl.load(first_atoms_ptr + system)
     images = n_atoms.to(tl.float64) * _images(pa, bc, volume, radius)
@@ -74,12 +75,6 @@ def _choose(condition, a, b):
         tl.where(condition, a[1], b[1]),
         tl.where(condition, a[2], b[2]),
     )
-
-
-@triton.jit
-def _cross(a, b):
-    """Return the cross product of vectors."""
-    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
 
 
 @triton.jit

@@ -101,30 +101,6 @@ class NeighborMatrix:
         """Slots per atom."""
         return self.senders.shape[1]
 
-    def to_csr(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the arrays of a `mlff_triton.neighbors.graph.Graph` in the user's numbering.
-
-        Returns
-        -------
-        row_ptr : int64 [N + 1]
-        senders : int64 [E]
-        shifts : int64 [E, 3]
-        reverse : int64 [E]
-        """
-        rank = self.rank.long()
-        count = self.count[rank].long()
-        slots = torch.arange(self.senders.numel(), device=rank.device).view(self.senders.shape)
-        used = slots[0] < count[:, None]
-        slots = slots[rank][used]
-        edge_of_slot = torch.empty_like(self.reverse, dtype=torch.int64)
-        edge_of_slot[slots] = torch.arange(len(slots), device=rank.device)
-        return (
-            torch.cat([count.new_zeros(1), count.cumsum(0)]),
-            self.order[self.senders.flatten()[slots]].long(),
-            unpack_shifts(self.shifts.flatten()[slots]),
-            edge_of_slot[self.reverse[slots]],
-        )
-
 
 def unpack_shifts(packed: Tensor) -> Tensor:
     """Unpack shifts from three bytes, the first component in the lowest byte, each plus 128.

@@ -19,7 +19,7 @@ from mlff_triton import Engine, Prediction, TensorNet2
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.device_neighbors import Capacity
 from mlff_triton.engine.device_steps import DeviceSteps, step_memory
-from mlff_triton.engine.motion import Conditions, at_start
+from mlff_triton.engine.motion import Conditions
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import TensorBatch, Units
 from mlff_triton.errors import InputError, SimulationError
@@ -31,7 +31,7 @@ from mlff_triton.kernels.types.motion import Integration
 from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.charged import charged_model
-from tests.support.device_steps import assert_equal, batch_of
+from tests.support.device_steps import assert_equal, at_start, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),

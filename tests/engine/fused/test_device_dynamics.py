@@ -19,11 +19,11 @@ from mlff_triton.dynamics.conditions import minimizing
 from mlff_triton.dynamics.host_dynamics import HostDynamics
 from mlff_triton.engine import device_dynamics, device_state, step_graph
 from mlff_triton.engine.device_neighbors import Capacity
-from mlff_triton.engine.motion import Conditions, Dynamics, Observation, State, at_start
+from mlff_triton.engine.motion import Conditions, Dynamics, Observation, State
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
 from mlff_triton.testing import random_cluster
-from tests.support.device_steps import batch_of, crystal, model
+from tests.support.device_steps import at_start, batch_of, crystal, model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),

@@ -10,11 +10,11 @@ from ase import Atoms
 from mlff_triton.dynamics.conditions import minimizing
 from mlff_triton.dynamics.pace import Pace
 from mlff_triton.dynamics.preparation import minimize
-from mlff_triton.engine.motion import Dynamics, Observation, at_start
+from mlff_triton.engine.motion import Dynamics, Observation
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.tensornet import operators
 from mlff_triton.kernels.tensornet.reference import operators as plain_torch
-from tests.support.device_steps import batch_of, crystal, maker
+from tests.support.device_steps import at_start, batch_of, crystal, maker
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),

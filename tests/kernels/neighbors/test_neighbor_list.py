@@ -23,6 +23,7 @@ from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close, random_rotation
 from tests.support.graphs import assert_equal, assert_valid
 from tests.support.neighbor_inputs import KINDS, structure, tensors
+from tests.support.neighbor_rows import to_csr
 
 # Triton's interpreter converts the bounds of loops in a way that NumPy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0")
@@ -60,7 +61,7 @@ def assert_same(actual: NeighborMatrix, expected: NeighborMatrix) -> None:
 
 
 def graph_of(rows: NeighborMatrix) -> Graph:
-    return Graph(*rows.to_csr()).to("cpu")
+    return Graph(*to_csr(rows)).to("cpu")
 
 
 @pytest.mark.parametrize("kind", KINDS)
