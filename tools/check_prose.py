@@ -8,7 +8,10 @@ recognize:
 - "no" or "none" as a predicate, except after "there";
 - British spelling;
 - "a" or "an" for "per" after a unit or a plural;
-- a few words that leave open what they refer to, and "backend" in two words.
+- a few words that leave open what they refer to, such as ``by turns`` and ``room``, and "backend"
+  in two words;
+- pronouns far from their noun: a text that begins with "Those of", or a sentence that ends with
+  ``of that``, and ``so many`` for a given number.
 """
 
 from __future__ import annotations
@@ -54,12 +57,25 @@ PER = re.compile(
     r"|layer|token|molecule|system)\b"
 )
 VAGUE = re.compile(
-    r"\b(?:likewise|the latter(?:'s)?|as (?:it|they) ha(?:s|ve) (?:it|them)|of now)\b"
+    r"\b(?:likewise|the latter(?:'s)?|as (?:it|they) ha(?:s|ve) (?:it|them)|of now|by turns)\b"
+    r"|\bonly itself\b|\b(?:on|to|are|through) one point\b|\brooms?\b|, but for\b"
     r"|\bback[- ]ends?\b",
     re.IGNORECASE,
 )
+PRONOUN = re.compile(  # that stands for a noun of another sentence, or ends one
+    r"(?:^Those (?:of|that|in|with|from|on)\b"
+    r"|\b(?:of that|(?:than|as|up to) (?:that|these|those))(?=[.;](?: |$)|$)"
+    r"|, of which there\b"
+    r"|\bso many\b(?! (?:\w+ ){0,6}that))"
+)
 FENCE = re.compile(r"^[ \t]*(```|~~~).*?^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
-PATTERNS = {"predicate": PREDICATE, "spelling": BRITISH, "per": PER, "vague": VAGUE}
+PATTERNS = {
+    "predicate": PREDICATE,
+    "spelling": BRITISH,
+    "per": PER,
+    "vague": VAGUE,
+    "pronoun": PRONOUN,
+}
 WORD = re.compile(r"\S+")
 CODE_SPAN = re.compile(r"(`+)[^`]+?\1|\]\([^)\s]*\)|https?://\S+")
 

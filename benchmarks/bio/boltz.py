@@ -40,7 +40,7 @@ class Autocast(nn.Module):
 
 
 def randomize(model: nn.Module, blocks: int) -> nn.Module:
-    """Draw new weights, none of which is zero, for one of so many blocks in a row."""
+    """Draw new weights, none of which is zero, for one of ``blocks`` blocks in a row."""
     rng: torch.Generator | None = None
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -30,7 +30,7 @@ def shorter(length: int) -> int:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Prediction of one protein, in so many cycles of the trunk and steps of the sampler.
+    """Prediction of one protein, with numbers of trunk cycles and sampler steps.
 
     Defaults of a package are those of its class; names of other workloads say how many there are.
     ``changes`` are other options of the model than those of the default prediction.

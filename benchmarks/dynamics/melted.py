@@ -158,7 +158,7 @@ def _write(path: Path, start: Start, steps: int) -> None:
 
 
 def _read(path: Path, steps: int) -> Start | None:
-    """Read a state that was melted for so many steps or more; None if there is none."""
+    """Read a state that was melted for at least this many steps; None if there is none."""
     try:
         with np.load(path) as file:
             arrays = dict(file)

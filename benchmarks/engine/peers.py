@@ -198,8 +198,8 @@ def rebuild_for(
 ) -> nn.Module:
     """Rebuild a network with neighbor lists large enough for a system; see `rebuild`.
 
-    The lists have room for so many times the pairs of the system. In tensors of fixed shapes,
-    filler takes as long as pairs.
+    The capacity of the lists is a multiple of the number of pairs of the system. In tensors of
+    fixed shapes, filler takes as long as pairs.
     """
 
     def capacity(pairs: float) -> int:

@@ -1,10 +1,10 @@
 """Time of ``mlff-triton predict`` for many small molecules on 1, 2, 4... GPUs.
 
 Usage: ``python -m benchmarks.jobs.predict --gpus 1 2 4``. Each run is a process of its own, which
-sees so many GPUs; its wall time counts, from start to end. Molecules are distorted copies of eight
-with 3 to 14 atoms. The gate compares the first results with the exact module in float64, if they
-are extended XYZ. Rows go to ``predict.csv``: ``atoms`` counts all atoms, and the case names the
-number of molecules and the format.
+sees one of these numbers of GPUs. Its wall time counts, from start to end. Molecules are distorted
+copies of eight with 3 to 14 atoms. The gate compares the first results with the exact module in
+float64, if they are extended XYZ. Rows go to ``predict.csv``: ``atoms`` counts all atoms, and the
+case names the number of molecules and the format.
 """
 
 from __future__ import annotations

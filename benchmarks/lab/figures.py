@@ -82,7 +82,7 @@ def draw(folder: Path) -> list[Path]:
 
 
 def _add_legend(figure: Figure) -> None:
-    """Add a legend below the axes, in as many columns as there is room for."""
+    """Add a legend below the axes, in as many columns as fit."""
     for n_columns in (3, 2, 1):
         legend = figure.legend(
             loc="outside lower center", ncols=n_columns, frameon=False, fontsize="small"

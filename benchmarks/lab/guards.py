@@ -18,7 +18,7 @@ from mlff_triton._common.timing import reset_peak
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` after so many seconds, at the next line of Python in the block."""
+    """Raise `TimeoutError` after a number of seconds, at the next line of Python in the block."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"took more than {seconds:.0f} s")

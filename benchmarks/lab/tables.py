@@ -262,7 +262,7 @@ def lammps_table(folder: Path) -> str:
             lines.append(cells)
     if len(lines) == 2:
         return ""
-    note = "Times in ms per step. A part is what one of so many GPUs computes, without LAMMPS. "
+    note = "Times in ms per step. A part is what one of the GPUs computes, without LAMMPS. "
     return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
 
 

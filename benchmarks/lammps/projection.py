@@ -94,7 +94,7 @@ class Domain:
 
 
 def _grids(ranks: int) -> Iterable[tuple[int, int, int]]:
-    """Yield all grids of so many ranks."""
+    """Yield all grids of a number of ranks."""
     for a in range(1, ranks + 1):
         for b in range(1, ranks // a + 1):
             if ranks % (a * b) == 0:

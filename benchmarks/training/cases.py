@@ -49,7 +49,7 @@ class Case:
 
     @cache  # noqa: B019 - cases live as long as the process
     def capacity(self, cutoff: float) -> int:
-        """Return room for neighbors per atom on average, the atom itself included."""
+        """Return the average capacity of neighbors per atom, the atom itself included."""
         system = self.systems()
         return 1 + math.ceil(ROOM * system.count_edges(cutoff) / system.n_atoms)
 

@@ -18,7 +18,7 @@ from mlff_triton.training.padding import pad_batch, pad_graph
 
 TRAIN, VALIDATION = 0, 1  # indices of splits
 LISTED = ("row_ptr", "senders", "shifts", "reverse")  # tensors of a neighbor list
-SIGMAS = 4  # standard deviations of the size of batches for which there is room
+SIGMAS = 4  # standard deviations of the size of batches that the padded size covers
 
 Batch = dict[str, Tensor]
 """Configurations that the model evaluates together, and the neighbor list of their atoms.
@@ -76,7 +76,7 @@ class Dataset:
         return (self.split == split).nonzero()[:, 0]
 
     def room(self, configs: Tensor, count: int) -> Size:
-        """Return a size that nearly all batches of so many of the configurations fit in."""
+        """Return a size that nearly all batches of ``count`` of the configurations fit in."""
         atoms, edges = (
             _room(start.diff()[configs].double(), count)
             for start in (self.atom_start, self.edge_start)
@@ -86,7 +86,7 @@ class Dataset:
     def batch(self, configs: Tensor, room: Size | None = None) -> Batch:
         """Take some configurations, with their atoms and edges renumbered.
 
-        The batch is padded to the size of the room, if it is given and large enough.
+        The batch is padded to the given size, if there is one and it is large enough.
         """
         atoms, system = ragged_range(self.atom_start, configs)
         edges, edge_system = ragged_range(self.edge_start, configs)
@@ -116,13 +116,13 @@ class Dataset:
 
 
 def _room(sizes: Tensor, count: int) -> int:
-    """Return room for the sum of some of the sizes, which are drawn at random."""
+    """Return a bound of the sum of ``count`` sizes, which are drawn at random."""
     mean, spread = float(sizes.mean()), float(sizes.std(correction=0))
     return math.ceil(count * mean + SIGMAS * math.sqrt(count) * spread)
 
 
 def _fits(size: Size, room: Size) -> bool:
-    """Return True if a batch leaves room for the filler that it needs."""
+    """Return True if a batch and the filler that it needs fit into a size."""
     atoms, configs = room.atoms - size.atoms, room.configs - size.configs
     return configs > 0 and atoms >= max(configs, 2) and size.edges <= room.edges
 

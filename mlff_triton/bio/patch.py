@@ -158,7 +158,7 @@ def _rest(model: nn.Module) -> dict[str, int]:
 
 
 def _n_weights(module: nn.Module) -> int:
-    """Return the number of weights, but for those of embeddings, which are only looked up."""
+    """Return the number of weights, without those of embeddings, which are only looked up."""
     looked_up = {m.weight for m in module.modules() if isinstance(m, nn.Embedding)}
     return sum(p.numel() for p in module.parameters() if p not in looked_up)
 

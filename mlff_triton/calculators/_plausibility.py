@@ -106,7 +106,7 @@ class Plausibility:
     domain : KnownDomain, optional
         Chemistry that the model was trained for.
     elements : frozenset of int
-        Atomic numbers that the model was made for. It refuses systems with others, of which there
+        Atomic numbers that the model was made for. It refuses systems with other elements, so there
         is no warning.
     """
 

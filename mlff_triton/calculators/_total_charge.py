@@ -30,7 +30,7 @@ class UnusedInfoWarning(UserWarning):
 def total_charge(info: Mapping[Any, Any]) -> int:
     """Return the total charge of a structure: ``info["charge"]``, or 0 if there is none.
 
-    A list or an array of one element counts as that.
+    A list or an array of one element counts as its element.
 
     Raises
     ------

@@ -260,7 +260,7 @@ def _volume(cell: NDArray[np.float64]) -> float:
 
 
 def _chunks(images: list[Atoms], max_atoms: int) -> list[list[Atoms]]:
-    """Return consecutive groups of at most so many atoms (or one larger system)."""
+    """Return consecutive groups of at most ``max_atoms`` atoms (or one larger system)."""
     groups: list[list[Atoms]] = []
     size = max_atoms + 1
     for atoms in images:

@@ -164,7 +164,7 @@ def _prior_arguments(
     """List the priors in order, each as a dict of its arguments and its ``name``.
 
     TorchMD-NET stores a name, a list of names, or a list of ``{name: arguments}``. The arguments
-    may also be in ``prior_args``. It leaves out priors that have no entry there.
+    may also be in ``prior_args``. Priors without an entry are left out.
     """
     listed = args.get("prior_model") or []
     priors: list[dict[str, Any]] = []

@@ -39,7 +39,7 @@ HeatFrom = Annotated[
     ),
 ]
 Replicas = Annotated[
-    int, typer.Option(help="Simulate each structure so many times.", rich_help_panel=SYSTEMS)
+    int, typer.Option(help="Number of simulations of each structure.", rich_help_panel=SYSTEMS)
 ]
 ExchangeEvery = Annotated[
     int,

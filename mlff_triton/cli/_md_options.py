@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FURTHER = {
     "steps": "use --extend for a longer last stage, or --ensemble for a further one",
     **dict.fromkeys(
-        ("ensemble", "temperature", "pressure"), "add --steps for a further stage of that"
+        ("ensemble", "temperature", "pressure"), "add --steps for a further stage with it"
     ),
 }
 """Remedies for options that contradict a restart file."""

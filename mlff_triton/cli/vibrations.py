@@ -48,7 +48,7 @@ def vibrations(
     model: ModelOption = "default",
     displacement: Annotated[float, typer.Option(help="Displacement of atoms, Å.")] = 0.01,
     temperature: Annotated[
-        float | None, typer.Option(help="Add the thermochemistry of an ideal gas at so many K.")
+        float | None, typer.Option(help="Temperature in K, to add thermochemistry of an ideal gas.")
     ] = None,
     pressure: Annotated[float, typer.Option(help="Pressure of the ideal gas in bar.")] = 1.0,
     symmetry_number: Annotated[int, typer.Option(help="Symmetry number of the molecule.")] = 1,

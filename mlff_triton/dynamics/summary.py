@@ -17,7 +17,7 @@ from mlff_triton.dynamics import outputs
 FloatArray = NDArray[np.float64]
 
 ROWS_TO_JUDGE = 20
-LEGEND_COLUMNS = 4  # stages in a row of the figure's legend, for which there is room
+LEGEND_COLUMNS = 4  # stages that fit in a row of the figure's legend
 LARGEST_DRIFT = 2.0  # standard deviations of the potential energy
 
 

@@ -44,7 +44,7 @@ class Point:
 
 
 def step_time(engine: Engine, batch: Batch, seconds: float = 0.5) -> float:
-    """Measure the median time of a call in ms, repeated for about so many seconds."""
+    """Measure the median time of a call in ms, repeated for about the given time."""
     return measure(
         lambda: engine.evaluate(batch),
         engine.device,

@@ -1,4 +1,4 @@
-"""Steps of batches that come from the CPU, and whose results return there."""
+"""Steps of batches that come from the CPU, and whose results return to the CPU."""
 
 from __future__ import annotations
 

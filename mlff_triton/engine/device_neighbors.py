@@ -1,4 +1,4 @@
-"""The padded neighbor matrix of a batch on a GPU, built there."""
+"""The padded neighbor matrix of a batch, built on the GPU."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class DeviceModel:
     n_builds: int = 0
 
     def radius(self, n_atoms: int) -> float:
-        """Return the radius of the neighbor matrix of so many atoms, in Å."""
+        """Return the radius of the neighbor matrix for a number of atoms, in Å."""
         return self.cutoff + (automatic_skin(n_atoms) if self.skin is None else self.skin)
 
 
@@ -224,7 +224,7 @@ class DeviceNeighbors:
             self.grow(needed)
 
     def grow(self, needed: list[int]) -> None:
-        """Replace the matrices by empty ones for so many neighbors per atom, still to be built.
+        """Replace the matrices by empty ones for more neighbors per atom, still to be built.
 
         Raises
         ------

@@ -172,7 +172,7 @@ class PartState(DeviceState):
 
 
 class PartBuffers:
-    """Steps of parts with up to so many atoms: uploaded, computed on the GPU, and downloaded.
+    """Steps of parts up to a number of atoms: uploaded, computed on the GPU, and downloaded.
 
     Parameters
     ----------

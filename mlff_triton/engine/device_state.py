@@ -215,8 +215,8 @@ class DeviceState:
             )
         if worst & OVERLAP:
             raise OverlappingAtomsError(
-                f"atoms {self._flagged(OVERLAP)[:2]} have come to one point: move or remove one, "
-                "or check the time step and the starting structure"
+                f"atoms {self._flagged(OVERLAP)[:2]} have come to the same point: move or remove "
+                "one, or check the time step and the starting structure"
             )
 
     def _flagged(self, bit: int) -> list[int]:

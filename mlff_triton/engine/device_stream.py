@@ -153,9 +153,9 @@ class DeviceStream:
         if lacks:
             n, capacity = lacks[0]
             raise SimulationError(
-                f"an atom suddenly had {n} neighbors, more than the {capacity} it had room "
-                "for, so results of an earlier step are NaN: there is more room now, so repeat "
-                "that step or continue from a state before it"
+                f"an atom suddenly had {n} neighbors, more than its {capacity} slots, so results "
+                "of an earlier step are NaN: the neighbor list has been enlarged, so repeat that "
+                "step or continue from a state before it"
             )
 
     def _reserve(self, needed: list[int]) -> None:

@@ -83,7 +83,7 @@ class Engine:
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
     uses atomic additions. Any thread may call; calls wait for one another. Copies and pickles hold
     the arguments and the model, from which the engine is made again. After a fork, an engine on the
-    CPU works in the child with a single thread. CUDA does not work there. Autocast, inference mode,
+    CPU works in the child with a single thread, but CUDA does not. Autocast, inference mode,
     anomaly detection, the default device and the default dtype of a caller change nothing, nor does
     PyTorch's demand for deterministic algorithms, except that ``"exact"`` on a GPU follows it.
     Making an engine draws no random numbers. Unlike calculators, an engine does not look for atoms

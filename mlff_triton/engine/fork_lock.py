@@ -35,7 +35,7 @@ class ForkLock:
     def __enter__(self) -> None:
         if self._is_lost:
             raise BackendError(
-                "CUDA does not work in a forked process: start processes by the method 'spawn' or "
+                "CUDA does not work in a forked process: start processes with 'spawn' or "
                 "'forkserver', or make the engine in the process that uses it"
             )
         self._lock.acquire()

@@ -40,7 +40,7 @@ from mlff_triton.model.tensornet import TensorNet
 TOLERANCES = {
     # Largest errors of values and slopes, relative to the largest value and slope. Those occur at
     # short distances and are ten times the values and slopes of most neighbors, so the tolerance of
-    # float32 is below its precision. Slopes of float64 leave room for forces that nearly cancel.
+    # float32 is below its precision. Slopes of float64 allow for forces that nearly cancel.
     torch.float32: (1e-8, 3.5e-8),
     torch.float64: (2e-12, 2.5e-11),
 }
@@ -101,7 +101,7 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     """Tabulate the radial networks of a model.
 
     The knots are kept in the user's cache folder, see `mlff_triton._common.cache`. The bits of the
-    tables do not depend on whether they were found there.
+    tables do not depend on whether the folder had them.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class _Limits:
         return cls(scale, tolerances, ROUNDING * float((scale[:, 0] / scale[:, 1]).max()))
 
     def relative(self, errors: Tensor) -> Tensor:
-        """Return the largest relative errors [n, 2] of errors in all tables, [T, n, 2]."""
+        """Return the largest relative errors [n, 2], given the errors of all tables, [T, n, 2]."""
         return (errors / self.scale[:, None]).amax(0)
 
     def allowed(self, start: Tensor, width: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class Repulsion(nn.Module):
 
 
 def _envelope(x: Tensor) -> Tensor:
-    """Switch from 1 at 0 to 0 at 1, with two derivatives that vanish there.
+    """Switch from 1 at 0 to 0 at 1, with two derivatives that vanish at the end.
 
     ``1 - (p + 1) (p + 2) / 2 x^p + p (p + 2) x^(p + 1) - p (p + 1) / 2 x^(p + 2)`` with p = 6; J.
     Gasteiger, J. Groß, S. Günnemann, ICLR 2020, https://arxiv.org/abs/2003.03123, eq. 8.

@@ -26,7 +26,7 @@ from mlff_triton.neighbors.box import (
 )
 from mlff_triton.neighbors.graph import Graph
 
-MIN_DISTANCE = 1e-3  # Å; below it, two atoms are one point and the edge has no direction
+MIN_DISTANCE = 1e-3  # Å; below it, two atoms coincide and the edge has no direction
 MAX_CELLS_APART = 100_000  # beyond it, the pair search overflows or takes forever
 FAR = 10_000.0  # Å from the origin, where fractions of a skewed cell lose digits of positions
 MAX_EXTENT = 10_000.0  # Å; the same limit for directions that are not periodic

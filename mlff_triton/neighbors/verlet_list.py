@@ -23,7 +23,7 @@ from mlff_triton.neighbors.neighbor_list import (
 HOST_SKIN = 0.5
 """Skin in Å of lists on the CPU, where steps take long."""
 SKINS = ((1500, 2.0), (10_000, 1.0), (math.inf, 0.5))
-"""Skins in Å on a GPU, up to so many atoms."""
+"""Pairs of the largest number of atoms and the skin in Å, for a GPU."""
 
 
 def check_skin(skin: float | str) -> float | None:

@@ -75,7 +75,7 @@ class Text:
             yield self.source, k, image
 
     def halves(self) -> Sequence[Text]:
-        """Return two parts, or only itself if there is one frame."""
+        """Return two parts, or the same one if it has one frame."""
         middle, frames = len(self.frames) // 2, self.frames
         left = replace(self, frames=frames[:middle])
         right = replace(self, frames=frames[middle:], first=self.first + middle)
@@ -134,7 +134,7 @@ class Frames:
             yield self.source, k, image
 
     def halves(self) -> Sequence[Frames]:
-        """Return two parts, or only itself if there is one frame."""
+        """Return two parts, or the same one if it has one frame."""
         middle, images = len(self.images) // 2, self.images
         left = replace(self, images=images[:middle])
         right = replace(self, images=images[middle:], first=self.first + middle)
@@ -154,7 +154,7 @@ class Unreadable:
         yield self.source, self.first, self.reason
 
     def halves(self) -> Sequence[Unreadable]:
-        """Return only itself."""
+        """Return the file itself, which cannot be divided."""
         return (self,)
 
 

@@ -173,7 +173,7 @@ def _random_points(
     min_distance: float,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Draw points at least ``min_distance`` apart in a cell higher than that.
+    """Draw points at least ``min_distance`` apart in a cell that is higher than this distance.
 
     Only adjacent periodic images can then be closer.
     """

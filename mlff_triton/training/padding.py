@@ -35,8 +35,8 @@ def pad_batch(
         not modified. Pad batches before they are moved to a GPU, as this reads the number of
         molecules.
     n_atoms, n_molecules : int
-        Numbers of atoms and molecules of the result. Unless both are those of the batch, there
-        must be room for at least one more molecule, and for one atom in each of them.
+        Numbers of atoms and molecules of the result. Unless both are those of the batch, they must
+        allow at least one more molecule, and one atom in each additional molecule.
     per_molecule : collection of str
         Names of tensors with a row per molecule, if they are in the batch. All others have a row
         per atom.
@@ -106,8 +106,8 @@ def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
     graph : Graph
         List of a batch. It is not modified.
     n_atoms, n_edges : int
-        Numbers of atoms and edges of the result. There must be room for two more atoms, unless the
-        number of edges is that of the list.
+        Numbers of atoms and edges of the result. They must allow two more atoms, unless the number
+        of edges is that of the list.
 
     Returns
     -------

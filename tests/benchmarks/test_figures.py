@@ -93,7 +93,7 @@ def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
 
 
 def test_legends_fit_below_the_axes(tmp_path, monkeypatch):
-    """Those of the committed results, which have long names."""
+    """The committed results have long names."""
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *_, **__: assert_nothing_is_clipped(figure)
     )

@@ -288,7 +288,7 @@ def test_a_restart_takes_further_stages(run, model):
     assert run(*again, "--steps", 4, "--ensemble", "nve")[0] == 0
     assert Path("a/log.csv").read_text().splitlines()[-1].split(",")[2] == "3-nve"
     for more, message in (
-        (("--temperature", 310), "add --steps for a further stage of that"),
+        (("--temperature", 310), "add --steps for a further stage with it"),
         (("--steps", 99), "use --extend for a longer last stage"),
         (("--steps", 9, "--ensemble", "npt"), "npt needs a cell"),
     ):

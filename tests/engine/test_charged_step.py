@@ -88,7 +88,7 @@ def test_periodic_boxes_without_coulomb_energy():
 
 
 def test_virials_do_not_depend_on_the_origin():
-    """Those of all pairs are computed from positions."""
+    """Virials of all pairs are computed from positions."""
     model, atoms = charged_model(), random_cluster(9)
     engine = Engine(model, "cpu", "float64", "torch")
     expected = compute(engine, [atoms], [1])

@@ -15,7 +15,7 @@ from tests.support.precisions import FLOORS, MARGIN, Call, Outputs, error_of, fl
 NAMES = [name for name in CALLER_SETTINGS if not name.startswith("autocast")]
 
 in_all_caller_settings = pytest.mark.parametrize("setting", NAMES)
-"""Decorator of a test that takes the name of a setting, but for autocast: see `precisions`."""
+"""Decorator of a test that takes the name of a setting, except autocast: see `precisions`."""
 
 
 def check_caller_setting(model: nn.Module, call: Call, setting: str, backend: str) -> None:

@@ -26,7 +26,7 @@ def is_unmodified(module: nn.Module, *sources: str) -> bool:
     """Return True if a module and its submodules compute what their classes are known for.
 
     Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
-    ``sources``, and no instance has a ``forward`` of its own, but for checkpoints of submodules.
+    ``sources``, and no instance has a ``forward`` of its own, except for checkpoints of submodules.
     Names that end with a dot are those of packages, and stand for the modules inside alone. Modules
     in TorchScript have no such methods.
     """

@@ -81,7 +81,7 @@ class IndexCheck(ValueCheck):
         self._name, self._n_rows = name, n_rows
 
     def of(self, n_rows: int) -> IndexCheck:
-        """Return the check for a table with so many rows."""
+        """Return the check for a table with this number of rows."""
         return self if n_rows == self._n_rows else IndexCheck(self._name, n_rows)
 
     def measure(self, tensor: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class ContactChecks:
         Parameters
         ----------
         own : float64 [n_own, 3]
-            Positions of own atoms, of which there is one at least, in Å.
+            Positions of own atoms, at least one, in Å.
         cell : float64 [3, 3]
             Lattice vectors as rows, which separate atoms from their images, Å.
         """
@@ -121,7 +121,7 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
     Parameters
     ----------
     numbers : int64 [N]
-        Atomic numbers of own atoms, of which there is one at least, and of ghosts.
+        Atomic numbers of own atoms, at least one, and of ghosts.
     positions : float64 [N, 3]
         Å.
     n_own : int

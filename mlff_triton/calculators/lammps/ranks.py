@@ -123,7 +123,7 @@ def agreed(comm: Any) -> Iterator[None]:
 
 
 def end_all(comm: Any, message: str) -> NoReturn:
-    """Print one line to stderr, and end the processes of all ranks, of which one calls this."""
+    """Print one line to stderr, and end the processes of all ranks; one of them calls this."""
     _complain(message)
     time.sleep(PASS_ON)
     comm.Abort(EXIT_ERROR)

@@ -86,7 +86,7 @@ class ReverseCommunication:
 
 
 def _find_owners(comm: Any, tags: Integers, n_own: int) -> tuple[Counts, Counts]:
-    """Return the rank that owns each ghost, and the index that the atom has there.
+    """Return the rank that owns each ghost, and the index that the atom has on this rank.
 
     Each rank keeps the directory of some tags: rank r of those with ``tag % size == r``.
     """

@@ -102,7 +102,7 @@ def run_script(
     options : Options
         Options.
     should_stop : callable
-        Called in each step. If it returns True, the script ends there.
+        Called in each step. If it returns True, the script ends at this point.
 
     Raises
     ------

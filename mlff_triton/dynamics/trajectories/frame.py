@@ -76,7 +76,7 @@ class Frame:
     def of(
         cls, atoms: Atoms, step: int, time_ps: float, stage: str, energy: float, forces: Array
     ) -> Frame:
-        """Copy the state of a structure; parameters are as the attributes."""
+        """Copy the state of a structure; parameters have the names of the attributes."""
         fixed = fixed_atoms(atoms)
         return cls(
             step=step,

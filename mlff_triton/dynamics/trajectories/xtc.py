@@ -23,7 +23,7 @@ LARGEST = 2**20  # in integers; from four times this on, the library garbles som
 # Sizes in bytes
 HEADER = 56
 COMPRESSION_HEADER = 36  # ends with the size of the compressed positions
-UNCOMPRESSED_ATOMS = 9  # frames of up to so many atoms hold float32
+UNCOMPRESSED_ATOMS = 9  # frames of up to this number of atoms hold float32
 
 
 class XTCTrajectory(TrajectoryFile):

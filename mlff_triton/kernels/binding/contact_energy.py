@@ -75,7 +75,7 @@ def _distances(positions_ptr, row, other):
     """Compute the distances [M, N] of rows, rounded as by PyTorch on a GPU.
 
     Squares are added in the order x, z, y, and every result is rounded to float32. A pair at the
-    threshold is then in contact here if it is so there.
+    threshold is then in contact here if PyTorch finds it in contact.
     """
     x, y = positions_ptr + row * 3, positions_ptr + other * 3
     sum2 = (_square(x, y, 0) + _square(x, y, 2)).to(tl.float32).to(tl.float64)

@@ -87,7 +87,7 @@ def _submitted(launch: Callable[[], object], pool: ThreadPoolExecutor) -> Collec
     found: dict[str, Compilation] = {}
 
     class Collector(AsyncCompileMode):
-        """Compiles kernels in the pool, and gives their launches nothing to run."""
+        """Compiles kernels in the pool; their launches run nothing."""
 
         def submit(self, key: str, compiler: Compiler, keep: Callable[[Any], object]) -> None:
             if key not in found:

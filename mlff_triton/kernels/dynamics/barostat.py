@@ -255,7 +255,7 @@ def _press_kernel(
     ISOTROPIC: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Choose the next cell after every so many steps. Grid: one program per system.
+    """Choose the next cell, at regular intervals. Grid: one program per system.
 
     Reads the state that is done, and its ``totals[B, 11]``. Writes ``strain[B, 2, 3, 3]``,
     ``cell[B, 3, 3]`` and ``pressed[B]``. ``rate`` is the compressibility times time over time. The

@@ -123,7 +123,7 @@ def count_hops(
     hops : int32 [N]
         In the order of the matrix: L + 1 for all atoms more than L hops away, L + 2 for padding.
     counts : int64 [L + 3]
-        Number of atoms with so many hops.
+        Number of atoms for each number of hops.
     """
     n_rows, far = len(found.order), n_layers + 1
     hops = torch.empty_like(found.order)

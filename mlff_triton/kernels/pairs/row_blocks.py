@@ -4,7 +4,7 @@ Products in float32 are those of halves, for which see `mlff_triton.kernels.nume
 channels are few. They are sums over chunks of channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
-adds to that. This shows only in float32, where exact instructions replace them.
+adds to the error. This shows only in float32, where exact instructions replace them.
 """
 
 from __future__ import annotations

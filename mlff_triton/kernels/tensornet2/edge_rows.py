@@ -6,8 +6,8 @@ arrays have a row for each slot, and their last rows are not used.
 
 The forward pass needs the edges that each atom receives, and the backward pass those that it sends.
 If the rows of all atoms fit into memory, they hold the edges that atoms send. The forward pass
-finds the edges that an atom receives as the opposites of these. The backward pass then reads the
-same rows.
+finds the edges that an atom receives through their opposites. The backward pass then reads the same
+rows.
 
 Rows that matrix products read are kept as halves if weights are, [2, rows, C], and otherwise as
 they are, [1, rows, C]: see `mlff_triton.kernels.numerics.split`.
@@ -62,7 +62,7 @@ class Chunk(NamedTuple):
     first, last : int
         First atom, and the first after the last.
     n_rows : int
-        Room for rows.
+        Capacity of rows.
     """
 
     ends: Tensor
@@ -105,7 +105,7 @@ def edge_rows(edges: Edges) -> EdgeRows:
 
 
 def _room(n_atoms: int, edges: Edges) -> int:
-    """Return the number of rows that a chunk of so many atoms may need."""
+    """Return the number of rows that a chunk of ``n_atoms`` atoms may need."""
     rows_per_atom = len(edges.senders) // len(edges.slot_begin) + 1
     return -(-n_atoms * rows_per_atom // ALIGNMENT) * ALIGNMENT
 

@@ -215,7 +215,7 @@ class LaunchSizes(NamedTuple):
 
 @cache
 def launch_sizes(channels: int) -> LaunchSizes:
-    """Return the sizes of a launch for rows of so many channels."""
+    """Return the sizes of a launch for rows with a number of channels."""
     return LaunchSizes(row_blocks(channels))
 
 

@@ -35,14 +35,14 @@ OPTIONS = "--device", "cpu", "--dtype", "float64"
 ATOMS = water((2, 2, 2))
 MODEL = small_model()
 OVERLAP = "set atom 1 x 1.0 y 1.0 z 1.0\nset atom 2 x 1.0 y 1.0 z 1.0\n"
-"""Two atoms on one point."""
+"""Two atoms at the same point."""
 FAIL = "run 1\n" + OVERLAP
 MARK = "print {} append marks screen no\n"
 AFTER = "\nwrite_data after.data\n" + MARK.format("AFTER")
 
 
 def towards_each_other(steps: int) -> str:
-    """Return commands that let atoms 1 and 2 meet in so many steps, which is too soon for LAMMPS.
+    """Return commands that let atoms 1 and 2 meet in a few steps, which is too soon for LAMMPS.
 
     LAMMPS renews its neighbor list when an atom has moved by 0.4 Å.
     """

@@ -186,13 +186,13 @@ def test_energy_is_conserved(new_steps):
 
 
 def test_atoms_that_meet_end_the_simulation(new_steps):
-    """Without forces between them, they pass through one point."""
+    """Without forces between them, they pass through each other."""
     atoms = Atoms("HCO", [[-9, 0, 0], [0, 0, 0], [0, 0, 2.0]])
     velocities = np.array([[0, 0, 0], [0, 0, 1.0 / TIMESTEP], [0, 0, -1.0 / TIMESTEP]])
     state = at_start(atoms.positions, velocities / 4, np.zeros((1, 3, 3)))
     heavy = Atoms(atoms, masses=[1e9] * 3)
     dynamics = dynamics_of(new_steps, heavy)
-    with pytest.raises(OverlappingAtomsError, match=r"atoms \[1, 2\] have come to one point"):
+    with pytest.raises(OverlappingAtomsError, match=r"atoms \[1, 2\] have come to the same point"):
         run(dynamics, state, conditions("verlet"), [10])
     assert dynamics.step == 3
 

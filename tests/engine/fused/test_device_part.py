@@ -214,7 +214,7 @@ def test_bad_positions_are_named(new_steps):
         with pytest.raises(InputError, match="the position of atom 3 is NaN or infinite"):
             run(device_part, broken, whole(atoms))
     broken.positions[3] = broken.positions[5]
-    with pytest.raises(OverlappingAtomsError, match=r"atoms \[3, 5\] have come to one point"):
+    with pytest.raises(OverlappingAtomsError, match=r"atoms \[3, 5\] have come to the same point"):
         run(device_part, broken, whole(atoms))
     check(device_part, atoms, whole(atoms))
     with pytest.raises(UnknownElementError):

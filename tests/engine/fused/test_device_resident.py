@@ -163,7 +163,9 @@ def test_resident_atoms_at_one_point_are_named(new_steps):
     resident = Resident(new_steps, Atoms("HCO"))
     apart, together = (Atoms("HCO", [[-1, 0, 0], [0, 0, 0], [0, 0, z]]) for z in (1.2, 1e-4))
     for _ in range(2):
-        with pytest.raises(OverlappingAtomsError, match=r"atoms \[1, 2\] have come to one point"):
+        with pytest.raises(
+            OverlappingAtomsError, match=r"atoms \[1, 2\] have come to the same point"
+        ):
             resident.run(resident.tensor(together.positions), None)
         resident.check(apart, cell=False)
 

@@ -272,7 +272,9 @@ def test_atoms_at_one_point_are_named(new_steps):
         batch_of(Atoms("HCO", [[-1, 0, 0], [0, 0, 0], [0, 0, z]])) for z in (1.2, 1e-4)
     )
     for _ in range(2):
-        with pytest.raises(OverlappingAtomsError, match=r"atoms \[1, 2\] have come to one point"):
+        with pytest.raises(
+            OverlappingAtomsError, match=r"atoms \[1, 2\] have come to the same point"
+        ):
             steps.evaluate(together)
         assert_true(steps.evaluate(apart), apart)
 

@@ -34,7 +34,7 @@ def random_map(n_out: int, n_in: int, dtype: torch.dtype) -> Tensor:
 
 
 def random_mask(*shape: int) -> Tensor:
-    """Return a mask whose rows are whole, padded at the end, with holes, and empty, by turns."""
+    """Return a mask with rows of four kinds: whole, padded at the end, with holes, and empty."""
     length = shape[-1]
     mask = torch.ones(shape).reshape(-1, length)
     mask[1::4, length // 2 + 1 :] = 0

@@ -1,8 +1,9 @@
 """Weights of DualBind, with consecutive linear maps multiplied together.
 
 An atom is embedded by a linear map of its coordinates in a frame, its residue or its neighborhood
-in the ligand, and its kind. Queries, keys and values are linear maps of that. So each of the four
-is a sum of three parts, whose maps are products of the model's, computed here in float64.
+in the ligand, and its kind. Queries, keys and values are linear maps of the embedded atom. So each
+of the four is a sum of three parts, whose maps are products of the model's, computed here in
+float64.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _molecule(mpn: Any) -> MoleculeWeights:
 
 
 def _embedding(encoder: Any) -> Embedding:
-    """Multiply the maps to embedded atoms ``E [coordinates, group, kind] + e`` and from these."""
+    """Multiply the maps to and from embedded atoms ``E [coordinates, group, kind] + e``."""
     attention = encoder.encoder.multihead_attention
     joint = exact_linear(encoder.linear)
     channels = len(joint.bias)

@@ -32,7 +32,7 @@ def before_first_launch(
     backend : {"triton", "torch", None}
         Nothing is done unless it is "triton".
     key : hashable
-        All that the kernels depend on, but for the device.
+        Everything that the kernels depend on, except for the device.
     x : Tensor
         One of the inputs, on any device; kernels run on GPUs.
     launch : callable
