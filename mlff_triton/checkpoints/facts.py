@@ -87,7 +87,7 @@ _MATPES_CARD = (
     "https://github.com/materialsvirtuallab/matgl/blob/{}/pretrained_models/"
     "TensorNet-MatPES-{}-v2025.1-PES/README.md"
 )
-_WB97M = "ωB97M-V/def2-TZVPPD, molecules from PubChem"
+_WB97M = "wB97M-V/def2-TZVPPD, molecules from PubChem"
 
 FACTS = {
     "tensornet-gfn2": ModelFacts(

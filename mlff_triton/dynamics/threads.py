@@ -33,7 +33,8 @@ def choose_threads(n_atoms: int) -> int:
 def warn_if_busy(threads: int) -> None:
     """Log once per process what to do if other programs use the cores that threads would need.
 
-    The number of threads is not reduced for them, as bits depend on it.
+    The number of threads is not reduced for these programs, because the last bits of results depend
+    on it.
     """
     if threads == 1 or not hasattr(os, "getloadavg"):  # as on Windows
         return

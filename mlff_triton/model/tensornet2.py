@@ -187,7 +187,8 @@ class TensorNet2(TensorNet):
 def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
     """Raise `InputError` if the Coulomb energy of a model is not defined in a box.
 
-    Periodic boxes need a Coulomb cutoff, and must be twice as high in periodic directions.
+    Periodic boxes need a Coulomb cutoff, and must be at least twice as high as the cutoff in
+    periodic directions.
     """
     if not config.coulomb or not box.pbc.any():
         return
