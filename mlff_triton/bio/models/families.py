@@ -12,10 +12,9 @@ from torch import nn
 
 from mlff_triton.bio.core.fast_forward import FastForward
 from mlff_triton.bio.models.alpha_genome.adapter import AlphaGenomeForward
-from mlff_triton.bio.models.boltz.adapter import BoltzBlockForward
+from mlff_triton.bio.models.boltz.adapter import BoltzBlockForward, BoltzMSAForward
 from mlff_triton.bio.models.boltz.conditioning import BoltzConditioningForward
 from mlff_triton.bio.models.boltz.diffusion import BoltzDiffusionForward
-from mlff_triton.bio.models.boltz.msa import BoltzAlignmentForward
 from mlff_triton.bio.models.boltz.score import Boltz1ScoreForward, BoltzScoreForward
 from mlff_triton.bio.models.boltz.windows import BoltzAtomForward
 from mlff_triton.bio.models.dualbind.adapter import DualBindForward
@@ -23,13 +22,17 @@ from mlff_triton.bio.models.encoders import row_parts, sequence_parts
 from mlff_triton.bio.models.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.models.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.bio.models.enformer.adapter import EnformerForward
-from mlff_triton.bio.models.openfold3.adapter import OpenFold3BlockForward
-from mlff_triton.bio.models.openfold3.diffusion import OpenFold3DiffusionForward
-from mlff_triton.bio.models.openfold3.msa import OpenFold3AlignmentForward
+from mlff_triton.bio.models.openfold3.adapter import (
+    OpenFold3BlockForward,
+    OpenFold3DiffusionForward,
+    OpenFold3MSAForward,
+)
 from mlff_triton.bio.models.protein_mpnn.adapter import ProteinMPNNForward
-from mlff_triton.bio.models.protenix.adapter import ProtenixBlockForward
-from mlff_triton.bio.models.protenix.diffusion import ProtenixDiffusionForward
-from mlff_triton.bio.models.protenix.msa import ProtenixAlignmentForward
+from mlff_triton.bio.models.protenix.adapter import (
+    ProtenixBlockForward,
+    ProtenixDiffusionForward,
+    ProtenixMSAForward,
+)
 
 Adapter: TypeAlias = type[FastForward[Any]]
 
@@ -71,17 +74,17 @@ FAMILIES = (
     Family(
         models=(
             BoltzBlockForward,
-            BoltzAlignmentForward,
+            BoltzMSAForward,
             BoltzConditioningForward,
             BoltzScoreForward,
             Boltz1ScoreForward,
             BoltzAtomForward,
             BoltzDiffusionForward,
             OpenFold3BlockForward,
-            OpenFold3AlignmentForward,
+            OpenFold3MSAForward,
             OpenFold3DiffusionForward,
             ProtenixBlockForward,
-            ProtenixAlignmentForward,
+            ProtenixMSAForward,
             ProtenixDiffusionForward,
         ),
         parts=(),

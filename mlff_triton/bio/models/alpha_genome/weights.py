@@ -138,7 +138,7 @@ def _convolution(block: Any) -> Convolution:
 def _standardized(conv: Any) -> Tensor:
     """Return weights with a mean of zero and a fixed variance, times the learned scale."""
     weight = exact(conv.weight)
-    fan_in = conv.in_channels * conv.kernel_size[0]
+    fan_in: int = conv.in_channels * conv.kernel_size[0]
     variance, mean = torch.var_mean(weight, (1, 2), correction=0, keepdim=True)
     return (weight - mean) * (variance * fan_in).clamp(min=1e-4).rsqrt() * exact(conv.scale)
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.core.recognition import children, has_children, has_structure, is_unmodified
 from mlff_triton.bio.core.weights import exact_norm
-from mlff_triton.bio.models.boltz.adapter import KNOWN, SOURCES, transition
+from mlff_triton.bio.models.boltz.modules import KNOWN, SOURCES
+from mlff_triton.bio.models.boltz.weights import transition
 from mlff_triton.bio.models.structure.autocast import AutocastForward
 from mlff_triton.bio.models.structure.biases import BiasMaps
 from mlff_triton.bio.models.structure.first_launch import before_first_launch

@@ -9,55 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.operators import pair_operators
-from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
-from mlff_triton.bio.core.weights import exact, exact_norm
-from mlff_triton.bio.models.boltz.adapter import HEADS_FIRST, SOURCES
+from mlff_triton.bio.core.recognition import has_structure, is_unmodified
+from mlff_triton.bio.models.boltz.modules import DIFFUSION, SOURCES
+from mlff_triton.bio.models.boltz.weights import DIFFUSION_WATCHED, diffusion_layers
 from mlff_triton.bio.models.structure.autocast import AutocastForward
 from mlff_triton.bio.models.structure.diffusion import (
-    DiffusionLayer,
     DiffusionWeights,
-    condition_maps,
     layered_biases,
     update_samples,
 )
-from mlff_triton.bio.models.structure.maps import exact_weight, weight
 from mlff_triton.bio.models.structure.mask_check import MaskCheck
-from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.pair_stack import (
-    ConditionedAttentionWeights,
-    ConditionedTransitionWeights,
-)
-
-KNOWN = {
-    "AdaLN": children({"LayerNorm": "a_norm s_norm", "Linear": "s_scale s_bias"}),
-    "AttentionPairBias": children(
-        {"Linear": "proj_q proj_k proj_v proj_g proj_o", "Rearrange Sequential": "proj_z"}
-    ),
-    "Sequential": children(
-        {"Linear LayerNorm": "0", "Linear Sigmoid SwiGLU": "1", "Rearrange nothing": "2"}
-    ),
-    "ConditionedTransitionBlock": children(
-        {
-            "AdaLN": "adaln",
-            "Sequential": "swish_gate output_projection",
-            "Linear": "a_to_b b_to_a",
-        }
-    ),
-    "DiffusionTransformerLayer": children(
-        {
-            "AdaLN": "adaln",
-            "AttentionPairBias": "pair_bias_attn",
-            "Linear": "output_projection_linear",
-            "Sequential": "output_projection",
-            "ConditionedTransitionBlock": "transition",
-            "LayerNorm Identity nothing": "post_lnorm",
-        }
-    ),
-}
-"""Submodules of classes of Boltz."""
-
-DIFFUSION = ("eps", "precision", "pattern", "num_heads")
-"""Attributes of modules that `diffusion_layers` reads."""
 
 
 class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
@@ -67,7 +28,7 @@ class BoltzDiffusionForward(AutocastForward[DiffusionWeights]):
     """
 
     supported = "the diffusion transformer of Boltz-2"
-    watches = DIFFUSION
+    watches = DIFFUSION_WATCHED
     announces = False
 
     def __init__(self, *args: Any) -> None:
@@ -132,51 +93,4 @@ def is_transformer(module: Any) -> bool:
         return False
     layers = [type(layer).__name__ == "DiffusionTransformerLayer" for layer in module.layers]
     is_known = bool(layers) and all(layers) and list(dict(module.named_children())) == ["layers"]
-    return is_known and all(has_structure(layer, KNOWN) for layer in module.layers)
-
-
-def diffusion_layers(module: Any) -> list[DiffusionLayer]:
-    """Read the weights of a diffusion transformer in float64.
-
-    Raises
-    ------
-    InputError
-        If it is built in another way than the package builds it.
-    """
-    return [_layer(layer) for layer in module.layers]
-
-
-def _layer(layer: Any) -> DiffusionLayer:
-    attention, transition = layer.pair_bias_attn, layer.transition
-    order = attention.proj_z
-    if (order[-1] if isinstance(order, nn.Sequential) else order).pattern != HEADS_FIRST:
-        raise InputError("the axes of biases have an unknown order")
-    others = attention.proj_k, attention.proj_v, attention.proj_g
-    inputs = torch.cat([exact_weight(attention.proj_q), *map(weight, others)])
-    bias = inputs.new_zeros(len(inputs))
-    bias[: len(attention.proj_q.bias)] = exact(attention.proj_q.bias)
-    swish = weight(transition.swish_gate[0]).chunk(2)
-    norm = getattr(layer, "post_lnorm", None)
-    return DiffusionLayer(
-        heads=attention.num_heads,
-        attention_conditions=_conditions(layer.adaln, layer.output_projection[0]),
-        attention=ConditionedAttentionWeights(inputs, bias, weight(attention.proj_o)),
-        transition_conditions=_conditions(transition.adaln, transition.output_projection[0]),
-        transition=ConditionedTransitionWeights(
-            torch.cat([swish[1], swish[0], weight(transition.a_to_b)]),
-            weight(transition.b_to_a),
-        ),
-        last_norm=exact_norm(norm) if isinstance(norm, nn.LayerNorm) else None,
-    )
-
-
-def _conditions(norm: Any, gate: Any) -> Any:
-    if norm.a_norm.weight is not None or norm.s_norm.bias is not None:
-        raise InputError("a normalization with conditions has a scale or a shift of its own")
-    return condition_maps(
-        (exact(norm.s_norm.weight), None, norm.s_norm.eps),
-        (exact_weight(norm.s_scale), exact(norm.s_scale.bias)),
-        weight(norm.s_bias),
-        (exact_weight(gate), exact(gate.bias)),
-        norm.a_norm.eps,
-    )
+    return is_known and all(has_structure(layer, DIFFUSION) for layer in module.layers)

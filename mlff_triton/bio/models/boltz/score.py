@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.core.recognition import has_structure, is_unmodified
 from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
-from mlff_triton.bio.models.boltz.adapter import KNOWN, SOURCES, transition
-from mlff_triton.bio.models.boltz.diffusion import DIFFUSION, diffusion_layers, is_transformer
+from mlff_triton.bio.models.boltz.diffusion import is_transformer
+from mlff_triton.bio.models.boltz.modules import KNOWN, SOURCES
 from mlff_triton.bio.models.boltz.score_forward import Biases, Given, Results, ScoreForward
+from mlff_triton.bio.models.boltz.weights import DIFFUSION_WATCHED, diffusion_layers, transition
 from mlff_triton.bio.models.boltz.windows import WINDOWS, check_sides, is_atom_transformer
 from mlff_triton.bio.models.structure.diffusion import (
     DiffusionWeights,
@@ -47,7 +48,7 @@ class BoltzScoreForward(ScoreForward):
     """Score network of Boltz-2."""
 
     supported = "the score network of Boltz-2"
-    watches = (*DIFFUSION, *WINDOWS, "disable_times")
+    watches = (*DIFFUSION_WATCHED, *WINDOWS, "disable_times")
     parts = PARTS
 
     @classmethod

@@ -11,8 +11,9 @@ from torch.nn.functional import pad
 
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.core.recognition import is_unmodified
-from mlff_triton.bio.models.boltz.adapter import SOURCES
-from mlff_triton.bio.models.boltz.diffusion import DIFFUSION, diffusion_layers, is_transformer
+from mlff_triton.bio.models.boltz.diffusion import is_transformer
+from mlff_triton.bio.models.boltz.modules import SOURCES
+from mlff_triton.bio.models.boltz.weights import DIFFUSION_WATCHED, diffusion_layers
 from mlff_triton.bio.models.structure.autocast import AutocastForward
 from mlff_triton.bio.models.structure.diffusion import (
     DiffusionWeights,
@@ -90,7 +91,7 @@ class BoltzAtomForward(AutocastForward[DiffusionWeights]):
     """Transformer of atoms within windows, as in the input embedder."""
 
     supported = "the transformer of atoms of Boltz-2"
-    watches = (*DIFFUSION, *WINDOWS)
+    watches = (*DIFFUSION_WATCHED, *WINDOWS)
     announces = False
 
     @classmethod

@@ -1,99 +1,33 @@
-"""Adapters for the blocks of OpenFold3, in the trunk and in all other pair stacks."""
+"""Adapters for OpenFold3: blocks of pair stacks and of the MSA module, and its score network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
-from mlff_triton.bio.models.structure.block import BlockForward, Inputs
-from mlff_triton.bio.models.structure.layers import (
-    WATCHED,
-    norm,
-    token_attention,
-    triangle,
-    triangle_attention,
-)
-from mlff_triton.bio.models.structure.maps import weight
-from mlff_triton.bio.models.structure.updates import BlockWeights, PairWeights, TokenWeights
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
+from mlff_triton.bio.models.openfold3.modules import DIFFUSION, KNOWN, MODULE, SOURCES
+from mlff_triton.bio.models.openfold3.weights import block_weights, msa_weights, score_weights
+from mlff_triton.bio.models.structure.block import BlockForward, MSABlockForward, Names
+from mlff_triton.bio.models.structure.layers import WATCHED
+from mlff_triton.bio.models.structure.pair_score import Collected, Given, Noisy, PairScoreForward
+from mlff_triton.bio.models.structure.updates import BlockWeights
 
-SOURCES = ("openfold3.",)
+EPS = 1e-9
+"""Added to numbers of atoms per token, as upstream."""
 
-_FUSED = children(
-    {
-        "LayerNorm": "layer_norm_in layer_norm_out",
-        "Linear": "linear_g linear_z linear_ab_p linear_ab_g",
-        "Sigmoid": "sigmoid",
-    }
-)
-_SPLIT = children(
-    {
-        "LayerNorm": "layer_norm_in layer_norm_out",
-        "Linear": "linear_g linear_z linear_a_p linear_a_g linear_b_p linear_b_g",
-        "Sigmoid": "sigmoid",
-    }
-)
-KNOWN = {
-    "TriangleMultiplicationOutgoing": _SPLIT,
-    "TriangleMultiplicationIncoming": _SPLIT,
-    "FusedTriangleMultiplicationOutgoing": _FUSED,
-    "FusedTriangleMultiplicationIncoming": _FUSED,
-    "TriangleAttention": children(
-        {"LayerNorm": "layer_norm", "Linear": "linear_z", "Attention": "mha"}
-    ),
-    "Attention": children(
-        {"Linear": "linear_q linear_k linear_v linear_o linear_g", "Sigmoid": "sigmoid"}
-    ),
-    "SwiGLUTransition": children(
-        {"LayerNorm": "layer_norm", "SwiGLU": "swiglu", "Linear": "linear_out"}
-    ),
-    "SwiGLU": children({"Linear": "linear_a linear_b", "SiLU": "swish"}),
-    "DropoutRowwise": children({"Dropout": "dropout"}),
-    "AttentionPairBias": children(
-        {
-            "LayerNorm": "layer_norm_a layer_norm_z",
-            "Linear": "linear_z",
-            "Attention": "mha",
-            "Sigmoid": "sigmoid",
-        }
-    ),
-    "PairBlock": children(
-        {
-            "TriangleMultiplicationOutgoing FusedTriangleMultiplicationOutgoing": "tri_mul_out",
-            "TriangleMultiplicationIncoming FusedTriangleMultiplicationIncoming": "tri_mul_in",
-            "TriangleAttention": "tri_att_start tri_att_end",
-            "SwiGLUTransition": "pair_transition",
-            "DropoutRowwise": "ps_dropout_row_layer",
-        }
-    ),
-    "PairFormerBlock": children(
-        {
-            "PairBlock": "pair_stack",
-            "AttentionPairBias": "attn_pair_bias",
-            "SwiGLUTransition": "single_transition",
-        }
-    ),
-}
-"""Submodules of classes of OpenFold3."""
-
-BLOCKS = ("PairFormerBlock", "PairBlock")
+MASKS = "atom_mask", "token_mask"
 
 
 class OpenFold3BlockForward(BlockForward):
     """Block of a pair stack of OpenFold3."""
 
     supported = "OpenFold3"
-    watches: ClassVar[tuple[str, ...]] = WATCHED
-
-    @classmethod
-    def fits(cls, module: nn.Module) -> bool:
-        """Return True for a block of OpenFold3 with its own classes throughout."""
-        if type(module).__name__ not in BLOCKS or not is_unmodified(module, *SOURCES):
-            return False
-        return has_structure(module, KNOWN)
+    watches = WATCHED
+    sources, blocks, known = SOURCES, ("PairFormerBlock", "PairBlock"), (KNOWN,)
+    names = Names(mask="single_mask", in_place="inplace_safe")
 
     @property
     def updates_tokens(self) -> bool:
@@ -102,41 +36,109 @@ class OpenFold3BlockForward(BlockForward):
 
     def collect(self) -> BlockWeights:
         """Read the weights."""
-        block = self.module
-        if not self.updates_tokens:
-            return BlockWeights(pair_updates(block), None)
-        attention = block.attn_pair_bias
-        tokens = TokenWeights(
-            token_attention(attention.layer_norm_a, attention.mha),
-            bias_norm=norm(attention.layer_norm_z),
-            bias=weight(attention.linear_z),
-            transition=transition(block.single_transition),
-        )
-        return BlockWeights(pair_updates(block.pair_stack), tokens)
-
-    def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
-        """Name the arguments."""
-        s, z, mask, pair_mask = (arguments.get(n) for n in ("s", "z", "single_mask", "pair_mask"))
-        return Inputs(s, z, mask, pair_mask, bool(arguments.get("inplace_safe", False)))
+        return block_weights(self.module, with_tokens=self.updates_tokens)
 
     def outputs(self, s: Tensor | None, z: Tensor) -> Any:
         """Return tokens and pairs, or pairs alone."""
         return (s, z) if self.updates_tokens else z
 
 
-def pair_updates(block: Any) -> PairWeights:
-    """Read the weights of the updates of pairs."""
-    return PairWeights(
-        triangle(block.tri_mul_out, outgoing=True),
-        triangle(block.tri_mul_in, outgoing=False),
-        triangle_attention(block.tri_att_start, block.tri_att_start.linear_z),
-        triangle_attention(block.tri_att_end, block.tri_att_end.linear_z),
-        transition(block.pair_transition),
-        bias_of_ending="query",
-    )
+class OpenFold3MSAForward(MSABlockForward):
+    """Block of the MSA module of OpenFold3."""
+
+    supported = "the MSA module of OpenFold3"
+    watches = (*WATCHED, "opm_first", "skip_msa_update")
+    sources, blocks, known = SOURCES, ("MSAModuleBlock",), (KNOWN,)
+    names = Names("m", mask="msa_mask", in_place="inplace_safe")
+
+    def collect(self) -> BlockWeights:
+        """Read the weights."""
+        return msa_weights(self.module)
+
+    def refusal(self, arguments: Mapping[str, Any]) -> str | None:
+        """Refuse inputs that wait in memory of the CPU."""
+        if arguments.get("_offload_inference", False):
+            return "it moves inputs to the CPU and back"
+        return super().refusal(arguments)
+
+    def begin(self, arguments: Mapping[str, Any]) -> Any:
+        """Begin unless inputs wait in memory of the CPU."""
+        if arguments.get("_offload_inference", False):
+            return None
+        return super().begin(arguments)
 
 
-def transition(module: Any) -> TransitionWeights:
-    """Read the weights of a transition."""
-    maps = module.swiglu.linear_a, module.swiglu.linear_b, module.linear_out
-    return TransitionWeights(norm(module.layer_norm), *map(weight, maps))
+class OpenFold3DiffusionForward(PairScoreForward):
+    """Score network of OpenFold3."""
+
+    supported = "the diffusion module of OpenFold3"
+    watches = (*WATCHED, "sigma_data", "n_query", "n_key")
+    names = "xl_noisy", "t"
+    sources, parts, known = SOURCES, MODULE, DIFFUSION
+
+    def collect(self) -> Collected:
+        """Read the weights."""
+        return score_weights(self.module, self.dtype)
+
+    def window(self) -> tuple[int, int]:
+        """Return the numbers of queries and of keys per window of atoms."""
+        encoder = self.module.atom_attn_enc
+        return int(encoder.n_query), int(encoder.n_key)
+
+    def noisy(self, arguments: Mapping[str, Any]) -> Noisy | str:
+        """Return noisy positions and their levels."""
+        if not arguments.get("use_conditioning"):
+            return "it is called without conditioning"
+        if any(arguments[name] is not arguments["batch"][name] for name in MASKS):
+            return "masks of atoms or tokens are not those of its features"
+        x, levels = (arguments[name] for name in self.names)
+        if x.dim() != 4 or len(x) != 1:
+            return "positions are not those of samples of one complex"
+        return Noisy(x[0], levels.reshape(-1))
+
+    def masks(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """Return the masks of atoms and tokens."""
+        return [arguments[name] for name in MASKS]
+
+    def prepare(self, arguments: Mapping[str, Any]) -> Given:
+        """Run the modules that run once."""
+        own, batch = self.module, arguments["batch"]
+        s_input, s_trunk = arguments["si_input"], arguments["si_trunk"]
+        _, pairs = own.diffusion_conditioning(
+            batch=batch,
+            t=arguments["t"],
+            si_input=s_input,
+            si_trunk=s_trunk,
+            zij_trunk=arguments["zij_trunk"],
+            use_conditioning=True,
+            chunk_size=arguments.get("chunk_size"),
+        )
+        _, _, atoms, atom_pairs = own.atom_attn_enc(
+            batch=batch,
+            rl=torch.zeros_like(batch["ref_pos"]),
+            si_trunk=s_trunk,
+            zij_trunk=pairs,
+            use_high_precision_attention=arguments.get("use_high_precision_attention", False),
+        )
+        atom_mask, token_mask = (batch[name].flatten() for name in MASKS)
+        return Given(
+            torch.cat([s_trunk, s_input], -1).flatten(0, -3),
+            atoms.flatten(0, -3),
+            pairs.flatten(0, -4),
+            atom_pairs.flatten(0, -4),
+            batch["atom_to_token_index"].flatten(),
+            EPS,
+            atom_mask,
+            token_mask,
+            _starts(atom_mask, *self.window()),
+        )
+
+
+def _starts(mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Return the first keys of windows, which are moved to within the atoms, int32 [W].
+
+    Source: ``get_block_indices`` of OpenFold3, which moves windows from the beginning first.
+    """
+    first = queries // 2 - keys // 2 + torch.arange(0, len(mask), queries, device=mask.device)
+    beyond = (first + keys - int(mask.sum())).clamp(min=0)
+    return torch.where(first < 0, 0, first - beyond).int()

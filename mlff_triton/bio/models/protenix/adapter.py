@@ -1,89 +1,37 @@
-"""Adapters for the blocks of Protenix, in the trunk and in all other pair stacks."""
+"""Adapters for Protenix: blocks of pair stacks and of the MSA module, and its score network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from mlff_triton.bio.core.recognition import children, has_structure, is_unmodified
-from mlff_triton.bio.models.structure.block import BlockForward, Inputs
-from mlff_triton.bio.models.structure.layers import (
-    WATCHED,
-    norm,
-    token_attention,
-    triangle,
-    triangle_attention,
+from mlff_triton.bio.models.protenix.modules import DIFFUSION, KNOWN, MODULE, SOURCES
+from mlff_triton.bio.models.protenix.weights import block_weights, msa_weights, score_weights
+from mlff_triton.bio.models.structure.block import BlockForward, MSABlockForward, Names
+from mlff_triton.bio.models.structure.layers import WATCHED
+from mlff_triton.bio.models.structure.pair_score import Collected, Given, Noisy, PairScoreForward
+from mlff_triton.bio.models.structure.updates import BlockWeights
+
+FEATURES = (
+    *("ref_pos", "ref_charge", "ref_mask", "ref_atom_name_chars"),
+    *("ref_element", "d_lm", "v_lm", "pad_info"),
 )
-from mlff_triton.bio.models.structure.maps import weight
-from mlff_triton.bio.models.structure.updates import BlockWeights, PairWeights, TokenWeights
-from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
-SOURCES = ("protenix.",)
-
-NORM = "OpenFoldLayerNorm FusedLayerNorm"
-_TRIANGLE = children(
-    {
-        NORM: "layer_norm_in layer_norm_out",
-        "OpenfoldLinear": "linear_g linear_z linear_a_p linear_a_g linear_b_p linear_b_g",
-        "Sigmoid": "sigmoid",
-    }
-)
-KNOWN = {
-    "TriangleMultiplicationOutgoing": _TRIANGLE,
-    "TriangleMultiplicationIncoming": _TRIANGLE,
-    "TriangleAttention": children(
-        {NORM: "layer_norm", "OpenfoldLinear": "linear", "Attention": "mha"}
-    ),
-    "Attention": children(
-        {
-            "OpenfoldLinear Linear": "linear_q linear_k linear_v linear_o linear_g",
-            "Sigmoid": "sigmoid",
-        }
-    ),
-    "Transition": children(
-        {NORM: "layernorm1", "Linear": "linear_no_bias_a linear_no_bias_b linear_no_bias"}
-    ),
-    "DropoutRowwise": children({"Dropout": "dropout"}),
-    "AttentionPairBias": children(
-        {NORM: "layernorm_a layernorm_z", "Linear": "linear_nobias_z", "Attention": "attention"}
-    ),
-    "PairformerBlock": children(
-        {
-            "TriangleMultiplicationOutgoing": "tri_mul_out",
-            "TriangleMultiplicationIncoming": "tri_mul_in",
-            "TriangleAttention": "tri_att_start tri_att_end",
-            "Transition": "pair_transition",
-            "DropoutRowwise": "dropout_row",
-            "AttentionPairBias nothing": "attention_pair_bias",
-            "Transition nothing": "single_transition",
-        }
-    ),
-}
-"""Submodules of classes of Protenix."""
+ATTENTION = ("num_heads", "has_s", "cross_attention_mode")
+"""Attributes of the attention of tokens that are read here."""
 
 
 class ProtenixBlockForward(BlockForward):
-    """Block of a pair stack of Protenix, whose tokens and alignments have no mask."""
+    """Block of a pair stack of Protenix, whose tokens have no mask."""
 
     supported = "Protenix"
-    watches: ClassVar[tuple[str, ...]] = (
-        *WATCHED,
-        "num_heads",
-        "has_s",
-        "cross_attention_mode",
-        "c_s",
-    )
+    watches = (*WATCHED, *ATTENTION, "c_s")
+    sources, blocks, known = SOURCES, ("PairformerBlock",), (KNOWN,)
+    names = Names(in_place="inplace_safe")
     skips_padding = False
-
-    @classmethod
-    def fits(cls, module: nn.Module) -> bool:
-        """Return True for a block of Protenix with its own classes throughout."""
-        if type(module).__name__ != "PairformerBlock" or not is_unmodified(module, *SOURCES):
-            return False
-        return has_structure(module, KNOWN)
 
     @property
     def updates_tokens(self) -> bool:
@@ -92,43 +40,71 @@ class ProtenixBlockForward(BlockForward):
 
     def collect(self) -> BlockWeights:
         """Read the weights."""
-        block = self.module
-        return BlockWeights(pair_updates(block), _tokens(block) if self.updates_tokens else None)
+        return block_weights(self.module, with_tokens=self.updates_tokens)
 
-    def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
-        """Name the arguments. Tokens have no mask."""
-        s, z, pair_mask = (arguments.get(name) for name in ("s", "z", "pair_mask"))
-        return Inputs(s, z, None, pair_mask, bool(arguments.get("inplace_safe", False)))
+
+class ProtenixMSAForward(MSABlockForward):
+    """Block of the MSA module, which updates an alignment, unless it is the last one, and pairs.
+
+    The alignment has no mask, and no inputs are overwritten.
+    """
+
+    supported = "the MSA module of Protenix"
+    watches = (*WATCHED, "num_heads", "is_last_block", "dim")
+    sources, blocks, known = SOURCES, ("MSABlock",), (KNOWN,)
+    names = Names("m")
+    skips_padding = False
+
+    def collect(self) -> BlockWeights:
+        """Read the weights."""
+        return msa_weights(self.module)
 
     def outputs(self, s: Tensor | None, z: Tensor) -> Any:
-        """Return tokens and pairs."""
-        return s, z
+        """Return the alignment, or None after the last block, and pairs."""
+        return None if self.module.is_last_block else s, z
 
 
-def pair_updates(block: Any) -> PairWeights:
-    """Read the weights of the updates of pairs by a block."""
-    return PairWeights(
-        triangle(block.tri_mul_out, outgoing=True),
-        triangle(block.tri_mul_in, outgoing=False),
-        triangle_attention(block.tri_att_start, block.tri_att_start.linear),
-        triangle_attention(block.tri_att_end, block.tri_att_end.linear),
-        transition(block.pair_transition),
-    )
+class ProtenixDiffusionForward(PairScoreForward):
+    """Score network of Protenix."""
 
+    supported = "the diffusion module of Protenix"
+    watches = (*WATCHED, *ATTENTION, "n_heads", "sigma_data", "n_queries", "n_keys")
+    names = "x_noisy", "t_hat_noise_level"
+    sources, parts, known = SOURCES, MODULE, DIFFUSION
 
-def _tokens(block: Any) -> TokenWeights:
-    attention = block.attention_pair_bias
-    if attention.has_s or attention.cross_attention_mode:
-        raise InputError("attention of tokens has conditions, or other keys than queries")
-    return TokenWeights(
-        token_attention(attention.layernorm_a, attention.attention),
-        bias_norm=norm(attention.layernorm_z),
-        bias=weight(attention.linear_nobias_z),
-        transition=transition(block.single_transition),
-    )
+    def collect(self) -> Collected:
+        """Read the weights."""
+        return score_weights(self.module, self.dtype)
 
+    def window(self) -> tuple[int, int]:
+        """Return the numbers of queries and of keys per window of atoms."""
+        encoder = self.module.atom_attention_encoder
+        return encoder.n_queries, encoder.n_keys
 
-def transition(module: Any) -> TransitionWeights:
-    """Read the weights of a transition."""
-    maps = module.linear_no_bias_a, module.linear_no_bias_b, module.linear_no_bias
-    return TransitionWeights(norm(module.layernorm1), *map(weight, maps))
+    def noisy(self, arguments: Mapping[str, Any]) -> Noisy | str:
+        """Return noisy positions and their levels, one level where samples share its memory."""
+        if not arguments.get("use_conditioning", True):
+            return "it is called without conditioning"
+        x, levels = (arguments[name] for name in self.names)
+        shared = levels.dim() == 1 and levels.stride(0) == 0
+        return Noisy(x, levels[:1] if shared else levels)
+
+    def prepare(self, arguments: Mapping[str, Any]) -> Given:
+        """Run the modules that run once."""
+        own, given = self.module, arguments["input_feature_dict"]
+        s_inputs, s_trunk, z_trunk = (arguments[n] for n in ("s_inputs", "s_trunk", "z_trunk"))
+        pairs = arguments.get("pair_z")
+        if pairs is None:
+            pairs = own.diffusion_conditioning.prepare_cache(given["relp"], z_trunk, False)
+        token = given["atom_to_token_idx"]
+        _, _, atoms, atom_pairs = own.atom_attention_encoder(
+            token,
+            *(given[name] for name in FEATURES),
+            r_l=torch.zeros_like(given["ref_pos"])[None],
+            s=s_trunk[None],
+            z=pairs[None],
+            p_lm=arguments.get("p_lm"),
+            c_l=arguments.get("c_l"),
+        )
+        tokens = torch.cat([s_trunk, s_inputs], -1)
+        return Given(tokens[None], atoms, pairs[None], atom_pairs[0], token)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import Options
 from mlff_triton.bio.core.graph_cache import GraphCache
+from mlff_triton.bio.core.recognition import Children, has_structure, is_unmodified
 from mlff_triton.bio.models.structure.autocast import AutocastForward
 from mlff_triton.bio.models.structure.block_update import (
     BlockUpdate,
@@ -55,6 +56,16 @@ class Inputs(NamedTuple):
     in_place: bool = False
 
 
+class Names(NamedTuple):
+    """Names of the `Inputs` among the arguments of ``forward``; None for those it does not take."""
+
+    s: str = "s"
+    z: str = "z"
+    mask: str | None = None
+    pair_mask: str = "pair_mask"
+    in_place: str | None = None
+
+
 class BlockForward(AutocastForward[Packed]):
     """Block that updates pairs, and tokens or an alignment if it has any.
 
@@ -63,6 +74,18 @@ class BlockForward(AutocastForward[Packed]):
     arguments have no effect. Blocks of few tokens run as CUDA graphs, which blocks of the same
     shapes share.
     """
+
+    sources: ClassVar[tuple[str, ...]]
+    """Python modules and packages that the classes come from, as for `is_unmodified`."""
+
+    blocks: ClassVar[tuple[str, ...]]
+    """Names of the classes of blocks."""
+
+    known: ClassVar[tuple[Mapping[str, Children], ...]]
+    """Submodules of classes of the package, one mapping for each of its versions."""
+
+    names: ClassVar[Names] = Names()
+    """Names of arguments."""
 
     token_axes: ClassVar[int] = 1
     """Number of axes of tokens: 1, or 2 for an alignment."""
@@ -76,6 +99,13 @@ class BlockForward(AutocastForward[Packed]):
         self._whole_check = WholeMaskCheck()
         self._graphs: GraphCache | None = None  # kept while there are blocks
 
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Return True for a block of the package with its own classes throughout."""
+        if type(module).__name__ not in cls.blocks or not is_unmodified(module, *cls.sources):
+            return False
+        return any(has_structure(module, known) for known in cls.known)
+
     @property
     @abstractmethod
     def updates_tokens(self) -> bool:
@@ -85,13 +115,14 @@ class BlockForward(AutocastForward[Packed]):
     def collect(self) -> BlockWeights:
         """Read the weights in float64."""
 
-    @abstractmethod
     def inputs(self, arguments: Mapping[str, Any]) -> Inputs:
-        """Name the arguments. They may be of any type and may be missing."""
+        """Find the inputs by name. They may be of any type and may be missing."""
+        s, z, mask, pair_mask, in_place = (name and arguments.get(name) for name in self.names)
+        return Inputs(s, z, mask, pair_mask, bool(in_place))
 
-    @abstractmethod
     def outputs(self, s: Tensor | None, z: Tensor) -> Any:
         """Return tokens and pairs as ``forward`` does."""
+        return s, z
 
     @property
     def token_dtype(self) -> torch.dtype:
@@ -215,3 +246,14 @@ class BlockForward(AutocastForward[Packed]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_graphs": None}
+
+
+class MSABlockForward(BlockForward):
+    """Block of an MSA module, which updates an alignment and pairs."""
+
+    token_axes = 2
+
+    @property
+    def updates_tokens(self) -> bool:
+        """True, for the alignment."""
+        return True

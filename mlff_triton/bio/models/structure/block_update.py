@@ -18,10 +18,10 @@ from mlff_triton.bio.core.graph_cache import GraphCache, Inputs, Outputs, copy_a
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.models.structure.packed import unpacked
 from mlff_triton.bio.models.structure.updates import (
-    AlignmentWeights,
     BlockWeights,
+    MSAWeights,
     TokenWeights,
-    update_alignment,
+    update_msa,
     update_pairs,
     update_tokens,
 )
@@ -84,7 +84,7 @@ def begin_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate, own: In
 
 def can_begin(weights: BlockWeights, z: Tensor, rows: torch.dtype) -> bool:
     """Return True if the first update of pairs should write those of a graph."""
-    is_first = not isinstance(weights.tokens, AlignmentWeights)
+    is_first = not isinstance(weights.tokens, MSAWeights)
     return is_first and z.numel() > _FEWEST_TO_BEGIN and z.dtype == rows and z.is_contiguous()
 
 
@@ -107,9 +107,9 @@ def update_block(weights: BlockWeights, inputs: Inputs, how: BlockUpdate) -> Out
     assert given_s is not None
     s = _rows(given_s, how.token_rows, axes + 1)
     mask = _flat(mask, axes, s.dtype)
-    if isinstance(tokens, AlignmentWeights):
+    if isinstance(tokens, MSAWeights):
         z = z if updated is None else updated.copy_(z)
-        update_alignment(operators, tokens, s, z, mask, pair_mask)
+        update_msa(operators, tokens, s, z, mask, pair_mask)
     z = update_pairs(operators, pairs, z, pair_mask, updated, begun=how.begun)
     if isinstance(tokens, TokenWeights):
         rows = z if z.dtype == tokens.bias.dtype else z.to(how.token_rows)

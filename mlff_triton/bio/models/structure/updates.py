@@ -85,7 +85,7 @@ class TokenWeights(NamedTuple):
     last_norm: Norm | None = None
 
 
-class AlignmentWeights(NamedTuple):
+class MSAWeights(NamedTuple):
     """Weights of the updates of an alignment, and of pairs by it.
 
     Attributes
@@ -116,7 +116,7 @@ class BlockWeights(NamedTuple):
     """Weights of a block; those of tokens are None if it only updates pairs."""
 
     pairs: PairWeights
-    tokens: TokenWeights | AlignmentWeights | None
+    tokens: TokenWeights | MSAWeights | None
 
 
 def prepared(weights: Weights, dtype: torch.dtype, backend: str | None) -> Weights:
@@ -171,7 +171,7 @@ def check_sizes(weights: BlockWeights) -> None:
         if channels not in PAIR_CHANNELS:
             raise InputError(f"{name} {channels} channels: use 16, 32, 64, 128 or 256")
     heads = [(len(a.query), len(a.bias)) for a in (pairs.starting, pairs.ending)]
-    if isinstance(tokens, AlignmentWeights):
+    if isinstance(tokens, MSAWeights):
         channels = len(tokens.outer_product.norm[0])
         factors = len(tokens.outer_product.left)
         if factors not in FACTOR_CHANNELS:
@@ -223,9 +223,9 @@ def update_tokens(
     return s if norm is None else layer_norm(s, s.shape[-1:], *norm)
 
 
-def update_alignment(
+def update_msa(
     operators: PairOperators,
-    weights: AlignmentWeights,
+    weights: MSAWeights,
     msa: Tensor,
     z: Tensor,
     mask: Tensor | None,

@@ -15,9 +15,9 @@ from mlff_triton import bio
 from tests.bio.models.boltz import (
     test_boltz,
     test_boltz1_score,
-    test_boltz_alignment,
     test_boltz_conditioning,
     test_boltz_diffusion,
+    test_boltz_msa,
     test_boltz_score,
     test_boltz_windows,
 )
@@ -38,8 +38,8 @@ def block(name: str, device: str) -> Case:
 
 
 def alignment(name: str, device: str) -> Case:
-    given, _ = test_boltz_alignment.arguments(5, 1, N, device)
-    return test_boltz_alignment.make(name, device), lambda model: model(*given)
+    given, _ = test_boltz_msa.arguments(5, 1, N, device)
+    return test_boltz_msa.make(name, device), lambda model: model(*given)
 
 
 def conditioning(device: str) -> Case:

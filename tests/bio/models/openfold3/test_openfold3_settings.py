@@ -11,8 +11,8 @@ pytest.importorskip("openfold3.core.model.latent.pairformer", reason="openfold3 
 
 from tests.bio.models.openfold3 import (
     test_openfold3,
-    test_openfold3_alignment,
     test_openfold3_diffusion,
+    test_openfold3_msa,
 )
 from tests.support.setting_tests import Case, SettingTests
 
@@ -28,9 +28,9 @@ def block(name: str, device: str) -> Case:
 
 
 def alignment(name: str, device: str) -> Case:
-    (msa, z, mask, pairs), _ = test_openfold3_alignment.arguments(5, 1, N, device)
+    (msa, z, mask, pairs), _ = test_openfold3_msa.arguments(5, 1, N, device)
     whole = torch.ones_like(mask)  # what is masked in an alignment differs
-    return test_openfold3_alignment.make(name, device), lambda model: model(msa, z, whole, pairs)
+    return test_openfold3_msa.make(name, device), lambda model: model(msa, z, whole, pairs)
 
 
 def score(device: str) -> Case:
@@ -43,7 +43,7 @@ CASES: dict[str, Callable[[str], Case]] = {
     **{name: lambda device, name=name: block(name, device) for name in test_openfold3.BLOCKS},
     **{
         f"alignment, {name}": lambda device, name=name: alignment(name, device)
-        for name in test_openfold3_alignment.BLOCKS
+        for name in test_openfold3_msa.BLOCKS
     },
     "score network": score,
 }

@@ -12,8 +12,8 @@ pytest.importorskip("protenix.model.modules.pairformer", reason="protenix is not
 
 from tests.bio.models.protenix import (
     test_protenix,
-    test_protenix_alignment,
     test_protenix_diffusion,
+    test_protenix_msa,
 )
 from tests.support.setting_tests import Case, SettingTests
 
@@ -27,9 +27,9 @@ def block(name: str, device: str) -> Case:
 
 
 def alignment(last: bool, device: str) -> Case:
-    given = test_protenix_alignment.arguments(5, N, device)
-    model = test_protenix_alignment.make(last, device)
-    return model, lambda model: test_protenix_alignment.run(model)(*given)
+    given = test_protenix_msa.arguments(5, N, device)
+    model = test_protenix_msa.make(last, device)
+    return model, lambda model: test_protenix_msa.run(model)(*given)
 
 
 def score(device: str) -> Case:

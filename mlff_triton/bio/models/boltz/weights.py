@@ -1,0 +1,176 @@
+"""Weights of Boltz-1 and Boltz-2, as the parts that all models of structures share read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from mlff_triton.bio.core.weights import exact, exact_norm
+from mlff_triton.bio.models.structure.diffusion import (
+    ConditionMaps,
+    DiffusionLayer,
+    condition_maps,
+)
+from mlff_triton.bio.models.structure.layers import triangle_attention
+from mlff_triton.bio.models.structure.maps import exact_weight, weight
+from mlff_triton.bio.models.structure.updates import (
+    BlockWeights,
+    MSAWeights,
+    PairWeights,
+    TokenWeights,
+)
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.types.pair_stack import (
+    AverageWeights,
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    OuterProductWeights,
+    TokenAttentionWeights,
+    TransitionWeights,
+    TriangleWeights,
+)
+
+HEADS_FIRST = "b ... h -> b h ..."
+"""Order of the axes of biases."""
+
+DIFFUSION_WATCHED = ("eps", "precision", "pattern", "num_heads")
+"""Attributes of modules that `diffusion_layers` reads."""
+
+
+def block_weights(block: Any, *, with_tokens: bool) -> BlockWeights:
+    """Read the weights of a block of the trunk."""
+    updates = pair_updates(block, block.transition_z)
+    return BlockWeights(updates, tokens(block) if with_tokens else None)
+
+
+def msa_weights(block: Any) -> BlockWeights:
+    """Read the weights of a block of the MSA module."""
+    pairs = getattr(block, "pairformer_layer", None)
+    if pairs is None:
+        updates = pair_updates(block, block.z_transition)
+    else:
+        updates = pair_updates(pairs, pairs.transition_z)
+    outer = _outer_product(block.outer_product_mean)
+    average = _average(block.pair_weighted_averaging)
+    return BlockWeights(updates, MSAWeights(outer, average, transition(block.msa_transition)))
+
+
+def pair_updates(block: Any, last: Any) -> PairWeights:
+    """Read the weights of the updates of pairs by a block with a last transition."""
+    return PairWeights(
+        triangle(block.tri_mul_out),
+        triangle(block.tri_mul_in),
+        triangle_attention(block.tri_att_start, block.tri_att_start.linear),
+        triangle_attention(block.tri_att_end, block.tri_att_end.linear, starting=False),
+        transition(last),
+    )
+
+
+def triangle(module: Any) -> TriangleWeights:
+    """Read the weights of triangle multiplication."""
+    maps = (weight(each) for each in (module.p_in, module.g_in, module.p_out, module.g_out))
+    return TriangleWeights(exact_norm(module.norm_in), exact_norm(module.norm_out), *maps)
+
+
+def transition(module: Any) -> TransitionWeights:
+    """Read the weights of a transition.
+
+    Raises
+    ------
+    InputError
+        If it changes the number of channels.
+    """
+    if len(module.fc3.weight) != len(module.norm.weight):
+        raise InputError("a transition changes the number of channels")
+    maps = map(weight, (module.fc1, module.fc2, module.fc3))
+    return TransitionWeights(exact_norm(module.norm), *maps)
+
+
+def tokens(module: Any) -> TokenWeights:
+    """Read the weights of the updates of tokens by a block.
+
+    Raises
+    ------
+    InputError
+        If the axes of biases have an unknown order, or tokens are not normalized once.
+    """
+    own = module.attention
+    if own.proj_z[2].pattern != HEADS_FIRST:
+        raise InputError("the axes of biases have an unknown order")
+    own_norm = getattr(own, "norm_s", None) if getattr(own, "initial_norm", True) else None
+    norms = getattr(module, "pre_norm_s", None), own_norm
+    if norms.count(None) != 1:
+        raise InputError("its tokens are not normalized once before attention")
+    key, value, gate, out = map(weight, (own.proj_k, own.proj_v, own.proj_g, own.proj_o))
+    last = getattr(module, "s_post_norm", None)
+    return TokenWeights(
+        TokenAttentionWeights(
+            exact_norm(norms[0] or norms[1]),
+            *(exact_weight(own.proj_q), key, value, gate, out),
+            query_bias=exact(own.proj_q.bias),
+        ),
+        bias_norm=exact_norm(own.proj_z[0]),
+        bias=weight(own.proj_z[1]),
+        transition=transition(module.transition_s),
+        last_norm=exact_norm(last) if isinstance(last, nn.LayerNorm) else None,
+    )
+
+
+def _outer_product(module: Any) -> OuterProductWeights:
+    left, right = weight(module.proj_a), weight(module.proj_b)
+    out = exact_weight(module.proj_o)
+    return OuterProductWeights(exact_norm(module.norm), left, right, out, exact(module.proj_o.bias))
+
+
+def _average(module: Any) -> AverageWeights:
+    maps = map(weight, (module.proj_m, module.proj_g, module.proj_z, module.proj_o))
+    return AverageWeights(exact_norm(module.norm_m), exact_norm(module.norm_z), *maps)
+
+
+def diffusion_layers(module: Any) -> list[DiffusionLayer]:
+    """Read the weights of a diffusion transformer in float64.
+
+    Raises
+    ------
+    InputError
+        If it is built in another way than the package builds it.
+    """
+    return [_layer(layer) for layer in module.layers]
+
+
+def _layer(layer: Any) -> DiffusionLayer:
+    attention, transition = layer.pair_bias_attn, layer.transition
+    order = attention.proj_z
+    if (order[-1] if isinstance(order, nn.Sequential) else order).pattern != HEADS_FIRST:
+        raise InputError("the axes of biases have an unknown order")
+    others = attention.proj_k, attention.proj_v, attention.proj_g
+    inputs = torch.cat([exact_weight(attention.proj_q), *map(weight, others)])
+    bias = inputs.new_zeros(len(inputs))
+    bias[: len(attention.proj_q.bias)] = exact(attention.proj_q.bias)
+    swish = weight(transition.swish_gate[0]).chunk(2)
+    norm = getattr(layer, "post_lnorm", None)
+    return DiffusionLayer(
+        heads=attention.num_heads,
+        attention_conditions=_conditions(layer.adaln, layer.output_projection[0]),
+        attention=ConditionedAttentionWeights(inputs, bias, weight(attention.proj_o)),
+        transition_conditions=_conditions(transition.adaln, transition.output_projection[0]),
+        transition=ConditionedTransitionWeights(
+            torch.cat([swish[1], swish[0], weight(transition.a_to_b)]),
+            weight(transition.b_to_a),
+        ),
+        last_norm=exact_norm(norm) if isinstance(norm, nn.LayerNorm) else None,
+    )
+
+
+def _conditions(norm: Any, gate: Any) -> ConditionMaps:
+    if norm.a_norm.weight is not None or norm.s_norm.bias is not None:
+        raise InputError("a normalization with conditions has a scale or a shift of its own")
+    return condition_maps(
+        (exact(norm.s_norm.weight), None, norm.s_norm.eps),
+        (exact_weight(norm.s_scale), exact(norm.s_scale.bias)),
+        weight(norm.s_bias),
+        (exact_weight(gate), exact(gate.bias)),
+        norm.a_norm.eps,
+    )
