@@ -150,7 +150,7 @@ class Conditions(NamedTuple):
 
     @property
     def constants(self) -> tuple[object, ...]:
-        """Constants of captured launches, unlike temperatures and streams."""
+        """Constants of captured launches; temperatures and streams may change."""
         return self.integration, self.rescaling, self.barostat, self.descent
 
 

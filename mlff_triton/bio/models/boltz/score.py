@@ -156,7 +156,7 @@ class Boltz1ScoreForward(BoltzScoreForward):
         return super().refusal(arguments) if cache else None
 
     def bias_shapes(self, given: Given, samples: int) -> list[tuple[int, ...]]:
-        """Return the sizes of biases, of which atoms have one for every sample."""
+        """Return the sizes of biases; those of atoms contain the samples."""
         batch, windows, queries, keys = self.windows(given)
         n, atoms = given.token_mask.shape[1], sum(self._depths[:2])
         heads = [x.shape[1] if x.dim() > 1 else 0 for x in given.biases]
