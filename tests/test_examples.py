@@ -538,6 +538,16 @@ def clusters(tmp_path_factory):
     return folder
 
 
+def test_parity_compares_held_out_molecules(data, tmp_path):
+    run("training/parity.py", "--data", data[0], "--out", tmp_path / "parity.csv", cwd=tmp_path)
+    with (tmp_path / "parity.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["molecule"] for row in rows} == {"acetoxime"}
+    assert {row["quantity"] for row in rows} == {"energy", "force"}
+    reference, model = np.array([[float(row["reference"]), float(row["model"])] for row in rows]).T
+    assert np.corrcoef(reference, model)[0, 1] > 0.9
+
+
 def test_training_on_padded_batches_is_the_same(clusters, tmp_path, training_modules):
     """Captured steps on a GPU need batches of one size."""
     data = training_modules("dataset").load(clusters, 4.0)
