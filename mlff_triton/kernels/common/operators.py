@@ -10,7 +10,7 @@ in a file.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,14 +49,16 @@ def operator(
     """
 
     def register(launch: Callable[..., Any]) -> CustomOpDef:
-        inputs = tuple(inspect.signature(launch).parameters)
+        inputs = inspect.signature(launch).parameters
         registered = torch.library.custom_op(f"mlff_triton::{name}", mutates_args=())(launch)
         registered.register_fake(outputs if callable(outputs) else _like(outputs, inputs))
-        derivative = differentiate or (gradients and _from_saved(gradients))
-        if derivative:
-            registered.register_autograd(
-                _padded(derivative, len(inputs)), setup_context=_save(saves, inputs)
-            )
+        save = saves if callable(saves) else _save(saves, inputs)
+        if gradients is not None:
+            derivative = _padded(_from_saved(gradients), len(inputs))
+            registered.register_autograd(derivative, setup_context=save)
+        elif differentiate is not None:
+            derivative = _padded(differentiate, len(inputs))
+            registered.register_autograd(derivative, setup_context=_noting_tensors(save))
         return registered
 
     return register
@@ -64,8 +66,10 @@ def operator(
 
 def saved_inputs(ctx: Any) -> list[Any]:
     """Return the inputs that were saved, tensors and others, in their order."""
-    pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
-    return [other if saved is None else saved for saved, other in pairs]
+    inputs = list(ctx.saved_tensors)
+    for position, value in ctx.others:
+        inputs.insert(position, value)
+    return inputs
 
 
 def needed_gradients(ctx: Any) -> list[bool]:
@@ -125,9 +129,10 @@ def by_reference(
     return differentiate
 
 
-def _like(names: str | tuple[str, ...], inputs: tuple[str, ...]) -> Callable[..., Any]:
+def _like(names: str | tuple[str, ...], inputs: Iterable[str]) -> Callable[..., Any]:
     """Make the function that returns uninitialized tensors like the inputs of the given names."""
-    indices = [inputs.index(name) for name in ([names] if isinstance(names, str) else names)]
+    known = list(inputs)
+    indices = [known.index(name) for name in ([names] if isinstance(names, str) else names)]
 
     def empty(*arguments: Any) -> Any:
         tensors = tuple(arguments[k].new_empty(arguments[k].shape) for k in indices)
@@ -152,18 +157,28 @@ def _padded(differentiate: Callable[..., Any], n_inputs: int) -> Callable[..., A
 
 
 def _save(
-    saves: Callable[..., None] | tuple[str, ...] | None, names: tuple[str, ...]
+    names: tuple[str, ...] | None, inputs: Mapping[str, inspect.Parameter]
 ) -> Callable[..., None]:
-    """Make the ``setup_context`` of an operator, which also notes which inputs are tensors."""
+    """Make the ``setup_context`` that saves inputs, for `saved_inputs`."""
+    wanted = [k for k, name in enumerate(inputs) if names is None or name in names]
+    is_tensor = ["Tensor" in str(parameter.annotation) for parameter in inputs.values()]
+    tensors = [k for k in wanted if is_tensor[k]]
+    others = [(position, k) for position, k in enumerate(wanted) if not is_tensor[k]]
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+        del output
+        ctx.save_for_backward(*[inputs[k] for k in tensors])
+        ctx.others = [(position, inputs[k]) for position, k in others]
+
+    return save
+
+
+def _noting_tensors(save: Callable[..., None]) -> Callable[..., None]:
+    """Make a ``setup_context`` that also notes which inputs are tensors, for `needed_gradients`."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.tensors = [k for k, argument in enumerate(inputs) if isinstance(argument, Tensor)]
-        if callable(saves):
-            saves(ctx, inputs, output)
-            return
-        wanted = inputs if saves is None else [inputs[names.index(name)] for name in saves]
-        ctx.save_for_backward(*(a if isinstance(a, Tensor) else None for a in wanted))
-        ctx.others = [None if isinstance(a, Tensor) else a for a in wanted]
+        save(ctx, inputs, output)
 
     return setup_context
 
