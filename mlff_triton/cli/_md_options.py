@@ -1,160 +1,118 @@
-"""Options of ``mlff-triton md``: conditions of stages, and options that contradict others."""
+"""Options of ``mlff-triton md``, in the groups of its help."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
-from mlff_triton.errors import InputError
+import typer
 
-if TYPE_CHECKING:
-    from mlff_triton.dynamics import Settings, Snapshot, Stage
-    from mlff_triton.dynamics.stages import Temperature
+STAGES, SYSTEMS, MOTION, FILES = "Stages", "Several systems", "Motion", "Files"
+CONTINUE = "Continue a run"
 
-
-FURTHER = {
-    "steps": "use --extend for a longer last stage, or --ensemble for a further one",
-    **dict.fromkeys(
-        ("ensemble", "temperature", "pressure"), "add --steps for a further stage with it"
+Structures = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[STRUCTURE]...",
+        help="Structure files that ASE can read, or alanine-dipeptide-water.",
     ),
-}
-"""Remedies for options that contradict a restart file."""
-
-
-def make_stages(
-    ensemble: list[str],
-    steps: list[int],
-    temperatures: list[Temperature],
-    pressures: list[float],
-) -> tuple[Stage, ...]:
-    """Make the stages. A single temperature or pressure is one of the run."""
-    from mlff_triton.dynamics import stages_of
-
-    return stages_of(
-        ensemble,
-        steps,
-        temperatures if len(temperatures) > 1 else [None],
-        pressures if len(pressures) > 1 else [None],
-    )
-
-
-def read_temperatures(texts: list[str], n_systems: int) -> list[Temperature]:
-    """Read temperatures: numbers, or ranges that are divided geometrically, as for exchanges."""
-    return [_temperature(text, n_systems) for text in texts]
-
-
-def _temperature(text: str, n_systems: int) -> Temperature:
-    try:
-        bounds = [float(part) for part in text.split(":")]
-    except ValueError:
-        bounds = []
-    if len(bounds) not in (1, 2):
-        raise InputError(f"--temperature {text!r} must be a number, or LOWEST:HIGHEST")
-    if len(bounds) == 1:
-        return bounds[0]
-    lowest, highest = bounds
-    if n_systems < 2 or not 0 < lowest <= highest:
-        raise InputError(
-            f"--temperature {text!r} needs two or more --replicas, and LOWEST below HIGHEST"
-        )
-    ratio = (highest / lowest) ** (1 / (n_systems - 1))
-    return tuple(lowest * ratio**k for k in range(n_systems))
-
-
-def check_used(given: dict[str, Any], settings: Settings) -> None:
-    """Raise `InputError` if a given option has no effect, together with the others."""
-    ensembles = {stage.ensemble for stage in settings.stages}
-    has_thermostat, has_barostat = ensembles != {"nve"}, "npt" in ensembles
-    has_friction = has_thermostat and settings.thermostat == "langevin"
-    for name, is_used, need in (
-        ("thermostat", has_thermostat, "--ensemble nvt or npt"),
-        ("friction", has_friction, "--thermostat langevin, in nvt or npt"),
-        ("barostat", has_barostat, "--ensemble npt"),
-        ("barostat_time", has_barostat, "--ensemble npt"),
-        ("compressibility", has_barostat, "--ensemble npt"),
-        ("pressure", has_barostat, "--ensemble npt"),
-    ):
-        if name in given and not is_used:
-            option = name.replace("_", "-")
-            raise InputError(f"--{option} has no effect without {need}: leave it out, or add that")
-
-
-def further_stages(
-    snapshot: Snapshot, given: dict[str, Any]
-) -> tuple[tuple[Stage, ...], dict[str, Any]]:
-    """Return the stages that follow those of a restart file, and the options that do not say so.
-
-    Steps with an ensemble, a temperature or a pressure are further stages, unless the plan ends
-    with the same ones: a command that is given again changes nothing.
-    """
-    from mlff_triton.dynamics import stages_of
-
-    own = {name: given[name] for name in ("ensemble", "temperature", "pressure") if name in given}
-    if "steps" not in given or not own:
-        return (), given
-    planned, last = snapshot.settings.spans, snapshot.settings.stages[-1]
-    temperatures: list[Temperature | None] = [last.temperature]
-    if "temperature" in own:
-        temperatures = [*read_temperatures(own["temperature"], len(snapshot.systems))]
-    ensembles = own.get("ensemble", [last.ensemble] * len(given["steps"]))
-    stages = stages_of(
-        ensembles, given["steps"], temperatures, own.get("pressure", [last.pressure])
-    )
-    if "pressure" in own and not any(stage.ensemble == "npt" for stage in stages):
-        raise InputError("--pressure has no effect without --ensemble npt: leave it out")
-    rest = {name: value for name, value in given.items() if name not in {"steps", *own}}
-    end = [(s.ensemble, s.stop - s.start, s.temperature, s.pressure) for s in planned]
-    new = [(s.ensemble, s.steps, s.temperature, s.pressure) for s in stages]
-    is_given = ["ensemble" in own, True, "temperature" in own, "pressure" in own]
-    is_same = len(new) <= len(end) and all(
-        not given_now or one == other
-        for stage, done in zip(new, end[-len(new) :], strict=True)
-        for given_now, one, other in zip(is_given, stage, done, strict=True)
-    )
-    return () if is_same else stages, rest
-
-
-def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
-    """Raise `InputError` if an option other than the device contradicts the restart file."""
-    from mlff_triton.checkpoints import lasting_name
-    from mlff_triton.dynamics.stages import one_per_stage
-
-    spans, stages = snapshot.settings.spans, snapshot.settings.stages
-    recorded = {
-        **snapshot.settings.to_dict(),
-        **snapshot.recipe,
-        "ensemble": [stage.ensemble for stage in stages],
-        "steps": [stage.steps for stage in stages],
-        "temperature": [span.temperature for span in spans],
-        "pressure": [span.pressure for span in spans],
-        "charge": snapshot.systems[0].info.get("charge"),
-        "no_pbc": not any(atoms.pbc.any() for atoms in snapshot.systems),
-        "out": restart.parent.resolve(),
-        "restart": restart,
-    }
-    wanted = {
-        k: v for k, v in given.items() if k not in ("extend", "device", "reactive", "trajectory")
-    }
-    if "temperature" in wanted:
-        wanted["temperature"] = read_temperatures(wanted["temperature"], len(snapshot.systems))
-    for name in ("steps", "temperature", "pressure"):
-        if name in wanted:
-            wanted[name] = one_per_stage(f"values of --{name}", wanted[name], len(stages))
-    if "model" in wanted:
-        wanted["model"] = lasting_name(wanted["model"])
-    if "out" in wanted:
-        wanted["out"] = wanted["out"].resolve()
-    for name, value in wanted.items():
-        if name in ("structures", "replicas", "fix", "overwrite"):
-            word = name.removesuffix("s") if name == "structures" else name
-            raise InputError(f"--restart continues a run unchanged: leave out {word}")
-        if value != recorded[name]:
-            option, values = name.replace("_", "-"), recorded[name]
-            shown = ", ".join(
-                map(str, dict.fromkeys(values) if isinstance(values, list) else [values])
-            )
-            remedy = FURTHER.get(name, "start a new run")
-            raise InputError(
-                f"--{option} contradicts the restart file, which says {shown}: leave it out, or "
-                f"{remedy}"
-            )
+]
+Ensemble = Annotated[
+    list[str],
+    typer.Option(help="nve, nvt or npt; repeat for several stages.", rich_help_panel=STAGES),
+]
+Steps = Annotated[
+    list[int], typer.Option(help="Time steps, once or once per stage.", rich_help_panel=STAGES)
+]
+Temperature = Annotated[
+    list[str],
+    typer.Option(
+        help="In K, once or once per stage; for replicas also LOWEST:HIGHEST.",
+        rich_help_panel=STAGES,
+    ),
+]
+HeatFrom = Annotated[
+    float | None,
+    typer.Option(
+        help="Start at this temperature, K, and rise in the first stage.",
+        rich_help_panel=STAGES,
+    ),
+]
+Replicas = Annotated[
+    int, typer.Option(help="Number of simulations of each structure.", rich_help_panel=SYSTEMS)
+]
+ExchangeEvery = Annotated[
+    int,
+    typer.Option(
+        help="Steps between exchanges of temperatures; 0 for none.", rich_help_panel=SYSTEMS
+    ),
+]
+Pressure = Annotated[
+    list[float],
+    typer.Option(help="In bar, for npt, once or once per stage.", rich_help_panel=STAGES),
+]
+Timestep = Annotated[float, typer.Option(help="Time step in fs.", rich_help_panel=MOTION)]
+HydrogenMass = Annotated[
+    float | None,
+    typer.Option(help="Mass of hydrogen in amu, taken from its neighbors.", rich_help_panel=MOTION),
+]
+Thermostat = Annotated[str, typer.Option(help="langevin or rescaling.", rich_help_panel=MOTION)]
+Friction = Annotated[
+    float, typer.Option(help="Friction in 1/ps, for langevin.", rich_help_panel=MOTION)
+]
+Barostat = Annotated[str, typer.Option(help="isotropic or anisotropic.", rich_help_panel=MOTION)]
+BarostatTime = Annotated[
+    float,
+    typer.Option(help="Relaxation time of the volume in fs, for npt.", rich_help_panel=MOTION),
+]
+Compressibility = Annotated[
+    float,
+    typer.Option(
+        help="Estimate in 1/bar, for npt; by default that of water.", rich_help_panel=MOTION
+    ),
+]
+Every = Annotated[
+    int, typer.Option(help="Steps between frames and restarts.", rich_help_panel=FILES)
+]
+LogEvery = Annotated[
+    int | None,
+    typer.Option(help="Steps between log rows; by default as for frames.", rich_help_panel=FILES),
+]
+Trajectory = Annotated[str, typer.Option(help="Format: xyz, dcd or xtc.", rich_help_panel=FILES)]
+Seed = Annotated[
+    int, typer.Option(help="Random seed of velocities and thermostat.", rich_help_panel=MOTION)
+]
+Minimize = Annotated[
+    bool, typer.Option("--minimize", help="Minimize the energy first.", rich_help_panel=STAGES)
+]
+KeepVelocities = Annotated[
+    bool,
+    typer.Option(
+        "--keep-velocities",
+        help="Start with the velocities of the structure.",
+        rich_help_panel=MOTION,
+    ),
+]
+Reactive = Annotated[
+    bool,
+    typer.Option("--reactive", help="Go on if bonds of the start break.", rich_help_panel=MOTION),
+]
+Threads = Annotated[int | None, typer.Option(help="Threads on a CPU; by default one per 64 atoms.")]
+Out = Annotated[Path, typer.Option(help="Directory for the results.", rich_help_panel=FILES)]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace the results of an earlier run.", rich_help_panel=FILES
+    ),
+]
+Restart = Annotated[
+    Path | None,
+    typer.Option(
+        help="Restart file to continue from, exactly; no other option is needed.",
+        rich_help_panel=CONTINUE,
+    ),
+]
+Extend = Annotated[
+    int | None,
+    typer.Option(help="Steps to add to the last stage, with --restart.", rich_help_panel=CONTINUE),
+]

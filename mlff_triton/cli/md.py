@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from mlff_triton.cli import _md_arguments as options
+from mlff_triton.cli import _md_options as options
 from mlff_triton.cli._exits import EXIT_INTERRUPTED
-from mlff_triton.cli._md_options import (
+from mlff_triton.cli._md_checks import (
     check_consistent,
     check_used,
     further_stages,
