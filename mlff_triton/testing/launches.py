@@ -22,6 +22,7 @@ from mlff_triton._common import availability
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.alignment import lanes
 from mlff_triton.kernels.common import early_launch, hardware
+from mlff_triton.kernels.numerics import rounding
 
 KIB = 1024
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -155,6 +156,7 @@ def _choices_for(target: str) -> Iterator[None]:
     with (
         mock.patch("torch.version.hip", hip),
         mock.patch.object(hardware, "shared_memory", return_value=shared_memory),
+        mock.patch.object(rounding, "architecture", return_value=target),
         mock.patch.object(hardware, "has_tensor_memory", return_value=gpu.arch == 100),
         mock.patch.object(early_launch, "launches_early", return_value=early),
         mock.patch.object(lanes, "packs", return_value=early or hip is not None),

@@ -28,7 +28,6 @@ _EXPONENT_BITS = tl.constexpr(0x7F800000)
 _SMALLEST = tl.constexpr(1 << 23)  # of these bits, of a normal number
 _LARGEST = tl.constexpr(254 << 23)
 _UNIT_BITS = tl.constexpr(EXPONENT << 23)
-_TRUNCATES = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
 
 FULL = tl.constexpr(
     "ieee" if torch.version.hip is not None or triton.knobs.runtime.interpret else "bf16x6"
@@ -108,12 +107,18 @@ def inverse(unit):
 
 
 @triton.jit
-def row_scales(x):
-    """Return powers of two that scale rows [M, K] to at most two, and their inverses, both [M]."""
+def split_scaled(x):
+    """Return "shifted_halves" of rows [M, K], high and low parts, and their units [M].
+
+    The largest value of a row is between one and two units. Rows with values that are not finite
+    become infinite or NaN.
+    """
     largest = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1)
     exponent = tl.minimum(tl.maximum(largest >> 23, 1), 253)
     scale = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    return scale, (exponent << 23).to(tl.float32, bitcast=True)
+    unit = (exponent << 23).to(tl.float32, bitcast=True)
+    high, low = split(x * scale[:, None], "shifted_halves")
+    return high, low, unit
 
 
 @triton.jit
@@ -156,23 +161,24 @@ def product(x, y, PRECISION: tl.constexpr, acc=None):
 
 
 @triton.jit
-def multiply(x, weight, acc, PRECISION: tl.constexpr):
+def multiply(x, weight, acc, PRECISION: tl.constexpr, LOSS: tl.constexpr = 0.0):
     """Return ``acc + x w`` for x [M, K] and the parts of a weight [K, N].
 
     If the weight has two parts, x is split, too; otherwise, it is rounded to the weight's dtype.
-    Sums are in the unit of the weight, for which see `begin_sum` and `end_sum`.
+    PRECISION is any scheme but "shifted_halves". Sums are in the unit of the weight, for which see
+    `begin_sum` and `end_sum`.
 
-    With "tf32x3", the sum of a block starts from zero and is added to ``acc`` in float32. On an
-    H200, a sum of K products loses 0.42 + 0.0096 K units in the last place on average. The low
-    parts of the weights make up for this loss at K = 32, and the low part of ``x`` makes up for the
-    difference at other K.
+    With "tf32x3", the sum of a block starts from zero and is added to ``acc`` in float32. The low
+    parts of the weights make up for the loss of such a sum if K is 32, and the low part of ``x``
+    for the difference at other K, LOSS units in the last place per product: see
+    `mlff_triton.kernels.numerics.rounding`.
     """
     if len(weight) == 1:
         x = x.to(weight[0].dtype)
         acc = tl.dot(x, weight[0], acc, input_precision=PRECISION, out_dtype=acc.dtype)
     elif PRECISION == "tf32x3":
         high, low = split(x, PRECISION)
-        missing: tl.constexpr = 0.0096 * (x.shape[1] - 32) * 2.0**-23
+        missing: tl.constexpr = LOSS * (x.shape[1] - 32) * 2.0**-23
         if missing != 0:
             low += missing * x
         block = tl.dot(low, weight[0], input_precision="tf32")
@@ -180,9 +186,6 @@ def multiply(x, weight, acc, PRECISION: tl.constexpr):
         acc += tl.dot(high, weight[0], block, input_precision="tf32")
     elif PRECISION == "fixed_halves":
         acc = product(split(x, PRECISION), weight, PRECISION, acc)
-    elif PRECISION == "shifted_halves":
-        scale, unit = row_scales(x)
-        acc += product(split(x * scale[:, None], PRECISION), weight, PRECISION) * unit[:, None]
     else:
         high, low, unit = split_along(x, 1)
         acc += product((high, low), weight, PRECISION) * unit
@@ -273,13 +276,9 @@ def total(terms):
 
 
 @triton.jit
-def untruncated(sums, K: tl.constexpr):
-    """Restore what sums of K float32 products of halves on tensor cores lose on average.
-
-    As measured on an H100 with random factors, that is 5.5e-8 of sums of 32 products, 8.9e-8 of 64
-    and 1.5e-7 of 128. The results are rounded, so the fractions here differ from these.
-    """
-    FRACTION: tl.constexpr = 4.7e-8 if K <= 32 else 6e-8 if K <= 64 else 1.6e-7
-    if _TRUNCATES:
+def untruncated(sums, K: tl.constexpr, LOSS: tl.constexpr):
+    """Restore what sums of K products of halves lose on average, LOSS from `loss_of`."""
+    FRACTION: tl.constexpr = LOSS[0] if K <= 32 else LOSS[1] if K <= 64 else LOSS[2]
+    if FRACTION != 0:
         sums = tl.fma(sums, FRACTION, sums)
     return sums

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.numerics.rounding import loss_of
 
 SHIFT = 2.0**11
 """Factor of the low parts of "shifted_halves"."""
@@ -35,9 +36,6 @@ WEIGHT_SCALE = 2.0**8
 
 EXPONENT = 14
 """Exponent of the largest value of each row of "halves", divided by its unit."""
-
-ROUNDED_OFF = 0.73 * 2.0**-23
-"""Relative loss of a sum of 32 products: see `mlff_triton.kernels.numerics.product.multiply`."""
 
 _SCALES = {"fixed_halves": (WEIGHT_SCALE, 1.0), "shifted_halves": (1.0, SHIFT)}
 
@@ -78,8 +76,8 @@ class SplitWeight(NamedTuple):
     weight : [..., out, in]
         float32 or float64.
     high, low : [..., out, in]
-        TF32 values whose sum exceeds the weight by the 0.73 units in the last place that tensor
-        cores round off. In float64, both are the weight itself.
+        TF32 values whose sum exceeds the weight by the fraction that tensor cores round off, if it
+        is known for the device. In float64, both are the weight itself.
     tf32 : bool
         If True, products use the high parts only.
     """
@@ -96,7 +94,8 @@ class SplitWeight(NamedTuple):
         if weight.dtype != torch.float32:
             return cls(weight, weight, weight)
         high = round_to_tf32(weight)
-        return cls(weight, high, round_to_tf32(weight - high + ROUNDED_OFF * weight), tf32)
+        low = round_to_tf32(weight - high + loss_of(weight).tf32_sum * weight)
+        return cls(weight, high, low, tf32)
 
     @property
     def transposed(self) -> SplitWeight:

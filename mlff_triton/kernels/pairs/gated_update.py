@@ -21,6 +21,7 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
@@ -45,6 +46,7 @@ def _add_columns(
     first,
     EXACT: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
@@ -55,7 +57,7 @@ def _add_columns(
     ``y`` are pointers to the outputs of each row, which rows there are, and the stride of heads.
     """
     pointers, inside, stride = y
-    gate = multiply_rows(x, weights[0], first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
+    gate = multiply_rows(x, weights[0], first, WIDTH, CHANNELS, HALVES, LOSS, False, K)  # [M, K]
     column = first + tl.arange(0, K)
     columns = (column // DIM).to(tl.int64) * stride + column % DIM
     loaded = inside[:, None] & (column < WIDTH)[None, :]
@@ -78,6 +80,7 @@ def _gated_update_fwd_kernel(
     y_strides,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
@@ -107,11 +110,11 @@ def _gated_update_fwd_kernel(
     weights = gate_ptr, out_ptr
     START: tl.constexpr = 0 if EXACT else K
     if START:  # Outside of the loop, a first product leaves x in registers for the others.
-        acc = _add_columns(acc, x, y, weights, 0, EXACT, HALVES, CHANNELS, WIDTH, DIM, K)
+        acc = _add_columns(acc, x, y, weights, 0, EXACT, HALVES, LOSS, CHANNELS, WIDTH, DIM, K)
     for first in range(START, WIDTH, K):
-        acc = _add_columns(acc, x, y, weights, first, EXACT, HALVES, CHANNELS, WIDTH, DIM, K)
+        acc = _add_columns(acc, x, y, weights, first, EXACT, HALVES, LOSS, CHANNELS, WIDTH, DIM, K)
     if EXACT:
-        acc = untruncated(acc, K)
+        acc = untruncated(acc, K, LOSS)
     acc += load_again(x_ptr, offsets, inside, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     stored = inside[:, None] & (channel < CHANNELS)[None, :]
@@ -194,6 +197,7 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
             y.stride()[:-1],
             EPS=norm[2],
             HALVES=halves,
+            LOSS=loss_of(gate).halves,
             CHANNELS=channels,
             WIDTH=len(gate),
             DIM=y.shape[-1],

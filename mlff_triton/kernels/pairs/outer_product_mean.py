@@ -31,6 +31,7 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows
@@ -54,6 +55,7 @@ def _outer_product_update_fwd_kernel(
     n,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     FACTORS: tl.constexpr,
     C: tl.constexpr,
@@ -82,7 +84,7 @@ def _outer_product_update_fwd_kernel(
             acc, products, weight_ptr, left * FACTORS, CHANNELS, FACTORS * FACTORS, HALVES
         )
     if HALVES or weight_ptr.dtype.element_ty == tl.float32:
-        acc = untruncated(acc, K)
+        acc = untruncated(acc, K, LOSS)
     pair = (batch * n + first_row + row) * n + token
     count = tl.load(counts_ptr + pair, known, other=1.0)
     bias = tl.zeros((C,), tl.float32)
@@ -196,6 +198,7 @@ def outer_product_mean_(
                 n,
                 EPS=eps,
                 HALVES=halves,
+                LOSS=loss_of(out).halves,
                 CHANNELS=channels,
                 FACTORS=k,
                 C=block,

@@ -51,6 +51,7 @@ from mlff_triton.kernels.common.hardware import (
 )
 from mlff_triton.kernels.numerics.exponential import exp_of_scores
 from mlff_triton.kernels.numerics.product import inverse, product, split, split_below, untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS
 from mlff_triton.kernels.pairs.attention_vectors import Vectors, operands
 
@@ -162,7 +163,7 @@ def _load_queries(q, place, SCALE: tl.constexpr, HALVES: tl.constexpr, M: tl.con
 
 
 @triton.jit
-def _score(queries, keys, biases, units, kept):
+def _score(queries, keys, biases, units, kept, LOSS: tl.constexpr):
     """Return scores [M, N] of queries from `_load_queries`, the least ones of keys not kept.
 
     ``units`` are () or those of halves, and ``kept`` is None if all keys are.
@@ -170,7 +171,7 @@ def _score(queries, keys, biases, units, kept):
     if len(units) > 0:
         unit = (queries[2] * units[0])[None, :]
         products = product((queries[0], queries[1]), (keys[0].T, keys[1].T), "halves")
-        scores = tl.fma(untruncated(products, keys[0].shape[1]), unit, biases)
+        scores = tl.fma(untruncated(products, keys[0].shape[1], LOSS), unit, biases)
     else:
         scores = tl.dot(queries[0], keys[0].T, biases)
     if kept is not None:
@@ -231,6 +232,7 @@ def _pair_attention_fwd_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     STAGES: tl.constexpr,
+    LOSS: tl.constexpr,
 ):
     """Write out [B, R, H, S, DIM].
 
@@ -284,7 +286,8 @@ def _pair_attention_fwd_kernel(
                 if HALVES:
                     k_unit = _load_units(k_unit_ptr, start, kept, N)
                     units = k_unit, _load_units(v_unit_ptr, start, kept, N)  # type: ignore[assignment]
-                scores = _score(queries, keys, biases.to(tl.float32) * BIAS_SCALE, units, kept)
+                biases = biases.to(tl.float32) * BIAS_SCALE
+                scores = _score(queries, keys, biases, units, kept, LOSS)
                 if FREE and LOOP < 2:
                     weights = tl.exp2(scores)
                     sums = tl.dot(weights.to(tl.bfloat16), shares, sums)
@@ -292,7 +295,7 @@ def _pair_attention_fwd_kernel(
                     weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
                 acc = _add_values(acc, weights, values, units)
     if HALVES and length >= N:  # sums of few products lose less
-        acc = untruncated(acc, N)
+        acc = untruncated(acc, N, LOSS)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
     total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
     acc = tl.div_rn(acc, total) if HALVES else acc / total
@@ -517,6 +520,7 @@ def _attend(
             D=block,
             M=tile.queries,
             N=tile.keys,
+            LOSS=loss_of(q).halves,
             STAGES=tile.stages,  # named, these hold for loads of biases too
             num_warps=tile.warps,
             **register_limit(tile.registers),

@@ -12,6 +12,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import add_terms, total, untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 
 
 @triton.jit
@@ -37,6 +38,7 @@ def _plane_products_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,
+    LOSS: tl.constexpr,
 ):
     """Write out [planes, n, n], the products of planes of ``a`` and transposed ones of ``b``.
 
@@ -63,7 +65,7 @@ def _plane_products_fwd_kernel(
         a_low = _load_block(a, planes + plane, row, inner, M, K, TURNED)
         b_low = _load_block(b, planes + plane, column, inner, N, K, TURNED).T
         sums = add_terms(sums, (a_high, a_low), (b_high, b_low))
-    out.store([plane, row, column], tl.reshape(untruncated(total(sums), K), (1, M, N)))
+    out.store([plane, row, column], tl.reshape(untruncated(total(sums), K, LOSS), (1, M, N)))
 
 
 class Tile(NamedTuple):
@@ -115,6 +117,7 @@ def plane_products(a: Tensor, b: Tensor, *, turned: bool = False) -> Tensor:
             N=tile.columns,
             K=tile.inner,
             STAGES=tile.stages,
+            LOSS=loss_of(a).halves,
             num_warps=tile.warps,
         )
     return out

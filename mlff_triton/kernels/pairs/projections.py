@@ -23,6 +23,7 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import split_along
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
@@ -51,6 +52,7 @@ def _write_projection(
     dim_stride,
     unit_stride,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
@@ -64,7 +66,7 @@ def _write_projection(
     SPLIT: tl.constexpr = unit_ptr is not None
     STEP: tl.constexpr = DIM if SPLIT else K
     for first in range(0, WIDTH, STEP):
-        y = multiply_rows(x, weight_ptr, first, WIDTH, CHANNELS, HALVES, False, K)  # [M, K]
+        y = multiply_rows(x, weight_ptr, first, WIDTH, CHANNELS, HALVES, LOSS, False, K)  # [M, K]
         column = first + tl.arange(0, K)
         if bias_ptr is not None:
             y += tl.load(bias_ptr + column, column < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -99,6 +101,7 @@ def _projections_fwd_kernel(
     unit_strides,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTHS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -148,6 +151,7 @@ def _projections_fwd_kernel(
             out_strides[6 * k + 5],
             unit_strides[4 * k + 3],
             HALVES,
+            LOSS,
             CHANNELS,
             WIDTHS[k],
             DIMS[k],
@@ -257,6 +261,7 @@ def project_rows(
             tuple(stride for u in units for stride in ((0,) * 4 if u is None else u.stride())),
             EPS=norm[2],
             HALVES=halves,
+            LOSS=loss_of(weight).halves,
             CHANNELS=channels,
             WIDTHS=tuple(len(m.weight) for m in maps),
             DIMS=tuple(m.out.shape[-1] for m in maps),

@@ -15,7 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.numerics.exponential import LOG2_E, exact_quotient, exp_of_normal
-from mlff_triton.kernels.numerics.product import FULL, multiply, product, split, untruncated
+from mlff_triton.kernels.numerics.product import (
+    FULL,
+    multiply,
+    product,
+    split,
+    split_scaled,
+    untruncated,
+)
 
 _LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
 _GROUP = tl.constexpr(8)  # rows of one of two joined weights
@@ -154,6 +161,7 @@ def multiply_rows(
     n_out,
     channels,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     TURNED: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -172,13 +180,13 @@ def multiply_rows(
                 y += product((high, low), turned, "shifted_halves")
             else:
                 y += product((rows[2 * k], rows[2 * k + 1]), (high.T, low.T), "shifted_halves")
-        y = untruncated(y, CHUNK)
+        y = untruncated(y, CHUNK, LOSS)
     else:
         weight = load_weight(weight_ptr, first, 0, n_out, channels, K, CHUNK)
         x, y = (weight, rows[0].T) if TURNED else (rows[0], weight.T)
         y = tl.dot(x, y, input_precision=FULL)
         if rows[0].dtype == tl.float32:
-            y = untruncated(y, CHUNK)
+            y = untruncated(y, CHUNK, LOSS)
     return y
 
 
@@ -190,6 +198,7 @@ def multiply_twice(
     n_out,
     channels,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     TURNED: tl.constexpr,
     K: tl.constexpr,
 ):
@@ -198,7 +207,7 @@ def multiply_twice(
     One product takes fewer registers and waits than two. Both results lie in the same threads.
     """
     n_rows = (n_out + _GROUP - 1) // _GROUP * (2 * _GROUP)  # with the zeros of `joined`
-    both = multiply_rows(rows, weight_ptr, 2 * first, n_rows, channels, HALVES, TURNED, 2 * K)
+    both = multiply_rows(rows, weight_ptr, 2 * first, n_rows, channels, HALVES, LOSS, TURNED, 2 * K)
     M: tl.constexpr = both.shape[1] if TURNED else both.shape[0]
     if TURNED:
         both = tl.permute(tl.reshape(both, (K // _GROUP, 2, _GROUP, M)), (0, 2, 3, 1))
@@ -228,7 +237,9 @@ def add_product(
     K: tl.constexpr = x.shape[1]
     if HALVES:
         high, low = _load_halves(weight_ptr, 0, first, n_out, n_in, C, K)
-        acc = multiply(x, (high.T, low.T), acc, "shifted_halves")
+        x_high, x_low, unit = split_scaled(x)
+        y = product((x_high, x_low), (high.T, low.T), "shifted_halves")
+        acc += y * unit[:, None]
     else:
         weight = load_weight(weight_ptr, 0, first, n_out, n_in, C, K)
         acc = multiply(x.to(weight.dtype), (weight.T,), acc, FULL)

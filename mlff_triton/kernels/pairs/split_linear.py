@@ -23,6 +23,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.descriptors import describe, given, has_descriptors
 from mlff_triton.kernels.common.tiles import tile_in_group
 from mlff_triton.kernels.numerics.product import product, split_along, untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.numerics.split import SplitOperand
 
 _ELEMENTS = 2048  # per program that splits rows
@@ -73,6 +74,7 @@ def _split_linear_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,
+    LOSS: tl.constexpr,
 ):
     """Write out [n_rows, n_out].
 
@@ -93,7 +95,7 @@ def _split_linear_fwd_kernel(
     row, out = first + tl.arange(0, M), column + tl.arange(0, N)
     x_unit = tl.load(x_unit_ptr + row, row < n_rows, other=0.0)
     w_unit = tl.load(w_unit_ptr + out, out < n_out, other=0.0)
-    acc = untruncated(acc, K) * x_unit[:, None] * w_unit[None, :]
+    acc = untruncated(acc, K, LOSS) * x_unit[:, None] * w_unit[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + out, out < n_out, other=0.0).to(tl.float32)[None, :]
     pointers = out_ptr + row.to(tl.int64)[:, None] * n_out + out[None, :]
@@ -262,6 +264,7 @@ def launch_split_linear(
             N=tile.columns,
             K=tile.channels,
             STAGES=tile.stages,
+            LOSS=loss_of(out).halves,
             num_warps=tile.warps,
         )
 

@@ -24,6 +24,7 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
@@ -49,13 +50,14 @@ def _add_hidden(
     first,
     EXACT: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     HIDDEN: tl.constexpr,
     K: tl.constexpr,
 ):
     """Add the products of K hidden channels of rows y to ``acc`` [M, C], from ``first`` on."""
     # Both are [M, K].
-    gate, up = multiply_twice(y, weights[0], first, HIDDEN, CHANNELS, HALVES, False, K)
+    gate, up = multiply_twice(y, weights[0], first, HIDDEN, CHANNELS, HALVES, LOSS, False, K)
     hidden = gated(gate, gate, EXACT) * up
     return add_product(acc, hidden, weights[1], first, CHANNELS, HIDDEN, HALVES)
 
@@ -70,6 +72,7 @@ def _transition_fwd_kernel(
     n_rows,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     CHANNELS: tl.constexpr,
     HIDDEN: tl.constexpr,
     C: tl.constexpr,
@@ -93,11 +96,11 @@ def _transition_fwd_kernel(
     weights = inputs_ptr, down_ptr
     START: tl.constexpr = 0 if EXACT else K
     if START:  # Outside of the loop, a first product leaves y in registers for the others.
-        acc = _add_hidden(acc, y, weights, 0, EXACT, HALVES, CHANNELS, HIDDEN, K)
+        acc = _add_hidden(acc, y, weights, 0, EXACT, HALVES, LOSS, CHANNELS, HIDDEN, K)
     for first in range(START, HIDDEN, K):
-        acc = _add_hidden(acc, y, weights, first, EXACT, HALVES, CHANNELS, HIDDEN, K)
+        acc = _add_hidden(acc, y, weights, first, EXACT, HALVES, LOSS, CHANNELS, HIDDEN, K)
     if EXACT:
-        acc = untruncated(acc, K)
+        acc = untruncated(acc, K, LOSS)
     acc += load_again(x_ptr, offsets, known, channel, CHANNELS)
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     inside = known[:, None] & (channel < CHANNELS)[None, :]
@@ -180,6 +183,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
             n_rows,
             EPS=norm[2],
             HALVES=halves,
+            LOSS=loss_of(up).halves,
             CHANNELS=channels,
             HIDDEN=len(up),
             C=block,

@@ -30,6 +30,7 @@ from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import split
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.plane_products import plane_products
 from mlff_triton.kernels.pairs.row_blocks import (
@@ -76,6 +77,7 @@ def _triangle_factors_fwd_kernel(
     side,
     EPS: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     C: tl.constexpr,
     HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -102,8 +104,8 @@ def _triangle_factors_fwd_kernel(
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, C, half, EPS, HALVES)
     area = side.to(tl.int64) * side
     for first in range(0, 2 * HIDDEN, K):
-        y, gate = multiply_twice(x, inputs_ptr, first, 2 * HIDDEN, C, HALVES, True, K)  # [K, M]
-        y = gated(y, gate, EXACT) * kept[None, :]
+        y, gate = multiply_twice(x, inputs_ptr, first, 2 * HIDDEN, C, HALVES, LOSS, True, K)
+        y = gated(y, gate, EXACT) * kept[None, :]  # [K, M]
         factor, channel = first // HIDDEN, first % HIDDEN + tl.arange(0, K)
         plane = (factor * (2 * batches if SPLIT else batches) + batch) * HIDDEN + channel
         pointers = planes_ptr + plane[:, None] * area + place[None, :]
@@ -153,6 +155,7 @@ def _triangle_update_fwd_kernel(
     EPS_IN: tl.constexpr,
     EPS_OUT: tl.constexpr,
     HALVES: tl.constexpr,
+    LOSS: tl.constexpr,
     SUM_HALVES: tl.constexpr,
     C: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -182,8 +185,8 @@ def _triangle_update_fwd_kernel(
         sums, norm_out_weight_ptr, norm_out_bias_ptr, HIDDEN, sum_half, EPS_OUT, SUM_HALVES
     )
     for first in range(0, C, K):
-        y = multiply_rows(sums, project_ptr, first, C, HIDDEN, SUM_HALVES, False, K)  # [M, K]
-        gate = multiply_rows(x, gate_ptr, first, C, C, HALVES, False, K)
+        y = multiply_rows(sums, project_ptr, first, C, HIDDEN, SUM_HALVES, LOSS, False, K)  # [M, K]
+        gate = multiply_rows(x, gate_ptr, first, C, C, HALVES, LOSS, False, K)
         y = gated(y, gate, EXACT)
         channel = first + tl.arange(0, K)
         y += load_again(z_ptr, offsets, inside, channel, C)
@@ -294,6 +297,7 @@ def triangle_multiplication_(
             EPS_IN=weights.norm_in[2],
             EPS_OUT=weights.norm_out[2],
             HALVES=halves,
+            LOSS=loss_of(z).halves,
             SUM_HALVES=sum_halves,
             C=channels,
             HIDDEN=hidden,
@@ -341,6 +345,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
             side,
             EPS=weights.norm_in[2],
             HALVES=takes_halves(project),
+            LOSS=loss_of(project).halves,
             C=channels,
             HIDDEN=hidden,
             CHUNK=chunk(channels, takes_halves(project)),

@@ -27,6 +27,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.numerics.exponential import LOG2_E, exp_of_scores
 from mlff_triton.kernels.numerics.product import product, split, split_along, untruncated
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS
 
 _UNIT = tl.constexpr(2.0**13)  # of weights that are split
@@ -53,6 +54,7 @@ def _window_attention_fwd_kernel(
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    LOSS: tl.constexpr,
 ):
     """Write out [B, R, windows M, H, DIM].
 
@@ -95,7 +97,7 @@ def _window_attention_fwd_kernel(
         q_high, q_low, q_unit = split_along(q, 1)
         k_high, k_low, k_unit = split_along(k, 1)
         scores = product((q_high, q_low), (k_high.T, k_low.T), "halves")  # [M, N]
-        scores = untruncated(scores, D) * q_unit * k_unit.T + biases
+        scores = untruncated(scores, D, LOSS) * q_unit * k_unit.T + biases
     else:
         scores = tl.dot(q, k.T, biases)
     scores = tl.where(kept[None, :], scores, float("-inf"))
@@ -110,7 +112,7 @@ def _window_attention_fwd_kernel(
     if EXACT:
         v_high, v_low, v_unit = split_along(v, 0)  # columns share the sum
         parts = split(weights * _UNIT, "halves")
-        out = untruncated(product(parts, (v_high, v_low), "halves"), N) * v_unit
+        out = untruncated(product(parts, (v_high, v_low), "halves"), N, LOSS) * v_unit
         out = tl.div_rn(out, total * _UNIT)
     else:
         out = tl.dot(weights.to(v.dtype), v) / total
@@ -190,6 +192,7 @@ def window_attention(
             D=block_side(dim),
             M=queries,
             N=keys,
+            LOSS=loss_of(q).halves,
             num_warps=4,
         )
     return out

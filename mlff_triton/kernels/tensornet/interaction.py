@@ -41,6 +41,7 @@ from mlff_triton.kernels.common.irreps import (
     transpose,
 )
 from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.launch_sizes import linear_blocks, other_rows
 from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
@@ -75,6 +76,7 @@ def _linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Map one component. Grid: one program per component, M atoms and N of F output channels.
@@ -94,7 +96,7 @@ def _linear_kernel(
         k = start + tl.arange(0, K)
         x = tl.load(x_ptr + rows + k[None, :], inside, other=0.0)
         weight = load_split(high_ptr, low_ptr, weights + k[:, None], PRECISION)
-        y = multiply(x, weight, y, PRECISION)
+        y = multiply(x, weight, y, PRECISION, LOSS)
     tl.store(y_ptr + rows + channels[None, :], y, inside)
 
 
@@ -342,6 +344,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
             N=blocks.channels,
             K=blocks.inner,
             PRECISION=scheme_of(weight, x),
+            LOSS=loss_of(x).tf32_product,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(x),

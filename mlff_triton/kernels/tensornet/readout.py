@@ -27,6 +27,7 @@ from mlff_triton.kernels.common.irreps import (
     times,
 )
 from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.launch_sizes import (
@@ -122,6 +123,7 @@ def _rows_linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Map rows. Grid: one program per M atoms and N of N_OUT outputs.
@@ -139,7 +141,7 @@ def _rows_linear_kernel(
         rows = tl.load(rows_ptr + atoms * N_IN + k[None, :], inside, other=0.0)
         weights = column[None, :] * N_IN + k[:, None]  # [K, N]
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
-        acc = multiply(rows, weight, acc, PRECISION)
+        acc = multiply(rows, weight, acc, PRECISION, LOSS)
     if gain_ptr is not None:
         acc *= tl.load(gain_ptr + column)[None, :]
     if bias_ptr is not None:
@@ -167,6 +169,7 @@ def _scalar_head_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute energies and their gradients. Grid: one program per M atoms.
@@ -187,7 +190,7 @@ def _scalar_head_kernel(
         z = activate(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
         weights = inner[None, :] * F + n[:, None]  # [N, H]
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
-        u = multiply(z, weight, u, PRECISION)
+        u = multiply(z, weight, u, PRECISION, LOSS)
     weight2 = tl.load(weight2_ptr + inner)[None, :]
     energy = tl.sum(activate(u, ACTIVATION) * weight2, axis=1) + tl.load(bias2_ptr)
     tl.store(energy_ptr + atoms, energy, mask)
@@ -199,7 +202,7 @@ def _scalar_head_kernel(
         weights = n[None, :] * H + inner[:, None]  # [H, N]
         grad = tl.zeros([M, N], dtype)
         weight = load_split(adjoint_high_ptr, adjoint_low_ptr, weights, PRECISION)
-        grad = multiply(slope, weight, grad, PRECISION)
+        grad = multiply(slope, weight, grad, PRECISION, LOSS)
         grad *= activate_derivative(tl.load(rows + n[None, :], inside, other=0.0), FIRST)
         tl.store(out + n[None, :], grad, inside)
 
@@ -346,6 +349,7 @@ def _rows_linear(
             N=blocks.channels,
             K=blocks.inner,
             PRECISION=scheme_of(weight, rows),
+            LOSS=loss_of(rows).tf32_product,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(rows),
@@ -404,6 +408,7 @@ def scalar_head(
             M=blocks.atoms,
             N=blocks.channels,
             PRECISION=scheme_of(weight1, hidden),
+            LOSS=loss_of(hidden).tf32_product,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(hidden),

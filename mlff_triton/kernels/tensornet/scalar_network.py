@@ -17,6 +17,7 @@ from mlff_triton.kernels.common.activations import activate, activate_derivative
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.launch_sizes import row_blocks
 
@@ -47,6 +48,7 @@ def _hidden_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute z1, with the layer norm. Grid: one program per M atoms and N of 2 F outputs.
@@ -67,7 +69,7 @@ def _hidden_fwd_kernel(
         x = x * tl.load(gain_ptr + k)[None, :] + tl.load(shift_ptr + k)[None, :]
         weights = out[None, :] * F + k[:, None]  # [K, N]
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
-        hidden = multiply(x, weight, hidden, PRECISION)
+        hidden = multiply(x, weight, hidden, PRECISION, LOSS)
     tl.store(hidden_ptr + atoms * (2 * F) + out[None, :], hidden, inside)
 
 
@@ -85,6 +87,7 @@ def _scales_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute z2, with the activation of z1. Grid: one program per M atoms and N of 3 F outputs.
@@ -103,7 +106,7 @@ def _scales_fwd_kernel(
         weights = out[None, :] * (2 * F) + k[:, None]  # [K, N]
         hidden = activate(hidden, ACTIVATION)
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
-        scales = multiply(hidden, weight, scales, PRECISION)
+        scales = multiply(hidden, weight, scales, PRECISION, LOSS)
     tl.store(scales_ptr + atoms * (3 * F) + out[None, :], scales, inside)
 
 
@@ -121,6 +124,7 @@ def _hidden_bwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of z1. Grid: one program per M atoms and N of 2 F channels.
@@ -138,7 +142,7 @@ def _hidden_bwd_kernel(
         grad = tl.load(grad_ptr + atoms * (3 * F) + k[None, :], inside, other=0.0)
         weights = out[None, :] * (3 * F) + k[:, None]  # [K, N]
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
-        acc = multiply(grad, weight, acc, PRECISION)
+        acc = multiply(grad, weight, acc, PRECISION, LOSS)
     hidden = tl.load(hidden_ptr + atoms * (2 * F) + out[None, :], inside, other=0.0)
     acc *= activate_derivative(hidden, ACTIVATION)
     tl.store(grad_hidden_ptr + atoms * (2 * F) + out[None, :], acc, inside)
@@ -157,6 +161,7 @@ def _norm_bwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of the norms. Grid: one program per M atoms.
@@ -174,7 +179,7 @@ def _norm_bwd_kernel(
         hidden = tl.load(grad_ptr + atoms * (2 * F) + k[None, :], inside, other=0.0)
         weights = channel[None, :] * (2 * F) + k[:, None]  # [K, F]
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
-        grad = multiply(hidden, weight, grad, PRECISION)
+        grad = multiply(hidden, weight, grad, PRECISION, LOSS)
     norm = tl.load(norm_ptr + atoms * F + channel[None, :], inside, other=0.0)
     mean, rstd = _row_moments(norm, F)
     x = (norm - mean) * rstd
@@ -220,6 +225,7 @@ def scalar_network(
     hidden = norm.new_empty(n_atoms, 2 * channels)
     scales = norm.new_empty(n_atoms, 3, channels)
     blocks, precision = row_blocks(norm), scheme_of(weight1, norm)
+    loss = loss_of(norm).tf32_product
     programs = triton.cdiv(n_atoms, blocks.atoms)
     with torch.cuda.device_of(norm):
         _hidden_fwd_kernel[(programs, 2 * channels // blocks.channels)](
@@ -235,6 +241,7 @@ def scalar_network(
             N=blocks.channels,
             K=blocks.inner,
             PRECISION=precision,
+            LOSS=loss,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(norm),
@@ -251,6 +258,7 @@ def scalar_network(
             N=blocks.channels,
             K=blocks.inner,
             PRECISION=precision,
+            LOSS=loss,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(norm),
@@ -282,6 +290,7 @@ def scalar_network_backward(
     n_atoms, channels = norm.shape
     grad_hidden, grad_norm = torch.empty_like(hidden), torch.empty_like(norm)
     blocks, precision = row_blocks(norm), scheme_of(weight1, norm)
+    loss = loss_of(norm).tf32_product
     programs = triton.cdiv(n_atoms, blocks.atoms)
     with torch.cuda.device_of(norm):
         _hidden_bwd_kernel[(programs, 2 * channels // blocks.channels)](
@@ -296,6 +305,7 @@ def scalar_network_backward(
             N=blocks.channels,
             K=blocks.inner,
             PRECISION=precision,
+            LOSS=loss,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(norm),
@@ -311,6 +321,7 @@ def scalar_network_backward(
             M=blocks.atoms,
             K=blocks.inner,
             PRECISION=precision,
+            LOSS=loss,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(norm),

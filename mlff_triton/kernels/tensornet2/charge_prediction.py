@@ -31,6 +31,7 @@ from mlff_triton.kernels.common.irreps import (
     times,
 )
 from mlff_triton.kernels.numerics.product import load_split, multiply, operands, scheme_of
+from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.tensornet.interaction import square_backward
 from mlff_triton.kernels.tensornet.readout import map_invariants, map_invariants_backward
 from mlff_triton.kernels.tensornet.tile_launch import launch_tiles
@@ -57,6 +58,7 @@ def _prediction_fwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Apply the last two maps. Grid: one program per M atoms.
@@ -75,14 +77,14 @@ def _prediction_fwd_kernel(
         h1 = activate(tl.load(z1_ptr + atoms * F + k[None, :], inside, other=0.0), ACTIVATION)
         weights = channel[None, :] * F + k[:, None]  # [K, F]
         second = load_split(second_high_ptr, second_low_ptr, weights, PRECISION)
-        z2 = multiply(h1, second, z2, PRECISION)
+        z2 = multiply(h1, second, z2, PRECISION, LOSS)
     tl.store(z2_ptr + atoms * F + channel[None, :], z2, inside)
 
     predicted = tl.zeros([M, P], dtype) + tl.load(third_bias_ptr + output)[None, :]
     weights = output[None, :] * F + channel[:, None]  # [F, P]
     h2 = activate(z2, ACTIVATION)
     third = load_split(third_high_ptr, third_low_ptr, weights, PRECISION)
-    predicted = multiply(h2, third, predicted, PRECISION)
+    predicted = multiply(h2, third, predicted, PRECISION, LOSS)
     out = predicted_ptr + atoms * n_outputs + output[None, :]
     tl.store(out, predicted, inside & (output < n_outputs)[None, :])
 
@@ -105,6 +107,7 @@ def _prediction_bwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
     PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Compute the gradients of z1. Grid: one program per M atoms.
@@ -122,7 +125,7 @@ def _prediction_bwd_kernel(
     weights = channel[None, :] * P + output[:, None]  # [P, F]
     grad_z2 = tl.zeros([M, F], dtype)
     third = load_split(third_high_ptr, third_low_ptr, weights, PRECISION)
-    grad_z2 = multiply(grad, third, grad_z2, PRECISION)
+    grad_z2 = multiply(grad, third, grad_z2, PRECISION, LOSS)
     z2 = tl.load(z2_ptr + atoms * F + channel[None, :], inside, other=0.0)
     grad_z2 *= activate_derivative(z2, ACTIVATION)
     for start in range(0, F, K):
@@ -130,7 +133,7 @@ def _prediction_bwd_kernel(
         grad_z1 = tl.zeros([M, K], dtype)
         part = k[None, :] * F + channel[:, None]  # [F, K]
         second = load_split(second_high_ptr, second_low_ptr, part, PRECISION)
-        grad_z1 = multiply(grad_z2, second, grad_z1, PRECISION)
+        grad_z1 = multiply(grad_z2, second, grad_z1, PRECISION, LOSS)
         z1 = tl.load(z1_ptr + atoms * F + k[None, :], inside, other=0.0)
         grad_z1 *= activate_derivative(z1, ACTIVATION)
         tl.store(grad_z1_ptr + atoms * F + k[None, :], grad_z1, inside)
@@ -260,6 +263,7 @@ def predict_charges(
             M=blocks.atoms,
             K=blocks.inner,
             PRECISION=scheme_of(n.second, z1),
+            LOSS=loss_of(z1).tf32_product,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(x),
@@ -301,6 +305,7 @@ def predict_charges_backward(
             M=blocks.atoms,
             K=blocks.inner,
             PRECISION=scheme_of(n.second, z1),
+            LOSS=loss_of(z1).tf32_product,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(x),
