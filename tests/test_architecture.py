@@ -24,6 +24,7 @@ OTHERS = {
     "references and types need PyTorch alone": [
         ("mlff_triton.kernels.dynamics.reference", "triton"),
         ("mlff_triton.kernels.numerics.split", "triton"),
+        ("mlff_triton.kernels.genomics.types", "triton"),
         ("mlff_triton.kernels.types", "triton"),
     ],
     "the package does without its benchmarks": [("mlff_triton.training", "benchmarks")],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.alignment.scoring import AMINO_ACIDS, BASES, Scoring
-from mlff_triton.kernels.types.sequence_pairs import PAD, Pairs
+from mlff_triton.kernels.alignment.types import PAD, Pairs
 
 KEPT, REPLACED, DELETED, INSERTED = 0.9, 0.05, 0.025, 0.025  # fractions in similar sequences
 MOST_CHECKED, CHECKED_CELLS = 256, 2 * 10**8  # most pairs and cells compared with the truth

@@ -21,7 +21,7 @@ from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.bio.alignment.align import MODES
 from mlff_triton.bio.alignment.cigar import cigars
 from mlff_triton.kernels.alignment.reference.alignment import alignment as reference
-from mlff_triton.kernels.types.sequence_pairs import Aligned, Gaps
+from mlff_triton.kernels.alignment.types import Aligned, Gaps
 
 CPU = torch.device("cpu")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

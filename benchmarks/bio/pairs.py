@@ -34,7 +34,7 @@ from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import make_row
 from mlff_triton._common.timing import measure, reset_peak
 from mlff_triton.bio.core.weights import with_parts
-from mlff_triton.kernels.types.pair_stack import TransitionWeights, TriangleWeights
+from mlff_triton.kernels.pairs.types import TransitionWeights, TriangleWeights
 
 BENCH = "pairs"
 SIZES = (256, 512, 768, 1024)

@@ -28,7 +28,7 @@ from benchmarks.bio.pairs import CHANNELS, DTYPES, HEADS, OPERATORS, OURS, Call
 from mlff_triton._common.devices import find_device
 from mlff_triton._common.timing import synchronize
 from mlff_triton.errors import InputError, MlffTritonError
-from mlff_triton.kernels.types.pair_stack import TriangleAttentionWeights
+from mlff_triton.kernels.pairs.types import TriangleAttentionWeights
 
 Choice = tuple[int, ...]
 

@@ -21,9 +21,15 @@ from mlff_triton.kernels.genomics.pair_mlp import pair_mlp
 from mlff_triton.kernels.genomics.pair_pool import pair_pool
 from mlff_triton.kernels.genomics.pair_scores import pair_scores
 from mlff_triton.kernels.genomics.tracks import binned_linear, tracks
-from mlff_triton.kernels.types.convolution import Activation
-from mlff_triton.kernels.types.pair_weights import PairBiases, PairContacts, PairMLP
-from mlff_triton.kernels.types.tracks import TrackHead, TrackPlan, TrackWeights
+from mlff_triton.kernels.genomics.types import (
+    Activation,
+    PairBiases,
+    PairContacts,
+    PairMLP,
+    TrackHead,
+    TrackPlan,
+    TrackWeights,
+)
 
 C, P = 128, 64  # channels and bins of pairs
 

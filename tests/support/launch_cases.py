@@ -22,6 +22,7 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems, evaluate_part, evaluate_step
 from mlff_triton.kernels.alignment import alignment, edit_distance
+from mlff_triton.kernels.alignment.types import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.kernels.dynamics.barostat import press
 from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
@@ -64,7 +65,6 @@ from mlff_triton.kernels.transformer.rotation import Rotary
 from mlff_triton.kernels.types.edges import Knots
 from mlff_triton.kernels.types.motion import Barostat, Descent, Integration, Motion, Rescaling
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
-from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Free, Gaps, Pairs
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct

@@ -21,8 +21,7 @@ from mlff_triton.kernels.pairs.pair_average import pair_average_
 from mlff_triton.kernels.pairs.split_linear import split_linear, split_rows
 from mlff_triton.kernels.pairs.transition import transition_
 from mlff_triton.kernels.pairs.triangle_multiplication import triangle_multiplication_
-from mlff_triton.kernels.pairs.window_attention import window_attention
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     AverageWeights,
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
@@ -35,6 +34,7 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
+from mlff_triton.kernels.pairs.window_attention import window_attention
 
 N = 24  # tokens
 

@@ -15,10 +15,19 @@ from mlff_triton.kernels.residues.nearest_residues import nearest_residues
 from mlff_triton.kernels.residues.project import project
 from mlff_triton.kernels.residues.residue_edges import residue_edges
 from mlff_triton.kernels.residues.residue_update import residue_update
-from mlff_triton.kernels.types.backbone import N_PAIRS, N_RBF, BackboneWeights
-from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+from mlff_triton.kernels.residues.types import (
+    N_PAIRS,
+    N_RBF,
+    BackboneWeights,
+    Choices,
+    DecoderWeights,
+    EdgeNetwork,
+    Graph,
+    Projections,
+    ResidueNetwork,
+    Schedule,
+)
 from mlff_triton.kernels.types.linear import Linear
-from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 
 C, K, LETTERS, LAYERS, WIDE = 128, 48, 21, 3, 512
 BIAS = torch.ones(C)

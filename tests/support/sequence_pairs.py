@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION, PAD, Aligned, Gaps, Pairs
+from mlff_triton.kernels.alignment.types import DELETION, INSERTION, PAD, Aligned, Gaps, Pairs
 
 UNUSED = 255
 

@@ -21,7 +21,7 @@ from mlff_triton.bio.alignment.result import Alignments, moved
 from mlff_triton.bio.alignment.scoring import MATCH, MISMATCH, Scoring
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.sequence_pairs import PAD, Aligned, Free, Pairs, join_runs
+from mlff_triton.kernels.alignment.types import PAD, Aligned, Free, Pairs, join_runs
 
 SIDES = ("query_begin", "query_end", "target_begin", "target_end")
 MODES = {

@@ -14,7 +14,7 @@ from mlff_triton._common.availability import check_triton, triton_obstacle
 from mlff_triton._common.devices import find_device
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.alignment.reference import alignment as reference
-from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps, Pairs
+from mlff_triton.kernels.alignment.types import GLOBAL, Aligned, Free, Gaps, Pairs
 
 BACKENDS = ("auto", "triton", "parasail", "torch")
 FIRST_LETTER = ord("A")  # stands for code 0 in parasail

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.sequence_pairs import (
+from mlff_triton.kernels.alignment.types import (
     LETTERS_OF_OPERATIONS,
     MATCH,
     MISMATCH,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.alignment.cigar import merged
-from mlff_triton.kernels.types.sequence_pairs import (
+from mlff_triton.kernels.alignment.types import (
     DELETION,
     INSERTION,
     MATCH,

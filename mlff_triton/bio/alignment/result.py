@@ -16,7 +16,7 @@ from mlff_triton.bio.alignment import cigar, sam
 from mlff_triton.bio.alignment.rows import Rows
 from mlff_triton.bio.alignment.sequences import Alphabet, Sequences
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.sequence_pairs import (
+from mlff_triton.kernels.alignment.types import (
     DELETION,
     INSERTION,
     MATCH,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mlff_triton.kernels.types.sequence_pairs import DELETION, INSERTION
+from mlff_triton.kernels.alignment.types import DELETION, INSERTION
 
 MIDDLE = "|.--"  # at match, mismatch, insertion and deletion, as Biopython prints them
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlff_triton._common.remedies import install
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.sequence_pairs import Gaps
+from mlff_triton.kernels.alignment.types import Gaps
 
 BASES = "ACGT"
 ANY_BASE = "N"

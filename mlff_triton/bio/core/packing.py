@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.packed_rows import PackedRows
+from mlff_triton.kernels.transformer.types import PackedRows
 
 
 def find_rows(kept: Tensor) -> PackedRows:

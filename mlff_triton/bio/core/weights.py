@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.genomics.types import Activation
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
 

@@ -30,8 +30,8 @@ from mlff_triton.kernels.alignment.plan import (
 from mlff_triton.kernels.alignment.streams import side_by_side
 from mlff_triton.kernels.alignment.sweep import sweep
 from mlff_triton.kernels.alignment.traceback import Paths, trace
+from mlff_triton.kernels.alignment.types import GLOBAL, Aligned, Free, Gaps, Pairs, Runs
 from mlff_triton.kernels.common.checks import check_device
-from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Aligned, Free, Gaps, Pairs, Runs
 
 _FAR = 2**31 - 1
 

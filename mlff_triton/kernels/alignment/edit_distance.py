@@ -30,8 +30,8 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.alignment.lanes import appended
+from mlff_triton.kernels.alignment.types import PAD, Pairs
 from mlff_triton.kernels.common.checks import check_device, check_shape
-from mlff_triton.kernels.types.sequence_pairs import PAD, Pairs
 
 _WORD = tl.constexpr(32)
 _UNROLL = tl.constexpr(4)  # columns whose codes are loaded while the previous ones are used

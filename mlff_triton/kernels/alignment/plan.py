@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.alignment.arguments import Constants
-from mlff_triton.kernels.types.sequence_pairs import PAD, Free, Gaps, Pairs
+from mlff_triton.kernels.alignment.types import PAD, Free, Gaps, Pairs
 
 # Sources of substitution scores.
 TABLE = 0  # registers: per column, one byte for each of the four bases

@@ -40,8 +40,8 @@ from mlff_triton.kernels.alignment.lane_steps import (
 )
 from mlff_triton.kernels.alignment.lanes import block_of, joined, taken_apart
 from mlff_triton.kernels.alignment.plan import LANES, PROFILE, Bucket
+from mlff_triton.kernels.alignment.types import Free
 from mlff_triton.kernels.common.hardware import multiprocessors
-from mlff_triton.kernels.types.sequence_pairs import Free
 
 _RESIDENT = 16  # programs that a multiprocessor runs at a time
 

@@ -25,7 +25,7 @@ from mlff_triton.kernels.alignment.reference.alignment import (
     UP,
 )
 from mlff_triton.kernels.alignment.tiles import STOPS, Layout, Pair, Walk, fill_tile, find_tile
-from mlff_triton.kernels.types.sequence_pairs import (
+from mlff_triton.kernels.alignment.types import (
     DELETION,
     INSERTION,
     MATCH,

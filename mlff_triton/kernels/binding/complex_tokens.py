@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.binding.types import PARTS, Layout, Tokens
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.numerics.product import split
-from mlff_triton.kernels.types.complexes import PARTS, Layout, Tokens
 
 _PARTS = tl.constexpr(PARTS)
 _ROWS = 8

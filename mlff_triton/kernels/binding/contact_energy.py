@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.binding.types import Layout, Readout
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import total
 from mlff_triton.kernels.numerics.stored_rows import multiply_rows, store_rows
-from mlff_triton.kernels.types.complexes import Layout, Readout
 
 ROWS, COLUMNS, INNER, LIGAND = 64, 128, 32, 16
 """Rows, columns and inner indices of blocks, and ligand atoms per block of contacts."""

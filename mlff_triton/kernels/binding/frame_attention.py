@@ -24,11 +24,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate, signed
+from mlff_triton.kernels.binding.types import FRAMES, Tokens
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import product, product_terms, split, total
 from mlff_triton.kernels.numerics.stored_rows import store_rows
-from mlff_triton.kernels.types.complexes import FRAMES, Tokens
 
 _SHIFT = tl.constexpr(14.0)  # weights are at most 2^14, so that small ones remain exact in float16
 

@@ -19,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate
+from mlff_triton.kernels.binding.types import FRAMES, FrameNetwork, Tokens
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.stored_rows import load_rows, multiply_rows, store_rows
-from mlff_triton.kernels.types.complexes import FRAMES, FrameNetwork, Tokens
 
 
 @triton.jit

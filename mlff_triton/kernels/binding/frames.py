@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mlff_triton.kernels.types.complexes import FRAMES
+from mlff_triton.kernels.binding.types import FRAMES
 
 N_FRAMES = tl.constexpr(FRAMES)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mlff_triton.kernels.types.complexes import FrameNetwork, Layout, Readout, Tokens
+from mlff_triton.kernels.binding.types import FrameNetwork, Layout, Readout, Tokens
 
 
 class BindingOperators(Protocol):

@@ -36,8 +36,8 @@ from mlff_triton.kernels.genomics.sequence_tiles import (
     store_block,
     store_rows,
 )
+from mlff_triton.kernels.genomics.types import Activated, Activation
 from mlff_triton.kernels.numerics.exponential import LOG2_E
-from mlff_triton.kernels.types.convolution import Activated, Activation
 
 _TANH_EXPONENT = tl.constexpr(2 * LOG2_E.value)  # times log2(e), for exp2
 

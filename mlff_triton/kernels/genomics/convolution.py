@@ -40,7 +40,7 @@ from mlff_triton.kernels.genomics.sequence_tiles import (
     locate,
     store_rows,
 )
-from mlff_triton.kernels.types.convolution import Activated, Activation
+from mlff_triton.kernels.genomics.types import Activated, Activation
 
 
 @triton.jit

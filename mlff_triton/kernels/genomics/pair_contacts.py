@@ -19,7 +19,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.activations import gelu_sigmoid
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.genomics.pair_attention_inputs import inverse_rms
-from mlff_triton.kernels.types.pair_weights import PairContacts
+from mlff_triton.kernels.genomics.types import PairContacts
 
 _ROWS, _WARPS = 64, 4
 

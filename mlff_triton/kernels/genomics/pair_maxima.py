@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.activations import gelu_sigmoid
-from mlff_triton.kernels.types.convolution import Activation, PairMaxima
+from mlff_triton.kernels.genomics.types import Activation, PairMaxima
 
 _PAIRS, _COLUMNS, _WARPS = 16, 128, 4  # per program
 

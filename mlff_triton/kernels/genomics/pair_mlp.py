@@ -20,7 +20,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.genomics.pair_attention_inputs import inverse_rms
-from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
+from mlff_triton.kernels.genomics.types import PairBiases, PairMLP
 
 
 class _Tile(NamedTuple):

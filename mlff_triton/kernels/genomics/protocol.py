@@ -7,10 +7,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.convolution import Activated, Activation, PairMaxima
+from mlff_triton.kernels.genomics.types import (
+    Activated,
+    Activation,
+    PairBiases,
+    PairContacts,
+    PairMaxima,
+    PairMLP,
+    TrackPlan,
+    TrackWeights,
+)
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_weights import PairBiases, PairContacts, PairMLP
-from mlff_triton.kernels.types.tracks import TrackPlan, TrackWeights
 
 
 class GenomicOperators(Protocol):

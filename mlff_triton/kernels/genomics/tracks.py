@@ -20,6 +20,7 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import gelu_sigmoid, sigmoid, softplus_relative
 from mlff_triton.kernels.common.tiles import tile_in_group
+from mlff_triton.kernels.genomics import types
 from mlff_triton.kernels.genomics.sequence_tiles import (
     HALF,
     Launch,
@@ -27,8 +28,7 @@ from mlff_triton.kernels.genomics.sequence_tiles import (
     column_parts,
     load_block,
 )
-from mlff_triton.kernels.types import tracks as types
-from mlff_triton.kernels.types.tracks import COLUMNS, TrackPlan, TrackWeights
+from mlff_triton.kernels.genomics.types import COLUMNS, TrackPlan, TrackWeights
 
 SQUASHED, PROBABILITIES = tl.constexpr(types.SQUASHED), tl.constexpr(types.PROBABILITIES)
 _CLIP = tl.constexpr(10.0)

@@ -38,9 +38,9 @@ from mlff_triton.kernels.pairs.attention_vectors import empty_operands, empty_ve
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.pair_attention import attention_of_operands, score_unit
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
+from mlff_triton.kernels.pairs.types import TokenAttentionWeights, TriangleAttentionWeights
 from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_attention_
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import TokenAttentionWeights, TriangleAttentionWeights
 
 
 def triangle_attention_(

@@ -26,6 +26,13 @@ from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.arguments import FLOATS, head_width
 from mlff_triton.kernels.pairs.split_linear import linear_map
+from mlff_triton.kernels.pairs.types import (
+    ConditionedAttentionWeights,
+    ConditionedTransitionWeights,
+    Conditions,
+    WindowAttentionWeights,
+    WindowConditions,
+)
 from mlff_triton.kernels.pairs.wide_layers import attended, high, product, transformed
 from mlff_triton.kernels.pairs.wide_rows import (
     Map,
@@ -36,13 +43,6 @@ from mlff_triton.kernels.pairs.wide_rows import (
     gated_rows,
 )
 from mlff_triton.kernels.pairs.window_attention import window_attention
-from mlff_triton.kernels.types.pair_stack import (
-    ConditionedAttentionWeights,
-    ConditionedTransitionWeights,
-    Conditions,
-    WindowAttentionWeights,
-    WindowConditions,
-)
 
 
 def conditioned_attention_(

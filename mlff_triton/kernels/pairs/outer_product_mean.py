@@ -35,7 +35,7 @@ from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
 from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows
-from mlff_triton.kernels.types.pair_stack import OuterProductWeights
+from mlff_triton.kernels.pairs.types import OuterProductWeights
 
 _ALIGNMENT = 16  # bytes
 _MOST_CHANNELS = 256

@@ -20,7 +20,7 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.pairs.arguments import check_rows, head_width
 from mlff_triton.kernels.pairs.gated_update import gated_update_
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
-from mlff_triton.kernels.types.pair_stack import AverageWeights
+from mlff_triton.kernels.pairs.types import AverageWeights
 
 
 def pair_average_(

@@ -8,8 +8,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from mlff_triton.kernels.numerics.split import SplitOperand
-from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     AverageWeights,
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
@@ -22,6 +21,7 @@ from mlff_triton.kernels.types.pair_stack import (
     WindowAttentionWeights,
     WindowConditions,
 )
+from mlff_triton.kernels.types.norm import Norm
 
 
 class PairOperators(Protocol):

@@ -36,8 +36,8 @@ from mlff_triton.kernels.pairs.row_blocks import (
     multiply_twice,
     normalize,
 )
+from mlff_triton.kernels.pairs.types import TransitionWeights
 from mlff_triton.kernels.pairs.wide_layers import is_wide, wide_transition_
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
 
 _MOST_CHANNELS = 512
 

@@ -43,7 +43,7 @@ from mlff_triton.kernels.pairs.row_blocks import (
     multiply_twice,
     normalize,
 )
-from mlff_triton.kernels.types.pair_stack import TriangleWeights
+from mlff_triton.kernels.pairs.types import TriangleWeights
 
 _ALIGNMENT = 16  # elements, of which Triton compiles multiples to wide accesses
 _FEWEST_TOKENS = 64

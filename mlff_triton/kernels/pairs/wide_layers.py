@@ -15,14 +15,14 @@ from mlff_triton.kernels.numerics.operands import takes_halves
 from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.split_linear import split_linear, split_rows
-from mlff_triton.kernels.pairs.wide_rows import Map, gated_rows, normalized
-from mlff_triton.kernels.pairs.window_attention import window_attention
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     TokenAttentionWeights,
     TransitionWeights,
 )
+from mlff_triton.kernels.pairs.wide_rows import Map, gated_rows, normalized
+from mlff_triton.kernels.pairs.window_attention import window_attention
 
 _FEWEST_CHANNELS, _MOST_CHANNELS = 129, 4096
 _ALIGNED = 8  # channels

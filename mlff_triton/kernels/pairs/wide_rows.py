@@ -26,8 +26,8 @@ from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.arguments import FLOATS, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
 from mlff_triton.kernels.pairs.split_linear import empty_split
+from mlff_triton.kernels.pairs.types import Conditions
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import Conditions
 
 Map: TypeAlias = Tensor | SplitOperand
 Results: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]

@@ -24,7 +24,7 @@ from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.hardware import multiprocessors
 from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
-from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+from mlff_triton.kernels.residues.types import Choices, DecoderWeights, Graph, Schedule
 
 PROGRAMS = 16
 """Largest number of programs per protein, as more would only wait."""

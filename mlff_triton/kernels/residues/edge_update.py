@@ -20,8 +20,8 @@ from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden, layer_norm
+from mlff_triton.kernels.residues.types import EdgeNetwork
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeNetwork
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.numerics.product import scheme_of
 from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden
-from mlff_triton.kernels.types.residue_network import EdgeNetwork
+from mlff_triton.kernels.residues.types import EdgeNetwork
 
 PART = 16
 """Rows that are summed. Each residue has a multiple of them, some perhaps without an edge."""

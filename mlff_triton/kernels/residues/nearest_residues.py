@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.backbone import MAX_LENGTH
+from mlff_triton.kernels.residues.types import MAX_LENGTH
 
 _EPS = tl.constexpr(1e-6)  # Å^2, added to squared distances
 _LAST = tl.constexpr(0x7FFFFFFFFFFFFFFF)

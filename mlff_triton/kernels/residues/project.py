@@ -18,7 +18,7 @@ from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import has_room
-from mlff_triton.kernels.types.residue_network import Projections
+from mlff_triton.kernels.residues.types import Projections
 
 
 @triton.jit

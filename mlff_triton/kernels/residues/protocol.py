@@ -6,10 +6,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mlff_triton.kernels.types.backbone import BackboneWeights
-from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+from mlff_triton.kernels.residues.types import (
+    BackboneWeights,
+    Choices,
+    DecoderWeights,
+    EdgeNetwork,
+    Graph,
+    Projections,
+    ResidueNetwork,
+    Schedule,
+)
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 
 
 class ResidueOperators(Protocol):

@@ -29,9 +29,9 @@ from mlff_triton.kernels.numerics.product import (
     multiply,
     scheme_of,
 )
+from mlff_triton.kernels.residues import types as backbone
 from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
-from mlff_triton.kernels.types import backbone
-from mlff_triton.kernels.types.backbone import BackboneWeights
+from mlff_triton.kernels.residues.types import BackboneWeights
 
 _ALPHA = tl.constexpr(6)  # index of the pair CA, CA
 _EPS = tl.constexpr(1e-6)  # Å^2, added to squared distances

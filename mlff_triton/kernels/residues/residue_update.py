@@ -26,7 +26,7 @@ from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previ
 from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
 from mlff_triton.kernels.residues.message_sums import message_sums
-from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork
+from mlff_triton.kernels.residues.types import EdgeNetwork, ResidueNetwork
 
 
 @triton.jit

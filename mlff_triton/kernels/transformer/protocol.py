@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.transformer.types import PackedRows
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.packed_rows import PackedRows
 
 
 class TransformerOperators(Protocol):

@@ -36,8 +36,8 @@ from mlff_triton.kernels.transformer.token_counts import (
     launch_counts,
     row_of_first,
 )
+from mlff_triton.kernels.transformer.types import PackedRows
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.packed_rows import PackedRows
 
 _MAX_STEPS = 16
 

@@ -27,7 +27,7 @@ from mlff_triton.kernels.transformer.token_linear import (
     product,
     statistics,
 )
-from mlff_triton.kernels.types.top_logit import TopLogit
+from mlff_triton.kernels.transformer.types import TopLogit
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from mlff_triton.bio.alignment.backends import Task, _edit_distance_letters
 from mlff_triton.bio.alignment.scoring import Scoring
 from mlff_triton.bio.alignment.sequences import Alphabet
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.kernels.types.sequence_pairs import GLOBAL, Free, Gaps
+from mlff_triton.kernels.alignment.types import GLOBAL, Free, Gaps
 from tests.support.alignments import QUERIES, SCORES, TARGETS, align, as_records
 
 module = importlib.import_module("mlff_triton.bio.alignment.align")  # hidden by its function

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mlff_triton.bio.alignment import cigar
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.sequence_pairs import Runs, join_runs
+from mlff_triton.kernels.alignment.types import Runs, join_runs
 from tests.support.alignments import TARGETS, align
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.bio.core.weights import converted, wide_dtype
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.genomics.types import Activation
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -12,7 +12,7 @@ from mlff_triton.kernels.alignment import lanes
 from mlff_triton.kernels.alignment.alignment import alignment
 from mlff_triton.kernels.alignment.plan import DEFAULT_TILING, Tiling, buckets
 from mlff_triton.kernels.alignment.reference import alignment as reference
-from mlff_triton.kernels.types.sequence_pairs import GLOBAL, PAD, Aligned, Free, Gaps, Pairs
+from mlff_triton.kernels.alignment.types import GLOBAL, PAD, Aligned, Free, Gaps, Pairs
 from tests.support.sequence_pairs import joined, pairs_of, related_pairs, rescored
 
 GPU = torch.cuda.is_available()

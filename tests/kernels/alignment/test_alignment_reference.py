@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlff_triton.kernels.alignment.reference.alignment import alignment
-from mlff_triton.kernels.types.sequence_pairs import (
+from mlff_triton.kernels.alignment.types import (
     DELETION,
     GLOBAL,
     INSERTION,

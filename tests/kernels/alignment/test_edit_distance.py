@@ -8,7 +8,7 @@ import torch
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.alignment.edit_distance import DEFAULT_LIMITS, Limits, edit_distance
 from mlff_triton.kernels.alignment.reference.alignment import alignment
-from mlff_triton.kernels.types.sequence_pairs import PAD, Gaps, Pairs
+from mlff_triton.kernels.alignment.types import PAD, Gaps, Pairs
 from tests.support.sequence_pairs import pairs_of
 
 LENGTHS = [(0, 0), (0, 5), (7, 0), (1, 1), (32, 31), (33, 40), (20, 36)]

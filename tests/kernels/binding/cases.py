@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.packing import find_rows
-from mlff_triton.kernels.numerics.split import SHIFT, split_weight
-from mlff_triton.kernels.types.complexes import (
+from mlff_triton.kernels.binding.types import (
     FRAMES,
     PARTS,
     FrameNetwork,
@@ -17,6 +16,7 @@ from mlff_triton.kernels.types.complexes import (
     Readout,
     Tokens,
 )
+from mlff_triton.kernels.numerics.split import SHIFT, split_weight
 from mlff_triton.kernels.types.linear import Linear
 
 SLOTS = 3  # atoms per residue

@@ -9,7 +9,7 @@ import torch
 
 from mlff_triton.kernels.binding.contact_energy import contact_energy
 from mlff_triton.kernels.binding.reference import contact_energy as reference
-from mlff_triton.kernels.types.complexes import Layout, Readout
+from mlff_triton.kernels.binding.types import Layout, Readout
 from mlff_triton.testing import assert_close
 from tests.kernels.binding import cases
 from tests.kernels.binding.cases import to_device

@@ -8,7 +8,7 @@ import torch
 from mlff_triton.kernels.genomics import attention_pool as kernels
 from mlff_triton.kernels.genomics.reference import attention_pool as reference
 from mlff_triton.kernels.genomics.sequence_tiles import SMALL, Tile
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.genomics.types import Activation
 from mlff_triton.testing import assert_within
 from tests.kernels.genomics.rows import ROUNDING, random
 from tests.support.token_cases import HALVES

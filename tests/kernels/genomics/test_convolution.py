@@ -10,7 +10,7 @@ from mlff_triton.kernels.genomics import convolution as kernels
 from mlff_triton.kernels.genomics.convolution import Plan
 from mlff_triton.kernels.genomics.reference import convolution as reference
 from mlff_triton.kernels.genomics.sequence_tiles import SMALL, Tile
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.genomics.types import Activation
 from mlff_triton.testing import assert_within
 from tests.kernels.genomics.rows import ROUNDING, random
 from tests.support.token_cases import HALVES

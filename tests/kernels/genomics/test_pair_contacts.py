@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mlff_triton.kernels.types.pair_weights import PairContacts
+from mlff_triton.kernels.genomics.types import PairContacts
 from tests.kernels.genomics.pair_cases import EPS, C, assert_matches, random, sizes
 from tests.kernels.genomics.rows import halves
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlff_triton.kernels.genomics.pair_maxima import pair_maxima
-from mlff_triton.kernels.types.convolution import Activation
+from mlff_triton.kernels.genomics.types import Activation
 from tests.kernels.genomics.pair_cases import assert_matches, random
 from tests.kernels.genomics.rows import halves
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
+from mlff_triton.kernels.genomics.types import PairBiases, PairMLP
 from tests.kernels.genomics.pair_cases import EPS, C, H, assert_matches, random, sizes
 from tests.kernels.genomics.rows import halves
 

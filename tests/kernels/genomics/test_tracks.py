@@ -7,7 +7,7 @@ import torch
 
 from mlff_triton.kernels.genomics import tracks as kernels
 from mlff_triton.kernels.genomics.reference import tracks as reference
-from mlff_triton.kernels.types.tracks import (
+from mlff_triton.kernels.genomics.types import (
     LOGITS,
     PROBABILITIES,
     SQUASHED,

@@ -14,7 +14,7 @@ from mlff_triton.kernels.pairs.attention_update import (
     triangle_attention_,
 )
 from mlff_triton.kernels.pairs.reference import attention_update as reference
-from mlff_triton.kernels.types.pair_stack import TokenAttentionWeights, TriangleAttentionWeights
+from mlff_triton.kernels.pairs.types import TokenAttentionWeights, TriangleAttentionWeights
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,

@@ -8,7 +8,7 @@ import torch
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.conditioning import conditioned_windows_
 from mlff_triton.kernels.pairs.reference.conditioning import conditioned_windows_update
-from mlff_triton.kernels.types.pair_stack import WindowAttentionWeights, WindowConditions
+from mlff_triton.kernels.pairs.types import WindowAttentionWeights, WindowConditions
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import BOUNDS, dtypes, random, random_map, random_mask, to
 

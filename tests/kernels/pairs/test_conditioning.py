@@ -14,12 +14,12 @@ from mlff_triton.kernels.pairs.conditioning import (
 )
 from mlff_triton.kernels.pairs.reference import conditioning as reference
 from mlff_triton.kernels.pairs.reference import wide_rows
-from mlff_triton.kernels.pairs.wide_rows import adaptive_norm
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,
 )
+from mlff_triton.kernels.pairs.wide_rows import adaptive_norm
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,

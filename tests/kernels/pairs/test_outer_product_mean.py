@@ -9,7 +9,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs import outer_product_mean as module
 from mlff_triton.kernels.pairs.outer_product_mean import outer_product_mean_
 from mlff_triton.kernels.pairs.reference import outer_product_mean as reference
-from mlff_triton.kernels.types.pair_stack import OuterProductWeights
+from mlff_triton.kernels.pairs.types import OuterProductWeights
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,

@@ -8,7 +8,7 @@ import torch
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.pair_average import pair_average_
 from mlff_triton.kernels.pairs.reference import pair_average as reference
-from mlff_triton.kernels.types.pair_stack import AverageWeights
+from mlff_triton.kernels.pairs.types import AverageWeights
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,

@@ -11,7 +11,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs import wide_layers
 from mlff_triton.kernels.pairs.reference import transition as reference
 from mlff_triton.kernels.pairs.transition import transition_
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
+from mlff_triton.kernels.pairs.types import TransitionWeights
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,

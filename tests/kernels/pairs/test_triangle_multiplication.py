@@ -10,7 +10,7 @@ from mlff_triton.kernels.numerics.operands import takes_halves
 from mlff_triton.kernels.pairs.reference import triangle_multiplication as reference
 from mlff_triton.kernels.pairs.row_blocks import chunk
 from mlff_triton.kernels.pairs.triangle_multiplication import Tile, triangle_multiplication_
-from mlff_triton.kernels.types.pair_stack import TriangleWeights
+from mlff_triton.kernels.pairs.types import TriangleWeights
 from mlff_triton.testing import assert_within
 from tests.kernels.pairs.cases import (
     BOUNDS,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.bio.models.protein_mpnn.weights import split_networks
+from mlff_triton.kernels.residues.types import EdgeNetwork, ResidueNetwork
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork
 
 KINDS = [torch.float32, torch.float64, "halves"]
 SIZES = [(1, 1, 16), (5, 3, 32), (37, 20, 16), (9, 48, 128)]  # residues, neighbors, channels

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.residues.decode import decode
 from mlff_triton.kernels.residues.reference import decode as reference
-from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+from mlff_triton.kernels.residues.types import Choices, DecoderWeights, Graph, Schedule
 from mlff_triton.testing import assert_close
 from tests.kernels.residues.cases import moved
 

@@ -7,7 +7,7 @@ import torch
 
 from mlff_triton.kernels.residues.project import project
 from mlff_triton.kernels.residues.reference import project as reference
-from mlff_triton.kernels.types.residue_network import Projections
+from mlff_triton.kernels.residues.types import Projections
 from mlff_triton.testing import assert_close
 from tests.kernels.residues.cases import KINDS, dtype_of, moved, random
 

@@ -7,7 +7,7 @@ import torch
 
 from mlff_triton.kernels.residues.reference import residue_edges as reference
 from mlff_triton.kernels.residues.residue_edges import residue_edges
-from mlff_triton.kernels.types.backbone import BackboneWeights
+from mlff_triton.kernels.residues.types import BackboneWeights
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.testing import assert_close
 from tests.kernels.residues.cases import KINDS, dtype_of, moved, norm, random

@@ -16,8 +16,8 @@ from mlff_triton.kernels.transformer.token_embedding import (
     launch_token_embedding,
     token_embedding,
 )
+from mlff_triton.kernels.transformer.types import PackedRows
 from mlff_triton.kernels.transformer.unpack_rows import unpack_rows
-from mlff_triton.kernels.types.packed_rows import PackedRows
 from mlff_triton.testing import assert_close
 from tests.support.token_cases import (
     MASK_TOKEN,

@@ -10,7 +10,7 @@ from mlff_triton.kernels.transformer.reference import top_logit as reference
 from mlff_triton.kernels.transformer.token_linear import Moments
 from mlff_triton.kernels.transformer.token_norm import token_moments
 from mlff_triton.kernels.transformer.top_logit import Tile, launch_top_logit, top_logit
-from mlff_triton.kernels.types.top_logit import TopLogit
+from mlff_triton.kernels.transformer.types import TopLogit
 from tests.support.token_cases import (
     DTYPES,
     HALVES,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 
 from mlff_triton.bio.core.weights import converted, exact, wide_dtype
-from mlff_triton.kernels.types.pair_weights import PairContacts
-from mlff_triton.kernels.types.tracks import (
+from mlff_triton.kernels.genomics.types import (
     COLUMNS,
     LOGITS,
     PROBABILITIES,
     SQUASHED,
     TRACKS,
+    PairContacts,
     TrackHead,
     TrackWeights,
 )

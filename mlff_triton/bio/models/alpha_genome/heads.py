@@ -16,7 +16,7 @@ from mlff_triton.bio.models.alpha_genome.head_weights import (
 )
 from mlff_triton.bio.models.alpha_genome.network import angles
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
-from mlff_triton.kernels.types.tracks import TrackPlan
+from mlff_triton.kernels.genomics.types import TrackPlan
 
 
 class Request(NamedTuple):

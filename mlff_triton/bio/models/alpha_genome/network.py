@@ -29,7 +29,7 @@ from mlff_triton.bio.models.alpha_genome.weights import (
 )
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.genomics.reference.convolution import activate
-from mlff_triton.kernels.types.convolution import Activated
+from mlff_triton.kernels.genomics.types import Activated
 
 
 class Encoded(NamedTuple):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mlff_triton.bio.core.weights import converted, exact, exact_norm, wide_dtype
 from mlff_triton.bio.models.alpha_genome.weights import normalization
+from mlff_triton.kernels.genomics.types import PairBiases, PairMLP
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
 
 BIN = 16
 """Positions of the transformer in a bin of the pairs."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mlff_triton.bio.core.weights import converted, exact
-from mlff_triton.kernels.types.convolution import ALIGNMENT, Activation
+from mlff_triton.kernels.genomics.types import ALIGNMENT, Activation
 
 
 class Convolution(NamedTuple):

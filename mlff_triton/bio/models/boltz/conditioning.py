@@ -19,7 +19,7 @@ from mlff_triton.bio.models.structure.first_launch import before_first_launch
 from mlff_triton.bio.models.structure.maps import weight
 from mlff_triton.bio.models.structure.updates import MAX_TOKEN_CHANNELS, prepared, row_dtype
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
+from mlff_triton.kernels.pairs.types import TransitionWeights
 
 BIASES = "atom_enc_proj_z", "atom_dec_proj_z", "token_trans_proj_z"
 _PARTS = children(

@@ -22,7 +22,7 @@ from mlff_triton.bio.models.structure.updates import (
     TokenWeights,
 )
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     AverageWeights,
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,

@@ -13,7 +13,7 @@ from torch import Tensor
 from mlff_triton.bio.core.packing import find_rows
 from mlff_triton.bio.models.dualbind.weights import DualBindWeights, Embedding
 from mlff_triton.kernels.binding.protocol import BindingOperators
-from mlff_triton.kernels.types.complexes import PARTS, Layout
+from mlff_triton.kernels.binding.types import PARTS, Layout
 
 UNKNOWN_RADIUS = 1e-4
 """Distance from the origin in Å within which positions are unknown, and atoms are left out."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.weights import converted, exact, exact_linear, exact_norm
+from mlff_triton.kernels.binding.types import PARTS, FrameNetwork, Readout
 from mlff_triton.kernels.numerics.split import split_weight
-from mlff_triton.kernels.types.complexes import PARTS, FrameNetwork, Readout
 from mlff_triton.kernels.types.linear import Linear
 
 

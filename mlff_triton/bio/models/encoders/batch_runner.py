@@ -15,7 +15,7 @@ from mlff_triton.bio.models.encoders.packed_forward_torch import encode
 from mlff_triton.bio.models.encoders.weights import Embedding, EncoderWeights, Norm
 from mlff_triton.kernels.transformer.protocol import TransformerOperators
 from mlff_triton.kernels.transformer.reference import operators as reference
-from mlff_triton.kernels.types.packed_rows import PackedRows
+from mlff_triton.kernels.transformer.types import PackedRows
 
 # Operations per forward pass from which waiting for the number of tokens pays.
 LARGE = 6e12

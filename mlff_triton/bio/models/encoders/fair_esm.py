@@ -22,7 +22,7 @@ from mlff_triton.bio.models.encoders.weights import (
     Norm,
     exact_frequencies,
 )
-from mlff_triton.kernels.types.top_logit import TopLogit, largest
+from mlff_triton.kernels.transformer.types import TopLogit, largest
 
 
 class ReadyModel(NamedTuple):

@@ -30,7 +30,7 @@ from mlff_triton.bio.models.encoders.weights import (
     Norm,
     exact_frequencies,
 )
-from mlff_triton.kernels.types.top_logit import TopLogit, largest
+from mlff_triton.kernels.transformer.types import TopLogit, largest
 
 LIBRARY_ACTIVATIONS = "transformers.activations"
 ACTIVATIONS = {  # classes of that module, besides PyTorch's own

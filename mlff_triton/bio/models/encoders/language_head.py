@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlff_triton.bio.models.encoders.weights import Linear, Norm
 from mlff_triton.kernels.common.reference import activations
-from mlff_triton.kernels.types.top_logit import TopLogit, largest
+from mlff_triton.kernels.transformer.types import TopLogit, largest
 
 if TYPE_CHECKING:
     from mlff_triton.kernels.transformer.token_linear import Moments, TokenLinear

@@ -10,7 +10,7 @@ from torch import Tensor
 from mlff_triton.bio.models.encoders.weights import EncoderWeights
 from mlff_triton.kernels.common.reference import activations
 from mlff_triton.kernels.ops.reference.attention import attention
-from mlff_triton.kernels.types.packed_rows import PackedRows
+from mlff_triton.kernels.transformer.types import PackedRows
 
 
 def encode(

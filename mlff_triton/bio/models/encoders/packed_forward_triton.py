@@ -30,7 +30,7 @@ from mlff_triton.kernels.transformer.token_linear import (
     token_linear,
 )
 from mlff_triton.kernels.transformer.token_norm import token_moments, token_norm
-from mlff_triton.kernels.types.packed_rows import PackedRows
+from mlff_triton.kernels.transformer.types import PackedRows
 
 # Up to these sizes, launches take longer than computations on an H200.
 FEW_CHANNELS, FEW_ROWS = 512, 2048

@@ -13,7 +13,7 @@ from mlff_triton.bio.core.snapshot import are_hooked
 from mlff_triton.bio.models.encoders.fair_esm import ESM2Forward
 from mlff_triton.bio.models.encoders.huggingface import EncoderForward, LanguageHeadForward
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.top_logit import largest
+from mlff_triton.kernels.transformer.types import largest
 
 
 class TopTokens(NamedTuple):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from mlff_triton.bio.models.enformer.weights import Block, EnformerWeights, Layer
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
-from mlff_triton.kernels.types.convolution import Activated
+from mlff_triton.kernels.genomics.types import Activated
 
 
 def downsample(ops: GenomicOperators, w: EnformerWeights, sequence: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.core.recognition import is_unmodified
 from mlff_triton.bio.core.settings import settings
-from mlff_triton.kernels.types.convolution import ALIGNMENT
+from mlff_triton.kernels.genomics.types import ALIGNMENT
 
 SOURCES = ("enformer_pytorch.", "einops.")
 MAX_KEY, MAX_VALUE = 128, 256  # columns per head, for the shared memory of all supported GPUs

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.weights import converted, exact, exact_norm, wide_dtype
-from mlff_triton.kernels.types.convolution import ALIGNMENT, Activation
+from mlff_triton.kernels.genomics.types import ALIGNMENT, Activation
 from mlff_triton.kernels.types.norm import Norm
 
 

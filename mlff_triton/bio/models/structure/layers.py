@@ -11,8 +11,7 @@ from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
 from mlff_triton.bio.models.structure.diffusion import ConditionMaps, condition_maps
 from mlff_triton.bio.models.structure.maps import exact_weight, weight
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     ConditionedAttentionWeights,
     OuterProductWeights,
     TokenAttentionWeights,
@@ -20,6 +19,7 @@ from mlff_triton.kernels.types.pair_stack import (
     TriangleWeights,
     WindowAttentionWeights,
 )
+from mlff_triton.kernels.types.norm import Norm
 
 WATCHED = ("eps", "precision", "starting", "c_hidden", "no_heads", "_outgoing")
 """Attributes of modules that these functions read, see `FastForward`."""

@@ -25,8 +25,8 @@ from mlff_triton.bio.models.structure.diffusion import (
     update_samples,
 )
 from mlff_triton.kernels.pairs.protocol import PairOperators
+from mlff_triton.kernels.pairs.types import Conditions, TransitionWeights, WindowConditions
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import Conditions, TransitionWeights, WindowConditions
 
 
 class ConditionWeights(NamedTuple):

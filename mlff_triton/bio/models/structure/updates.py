@@ -20,8 +20,7 @@ from torch.nn.functional import layer_norm
 from mlff_triton.bio.core.weights import converted, wide_dtype
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.pairs.protocol import PairOperators
-from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     AverageWeights,
     OuterProductWeights,
     TokenAttentionWeights,
@@ -29,6 +28,7 @@ from mlff_triton.kernels.types.pair_stack import (
     TriangleAttentionWeights,
     TriangleWeights,
 )
+from mlff_triton.kernels.types.norm import Norm
 
 Weights = TypeVar("Weights", bound=tuple[Any, ...])
 

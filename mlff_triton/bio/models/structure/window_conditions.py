@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from mlff_triton.bio.models.structure.diffusion import ConditionMaps, DiffusionLayer
-from mlff_triton.kernels.types.pair_stack import Conditions, WindowConditions
+from mlff_triton.kernels.pairs.types import Conditions, WindowConditions
 
 
 def window_conditions(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.sequence_pairs import (
+from mlff_triton.kernels.alignment.types import (
     DELETION,
     GLOBAL,
     INSERTION,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.complexes import Layout, Tokens
+from mlff_triton.kernels.binding.types import Layout, Tokens
 
 
 def complex_tokens(

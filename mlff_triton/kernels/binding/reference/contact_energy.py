@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from mlff_triton.kernels.types.complexes import Layout, Readout
+from mlff_triton.kernels.binding.types import Layout, Readout
 
 
 def contact_energy(

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.complexes import FRAMES, Tokens
+from mlff_triton.kernels.binding.types import FRAMES, Tokens
 
 
 def frame_signs(like: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlff_triton.kernels.binding.reference.frame_attention import in_frames
+from mlff_triton.kernels.binding.types import FrameNetwork, Tokens
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
-from mlff_triton.kernels.types.complexes import FrameNetwork, Tokens
 
 
 def frame_network(

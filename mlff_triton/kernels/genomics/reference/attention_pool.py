@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from mlff_triton.kernels.genomics.reference.convolution import activate
-from mlff_triton.kernels.types.convolution import Activated, Activation
+from mlff_triton.kernels.genomics.types import Activated, Activation
 
 
 def paired_rows(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> Tensor:

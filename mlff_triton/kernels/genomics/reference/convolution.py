@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
 from mlff_triton.kernels.common.reference import activations
-from mlff_triton.kernels.types.convolution import Activated, Activation
+from mlff_triton.kernels.genomics.types import Activated, Activation
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from mlff_triton.kernels.common.reference.activations import activate
-from mlff_triton.kernels.types.pair_weights import PairContacts
+from mlff_triton.kernels.genomics.types import PairContacts
 
 
 def pair_contacts(

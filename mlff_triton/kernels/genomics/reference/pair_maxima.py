@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlff_triton.kernels.genomics.reference.convolution import activate
-from mlff_triton.kernels.types.convolution import Activation, PairMaxima
+from mlff_triton.kernels.genomics.types import Activation, PairMaxima
 
 
 def pair_maxima(

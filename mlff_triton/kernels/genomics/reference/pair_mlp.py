@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, rms_norm
 
-from mlff_triton.kernels.types.pair_weights import PairBiases, PairMLP
+from mlff_triton.kernels.genomics.types import PairBiases, PairMLP
 
 
 def pair_mlp(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from mlff_triton.kernels.common.reference.activations import activate
-from mlff_triton.kernels.types.tracks import (
+from mlff_triton.kernels.genomics.types import (
     LOGITS,
     PROBABILITIES,
     SQUASHED,

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention, triangle_attention
+from mlff_triton.kernels.pairs.types import TokenAttentionWeights, TriangleAttentionWeights
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.pair_stack import TokenAttentionWeights, TriangleAttentionWeights
 
 
 def triangle_attention_(

@@ -22,7 +22,7 @@ from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.reference.pair_attention import pair_attention
 from mlff_triton.kernels.pairs.reference.wide_rows import adaptive_norm
 from mlff_triton.kernels.pairs.reference.window_attention import window_attention
-from mlff_triton.kernels.types.pair_stack import (
+from mlff_triton.kernels.pairs.types import (
     ConditionedAttentionWeights,
     ConditionedTransitionWeights,
     Conditions,

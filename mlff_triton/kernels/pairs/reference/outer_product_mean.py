@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from mlff_triton.kernels.types.pair_stack import OuterProductWeights
+from mlff_triton.kernels.pairs.types import OuterProductWeights
 
 
 def outer_product_mean_(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from mlff_triton.kernels.types.pair_stack import AverageWeights
+from mlff_triton.kernels.pairs.types import AverageWeights
 
 
 def pair_average_(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear, silu
 
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
+from mlff_triton.kernels.pairs.types import TransitionWeights
 
 
 def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:

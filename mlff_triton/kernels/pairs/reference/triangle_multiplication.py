@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from mlff_triton.kernels.types.pair_stack import TriangleWeights
+from mlff_triton.kernels.pairs.types import TriangleWeights
 
 
 def triangle_multiplication_(

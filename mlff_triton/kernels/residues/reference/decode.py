@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
-from mlff_triton.kernels.types.decoder import Choices, DecoderWeights, Graph, Schedule
+from mlff_triton.kernels.residues.types import Choices, DecoderWeights, Graph, Schedule
 
 
 def decode(

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
+from mlff_triton.kernels.residues.types import EdgeNetwork
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.residue_network import EdgeNetwork
 
 
 def edge_hidden(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.types.residue_network import Projections
+from mlff_triton.kernels.residues.types import Projections
 
 
 def project(x: Tensor, projections: Projections) -> tuple[Tensor, ...]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
-from mlff_triton.kernels.types.backbone import (
+from mlff_triton.kernels.residues.types import (
     FARTHEST,
     FARTHEST_OFFSET,
     N_RBF,

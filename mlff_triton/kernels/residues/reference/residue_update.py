@@ -15,7 +15,7 @@ from torch.nn.functional import gelu
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
 from mlff_triton.kernels.residues.reference.edge_update import edge_hidden
-from mlff_triton.kernels.types.residue_network import EdgeNetwork, ResidueNetwork
+from mlff_triton.kernels.residues.types import EdgeNetwork, ResidueNetwork
 
 
 def residue_update(

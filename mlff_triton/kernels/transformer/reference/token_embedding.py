@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from mlff_triton.kernels.ops.reference.layer_norm import layer_norm
+from mlff_triton.kernels.transformer.types import PackedRows
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.packed_rows import PackedRows
 
 TRAINED_WITH = 1 - 0.15 * 0.8
 """Share of tokens that were not masked in the training of ESM-2."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlff_triton.kernels.transformer.reference.token_linear import token_linear
+from mlff_triton.kernels.transformer.types import TopLogit, largest
 from mlff_triton.kernels.types.norm import Norm
-from mlff_triton.kernels.types.top_logit import TopLogit, largest
 
 
 def top_logit(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm | None = None) -> TopLogit:

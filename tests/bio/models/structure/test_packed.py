@@ -6,7 +6,7 @@ import torch
 
 from mlff_triton.bio.models.structure.packed import Packed, unpacked
 from mlff_triton.bio.models.structure.updates import BlockWeights
-from mlff_triton.kernels.types.pair_stack import TransitionWeights
+from mlff_triton.kernels.pairs.types import TransitionWeights
 
 
 def transition(seed: int) -> TransitionWeights:

@@ -1,6 +1,9 @@
-"""Arguments of the autoregressive decoding of residues.
+"""Weights and arguments of graph networks over residues, and of their decoding.
 
-B proteins of L residues; R = B L rows; V amino acids; D layers.
+The first linear map of a network of edges acts on the receiving residue, the edge and the sending
+residue. It is split: the parts of the residues are computed once per residue, and only that of the
+edge once per edge. Weights of these networks are transposed, [inputs, outputs]. In decoding, there
+are B proteins of L residues, R = B L rows, V amino acids and D layers.
 """
 
 from __future__ import annotations
@@ -8,6 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+
+from mlff_triton.kernels.types.linear import Linear
+from mlff_triton.kernels.types.norm import Norm
 
 
 class DecoderWeights(NamedTuple):
@@ -133,3 +139,93 @@ class Choices(NamedTuple):
     designed: Tensor
     given: Tensor
     temperature: float
+
+
+ATOMS = ("N", "CA", "C", "O", "CB")
+"""Atoms of a residue; CB is virtual."""
+
+N_PAIRS = 28
+"""Number of pairs of atoms that kernels count: 25 and three without weight."""
+
+N_RBF = 16
+NEAREST, FARTHEST = 2.0, 22.0
+"""Number of radial basis functions, and centers of the first and the last one in Å."""
+
+FARTHEST_OFFSET = 32
+"""Offset of residues in the sequence from which on all are alike."""
+
+
+MAX_LENGTH = 8192
+"""Longest protein whose distances from one residue fit into the registers of a program."""
+
+
+class BackboneWeights(NamedTuple):
+    """Weights of the embedding of edges.
+
+    Attributes
+    ----------
+    offsets : [66, C]
+        Contribution of each offset in the sequence, -32 to 32, and of edges between chains.
+    distances : [28, 16, C]
+        Weights of the basis functions of each pair of `ATOMS`, the receiver's atom first; zero for
+        the last three.
+    norm : Norm
+        Normalization of the sum.
+    out : Linear
+        Last map, [C, C].
+    """
+
+    offsets: Tensor
+    distances: Tensor
+    norm: Norm
+    out: Linear
+
+
+class EdgeNetwork(NamedTuple):
+    """Three linear maps with GELU between them.
+
+    Attributes
+    ----------
+    first : [C, C]
+        Part of the first map that acts on edges, transposed. Its bias is in the receivers' part.
+    second, third : Linear
+        The other maps, [C, C].
+    """
+
+    first: Tensor
+    second: Linear
+    third: Linear
+
+
+class Projections(NamedTuple):
+    """Parts of the first maps of one or several networks of edges that act on residues.
+
+    Attributes
+    ----------
+    weight : [P, C, C]
+        Transposed weights.
+    bias : [P, 1, C]
+        Biases; zero for senders.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+
+class ResidueNetwork(NamedTuple):
+    """The part of a layer that acts on each residue.
+
+    Attributes
+    ----------
+    norm : Norm
+        Normalization after the messages.
+    up, down : Linear
+        Two maps, [C, H] and [H, C], with GELU between them.
+    last_norm : Norm
+        Normalization after them.
+    """
+
+    norm: Norm
+    up: Linear
+    down: Linear
+    last_norm: Norm

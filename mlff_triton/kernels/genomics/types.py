@@ -1,4 +1,4 @@
-"""Weights of the heads of AlphaGenome that are products, stacked, and plans of their results."""
+"""Arguments and results of kernels on sequences and pairs, for models of genomes."""
 
 from __future__ import annotations
 
@@ -91,3 +91,105 @@ class TrackPlan(NamedTuple):
             n = shape[0] * shape[1] * head.n_tracks
             views.append(tuple(memory[s : s + n].view(*shape, head.n_tracks) for s in starts))
         return views
+
+
+ALIGNMENT = 8
+"""Channels of operands are a multiple of this."""
+
+
+class Activation(NamedTuple):
+    """Batch normalization followed by GELU: ``u sigmoid(1.702 u)`` of ``u = scale x + shift``.
+
+    Attributes
+    ----------
+    scale, shift : [N]
+        Normalization of each channel; float32 for half precision.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+
+class Activated(NamedTuple):
+    """Rows, and the same rows normalized and activated for the layer that reads them next.
+
+    Attributes
+    ----------
+    rows : [B, S, N] or None
+        Rows, if requested.
+    activated : [B, S, N] or None
+        Activated rows, if requested.
+    """
+
+    rows: Tensor | None
+    activated: Tensor | None
+
+
+class PairMaxima(NamedTuple):
+    """Maxima of pairs of positions, and activated positions.
+
+    Attributes
+    ----------
+    rows : [B, S / 2, C]
+        Maxima.
+    next : [B, S / 2, C] or None
+        Maxima, normalized and activated.
+    skip : [B, S, C] or None
+        All positions, normalized and activated.
+    """
+
+    rows: Tensor
+    next: Tensor | None
+    skip: Tensor | None
+
+
+class PairMLP(NamedTuple):
+    """MLP of normalized pairs.
+
+    Attributes
+    ----------
+    up, up_bias : [C, K], [K]
+        Map to the hidden layer, including the weight and bias of the normalization.
+    down, down_bias : [K, C], [C]
+        Map of the hidden layer.
+    """
+
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+
+
+class PairBiases(NamedTuple):
+    """Maps of pairs to biases of the attention of L layers.
+
+    Attributes
+    ----------
+    scale, shift : float32 [L, C]
+        Normalization.
+    weight : [L, C, H]
+        Map of the activated pairs to heads.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    weight: Tensor
+
+
+class PairContacts(NamedTuple):
+    """Map of pairs to contacts, for O organisms.
+
+    Attributes
+    ----------
+    scale : float32 [C]
+        Weight of the normalization.
+    shift : float32 [O, C]
+        Bias of the normalization plus the embedding of an organism.
+    weight, bias : [O, C, T], float32 [O, T]
+        Map of the activated pairs to T tracks.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    weight: Tensor
+    bias: Tensor

@@ -1,4 +1,4 @@
-"""Packed rows of tokens: the kept tokens of a padded batch, without the padding."""
+"""Packed rows of tokens, and the largest logit of each row."""
 
 from __future__ import annotations
 
@@ -26,3 +26,24 @@ class PackedRows(NamedTuple):
     position: Tensor
     row_ptr: Tensor
     row_of: Tensor
+
+
+class TopLogit(NamedTuple):
+    """Largest logit of each row, and its index.
+
+    Attributes
+    ----------
+    index : int64 [...]
+        Smallest index that has the largest logit, or index of the first NaN.
+    logit : [...]
+        The logit at that index.
+    """
+
+    index: Tensor  # type: ignore[assignment] # hides a method of tuple
+    logit: Tensor
+
+
+def largest(logits: Tensor) -> TopLogit:
+    """Return the largest of logits [..., V] and its index."""
+    logit, index = logits.max(-1)
+    return TopLogit(index, logit)
