@@ -1,0 +1,84 @@
+"""The decorator of operators: outputs, gradients of some inputs, and what is saved for them."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.common.operators import (
+    by_reference,
+    needed_gradients,
+    operator,
+    saved_inputs,
+)
+
+
+def reference(a: Tensor, index: Tensor, b: Tensor, power: int) -> tuple[Tensor, Tensor]:
+    return a[index] ** power * b, a.sin() * b.sum()
+
+
+@operator("backward_of_tests", outputs=("a", "b"), differentiate=by_reference(reference, outputs=2))
+def backward(
+    grad0: Tensor, grad1: Tensor, a: Tensor, index: Tensor, b: Tensor, power: int
+) -> tuple[Tensor, Tensor]:
+    _, pull_back = torch.func.vjp(lambda a, b: reference(a, index, b, power), a, b)
+    return tuple(gradient.clone() for gradient in pull_back((grad0, grad1)))
+
+
+def test_second_derivatives_by_reference():
+    index = torch.tensor([0, 2, 2, 1])
+    sizes = 4, 3, 3, 4
+    grad0, grad1, a, b = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in sizes)
+
+    def gradients(grad0: Tensor, grad1: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return backward(grad0, grad1, a, index, b, 3)
+
+    assert torch.autograd.gradcheck(gradients, (grad0, grad1, a, b))
+    assert torch.autograd.gradgradcheck(gradients, (grad0, grad1, a, b))
+
+
+@operator(
+    "scaled_of_tests",
+    outputs="x",
+    gradients=lambda grad, power, scale: grad * scale**power,
+    saves=("power", "scale"),
+)
+def scaled(x: Tensor, power: int, scale: Tensor | None) -> Tensor:
+    return x.clone() if scale is None else x * scale**power
+
+
+def test_inputs_that_are_not_saved_are_freed():
+    leaf = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    x, scale = 2 * leaf, torch.full((3,), 3.0, dtype=torch.float64)
+    kept, y = weakref.ref(x), scaled(x, 2, scale)
+    del x
+    assert kept() is None
+    assert torch.equal(torch.autograd.grad(y.sum(), leaf)[0], 2 * scale**2)
+    torch.library.opcheck(scaled, (leaf, 2, scale), test_utils="test_faketensor")
+
+
+def gradients_of_product(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, _, b = saved_inputs(ctx)
+    needed = needed_gradients(ctx)
+    asked.append(needed)
+    return grad * b if needed[0] else None, None, grad * a if needed[2] else None
+
+
+@operator("product_of_tests", outputs=("a",), differentiate=gradients_of_product)
+def product(a: Tensor, name: str, b: Tensor) -> tuple[Tensor]:
+    del name
+    return (a * b,)
+
+
+asked: list[list[bool]] = []
+
+
+def test_only_what_this_pass_needs_is_computed():
+    a, b = (torch.tensor([value], requires_grad=True) for value in (2.0, 5.0))
+    (y,) = product(a.clone(), "name", b.clone())
+    asked.clear()
+    assert torch.autograd.grad(y, b, retain_graph=True)[0].item() == 2
+    assert torch.autograd.grad(y, a)[0].item() == 5
+    assert asked == [[False, False, True], [True, False, False]]
