@@ -54,6 +54,8 @@ class Launch:
 def recorded_launches() -> Iterator[list[Launch]]:
     """Collect launches with tensors on any device instead of running them.
 
+    Launches of all threads are collected, so no other thread may need results meanwhile.
+
     Yields
     ------
     list of Launch
