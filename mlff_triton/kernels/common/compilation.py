@@ -3,8 +3,9 @@
 A step launches some thirty kernels. If each is compiled when it is launched, all but one core wait.
 Here, threads compile all of them, by the mode that Triton has for this. Threads suffice: LLVM,
 ptxas and the C compiler that makes Triton's launchers do not hold Python's lock. Python itself
-takes a fifth of the processor time for the kernels of a step. If anything about this fails,
-launches compile their kernels themselves, and a warning gives the reason.
+takes an eighth of the processor time for the kernels of a step, and a sixth for a block of
+structure prediction. If anything about this fails, launches compile their kernels themselves, and a
+warning gives the reason.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def _submitted(launch: Callable[[], object], pool: ThreadPoolExecutor) -> Collec
     class Collector(AsyncCompileMode):
         """Compiles kernels in the pool; their launches run nothing."""
 
-        def submit(self, key: str, compiler: Compiler, keep: Callable[[Any], object]) -> None:
+        def submit(
+            self, key: str, compiler: Compiler, keep: Callable[[Any], object], *_: object
+        ) -> None:
             if key not in found:
                 found[key] = pool.submit(_compile_with_launcher, compiler), keep
 
