@@ -1,4 +1,8 @@
-"""Operators of a backend, for the computations of models."""
+"""Operators of a backend, for the computations of models.
+
+Triton is imported only for its own backend. Each function is written out, so that mypy compares the
+kernels and their references with the Protocol of the family.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,6 @@ from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.pairs.protocol import PairOperators
 from mlff_triton.kernels.residues.protocol import ResidueOperators
 from mlff_triton.kernels.transformer.protocol import TransformerOperators
-
-
-def genomic_operators(backend: str | None) -> GenomicOperators:
-    """Return the operators on models of genomes of "triton" or "torch"."""
-    if backend == "torch":
-        from mlff_triton.kernels.genomics.reference import operators as plain
-
-        return plain
-    from mlff_triton.kernels.genomics import operators as fused
-
-    return fused
 
 
 def binding_operators(backend: str | None) -> BindingOperators:
@@ -31,13 +24,13 @@ def binding_operators(backend: str | None) -> BindingOperators:
     return fused
 
 
-def residue_operators(backend: str | None) -> ResidueOperators:
-    """Return the operators on residues of "triton" or "torch"."""
+def genomic_operators(backend: str | None) -> GenomicOperators:
+    """Return the operators on models of genomes of "triton" or "torch"."""
     if backend == "torch":
-        from mlff_triton.kernels.residues.reference import operators as plain
+        from mlff_triton.kernels.genomics.reference import operators as plain
 
         return plain
-    from mlff_triton.kernels.residues import operators as fused
+    from mlff_triton.kernels.genomics import operators as fused
 
     return fused
 
@@ -49,6 +42,17 @@ def pair_operators(backend: str | None) -> PairOperators:
 
         return plain
     from mlff_triton.kernels.pairs import operators as fused
+
+    return fused
+
+
+def residue_operators(backend: str | None) -> ResidueOperators:
+    """Return the operators on residues of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.residues.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.residues import operators as fused
 
     return fused
 

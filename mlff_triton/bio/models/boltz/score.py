@@ -9,11 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.recognition import has_structure, is_unmodified
-from mlff_triton.bio.core.weights import exact, exact_norm, wide_dtype
+from mlff_triton.bio.core.weights import wide_dtype
 from mlff_triton.bio.models.boltz.diffusion import is_transformer
 from mlff_triton.bio.models.boltz.modules import KNOWN, SOURCES
 from mlff_triton.bio.models.boltz.score_forward import Biases, Given, Results, ScoreForward
-from mlff_triton.bio.models.boltz.weights import DIFFUSION_WATCHED, diffusion_layers, transition
+from mlff_triton.bio.models.boltz.weights import (
+    DIFFUSION_WATCHED,
+    diffusion_layers,
+    score_conditions,
+    score_maps,
+)
 from mlff_triton.bio.models.boltz.windows import WINDOWS, check_sides, is_atom_transformer
 from mlff_triton.bio.models.structure.diffusion import (
     DiffusionWeights,
@@ -21,9 +26,7 @@ from mlff_triton.bio.models.structure.diffusion import (
     prepared_maps,
     rounded_biases,
 )
-from mlff_triton.bio.models.structure.maps import exact_weight, weight
-from mlff_triton.bio.models.structure.score_network import AtomMaps, ConditionWeights, ScoreWeights
-from mlff_triton.errors import InputError
+from mlff_triton.bio.models.structure.score_network import ScoreWeights
 
 PARTS = {
     "single_conditioner": "SingleConditioning",
@@ -80,8 +83,8 @@ class BoltzScoreForward(ScoreForward):
             for stack in (encoder, own.token_transformer, decoder)
         )
         weights = ScoreWeights(
-            _condition_weights(own.single_conditioner, wide_dtype(self.dtype)),
-            _maps(own, self.rows),
+            score_conditions(own.single_conditioner, wide_dtype(self.dtype)),
+            score_maps(own, self.rows),
             *stacks,
         )
         return prepared_maps(weights, self.dtype, self.backend)
@@ -202,37 +205,3 @@ def given_parts(
     if not callable(to_keys) or not all(isinstance(x, Tensor) for x in parts):
         return None
     return Given._make([tuple(tokens), *atoms, tuple(biases), *masks, to_keys])
-
-
-def _condition_weights(module: Any, wide: torch.dtype) -> ConditionWeights:
-    if getattr(module, "disable_times", False):
-        raise InputError("noise levels are not embedded")
-    waves = module.fourier_embed.proj
-    return ConditionWeights(
-        exact_norm(module.norm_single),
-        exact_weight(module.single_embed),
-        exact(module.single_embed.bias),
-        exact_weight(waves)[:, 0].to(wide),
-        exact(waves.bias).to(wide),
-        exact_norm(module.norm_fourier),
-        weight(module.fourier_to_single),
-        [transition(each) for each in module.transitions],
-    )
-
-
-def _maps(own: Any, rows: torch.dtype) -> AtomMaps:
-    encoder, decoder = own.atom_attention_encoder, own.atom_attention_decoder
-    update = decoder.atom_feat_to_atom_pos_update
-    norm, output = update if isinstance(update, nn.Sequential) else (None, update)
-    if type(encoder.atom_to_token_trans[1]) is not nn.ReLU:
-        raise InputError("atoms are mapped to tokens with another activation than ReLU")
-    return AtomMaps(
-        weight(encoder.r_to_q_trans)[:, :3].to(rows),  # the other channels of Boltz-1 are zero
-        weight(encoder.atom_to_token_trans[0]),
-        exact_norm(own.s_to_a_linear[0]),
-        weight(own.s_to_a_linear[1]),
-        exact_norm(own.a_norm),
-        weight(decoder.a_to_q_trans),
-        None if norm is None else exact_norm(norm),
-        weight(output).to(rows),
-    )

@@ -15,6 +15,7 @@ from mlff_triton.bio.models.structure.diffusion import (
 )
 from mlff_triton.bio.models.structure.layers import triangle_attention
 from mlff_triton.bio.models.structure.maps import exact_weight, weight
+from mlff_triton.bio.models.structure.score_network import AtomMaps, ConditionWeights
 from mlff_triton.bio.models.structure.updates import (
     BlockWeights,
     MSAWeights,
@@ -173,4 +174,52 @@ def _conditions(norm: Any, gate: Any) -> ConditionMaps:
         weight(norm.s_bias),
         (exact_weight(gate), exact(gate.bias)),
         norm.a_norm.eps,
+    )
+
+
+def score_conditions(module: Any, wide: torch.dtype) -> ConditionWeights:
+    """Read the weights that embed tokens and noise levels; those of waves in a wide dtype.
+
+    Raises
+    ------
+    InputError
+        If noise levels are not embedded.
+    """
+    if getattr(module, "disable_times", False):
+        raise InputError("noise levels are not embedded")
+    waves = module.fourier_embed.proj
+    return ConditionWeights(
+        exact_norm(module.norm_single),
+        exact_weight(module.single_embed),
+        exact(module.single_embed.bias),
+        exact_weight(waves)[:, 0].to(wide),
+        exact(waves.bias).to(wide),
+        exact_norm(module.norm_fourier),
+        weight(module.fourier_to_single),
+        [transition(each) for each in module.transitions],
+    )
+
+
+def score_maps(own: Any, rows: torch.dtype) -> AtomMaps:
+    """Read the maps from and to atoms of a score network; those of positions in a dtype of rows.
+
+    Raises
+    ------
+    InputError
+        If its atoms have another activation than ReLU.
+    """
+    encoder, decoder = own.atom_attention_encoder, own.atom_attention_decoder
+    update = decoder.atom_feat_to_atom_pos_update
+    norm, output = update if isinstance(update, nn.Sequential) else (None, update)
+    if type(encoder.atom_to_token_trans[1]) is not nn.ReLU:
+        raise InputError("atoms are mapped to tokens with another activation than ReLU")
+    return AtomMaps(
+        weight(encoder.r_to_q_trans)[:, :3].to(rows),  # the other channels of Boltz-1 are zero
+        weight(encoder.atom_to_token_trans[0]),
+        exact_norm(own.s_to_a_linear[0]),
+        weight(own.s_to_a_linear[1]),
+        exact_norm(own.a_norm),
+        weight(decoder.a_to_q_trans),
+        None if norm is None else exact_norm(norm),
+        weight(output).to(rows),
     )
