@@ -210,7 +210,7 @@ def test_too_few_slots_of_the_shorter_list(new_steps, device):
 
     assert queue(3.9).energy.isfinite().all()
     assert queue(2.7).energy.isnan().all()
-    with pytest.raises(SimulationError, match="3 neighbors, more than the 2"):
+    with pytest.raises(SimulationError, match="3 neighbors, more than its 2"):
         queue(2.7)
     assert queue(2.7).energy.isfinite().all()
 

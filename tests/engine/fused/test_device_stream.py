@@ -286,7 +286,7 @@ def test_too_few_slots_give_nan_and_an_error_later(new_steps):
     program.run()
     program.replace(near)
     assert_nan(program.run_without_waiting(), slice(None), slice(None))
-    with pytest.raises(SimulationError, match="19 neighbors, more than the 2"):
+    with pytest.raises(SimulationError, match="19 neighbors, more than its 2"):
         program.run()
     assert_true(program.run(), batch_of(near))
 
