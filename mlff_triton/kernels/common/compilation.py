@@ -3,7 +3,7 @@
 A step launches some thirty kernels. If each is compiled when it is launched, all but one core wait.
 Here, threads compile all of them, by the mode that Triton has for this. Threads suffice: LLVM,
 ptxas and the C compiler that makes Triton's launchers do not hold Python's lock. Python itself
-takes an eighth of the processor time for the kernels of a step, and a sixth for a block of
+takes an eighth of the processor time for the kernels of a step, and a fifth for a block of
 structure prediction. If anything about this fails, launches compile their kernels themselves, and a
 warning gives the reason.
 """
