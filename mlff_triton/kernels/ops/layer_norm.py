@@ -320,7 +320,7 @@ def _gradients(
     if not ctx.has_residual:
         return grad_x, None, grad_weight, grad_bias
     grad_x = grad_x + grad_total
-    return grad_x, grad_x, grad_weight, grad_bias, None
+    return grad_x, grad_x, grad_weight, grad_bias
 
 
 @operator("layer_norm", outputs=_empty_outputs, differentiate=_gradients, saves=_save)
