@@ -1,5 +1,5 @@
 from .alignment import Alignments as Alignments
-from .alignment import align as align
+from .alignment.align import align as align
 from .core.fast_forward import FallbackWarning as FallbackWarning
 from .embedding import embed_files as embed_files
 from .models.encoders.top_tokens import TopTokens as TopTokens
