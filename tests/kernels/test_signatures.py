@@ -99,7 +99,7 @@ def test_protocols_are_satisfied(family, backend):
     operators = import_module(f"mlff_triton.kernels.{family}{backend}.operators")
     declared = {name: f for name, f in vars(protocol).items() if inspect.isfunction(f)}
     declared = {name: f for name, f in declared.items() if not name.startswith("_")}
-    assert sorted(operators.__all__) == sorted(declared)
+    assert {name for name, f in vars(operators).items() if inspect.isfunction(f)} == set(declared)
     for name, method in declared.items():
         _, *expected = inspect.signature(method).parameters.values()
         found = list(inspect.signature(getattr(operators, name)).parameters.values())

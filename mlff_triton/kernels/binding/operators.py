@@ -5,11 +5,3 @@ from mlff_triton.kernels.binding.contact_energy import contact_energy
 from mlff_triton.kernels.binding.frame_attention import frame_attention
 from mlff_triton.kernels.binding.frame_network import frame_network
 from mlff_triton.kernels.binding.principal_axes import principal_axes
-
-__all__ = [
-    "complex_tokens",
-    "contact_energy",
-    "frame_attention",
-    "frame_network",
-    "principal_axes",
-]

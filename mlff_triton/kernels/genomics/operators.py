@@ -15,27 +15,3 @@ from mlff_triton.kernels.genomics.pair_scores import pair_scores
 from mlff_triton.kernels.genomics.rows import linear, normalize
 from mlff_triton.kernels.genomics.tracks import binned_linear, tracks
 from mlff_triton.kernels.ops.attention import attention
-
-__all__ = [
-    "attention",
-    "attention_inputs",
-    "attention_pool",
-    "attention_residual",
-    "binned_linear",
-    "capped_attention",
-    "convolution",
-    "junction_reads",
-    "linear",
-    "normalize",
-    "pair_attention_inputs",
-    "pair_contacts",
-    "pair_maxima",
-    "pair_mlp",
-    "pair_pool",
-    "pair_scores",
-    "paired_rows",
-    "relative_attention",
-    "rotated_sites",
-    "sequence_windows",
-    "tracks",
-]

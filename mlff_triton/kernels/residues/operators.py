@@ -6,12 +6,3 @@ from mlff_triton.kernels.residues.nearest_residues import nearest_residues
 from mlff_triton.kernels.residues.project import project
 from mlff_triton.kernels.residues.residue_edges import residue_edges
 from mlff_triton.kernels.residues.residue_update import residue_update
-
-__all__ = [
-    "decode",
-    "edge_update",
-    "nearest_residues",
-    "project",
-    "residue_edges",
-    "residue_update",
-]

@@ -5,11 +5,3 @@ from mlff_triton.kernels.binding.reference.contact_energy import contact_energy
 from mlff_triton.kernels.binding.reference.frame_attention import frame_attention
 from mlff_triton.kernels.binding.reference.frame_network import frame_network
 from mlff_triton.kernels.binding.reference.principal_axes import principal_axes
-
-__all__ = [
-    "complex_tokens",
-    "contact_energy",
-    "frame_attention",
-    "frame_network",
-    "principal_axes",
-]

@@ -16,18 +16,3 @@ from mlff_triton.kernels.pairs.reference.pair_average import pair_average_
 from mlff_triton.kernels.pairs.reference.split_linear import linear_map
 from mlff_triton.kernels.pairs.reference.transition import transition_
 from mlff_triton.kernels.pairs.reference.triangle_multiplication import triangle_multiplication_
-
-__all__ = [
-    "conditioned_attention_",
-    "conditioned_layers_",
-    "conditioned_transition_",
-    "conditioned_windows_",
-    "linear_map",
-    "outer_product_mean_",
-    "pair_average_",
-    "pair_biases",
-    "token_attention_",
-    "transition_",
-    "triangle_attention_",
-    "triangle_multiplication_",
-]

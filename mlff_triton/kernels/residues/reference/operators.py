@@ -6,12 +6,3 @@ from mlff_triton.kernels.residues.reference.nearest_residues import nearest_resi
 from mlff_triton.kernels.residues.reference.project import project
 from mlff_triton.kernels.residues.reference.residue_edges import residue_edges
 from mlff_triton.kernels.residues.reference.residue_update import residue_update
-
-__all__ = [
-    "decode",
-    "edge_update",
-    "nearest_residues",
-    "project",
-    "residue_edges",
-    "residue_update",
-]

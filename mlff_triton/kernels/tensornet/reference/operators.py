@@ -30,27 +30,3 @@ from mlff_triton.kernels.tensornet.reference.tensor_embedding import (
     tensor_embedding,
     tensor_embedding_backward,
 )
-
-__all__ = [
-    "deep_head",
-    "embed",
-    "embed_backward",
-    "embed_input_backward",
-    "forces",
-    "gated_head",
-    "linear",
-    "message_backward",
-    "message_product",
-    "product_backward",
-    "readout",
-    "readout_backward",
-    "repulsion",
-    "scalar_head",
-    "scalar_network",
-    "scalar_network_backward",
-    "tensor_embedding",
-    "tensor_embedding_backward",
-    "totals",
-    "update",
-    "update_backward",
-]

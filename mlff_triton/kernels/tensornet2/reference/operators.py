@@ -15,20 +15,3 @@ from mlff_triton.kernels.tensornet2.reference.edge_messages import (
 )
 from mlff_triton.kernels.tensornet2.reference.equilibration import equilibrate, equilibrate_backward
 from mlff_triton.kernels.tensornet2.reference.normalized_product import normalized_product
-
-__all__ = [
-    "charge_gradients",
-    "charge_terms",
-    "coulomb_edges",
-    "coulomb_pairs",
-    "edge_messages",
-    "edge_messages_backward",
-    "edge_rows",
-    "equilibrate",
-    "equilibrate_backward",
-    "normalized_product",
-    "predict_charges",
-    "predict_charges_backward",
-    "scale_gradients",
-    "tensor_gradients",
-]
