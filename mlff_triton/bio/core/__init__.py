@@ -4,7 +4,7 @@
 - ``replacement``: a ``forward`` that is set on one instance, and its exact reversal
 - ``recognition``: classes, sources and submodules of the modules that an adapter knows
 - ``snapshot``: detection of changed parameters, submodules, settings and hooks
-- ``settings``: plain attributes of modules, and which of them adapters read
+- ``settings``: plain attributes of modules, and changes of those that an adapter does not watch
 - ``plain_tensors``, ``contexts``: weights and contexts that only the original forward supports
 - ``value_check``: checks of tensors' values that do not keep the GPU waiting
 - ``weights``: weights of modules, read in float64

@@ -37,13 +37,7 @@ class AlphaGenomeForward(FastForward[Network]):
     """Predictions of all heads for one-hot sequences."""
 
     supported = "AlphaGenome of alphagenome-pytorch 0.3"
-    watches = (
-        "eps",
-        "resolutions",
-        "apply_squashing",
-        "in_channels",
-        "kernel_size",
-    )
+    watches = ("eps", "resolutions", "apply_squashing", "in_channels", "kernel_size")
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)

@@ -52,10 +52,7 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
     """
 
     supported = "the conditioning of Boltz-2"
-    watches = (
-        "eps",
-        "precision",
-    )
+    watches = ("eps", "precision")
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

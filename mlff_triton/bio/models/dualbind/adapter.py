@@ -59,12 +59,7 @@ class DualBindForward(FastForward[DualBind]):
     """
 
     supported = "DualBind"
-    watches = (
-        "eps",
-        "depth",
-        "num_heads",
-        "threshold",
-    )
+    watches = ("eps", "depth", "num_heads", "threshold")
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

@@ -37,14 +37,7 @@ class ESM2Forward(FastForward[ReadyModel]):
     """Forward of `esm.model.esm2.ESM2`."""
 
     supported = "ESM-2 of fair-esm"
-    watches = (
-        "eps",
-        "embed_scale",
-        "padding_idx",
-        "token_dropout",
-        "mask_idx",
-        "num_heads",
-    )
+    watches = ("eps", "embed_scale", "padding_idx", "token_dropout", "mask_idx", "num_heads")
     zeroes_padding = True
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:

@@ -256,11 +256,7 @@ class LanguageHeadForward(FastForward[LanguageHead]):
     """Forward of the language heads of `EsmForMaskedLM` and `BertForMaskedLM`."""
 
     supported = "their language heads"
-    watches = (
-        "eps",
-        "approximate",
-        "transform_act_fn",
-    )
+    watches = ("eps", "approximate", "transform_act_fn")
     announces = False
 
     @classmethod

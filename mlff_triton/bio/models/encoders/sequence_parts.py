@@ -129,11 +129,7 @@ class TransformerEncoderForward(SequencePartForward[tuple[Layer, ...]]):
     """PyTorch's Transformer encoder, or one layer of it."""
 
     supported = "torch.nn.TransformerEncoder"
-    watches = (
-        "eps",
-        "approximate",
-        "num_heads",
-    )
+    watches = ("eps", "approximate", "num_heads")
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

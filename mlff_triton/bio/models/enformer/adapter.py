@@ -20,14 +20,7 @@ class EnformerForward(FastForward[EnformerRunner]):
     """Tracks of all heads, or embeddings, for DNA sequences."""
 
     supported = "Enformer"
-    watches = (
-        "eps",
-        "kernel_size",
-        "heads",
-        "scale",
-        "use_tf_gamma",
-        "target_length",
-    )
+    watches = ("eps", "kernel_size", "heads", "scale", "use_tf_gamma", "target_length")
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:

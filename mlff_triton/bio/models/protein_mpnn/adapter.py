@@ -45,11 +45,7 @@ class ProteinMPNNForward(FastForward[Runner]):
     """
 
     supported = "ProteinMPNN"
-    watches = (
-        "eps",
-        "scale",
-        "top_k",
-    )
+    watches = ("eps", "scale", "top_k")
 
     def __init__(self, module: nn.Module, options: Options, model: nn.Module | None = None) -> None:
         super().__init__(module, options, model)
