@@ -59,40 +59,108 @@ def _wait(done_ptr, sources, mask):
 
 
 @triton.jit
-def _decode_kernel(  # noqa: C901 - one kernel is one launch
-    messages_ptr,
-    residues_ptr,
-    sources_ptr,
-    decoded_ptr,
-    mask_ptr,
-    second_ptr,
-    second_bias_ptr,
-    third_ptr,
-    third_bias_ptr,
-    norm_ptr,
-    norm_bias_ptr,
-    up_ptr,
-    up_bias_ptr,
-    down_ptr,
-    down_bias_ptr,
-    last_norm_ptr,
-    last_norm_bias_ptr,
-    receiver_ptr,
-    receiver_bias_ptr,
-    sender_ptr,
-    letters_ptr,
-    out_ptr,
-    out_bias_ptr,
-    order_ptr,
-    groups_ptr,
-    shift_ptr,
-    keep_ptr,
-    addend_ptr,
-    factor_ptr,
-    share_ptr,
-    noise_ptr,
-    designed_ptr,
-    given_ptr,
+def _update(
+    x,
+    k,
+    row,
+    edge,
+    sources,
+    inside,
+    decoded,
+    graph,
+    weights,
+    senders_ptr,
+    n_residues,
+    n_neighbors,
+    n_hidden,
+    eps,
+    PRECISION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Return the residue x [C] of a row after layer k, and store its part as a sender there."""
+    columns = tl.arange(0, C)
+    square = k * C * C
+    hidden = tl.load(
+        graph.messages + (k * n_residues * n_neighbors + edge)[:, None] * C + columns[None, :],
+        inside[:, None],
+        other=0.0,
+    ).to(ACCUMULATE)
+    hidden += tl.load(
+        senders_ptr + (k * n_residues + sources)[:, None] * C + columns[None, :],
+        decoded[:, None],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    if k > 0:
+        sender = _vector_product(x, weights.sender + square, C, 0, C)
+        tl.store(senders_ptr + (k * n_residues + row) * C + columns, sender)
+        receiver = _vector_product(x, weights.receiver + square, C, 0, C)
+        receiver += tl.load(weights.receiver_bias + k * C + columns)
+        hidden += receiver[None, :]
+    second = weights.second + (2 * square if PRECISION == "fixed_halves" else square)
+    bias = weights.second_bias + k * C
+    hidden = activate(hidden, "gelu")
+    acc = bias_sum(bias, 0, ACCUMULATE, PRECISION, K, C)
+    hidden = linear(hidden, second, acc, C, C, 0, 0, PRECISION)
+    hidden = end_sum(hidden, PRECISION)
+    hidden = tl.where(inside[:, None], activate(hidden, "gelu"), 0.0)
+    message = _vector_product(tl.sum(hidden, 0), weights.third + square, C, 0, C)
+    message += n_neighbors * tl.load(weights.third_bias + k * C + columns)
+    x += message
+    x = _normalize(x, weights.norm + k * C, weights.norm_bias + k * C, eps)
+    y = x + tl.load(weights.down_bias + k * C + columns)
+    for first in range(0, n_hidden, C):
+        wide = _vector_product(x, weights.up + k * C * n_hidden, n_hidden, first, C)
+        wide += tl.load(weights.up_bias + k * n_hidden + first + columns)
+        down = weights.down + (k * n_hidden + first) * C
+        y += _vector_product(activate(wide, "gelu"), down, C, 0, C)
+    x = _normalize(y, weights.last_norm + k * C, weights.last_norm_bias + k * C, eps)
+    return x * tl.load(graph.mask + row)
+
+
+@triton.jit
+def _draw(
+    logits,
+    row,
+    protein,
+    group,
+    n_groups,
+    letters,
+    is_letter,
+    choices,
+    temperature,
+    n_letters,
+    ACCUMULATE: tl.constexpr,
+):
+    """Return the probabilities [V] of a group's amino acids, and the one that is drawn."""
+    cell = row * n_letters + letters
+    logits = (logits / temperature).to(ACCUMULATE)
+    logits += tl.load(choices.shift + cell, is_letter, other=float("-inf"))
+    p = tl.exp(logits - tl.max(logits, 0))
+    p = p / tl.sum(p, 0)
+    if choices.keep is not None:
+        p *= tl.load(choices.keep + row)
+    if choices.addend is not None:
+        p += tl.load(choices.addend + cell, is_letter, other=0.0)
+    if choices.factor is not None:
+        p *= tl.load(choices.factor + cell, is_letter, other=0.0)
+        p = p / tl.sum(p, 0)
+    pointers = choices.noise + (protein * n_groups + group) * n_letters + letters
+    noise = tl.load(pointers, is_letter, other=1.0)
+    letter = tl.argmax(tl.where(is_letter, p / noise, -1.0), 0).to(tl.int64)
+    if tl.load(choices.designed + row) == 0:
+        letter = tl.load(choices.given + row)
+    return p, letter
+
+
+@triton.jit
+def _decode_kernel(
+    graph,
+    weights,
+    schedule,
+    choices,
     senders_ptr,
     done_ptr,
     sequence_ptr,
@@ -114,102 +182,78 @@ def _decode_kernel(  # noqa: C901 - one kernel is one launch
 ):
     """Write the sequence [R] and probabilities [R, V]. Grid: (programs per protein, B).
 
-    Reads what `Graph`, `DecoderWeights`, `Schedule` and `Choices` describe. Writes the parts of
-    residues as senders [LAYERS, R, C], and whether residues are done [R], which start from zero.
+    Reads `Graph`, `DecoderWeights`, `Schedule` and `Choices`, without the members that are other
+    arguments here. Writes the parts of residues as senders [LAYERS, R, C], and flags of residues
+    that are done [R], which start from zero.
     """
     protein, n_programs = tl.program_id(1), tl.num_programs(0)
     columns, slot, letters = tl.arange(0, C), tl.arange(0, K), tl.arange(0, V)
     is_letter = letters < n_letters
     for group in range(tl.program_id(0), n_groups, n_programs):
-        start, stop = tl.load(groups_ptr + group), tl.load(groups_ptr + group + 1)
+        start, stop = tl.load(schedule.groups + group), tl.load(schedule.groups + group + 1)
         logits = tl.zeros((V,), ACCUMULATE)
         row = tl.zeros((), tl.int64)
         for member in range(start, stop):
-            row = tl.load(order_ptr + protein * length + member).to(tl.int64)
+            row = tl.load(schedule.order + protein * length + member).to(tl.int64)
             edge = row * n_neighbors + slot
             inside = slot < n_neighbors
-            sources = tl.load(sources_ptr + edge, inside, other=0).to(tl.int64)
-            decoded = tl.load(decoded_ptr + edge, inside, other=0) != 0
+            sources = tl.load(graph.sources + edge, inside, other=0).to(tl.int64)
+            decoded = tl.load(graph.is_decoded + edge, inside, other=0) != 0
             group_of = tl.load(done_ptr + n_residues + sources, decoded, other=0)
             _wait(done_ptr, sources, decoded & (group_of != group))
             tl.debug_barrier()
-            x = tl.load(residues_ptr + row * C + columns).to(ACCUMULATE)
+            x = tl.load(graph.residues + row * C + columns).to(ACCUMULATE)
             for k in range(LAYERS):
-                square = k * C * C
-                hidden = tl.load(
-                    messages_ptr
-                    + (k * n_residues * n_neighbors + edge)[:, None] * C
-                    + columns[None, :],
-                    inside[:, None],
-                    other=0.0,
-                ).to(ACCUMULATE)
-                hidden += tl.load(
-                    senders_ptr + (k * n_residues + sources)[:, None] * C + columns[None, :],
-                    decoded[:, None],
-                    other=0.0,
-                    cache_modifier=".cg",
+                x = _update(
+                    x,
+                    k,
+                    row,
+                    edge,
+                    sources,
+                    inside,
+                    decoded,
+                    graph,
+                    weights,
+                    senders_ptr,
+                    n_residues,
+                    n_neighbors,
+                    n_hidden,
+                    eps,
+                    PRECISION,
+                    ACCUMULATE,
+                    C,
+                    K,
                 )
-                if k > 0:
-                    sender = _vector_product(x, sender_ptr + square, C, 0, C)
-                    tl.store(senders_ptr + (k * n_residues + row) * C + columns, sender)
-                    receiver = _vector_product(x, receiver_ptr + square, C, 0, C)
-                    receiver += tl.load(receiver_bias_ptr + k * C + columns)
-                    hidden += receiver[None, :]
-                second = second_ptr + (2 * square if PRECISION == "fixed_halves" else square)
-                bias = second_bias_ptr + k * C
-                hidden = activate(hidden, "gelu")
-                acc = bias_sum(bias, 0, ACCUMULATE, PRECISION, K, C)
-                hidden = linear(hidden, second, acc, C, C, 0, 0, PRECISION)
-                hidden = end_sum(hidden, PRECISION)
-                hidden = tl.where(inside[:, None], activate(hidden, "gelu"), 0.0)
-                message = _vector_product(tl.sum(hidden, 0), third_ptr + square, C, 0, C)
-                message += n_neighbors * tl.load(third_bias_ptr + k * C + columns)
-                x += message
-                x = _normalize(x, norm_ptr + k * C, norm_bias_ptr + k * C, eps)
-                y = x + tl.load(down_bias_ptr + k * C + columns)
-                for first in range(0, n_hidden, C):
-                    wide = _vector_product(x, up_ptr + k * C * n_hidden, n_hidden, first, C)
-                    wide += tl.load(up_bias_ptr + k * n_hidden + first + columns)
-                    down = down_ptr + (k * n_hidden + first) * C
-                    y += _vector_product(activate(wide, "gelu"), down, C, 0, C)
-                x = _normalize(y, last_norm_ptr + k * C, last_norm_bias_ptr + k * C, eps)
-                x *= tl.load(mask_ptr + row)
-            found = _vector_product(x, out_ptr, n_letters, 0, V)
-            found += tl.load(out_bias_ptr + letters, is_letter, other=0.0)
-            logits += tl.load(share_ptr + row) * found
+            found = _vector_product(x, weights.out, n_letters, 0, V)
+            found += tl.load(weights.out_bias + letters, is_letter, other=0.0)
+            logits += tl.load(choices.share + row) * found
 
-        cell = row * n_letters + letters
-        logits = (logits / temperature).to(ACCUMULATE)
-        logits += tl.load(shift_ptr + cell, is_letter, other=float("-inf"))
-        p = tl.exp(logits - tl.max(logits, 0))
-        p = p / tl.sum(p, 0)
-        if keep_ptr is not None:
-            p *= tl.load(keep_ptr + row)
-        if addend_ptr is not None:
-            p += tl.load(addend_ptr + cell, is_letter, other=0.0)
-        if factor_ptr is not None:
-            p *= tl.load(factor_ptr + cell, is_letter, other=0.0)
-            p = p / tl.sum(p, 0)
-        noise = tl.load(
-            noise_ptr + (protein * n_groups + group) * n_letters + letters, is_letter, other=1.0
+        p, letter = _draw(
+            logits,
+            row,
+            protein,
+            group,
+            n_groups,
+            letters,
+            is_letter,
+            choices,
+            temperature,
+            n_letters,
+            ACCUMULATE,
         )
-        letter = tl.argmax(tl.where(is_letter, p / noise, -1.0), 0).to(tl.int64)
-        if tl.load(designed_ptr + row) == 0:
-            letter = tl.load(given_ptr + row)
-
         tl.debug_barrier()
         for member in range(start, stop):
-            row = tl.load(order_ptr + protein * length + member).to(tl.int64)
+            row = tl.load(schedule.order + protein * length + member).to(tl.int64)
             tl.store(sequence_ptr + row, letter)
             tl.store(probabilities_ptr + row * n_letters + letters, p, is_letter)
             for k in range(LAYERS):
                 pointers = senders_ptr + (k * n_residues + row) * C + columns
                 sender = tl.load(pointers, cache_modifier=".cg")
-                letter_part = tl.load(letters_ptr + (k * n_letters + letter) * C + columns)
-                tl.store(pointers, sender + letter_part)
+                part = tl.load(weights.sequence + (k * n_letters + letter) * C + columns)
+                tl.store(pointers, sender + part)
         tl.debug_barrier()
         for member in range(start, stop):
-            row = tl.load(order_ptr + protein * length + member).to(tl.int64)
+            row = tl.load(schedule.order + protein * length + member).to(tl.int64)
             tl.atomic_xchg(done_ptr + row, 1, sem="release")
 
 
@@ -253,25 +297,12 @@ def decode(
     probabilities = torch.zeros_like(choices.shift)
     at_once = 1 if is_interpreting() else multiprocessors(device) // max(n_proteins, 1)
     programs = max(1, min(PROGRAMS, at_once, n_groups))
-    *layers, eps = weights
     with torch.cuda.device_of(senders):
         _decode_kernel[(programs, n_proteins)](
-            graph.messages,
-            graph.residues,
-            graph.sources,
-            graph.is_decoded,
-            graph.mask,
-            *layers,
-            schedule.order,
-            schedule.groups,
-            choices.shift,
-            choices.keep,
-            choices.addend,
-            choices.factor,
-            choices.share,
-            choices.noise,
-            choices.designed,
-            choices.given,
+            graph._replace(senders=None),
+            weights._replace(eps=None),  # numbers in tuples would be float32
+            schedule,
+            choices._replace(temperature=None),
             senders,
             done,
             sequence,
@@ -283,7 +314,7 @@ def decode(
             weights.up.shape[2],
             n_letters,
             choices.temperature,
-            eps,
+            weights.eps,
             LAYERS=n_layers,
             PRECISION=scheme_of(weights.second, graph.messages),
             ACCUMULATE=accumulator(graph.messages),
