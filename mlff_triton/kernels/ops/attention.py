@@ -66,17 +66,12 @@ def _scale_and_bias(
 @triton.jit
 def _attend(
     q,
-    k_ptr,
-    v_ptr,
-    bias_ptr,
-    k_row,
-    v_row,
+    pointers,
+    row_strides,
     row,
     start,
     length,
-    peak,
-    total,
-    acc,
+    sums,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -88,10 +83,14 @@ def _attend(
     V: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Update the running maximum, sum and output [M, V] with a block of keys and values.
+    """Update sums, the running maximum, sum and output [M, V], with a block of keys and values.
 
-    MASKED is True if the sequence ends within the block.
+    Takes pointers of keys, values and biases, and the row strides of the first two. MASKED is True
+    if the sequence ends within the block.
     """
+    k_ptr, v_ptr, bias_ptr = pointers
+    k_row, v_row = row_strides
+    peak, total, acc = sums
     key = start + tl.arange(0, N)
     dim, value_dim = tl.arange(0, D), tl.arange(0, V)[None, :]
     known = (key < length) if MASKED else tl.full([N], True, tl.int1)
@@ -180,26 +179,21 @@ def _attention_fwd_kernel(
     v_ptr += first * v_row + head // group * v_head
 
     peak = tl.full([M], float("-inf"), ACCUMULATE)
-    total = tl.zeros([M], ACCUMULATE)
-    acc = tl.zeros([M, V], ACCUMULATE)
+    sums = peak, tl.zeros([M], ACCUMULATE), tl.zeros([M, V], ACCUMULATE)
     if bias_ptr is not None:
         bias_ptr += sequence.to(tl.int64) * bias_sequence + head * bias_head
         bias_ptr += row.to(tl.int64) * bias_row
+    pointers, row_strides = (k_ptr, v_ptr, bias_ptr), (k_row, v_row)
     whole = length // N * N
     for start in range(0, whole, N):
-        peak, total, acc = _attend(
+        sums = _attend(
             q,
-            k_ptr,
-            v_ptr,
-            bias_ptr,
-            k_row,
-            v_row,
+            pointers,
+            row_strides,
             row,
             start,
             length,
-            peak,
-            total,
-            acc,
+            sums,
             SCALE,
             CAP,
             PRECISION,
@@ -212,19 +206,14 @@ def _attention_fwd_kernel(
             MASKED=False,
         )
     if whole < length:
-        peak, total, acc = _attend(
+        sums = _attend(
             q,
-            k_ptr,
-            v_ptr,
-            bias_ptr,
-            k_row,
-            v_row,
+            pointers,
+            row_strides,
             row,
             whole,
             length,
-            peak,
-            total,
-            acc,
+            sums,
             SCALE,
             CAP,
             PRECISION,
@@ -237,6 +226,7 @@ def _attention_fwd_kernel(
             MASKED=True,
         )
 
+    _, total, acc = sums
     heads = tl.num_programs(1)
     tl.store(
         out_ptr + ((first + row) * heads + head) * VALUE_DIM + value_dim,
