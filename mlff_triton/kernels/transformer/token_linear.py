@@ -94,13 +94,46 @@ def product(
 
 
 @triton.jit
-def _normalize_residual(residual, sums, squares, weight, bias, channels, eps):
-    """Normalize a block [M, N] of rows by their moments, in the dtype of the block."""
-    mean, rstd = statistics(sums, squares, channels, eps)
-    residual = (residual - mean[:, None]) * rstd[:, None]
-    residual = residual * weight.to(residual.dtype)[None, :]
-    residual += bias.to(residual.dtype)[None, :]
-    return residual
+def _load_residual(
+    pointers,
+    offsets,
+    rows,
+    row_mask,
+    columns,
+    column_mask,
+    capacity,
+    n_parts,
+    PARTS: tl.constexpr,
+):
+    """Load a block [M, N] of the residual, and its moments, weight and bias if it has any.
+
+    Returns (), a tuple of the block, or one of all five.
+    """
+    residual_ptr, moments_ptr, weight_ptr, bias_ptr = pointers
+    loaded = ()
+    if residual_ptr is not None:
+        mask = row_mask[:, None] & column_mask[None, :]
+        loaded = (tl.load(residual_ptr + offsets, mask, other=0.0),)  # type: ignore[assignment]
+        if moments_ptr is not None:
+            moments = load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS)
+            weight = tl.load(weight_ptr + columns, column_mask, other=0.0)
+            bias = tl.load(bias_ptr + columns, column_mask, other=0.0)
+            loaded = loaded + moments + (weight, bias)  # type: ignore[assignment]
+    return loaded
+
+
+@triton.jit
+def _add_residual(acc, loaded, channels, eps):
+    """Add what `_load_residual` has loaded, normalized by its moments if there are any."""
+    if len(loaded) > 0:
+        residual = loaded[0].to(acc.dtype)
+        if len(loaded) > 1:
+            mean, rstd = statistics(loaded[1], loaded[2], channels, eps)
+            residual = (residual - mean[:, None]) * rstd[:, None]
+            residual = residual * loaded[3].to(residual.dtype)[None, :]
+            residual += loaded[4].to(residual.dtype)[None, :]
+        acc += residual
+    return acc
 
 
 @triton.jit
@@ -112,7 +145,7 @@ def _store_moments(moments_ptr, values, part, n_parts, rows, row_mask, capacity)
 
 
 @triton.jit
-def _token_linear_fwd_kernel(  # noqa: C901 - branches are resolved at compile time
+def _token_linear_fwd_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -120,13 +153,8 @@ def _token_linear_fwd_kernel(  # noqa: C901 - branches are resolved at compile t
     moments_ptr,
     y_ptr,
     y_moments_ptr,
-    residual_ptr,
-    residual_moments_ptr,
-    residual_weight_ptr,
-    residual_bias_ptr,
-    cos_ptr,
-    sin_ptr,
-    position_ptr,
+    residual_ptrs,
+    angle_ptrs,
     live_ptr,
     n_positions,
     n_rows,
@@ -177,22 +205,23 @@ def _token_linear_fwd_kernel(  # noqa: C901 - branches are resolved at compile t
     if moments_ptr is not None:
         sums, squares = load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS)
         row_sum = tl.load(row_sum_ptr + columns, column_mask, other=0.0)
-    if residual_ptr is not None:
-        residual = tl.load(residual_ptr + offsets, mask, other=0.0)
-        if residual_moments_ptr is not None:
-            residual_sums, residual_squares = load_moments(
-                residual_moments_ptr, rows, row_mask, capacity, n_residual_parts, RESIDUAL_PARTS
-            )
-            residual_weight = tl.load(residual_weight_ptr + columns, column_mask, other=0.0)
-            residual_bias = tl.load(residual_bias_ptr + columns, column_mask, other=0.0)
+    residual = _load_residual(
+        residual_ptrs,
+        offsets,
+        rows,
+        row_mask,
+        columns,
+        column_mask,
+        capacity,
+        n_residual_parts,
+        RESIDUAL_PARTS,
+    )
     if ROTATED:
         cos, sin = load_angles(
             rows,
             row_mask,
             column,
-            cos_ptr,
-            sin_ptr,
-            position_ptr,
+            *angle_ptrs,
             n_positions,
             ROTATED,
             HALF,
@@ -218,19 +247,7 @@ def _token_linear_fwd_kernel(  # noqa: C901 - branches are resolved at compile t
         mean, rstd = statistics(sums, squares, n_in, eps)
         acc = normalize_product(acc, mean, rstd, row_sum)
     acc = activate(acc + bias[None, :], ACTIVATION)
-    if residual_ptr is not None:
-        residual = residual.to(ACCUMULATE)
-        if residual_moments_ptr is not None:
-            residual = _normalize_residual(
-                residual,
-                residual_sums,
-                residual_squares,
-                residual_weight,
-                residual_bias,
-                n_out,
-                residual_eps,
-            )
-        acc += residual
+    acc = _add_residual(acc, residual, n_out, residual_eps)
     if ROTATED:
         acc = rotate_pairs(acc, cos, sin, M, N)
     y = acc.to(y_ptr.dtype.element_ty)
@@ -412,11 +429,8 @@ def token_linear(
             sums,
             y,
             y_sums,
-            added,
-            added_sums,
-            added_weight,
-            added_bias,
-            *angles,
+            (added, added_sums, added_weight, added_bias),
+            tuple(angles),
             live,
             n_positions,
             n_rows,
