@@ -23,7 +23,7 @@ from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import total
-from mlff_triton.kernels.numerics.stored_rows import multiply_rows, store_rows
+from mlff_triton.kernels.numerics.stored_rows import multiply_stored, store_split
 
 ROWS, COLUMNS, INNER, LIGAND = 64, 128, 32, 16
 """Rows, columns and inner indices of blocks, and ligand atoms per block of contacts."""
@@ -57,9 +57,9 @@ def _ligand_rows_kernel(
     row, last = first + begin + tl.arange(0, M), first + n_ligand
     column = tl.program_id(1) * N + tl.arange(0, N)
     row_read = tl.minimum(row, last - 1)
-    y = multiply_rows(x_ptr, row_read, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
+    y = multiply_stored(x_ptr, row_read, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
     y = activate(y + tl.load(bias_ptr + column)[None, :], ACTIVATION)
-    store_rows(y, out_ptr, row, column, n_rows, last, C)
+    store_split(y, out_ptr, row, column, n_rows, last, C)
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _contact_energy_kernel(
     live = row < last
     row = tl.minimum(row, last - 1)
     column = tl.program_id(1) * N + tl.arange(0, N)
-    target = multiply_rows(x_ptr, row, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
+    target = multiply_stored(x_ptr, row, n_rows, weight_ptr, column, C, C, M, N, K, ROUNDS=True)
     target = activate(target + tl.load(bias_ptr + column)[None, :], "silu")  # [M, N]
 
     touching, small = tl.zeros((M, N), tl.float32), tl.zeros((M, N), tl.float32)

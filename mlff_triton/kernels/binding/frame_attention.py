@@ -28,7 +28,7 @@ from mlff_triton.kernels.binding.types import FRAMES, Tokens
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import product, product_terms, split, total
-from mlff_triton.kernels.numerics.stored_rows import store_rows
+from mlff_triton.kernels.numerics.stored_rows import store_split
 
 _SHIFT = tl.constexpr(14.0)  # weights are at most 2^14, so that small ones remain exact in float16
 
@@ -130,7 +130,7 @@ def _frame_attention_kernel(
     acc += signed(mean_2, frame, 2)[:, None] * tl.load(directions_ptr + 11 * C)[None, :]
     out = first * N_FRAMES + begin + tl.arange(0, M)
     last = (first + length) * N_FRAMES
-    store_rows(acc / norm[:, None], out_ptr, out, column, n_tokens * N_FRAMES, last, C)
+    store_split(acc / norm[:, None], out_ptr, out, column, n_tokens * N_FRAMES, last, C)
 
 
 def frame_attention(

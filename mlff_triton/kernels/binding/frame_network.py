@@ -23,7 +23,7 @@ from mlff_triton.kernels.binding.types import FRAMES, FrameNetwork, Tokens
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
-from mlff_triton.kernels.numerics.stored_rows import load_rows, multiply_rows, store_rows
+from mlff_triton.kernels.numerics.stored_rows import load_stored, multiply_stored, store_split
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _attended_rows_kernel(
         return
     row = begin + tl.arange(0, M)
     known, column = tl.minimum(row, n_live - 1), tl.arange(0, C)
-    x = multiply_rows(attended_ptr, known, n_rows, weight_ptr, column, C, C, M, C, K)
+    x = multiply_stored(attended_ptr, known, n_rows, weight_ptr, column, C, C, M, C, K)
     token = known // N_FRAMES
     x += tl.load(bias_ptr + column)[None, :]
     for k in tl.static_range(3):
@@ -72,7 +72,7 @@ def _attended_rows_kernel(
     x += tl.load(embedded_ptr + token[:, None] * C + column[None, :])
     x = _normalize(x, eps)
     x = x * tl.load(norm_weight_ptr + column)[None, :] + tl.load(norm_bias_ptr + column)[None, :]
-    store_rows(x, out_ptr, row, column, n_rows, n_live, C)
+    store_split(x, out_ptr, row, column, n_rows, n_live, C)
 
 
 @triton.jit
@@ -99,9 +99,9 @@ def _hidden_rows_kernel(
         return
     row = begin + tl.arange(0, M)
     known, column = tl.minimum(row, n_live - 1), tl.program_id(1) * N + tl.arange(0, N)
-    hidden = multiply_rows(x_ptr, known, n_rows, weight_ptr, column, C, HIDDEN, M, N, K)
+    hidden = multiply_stored(x_ptr, known, n_rows, weight_ptr, column, C, HIDDEN, M, N, K)
     hidden = activate(hidden + tl.load(bias_ptr + column)[None, :], "relu")
-    store_rows(hidden, hidden_ptr, row, column, n_rows, n_live, HIDDEN)
+    store_split(hidden, hidden_ptr, row, column, n_rows, n_live, HIDDEN)
 
 
 @triton.jit
@@ -131,14 +131,14 @@ def _mean_rows_kernel(
     if begin >= n_live:
         return
     known, column = tl.minimum(begin + tl.arange(0, M), n_live - 1), tl.arange(0, C)
-    x = multiply_rows(hidden_ptr, known, n_rows, weight_ptr, column, HIDDEN, C, M, C, K)
+    x = multiply_stored(hidden_ptr, known, n_rows, weight_ptr, column, HIDDEN, C, M, C, K)
     x += tl.load(bias_ptr + column)[None, :]
-    x = _normalize(x + load_rows(x_ptr, known, column, n_rows, C), eps)
+    x = _normalize(x + load_stored(x_ptr, known, column, n_rows, C), eps)
     mean = tl.sum(tl.reshape(x, (M // N_FRAMES, N_FRAMES, C)), 1) / N_FRAMES
     mean = mean * tl.load(norm_weight_ptr + column)[None, :]
     mean += tl.load(norm_bias_ptr + column)[None, :]
     token = begin // N_FRAMES + tl.arange(0, M // N_FRAMES)
-    store_rows(mean, mean_ptr, token, column, n_rows // N_FRAMES, n_live // N_FRAMES, C)
+    store_split(mean, mean_ptr, token, column, n_rows // N_FRAMES, n_live // N_FRAMES, C)
 
 
 class _Tile(NamedTuple):

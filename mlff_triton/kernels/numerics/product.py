@@ -226,7 +226,7 @@ def load_weight(
 
 
 @triton.jit
-def linear(x, weight_ptr, acc, n_in, n_out, row, column, PRECISION: tl.constexpr):
+def add_linear(x, weight_ptr, acc, n_in, n_out, row, column, PRECISION: tl.constexpr):
     """Do the same as `multiply` with a part of a weight, which begins at a row and a column."""
     K: tl.constexpr = x.shape[1]
     N: tl.constexpr = acc.shape[1]

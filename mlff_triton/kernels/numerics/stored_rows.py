@@ -15,7 +15,7 @@ _1_SHIFT = tl.constexpr(1 / SHIFT)
 
 
 @triton.jit
-def load_rows(x_ptr, row, column, n_rows, SIZE: tl.constexpr):
+def load_stored(x_ptr, row, column, n_rows, SIZE: tl.constexpr):
     """Load float32 values [M, N] from rows and columns of halves [2, n_rows, SIZE]."""
     high = tl.load(x_ptr + row[:, None] * SIZE + column[None, :])
     low = tl.load(x_ptr + (row + n_rows)[:, None] * SIZE + column[None, :])
@@ -23,7 +23,7 @@ def load_rows(x_ptr, row, column, n_rows, SIZE: tl.constexpr):
 
 
 @triton.jit
-def store_rows(x, x_ptr, row, column, n_rows, n_live, SIZE: tl.constexpr):
+def store_split(x, x_ptr, row, column, n_rows, n_live, SIZE: tl.constexpr):
     """Store x [M, N] at rows below ``n_live`` and columns of halves [2, n_rows, SIZE]."""
     high, low = split(x, "shifted_halves")
     live = (row < n_live)[:, None]
@@ -32,7 +32,7 @@ def store_rows(x, x_ptr, row, column, n_rows, n_live, SIZE: tl.constexpr):
 
 
 @triton.jit
-def multiply_rows(
+def multiply_stored(
     x_ptr,
     row,
     n_rows,

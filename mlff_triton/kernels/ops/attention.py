@@ -134,15 +134,10 @@ def _attention_fwd_kernel(
     bias_ptr,
     row_ptr_ptr,
     out_ptr,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    bias_sequence,
-    bias_head,
-    bias_row,
+    q_strides,
+    k_strides,
+    v_strides,
+    bias_strides,
     group,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
@@ -171,19 +166,19 @@ def _attention_fwd_kernel(
     row = block * M + tl.arange(0, M)[:, None]
     dim, value_dim = tl.arange(0, D), tl.arange(0, V)[None, :]
     q = tl.load(
-        q_ptr + (first + row) * q_row + head * q_head + dim[None, :],
+        q_ptr + (first + row) * q_strides[0] + head * q_strides[1] + dim[None, :],
         (row < length) & (dim < DIM)[None, :],
         other=0.0,
     )  # [M, D]
-    k_ptr += first * k_row + head // group * k_head
-    v_ptr += first * v_row + head // group * v_head
+    k_ptr += first * k_strides[0] + head // group * k_strides[1]
+    v_ptr += first * v_strides[0] + head // group * v_strides[1]
 
     peak = tl.full([M], float("-inf"), ACCUMULATE)
     sums = peak, tl.zeros([M], ACCUMULATE), tl.zeros([M, V], ACCUMULATE)
     if bias_ptr is not None:
-        bias_ptr += sequence.to(tl.int64) * bias_sequence + head * bias_head
-        bias_ptr += row.to(tl.int64) * bias_row
-    pointers, row_strides = (k_ptr, v_ptr, bias_ptr), (k_row, v_row)
+        bias_ptr += sequence.to(tl.int64) * bias_strides[0] + head * bias_strides[1]
+        bias_ptr += row.to(tl.int64) * bias_strides[2]
+    pointers, row_strides = (k_ptr, v_ptr, bias_ptr), (k_strides[0], v_strides[0])
     whole = length // N * N
     for start in range(0, whole, N):
         sums = _attend(
@@ -228,11 +223,9 @@ def _attention_fwd_kernel(
 
     _, total, acc = sums
     heads = tl.num_programs(1)
-    tl.store(
-        out_ptr + ((first + row) * heads + head) * VALUE_DIM + value_dim,
-        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
-        (row < length) & (value_dim < VALUE_DIM),
-    )
+    out_ptrs = out_ptr + ((first + row) * heads + head) * VALUE_DIM + value_dim
+    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptrs, out, (row < length) & (value_dim < VALUE_DIM))
 
 
 class _Tile(NamedTuple):
@@ -308,10 +301,10 @@ def _attention(
             bias,
             row_ptr,
             out,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *((0, 0, 0) if bias is None else bias.stride()[:3]),
+            q.stride()[:2],
+            k.stride()[:2],
+            v.stride()[:2],
+            (0, 0, 0) if bias is None else bias.stride()[:3],
             heads // k.shape[1],
             SCALE=scale,
             CAP=softcap,

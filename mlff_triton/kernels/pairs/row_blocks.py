@@ -138,7 +138,7 @@ def normalize(
 
 
 @triton.jit
-def load_weight(weight_ptr, row, column, n_rows, n_columns, M: tl.constexpr, K: tl.constexpr):
+def load_block(weight_ptr, row, column, n_rows, n_columns, M: tl.constexpr, K: tl.constexpr):
     """Load a block [M, K] of a weight [n_rows, n_columns], zero beyond its ends."""
     rows, columns = tl.arange(0, M) + row, tl.arange(0, K) + column
     inside = (rows < n_rows)[:, None] & (columns < n_columns)[None, :]
@@ -148,9 +148,9 @@ def load_weight(weight_ptr, row, column, n_rows, n_columns, M: tl.constexpr, K: 
 @triton.jit
 def _load_halves(weight_ptr, row, column, n_rows, n_columns, M: tl.constexpr, K: tl.constexpr):
     """Load the high and the low halves of such a block, from halves [2, n_rows, n_columns]."""
-    high = load_weight(weight_ptr, row, column, n_rows, n_columns, M, K)
+    high = load_block(weight_ptr, row, column, n_rows, n_columns, M, K)
     low_ptr = weight_ptr + n_rows * n_columns
-    return high, load_weight(low_ptr, row, column, n_rows, n_columns, M, K)
+    return high, load_block(low_ptr, row, column, n_rows, n_columns, M, K)
 
 
 @triton.jit
@@ -182,7 +182,7 @@ def multiply_rows(
                 y += product((rows[2 * k], rows[2 * k + 1]), (high.T, low.T), "shifted_halves")
         y = untruncated(y, CHUNK, LOSS)
     else:
-        weight = load_weight(weight_ptr, first, 0, n_out, channels, K, CHUNK)
+        weight = load_block(weight_ptr, first, 0, n_out, channels, K, CHUNK)
         x, y = (weight, rows[0].T) if TURNED else (rows[0], weight.T)
         y = tl.dot(x, y, input_precision=FULL)
         if rows[0].dtype == tl.float32:
@@ -241,7 +241,7 @@ def add_product(
         y = product((x_high, x_low), (high.T, low.T), "shifted_halves")
         acc += y * unit[:, None]
     else:
-        weight = load_weight(weight_ptr, 0, first, n_out, n_in, C, K)
+        weight = load_block(weight_ptr, 0, first, n_out, n_in, C, K)
         acc = multiply(x.to(weight.dtype), (weight.T,), acc, FULL)
     return acc
 

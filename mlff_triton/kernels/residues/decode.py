@@ -23,7 +23,7 @@ from mlff_triton._common.availability import is_interpreting
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.hardware import multiprocessors
-from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
+from mlff_triton.kernels.numerics.product import add_linear, bias_sum, end_sum, scheme_of
 from mlff_triton.kernels.residues.types import Choices, DecoderWeights, Graph, Schedule
 
 PROGRAMS = 16
@@ -103,7 +103,7 @@ def _update(
     bias = weights.second_bias + k * C
     hidden = activate(hidden, "gelu")
     acc = bias_sum(bias, 0, ACCUMULATE, PRECISION, K, C)
-    hidden = linear(hidden, second, acc, C, C, 0, 0, PRECISION)
+    hidden = add_linear(hidden, second, acc, C, C, 0, 0, PRECISION)
     hidden = end_sum(hidden, PRECISION)
     hidden = tl.where(inside[:, None], activate(hidden, "gelu"), 0.0)
     message = _vector_product(tl.sum(hidden, 0), weights.third + square, C, 0, C)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.numerics.product import begin_sum, bias_sum, end_sum, linear
+from mlff_triton.kernels.numerics.product import add_linear, begin_sum, bias_sum, end_sum
 
 ROOM = 160 * hardware.KIB
 """Shared memory with which two programs with large blocks share a multiprocessor."""
@@ -53,10 +53,10 @@ def edge_hidden(
         senders_ptr + sources[:, None] * C + columns[None, :], mask[:, None], other=0.0
     )
     acc = begin_sum(hidden.to(edges.dtype), PRECISION)
-    hidden = end_sum(linear(edges, first_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
+    hidden = end_sum(add_linear(edges, first_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     hidden = activate(hidden, "gelu")
     acc = bias_sum(second_bias_ptr, 0, edges.dtype, PRECISION, edges.shape[0], C)
-    hidden = end_sum(linear(hidden, second_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
+    hidden = end_sum(add_linear(hidden, second_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     return activate(hidden, "gelu")
 
 

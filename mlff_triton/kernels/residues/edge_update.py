@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
+from mlff_triton.kernels.numerics.product import add_linear, bias_sum, end_sum, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden, layer_norm
 from mlff_triton.kernels.residues.types import EdgeNetwork
 from mlff_triton.kernels.types.norm import Norm
@@ -73,7 +73,7 @@ def _edge_update_kernel(
         C,
     )
     acc = bias_sum(third_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
-    updated = end_sum(linear(hidden, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
+    updated = end_sum(add_linear(hidden, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     updated += tl.load(pointers, mask[:, None], other=0.0)  # again, as registers are few
     updated = layer_norm(updated, norm_weight_ptr, norm_bias_ptr, eps)
     tl.store(updated_ptr + edge[:, None] * C + columns[None, :], updated, mask[:, None])

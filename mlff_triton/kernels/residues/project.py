@@ -16,7 +16,7 @@ from torch import Tensor
 from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
+from mlff_triton.kernels.numerics.product import add_linear, bias_sum, end_sum, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import has_room
 from mlff_triton.kernels.residues.types import Projections
 
@@ -46,7 +46,7 @@ def _project_kernel(
     x = tl.load(x_ptr + offsets, live, other=0.0).to(ACCUMULATE)  # [M, C]
     acc = bias_sum(bias_ptr + part * C, 0, ACCUMULATE, PRECISION, M, C)
     halves: tl.constexpr = 2 if PRECISION == "fixed_halves" else 1
-    acc = linear(x, weight_ptr + part * halves * C * C, acc, C, C, 0, 0, PRECISION)
+    acc = add_linear(x, weight_ptr + part * halves * C * C, acc, C, C, 0, 0, PRECISION)
     tl.store(parts_ptr + part * n_residues * C + offsets, end_sum(acc, PRECISION), live)
 
 

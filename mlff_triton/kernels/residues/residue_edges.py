@@ -21,10 +21,10 @@ from torch import Tensor
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.numerics.product import (
+    add_linear,
     begin_sum,
     bias_sum,
     end_sum,
-    linear,
     load_weight,
     multiply,
     scheme_of,
@@ -174,7 +174,7 @@ def _residue_edges_kernel(
         acc = multiply(basis, weight, acc, PRECISION)
     total = layer_norm(end_sum(acc, PRECISION), norm_weight_ptr, norm_bias_ptr, eps)
     acc = bias_sum(out_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
-    edges = end_sum(linear(total, out_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
+    edges = end_sum(add_linear(total, out_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     tl.store(edges_ptr + edge[:, None] * C + columns[None, :], edges, mask[:, None])
 
 

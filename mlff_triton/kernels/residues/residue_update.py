@@ -23,7 +23,7 @@ from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.numerics.product import bias_sum, end_sum, linear, scheme_of
+from mlff_triton.kernels.numerics.product import add_linear, bias_sum, end_sum, scheme_of
 from mlff_triton.kernels.residues.edge_blocks import has_room, layer_norm
 from mlff_triton.kernels.residues.message_sums import message_sums
 from mlff_triton.kernels.residues.types import EdgeNetwork, ResidueNetwork
@@ -81,7 +81,7 @@ def _hidden_sums_kernel(
         count = tl.sum(weights, 1).to(ACCUMULATE)
 
     acc = count[:, None] * bias_sum(third_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
-    message = end_sum(linear(total, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
+    message = end_sum(add_linear(total, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
     offsets = residue[:, None] * C + columns[None, :]
     x = tl.load(x_ptr + offsets, live[:, None], other=0.0).to(ACCUMULATE)  # [M, C]
     x = layer_norm(x + message, norm_weight_ptr, norm_bias_ptr, eps)
@@ -92,10 +92,10 @@ def _hidden_sums_kernel(
     begin = tl.program_id(1) * size
     for start in tl.range(begin, begin + size, H, num_stages=STAGES):
         hidden = bias_sum(up_bias_ptr, start, ACCUMULATE, PRECISION, M, H)
-        hidden = linear(x, up_ptr, hidden, C, n_hidden, 0, start, PRECISION)
+        hidden = add_linear(x, up_ptr, hidden, C, n_hidden, 0, start, PRECISION)
         hidden = activate(end_sum(hidden, PRECISION), "gelu")
         # A sum apart, as tensor cores cut off the last bits of a long one.
-        change += linear(hidden, down_ptr, tl.zeros_like(x), n_hidden, C, start, 0, PRECISION)
+        change += add_linear(hidden, down_ptr, tl.zeros_like(x), n_hidden, C, start, 0, PRECISION)
     changes_ptr += tl.program_id(1).to(tl.int64) * n_residues * C
     tl.store(changes_ptr + offsets, end_sum(change, PRECISION), live[:, None])
 

@@ -60,7 +60,7 @@ def normalize_product(acc, mean, rstd, row_sum):
 
 
 @triton.jit
-def product(
+def token_product(
     x_ptr,
     weight_ptr,
     rows,
@@ -197,6 +197,7 @@ def _token_linear_fwd_kernel(
     column = tile_n * N
     columns = column + tl.arange(0, N)
     row_mask, column_mask = rows < n_rows, columns < n_out
+    place = rows, row_mask, columns, column_mask
     mask = row_mask[:, None] & column_mask[None, :]
     offsets = rows[:, None] * n_out + columns[None, :]
 
@@ -206,50 +207,21 @@ def _token_linear_fwd_kernel(
         sums, squares = load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS)
         row_sum = tl.load(row_sum_ptr + columns, column_mask, other=0.0)
     residual = _load_residual(
-        residual_ptrs,
-        offsets,
-        rows,
-        row_mask,
-        columns,
-        column_mask,
-        capacity,
-        n_residual_parts,
-        RESIDUAL_PARTS,
+        residual_ptrs, offsets, *place, capacity, n_residual_parts, RESIDUAL_PARTS
     )
     if ROTATED:
-        cos, sin = load_angles(
-            rows,
-            row_mask,
-            column,
-            *angle_ptrs,
-            n_positions,
-            ROTATED,
-            HALF,
-            N,
-            ACCUMULATE,
+        angles = load_angles(
+            rows, row_mask, column, *angle_ptrs, n_positions, ROTATED, HALF, N, ACCUMULATE
         )
 
-    acc = product(
-        x_ptr,
-        weight_ptr,
-        rows,
-        row_mask,
-        columns,
-        column_mask,
-        n_in,
-        PRECISION,
-        ACCUMULATE,
-        M,
-        N,
-        K,
-    )
+    acc = token_product(x_ptr, weight_ptr, *place, n_in, PRECISION, ACCUMULATE, M, N, K)
     if moments_ptr is not None:
         mean, rstd = statistics(sums, squares, n_in, eps)
         acc = normalize_product(acc, mean, rstd, row_sum)
     acc = activate(acc + bias[None, :], ACTIVATION)
     acc = _add_residual(acc, residual, n_out, residual_eps)
     if ROTATED:
-        acc = rotate_pairs(acc, cos, sin, M, N)
+        acc = rotate_pairs(acc, *angles, M, N)
     y = acc.to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + offsets, y, mask)
     if y_moments_ptr is not None:

@@ -24,8 +24,8 @@ from mlff_triton.kernels.transformer.token_linear import (
     load_moments,
     moment_arguments,
     normalize_product,
-    product,
     statistics,
+    token_product,
 )
 from mlff_triton.kernels.transformer.types import TopLogit
 
@@ -100,7 +100,7 @@ def _top_logit_fwd_kernel(
     for column in range(0, n_out, N):
         columns = column + tl.arange(0, N)
         column_mask = columns < n_out
-        acc = product(
+        acc = token_product(
             x_ptr,
             weight_ptr,
             rows,
