@@ -299,10 +299,11 @@ def decode(
     programs = max(1, min(PROGRAMS, at_once, n_groups))
     with torch.cuda.device_of(senders):
         _decode_kernel[(programs, n_proteins)](
-            graph._replace(senders=None),
-            weights._replace(eps=None),  # numbers in tuples would be float32
+            # What other arguments hold is left out. Numbers in tuples would be float32.
+            graph._replace(senders=None),  # type: ignore[arg-type]
+            weights._replace(eps=None),  # type: ignore[arg-type]
             schedule,
-            choices._replace(temperature=None),
+            choices._replace(temperature=None),  # type: ignore[arg-type]
             senders,
             done,
             sequence,

@@ -17,14 +17,14 @@ from mlff_triton.kernels.pairs.window_attention import window_attention
 pytestmark = pytest.mark.gpu
 
 
+LARGEST = 2.5e-8
+"""Largest fraction that sums may lose, or gain, on average; without a correction, it is twice."""
+
+
 @pytest.fixture(autouse=True)
 def _measured():
     if loss_of(torch.empty(0, device="cuda")) is UNMEASURED:
         pytest.skip("rounding on the tensor cores of this GPU is unmeasured")
-
-
-LARGEST = 2.5e-8
-"""Largest fraction that sums may lose, or gain, on average; without a correction, it is twice."""
 
 
 def mean_fraction(found: Tensor, exact: Tensor) -> float:
