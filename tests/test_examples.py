@@ -266,7 +266,7 @@ def test_structure(tmp_path):
 
 def write_dualbind(folder):
     """Write modules with the package's names: the double of the model, and a loader of nothing."""
-    double = (ROOT / "tests" / "bio" / "binding" / "dualbind_double.py").read_text()
+    double = (ROOT / "tests" / "bio" / "models" / "dualbind" / "dualbind_double.py").read_text()
     size = "        size: int = 32,\n"
     configured = double.replace(size, f"        settings: object = None,\n{size}")
     assert configured != double

