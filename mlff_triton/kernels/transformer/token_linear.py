@@ -118,7 +118,7 @@ def _load_residual(
             moments = load_moments(moments_ptr, rows, row_mask, capacity, n_parts, PARTS)
             weight = tl.load(weight_ptr + columns, column_mask, other=0.0)
             bias = tl.load(bias_ptr + columns, column_mask, other=0.0)
-            loaded = loaded + moments + (weight, bias)  # type: ignore[assignment]
+            loaded = loaded + moments + (weight, bias)
     return loaded
 
 
