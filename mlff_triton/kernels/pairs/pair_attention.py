@@ -15,8 +15,7 @@ Softmax is the same for scores minus any number. Commonly this number is the lar
 All weights wait for it, and each block scales the output anew. Weights in bfloat16 have the
 exponents of float32, so nothing is subtracted, and the largest scores may be from -69 to 69.
 Programs that find scores outside of this range begin again, with the largest score. On data-center
-Blackwell the largest score is always subtracted. Tensor cores sum these weights as they sum values,
-after rounding to bfloat16, so that the errors of both sums cancel in part.
+Blackwell the largest score is always subtracted.
 
 In float32, all are multiplied as halves in float16, for which see
 `mlff_triton.kernels.numerics.split`. Queries of a block share a unit; keys and values have
@@ -64,7 +63,7 @@ _1_UNIT = tl.constexpr(2.0**-13)
 _LEAST = tl.constexpr(2.0**-100)  # unit of values, whose inverse is far from overflow
 _LOWEST = tl.constexpr(2.0**-100)  # sum of weights, to which those that underflow add nothing
 _HIGHEST = tl.constexpr(2.0**100)
-_COLUMNS = tl.constexpr(8)  # of a product that sums weights, the fewest of tensor cores
+_GROUP = tl.constexpr(8)  # keys whose weights lie in different threads
 
 
 @triton.jit
@@ -111,6 +110,14 @@ def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
     else:
         weights, rescale = tl.exp2(scores - level[:, None]), tl.exp2(peak - level)
     return weights, highest, total * rescale + tl.sum(weights, 1), acc * rescale[:, None]
+
+
+@triton.jit
+def _weigh_freely(scores):
+    """Return weights [M, N], powers of two, and their sums over groups of keys, [M, _GROUP]."""
+    weights = tl.exp2(scores)
+    groups = tl.reshape(weights, (scores.shape[0], scores.shape[1] // _GROUP, _GROUP))
+    return weights, tl.sum(tl.permute(groups, (0, 2, 1)), 2)  # Triton 3.6 fails on Blackwell else
 
 
 @triton.jit
@@ -265,8 +272,7 @@ def _pair_attention_fwd_kernel(
         mask_ptr += index * length
     peak = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
-    sums = tl.zeros([M, _COLUMNS], tl.float32)
-    shares = tl.full([N, _COLUMNS], 1 / _COLUMNS, tl.float32).to(tl.bfloat16)
+    sums = tl.zeros([M, _GROUP], tl.float32)
     acc = tl.zeros([M, D], tl.float32)
     whole = unmasked // N * N
     # Blocks of kept keys, then the others, and all of them again if weights were out of range.
@@ -289,8 +295,8 @@ def _pair_attention_fwd_kernel(
                 biases = biases.to(tl.float32) * BIAS_SCALE
                 scores = _score(queries, keys, biases, units, kept, LOSS)
                 if FREE and LOOP < 2:
-                    weights = tl.exp2(scores)
-                    sums = tl.dot(weights.to(tl.bfloat16), shares, sums)
+                    weights, added = _weigh_freely(scores)
+                    sums += added
                 else:
                     weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
                 acc = _add_values(acc, weights, values, units)
