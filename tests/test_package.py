@@ -42,6 +42,19 @@ print(*sorted({"torch", "triton", "ase", "openmm", "numpy", "vesin"} & sys.modul
     assert float(seconds) < 1.0
 
 
+def test_the_first_calculator_loads_no_more_than_it_needs():
+    """Modules that take a tenth of a second or more, and that few users need."""
+    code = """
+import sys
+from mlff_triton import Engine, TensorNetCalculator, load_model
+TensorNetCalculator(device="cpu")
+heavy = {"ase.constraints", "ase.spacegroup", "matplotlib", "numba", "openmm", "pandas"}
+heavy |= {"torch._dynamo", "transformers", "triton"}
+print(*sorted(heavy & sys.modules.keys()))
+"""
+    assert run_fresh(code).strip() == ""
+
+
 def test_every_public_name_resolves():
     for name in mlff_triton.__all__:
         assert getattr(mlff_triton, name) is not None
