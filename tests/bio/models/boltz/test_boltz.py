@@ -20,6 +20,8 @@ from mlff_triton.errors import UnsupportedModelError
 from tests.bio.models.structure.cases import (
     assert_as_exact,
     assert_close,
+    check_in_pytorch,
+    check_on_a_gpu,
     exact_results,
     inputs,
     randomize,
@@ -83,13 +85,7 @@ def arguments(
 @pytest.mark.parametrize("size", [(1, 1), (2, 17), (1, 100)], ids=str)
 def test_results_are_those_of_boltz(name, size):
     block = make(name)
-    given, masks = arguments(block, *size, "cpu")
-    exact, own = exact_results(block, block, given), results(block, given)
-    with bio.accelerated(block, backend="torch"):
-        found = results(block, given)
-        assert [part.state for part in bio.report(block)] == ["fast"]
-        assert all(map(torch.equal, found, results(block, given)))
-    assert_close(found, own, exact, masks)
+    check_in_pytorch(block, block, *arguments(block, *size, "cpu"))
 
 
 @blocks
@@ -144,13 +140,7 @@ def test_the_first_call_is_as_exact_as_others(channels, graph, device):
 @pytest.mark.parametrize("size", [(1, 1), (2, 17), (1, 100), (1, 511)], ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_boltz(name, size):
     block = make(name, "cuda")
-    given, masks = arguments(block, *size, "cuda")
-    exact, own = exact_results(block, block, given), results(block, given)
-    with bio.accelerated(block):
-        found = results(block, given)
-        assert all(map(torch.equal, found, results(block, given)))
-    assert_close(found, own, exact, masks)
-    assert_as_exact(found, own, exact, masks)
+    check_on_a_gpu(block, block, *arguments(block, *size, "cuda"))
 
 
 @pytest.mark.gpu

@@ -18,6 +18,8 @@ from tests.bio.models.structure.cases import (
     assert_as_exact,
     assert_as_exact_in_half,
     assert_close,
+    check_in_pytorch,
+    check_on_a_gpu,
     exact_results,
     inputs,
     randomize,
@@ -80,13 +82,7 @@ def arguments(
 @pytest.mark.parametrize("size", [(1, 1), (2, 17), (1, 100)], ids=str)
 def test_results_are_those_of_openfold3(name, size):
     block = make(name)
-    given, masks = arguments(block, *size, "cpu")
-    exact, own = exact_results(block, block, given), results(block, given)
-    with bio.accelerated(block, backend="torch"):
-        found = results(block, given)
-        assert [part.state for part in bio.report(block)] == ["fast"]
-        assert all(map(torch.equal, found, results(block, given)))
-    assert_close(found, own, exact, masks)
+    check_in_pytorch(block, block, *arguments(block, *size, "cpu"))
 
 
 @blocks
@@ -106,13 +102,7 @@ def test_kernels_are_as_exact_as_openfold3(name, device):
 @pytest.mark.parametrize("size", BLOCK_SIZES, ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_openfold3(name, size):
     block = make(name, "cuda")
-    given, masks = arguments(block, *size, "cuda")
-    exact, own = exact_results(block, block, given), results(block, given)
-    with bio.accelerated(block):
-        found = results(block, given)
-        assert all(map(torch.equal, found, results(block, given)))
-    assert_close(found, own, exact, masks)
-    assert_as_exact(found, own, exact, masks)
+    check_on_a_gpu(block, block, *arguments(block, *size, "cuda"))
 
 
 @pytest.mark.gpu

@@ -20,6 +20,8 @@ from tests.bio.models.structure.cases import (
     assert_as_exact,
     assert_as_exact_in_half,
     assert_close,
+    check_in_pytorch,
+    check_on_a_gpu,
     exact_results,
     inputs,
     randomize,
@@ -86,13 +88,7 @@ def run(block: nn.Module, **options: Any) -> Callable[..., tuple[Tensor, ...]]:
 @pytest.mark.parametrize("size", [(1, 1), (2, 17), (1, 100)], ids=str)
 def test_results_are_those_of_protenix(name, size):
     block = make(name)
-    given, masks = arguments(block, *size, "cpu")
-    exact, own = exact_results(block, run(block), given), results(run(block), given)
-    with bio.accelerated(block, backend="torch"):
-        found = results(run(block), given)
-        assert [part.state for part in bio.report(block)] == ["fast"]
-        assert all(map(torch.equal, found, results(run(block), given)))
-    assert_close(found, own, exact, masks)
+    check_in_pytorch(block, run(block), *arguments(block, *size, "cpu"))
 
 
 @blocks
@@ -112,13 +108,7 @@ def test_kernels_are_as_exact_as_protenix(name, device):
 @pytest.mark.parametrize("size", BLOCK_SIZES, ids=str)
 def test_results_on_a_gpu_are_as_exact_as_those_of_protenix(name, size):
     block = make(name, "cuda")
-    given, masks = arguments(block, *size, "cuda")
-    exact, own = exact_results(block, run(block), given), results(run(block), given)
-    with bio.accelerated(block):
-        found = results(run(block), given)
-        assert all(map(torch.equal, found, results(run(block), given)))
-    assert_close(found, own, exact, masks)
-    assert_as_exact(found, own, exact, masks)
+    check_on_a_gpu(block, run(block), *arguments(block, *size, "cuda"))
 
 
 @pytest.mark.gpu

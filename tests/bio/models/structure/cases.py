@@ -129,6 +129,42 @@ def assert_close(
         torch.testing.assert_close(x.cpu()[kept], rounded, rtol=0, atol=atol)
 
 
+def check_in_pytorch(
+    block: nn.Module,
+    run: Callable[..., Any],
+    given: tuple[Any, ...],
+    masks: tuple[Tensor, ...],
+) -> None:
+    """Check that a block accelerated by PyTorch is fast, and the same in every call.
+
+    ``run`` calls the block with the given arguments.
+    """
+    exact, own = exact_results(block, run, given), results(run, given)
+    with bio.accelerated(block, backend="torch"):
+        found = results(run, given)
+        assert [part.state for part in bio.report(block)] == ["fast"]
+        assert all(map(torch.equal, found, results(run, given)))
+    assert_close(found, own, exact, masks)
+
+
+def check_on_a_gpu(
+    block: nn.Module,
+    run: Callable[..., Any],
+    given: tuple[Any, ...],
+    masks: tuple[Tensor, ...],
+) -> None:
+    """Check that an accelerated block on a GPU is as exact as before, and the same in every call.
+
+    Arguments are those of `check_in_pytorch`.
+    """
+    exact, own = exact_results(block, run, given), results(run, given)
+    with bio.accelerated(block):
+        found = results(run, given)
+        assert all(map(torch.equal, found, results(run, given)))
+    assert_close(found, own, exact, masks)
+    assert_as_exact(found, own, exact, masks)
+
+
 def assert_as_exact(
     found: tuple[Tensor, ...],
     own: tuple[Tensor, ...],
