@@ -19,6 +19,11 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def one_line(value: object) -> str:
+    """Return a value as text in one line, with control characters escaped."""
+    return printable(" ".join(str(value).split()))
+
+
 def shortened(value: object) -> str:
     """Return at most `LONGEST` characters of a value as text."""
     text = str(value)
@@ -33,4 +38,4 @@ def first_line(error: BaseException) -> str:
 
 def short_repr(value: object) -> str:
     """Return a short ``repr`` of one line, even of a list that contains itself many times."""
-    return printable(" ".join(_SHORT.repr(value).split()))
+    return one_line(_SHORT.repr(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mlff_triton._common.text import printable
+from mlff_triton._common.text import one_line
 
 EXIT_INCOMPLETE = 1
 EXIT_ERROR = 2
@@ -12,10 +12,5 @@ EXIT_INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
 def complain(text: str) -> None:
-    """Print one line to stderr."""
+    """Print one line to stderr; it may quote what a user gave."""
     sys.stderr.write(f"mlff-triton: {one_line(text)}\n")
-
-
-def one_line(text: str) -> str:
-    """Return text in one line, with control characters escaped: it may quote what a user gave."""
-    return printable(" ".join(text.split()))

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Sequence
 from types import FrameType
 
-from mlff_triton.cli._exits import EXIT_ERROR, EXIT_INTERRUPTED, complain, one_line
+from mlff_triton._common.text import one_line
+from mlff_triton.cli._exits import EXIT_ERROR, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._streams import Streams
 from mlff_triton.errors import MlffTritonError
 
@@ -86,4 +87,4 @@ def _run(arguments: list[str]) -> int:
 
 def _format_warning(message: Warning | str, *_: object, **_more: object) -> str:
     """Return a warning as one line, without the line of code that it comes from."""
-    return f"mlff-triton: warning: {one_line(str(message))}\n"
+    return f"mlff-triton: warning: {one_line(message)}\n"

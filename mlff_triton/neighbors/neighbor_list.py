@@ -105,8 +105,11 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     """Find the neighbor list of checked positions in a checked cell, as `neighbor_list` does."""
     n_atoms = len(points)
     check_cutoff(cutoff)
+    farthest = np.abs(points).max()
+    if farthest > MAX_LENGTH:  # where `vesin` may overflow
+        raise InputError(f"atoms lie more than {MAX_LENGTH:.0e} Å from the origin: move them there")
     extent = _extent(points, box)
-    if np.abs(points).max() > FAR:
+    if farthest > FAR:
         points = points - points[0]
     if math.isinf(cutoff):
         return _all_pairs(points, box)
@@ -167,13 +170,8 @@ def _all_pairs(points: FloatArray, box: Box) -> Graph:
 
 
 def _extent(points: FloatArray, box: Box) -> FloatArray:
-    """Return the extent of atoms in Å along each direction, or raise an `InputError`.
-
-    That is if it is huge, or if the atoms are far from the origin.
-    """
+    """Return the extent of atoms in Å along each direction; raise `InputError` if it is huge."""
     extent = np.ptp(points @ np.linalg.inv(box.cell), axis=0)
-    if np.abs(points).max() > MAX_LENGTH:  # where `vesin` may overflow
-        raise InputError(f"atoms lie more than {MAX_LENGTH:.0e} Å from the origin: move them there")
     if (extent > np.where(box.pbc, MAX_CELLS_APART, MAX_EXTENT)).any():
         raise InputError("atoms are too far apart: the simulation may have blown up")
     return np.asarray(extent * box.heights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,26 +102,9 @@ def _steps(
     optimizer: str,
     cell: bool,
 ) -> Iterator[RelaxationStep]:
-    """Take steps with a constraint that keeps positions to the last bit, unlike ``FixScaled``."""
-    given = atoms.constraints
-    atoms.set_constraint(fixed)
-    try:
-        yield from _constrained_steps(atoms, calculator, fmax, steps, optimizer, cell)
-    finally:
-        atoms.set_constraint(given)
-
-
-def _constrained_steps(
-    atoms: Atoms,
-    calculator: Calculator,
-    fmax: float,
-    steps: int,
-    optimizer: str,
-    cell: bool,
-) -> Iterator[RelaxationStep]:
     atoms.calc = calculator
     target = FrechetCellFilter(atoms) if cell else atoms
-    with OPTIMIZERS[optimizer](target, logfile=None) as moves:
+    with _constrained(atoms, fixed), OPTIMIZERS[optimizer](target, logfile=None) as moves:
         run = moves.irun(fmax, steps)
         while True:
             with warnings.catch_warnings():
@@ -132,3 +116,14 @@ def _constrained_steps(
                 largest = float(np.linalg.norm(target.get_forces(), axis=1).max())
             energy = float(atoms.get_potential_energy())
             yield RelaxationStep(moves.nsteps, energy, largest, bool(is_converged))
+
+
+@contextmanager
+def _constrained(atoms: Atoms, fixed: FixAtoms) -> Iterator[None]:
+    """Keep fixed atoms to the last bit meanwhile, which ``FixScaled`` of ASE does not."""
+    given = atoms.constraints
+    atoms.set_constraint(fixed)
+    try:
+        yield
+    finally:
+        atoms.set_constraint(given)
