@@ -21,10 +21,10 @@ from mlff_triton._common.torch_settings import (
 )
 from mlff_triton._common.triton_start import start_triton
 from mlff_triton.checkpoints import load_model, shipped_models
-from mlff_triton.engine import dispatch
+from mlff_triton.engine import dispatch, host_operators
 from mlff_triton.engine.batch import Batch, as_array, check_charge
 from mlff_triton.engine.fork_lock import ForkLock
-from mlff_triton.engine.host_steps import ExactSteps, TorchSteps
+from mlff_triton.engine.host_steps import ExactSteps, SequenceSteps
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
@@ -150,11 +150,11 @@ class Engine:
         on_host = HOST_SKIN if skin is None else skin
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, on_host)
-        tf32, halves = precision == "tf32", self.backend != "torch"
+        tf32, halves = precision == "tf32", self.backend not in host_operators.PACKAGES
         parameters = Parameters.of(model, self.device, self.dtype, tf32, halves)
         common = (parameters, parameters.cutoff, self.device, self.dtype)
-        if self.backend == "torch":
-            return TorchSteps(*common, on_host)
+        if self.backend in host_operators.PACKAGES:
+            return SequenceSteps(host_operators.load(self.backend), *common, on_host)
         # This imports Triton, which need not be installed.
         from mlff_triton.engine.device_steps import DeviceSteps
 

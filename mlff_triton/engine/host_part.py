@@ -11,7 +11,7 @@ from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
 from mlff_triton.engine.step import Systems, evaluate_part
-from mlff_triton.kernels.tensornet.reference import operators as reference
+from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import FloatArray
@@ -104,11 +104,13 @@ class ExactPart(HostPart):
         return forces, atoms
 
 
-class TorchPart(HostPart):
-    """Steps of the engine over plain PyTorch operators.
+class SequencePart(HostPart):
+    """Steps of the engine over operators that need no neighbor list on a GPU.
 
     Parameters
     ----------
+    operators : StepOperators
+        Plain PyTorch, on any device, or loops for CPUs.
     parameters : Parameters
         The model, on the device.
     cutoff, skin, charge, device
@@ -119,6 +121,7 @@ class TorchPart(HostPart):
 
     def __init__(
         self,
+        operators: StepOperators,
         parameters: Parameters,
         cutoff: float,
         skin: float,
@@ -127,6 +130,7 @@ class TorchPart(HostPart):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(cutoff, skin, charge, device)
+        self._operators = operators
         self._parameters = parameters
         self._dtype = dtype
 
@@ -150,7 +154,7 @@ class TorchPart(HostPart):
         self._systems.sort(order, sorted_systems)
         status = torch.zeros(len(order), dtype=torch.int32, device=device)
         edges = _sorted(edges, order).to(self._dtype)
-        outputs = evaluate_part(reference, p, sorted_systems, edges, status, rows)
+        outputs = evaluate_part(self._operators, p, sorted_systems, edges, status, rows)
         return outputs.forces, outputs.atoms
 
 

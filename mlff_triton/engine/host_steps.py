@@ -10,14 +10,12 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray, as_array, to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
-from mlff_triton.engine.host_part import ExactPart, TorchPart
+from mlff_triton.engine.host_part import ExactPart, SequencePart
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import reach
 from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError
-from mlff_triton.kernels.tensornet.reference import operators as reference
-from mlff_triton.kernels.tensornet2.reference import operators as charged_reference
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
@@ -130,11 +128,13 @@ class ExactSteps(HostSteps):
         return prediction.map(Tensor.cpu)
 
 
-class TorchSteps(HostSteps):
-    """Steps of the engine over plain PyTorch operators, on any device.
+class SequenceSteps(HostSteps):
+    """Steps of the engine over operators that need no neighbor list on a GPU.
 
     Parameters
     ----------
+    operators : Operators
+        Plain PyTorch, on any device, or loops for CPUs.
     parameters : Parameters
         The model, on the device.
     cutoff : float
@@ -149,6 +149,7 @@ class TorchSteps(HostSteps):
 
     def __init__(
         self,
+        operators: Operators,
         parameters: Parameters,
         cutoff: float,
         device: torch.device,
@@ -156,6 +157,7 @@ class TorchSteps(HostSteps):
         skin: float,
     ) -> None:
         super().__init__(cutoff, skin, device)
+        self.operators = operators
         self.parameters = parameters
         self.dtype = dtype
 
@@ -168,10 +170,11 @@ class TorchSteps(HostSteps):
         """Distance in Å up to which atoms influence the energy of an atom."""
         return reach(self.parameters.config)
 
-    def part(self, charge: float) -> TorchPart:
+    def part(self, charge: float) -> SequencePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         cutoff, skin = self._list.cutoff, self._list.skin
-        return TorchPart(self.parameters, cutoff, skin, charge, self.device, self.dtype)
+        given = cutoff, skin, charge, self.device
+        return SequencePart(self.operators.network, self.parameters, *given, self.dtype)
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
@@ -191,13 +194,14 @@ class TorchSteps(HostSteps):
         )
         status = torch.zeros(n_atoms, dtype=torch.int32, device=device)
         if p.charges is None:
-            outputs = evaluate_step(reference, p, systems, self._edges(graph, vectors), status)
+            outputs = evaluate_step(
+                self.operators.network, p, systems, self._edges(graph, vectors), status
+            )
         else:
             near = self._edges(*_within(p.charges.network_cutoff, graph, vectors))
             far = self._edges(graph, vectors) if p.charges.is_truncated else None
-            operators = Operators(reference, charged_reference)
             geometry = Geometry(positions, near, far)
-            outputs = evaluate_charged_step(operators, p, systems, geometry, status)
+            outputs = evaluate_charged_step(self.operators, p, systems, geometry, status)
         return outputs.prediction.map(Tensor.cpu)
 
     def _edges(self, graph: Graph, vectors: Tensor) -> Edges:

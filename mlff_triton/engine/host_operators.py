@@ -1,0 +1,32 @@
+"""Operators of a step that need no neighbor list on a GPU: plain PyTorch, and loops for CPUs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+from mlff_triton.engine.charged_step import Operators
+
+PACKAGES = {"cpu": "cpu", "torch": "reference"}
+"""Folder of the operators of each backend, within those of `mlff_triton.kernels`."""
+
+
+def load(backend: str) -> Operators:
+    """Import the operators of a backend, of which "cpu" needs Numba."""
+    folder = PACKAGES[backend]
+    network = import_module(f"mlff_triton.kernels.tensornet.{folder}.operators")
+    charges = import_module(f"mlff_triton.kernels.tensornet2.{folder}.operators")
+    return Operators(network, charges)
+
+
+def cpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return the reason why the loops for CPUs cannot serve, or None if they can."""
+    if device.type != "cpu":
+        return f"its loops run on a CPU, and the device is {device}"
+    if dtype not in (torch.float32, torch.float64):
+        return f"its loops serve float32 and float64, not {dtype}"
+    if find_spec("numba") is None:
+        return "its loops need Numba: pip install numba"
+    return None

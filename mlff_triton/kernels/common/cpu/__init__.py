@@ -1,0 +1,1 @@
+"""Compilation of loops for CPUs, tensors of an atom, and radial tables."""

@@ -1,0 +1,1 @@
+"""Operators of the engine in loops that Numba compiles, for CPUs."""

@@ -1,0 +1,1 @@
+"""Operators of TensorNet2 in loops that Numba compiles, for CPUs."""
