@@ -33,6 +33,10 @@ OTHERS = {
         ("mlff_triton.jobs", "rich"),
         ("mlff_triton.engine", "typer"),
     ],
+    "Numba compiles loops for CPUs, and nothing else": [
+        ("mlff_triton.engine", "numba"),
+        ("mlff_triton.kernels.tensornet.cpu", "numba"),
+    ],
     "OpenMM has one front end": [
         ("mlff_triton.calculators.lammps", "openmm"),
         ("mlff_triton.dynamics", "openmmml"),

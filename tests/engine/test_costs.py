@@ -47,8 +47,12 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")  # no test runs on it
 CONFIG = TensorNetConfig(elements=(1, 8), hidden_channels=8, num_layers=1, num_rbf=4)
 HERE = Target.of(CONFIG, CPU, torch.float32)
 CHEAP, DEAR = Cost(1.0, 0.0, 1e-3, 0.1), Cost(2.0, 0.0, 2e-3, 0.2)
-TORCH_FIRST = Costs(HERE, "2026-01-02", {"exact": DEAR, "torch": CHEAP})
-LARGE_ONES = Costs(HERE, "2026-01-02", {"exact": Cost(1, 0.1, 0, 0), "torch": Cost(9, 0.01, 0, 0)})
+TORCH_FIRST = Costs(HERE, "2026-01-02", {"cpu": DEAR, "exact": DEAR, "torch": CHEAP})
+LARGE_ONES = Costs(
+    HERE,
+    "2026-01-02",
+    {"cpu": Cost(30, 0.1, 0, 0), "exact": Cost(1, 0.1, 0, 0), "torch": Cost(9, 0.01, 0, 0)},
+)
 
 
 def model_of(**changes: object) -> TensorNet:
@@ -177,7 +181,7 @@ def test_what_is_kept_is_found_again():
 def test_costs_of_another_target_are_not_taken(change):
     keep(replace(TORCH_FIRST, target=replace(HERE, **change)))
     assert known(HERE) is None
-    assert Engine(model_of(), "cpu").backend == "exact"
+    assert Engine(model_of(), "cpu").backend == "cpu"
 
 
 def test_the_engine_takes_what_is_fastest_here():
@@ -191,8 +195,8 @@ def test_the_engine_takes_what_is_fastest_here():
     [
         ([{}], "torch"),
         ([{}, {"cutoff_upper": 4.0}], "torch"),
-        ([{"hidden_channels": 16}], "exact"),
-        ([{}, {"num_layers": 2}], "exact"),
+        ([{"hidden_channels": 16}], "cpu"),
+        ([{}, {"num_layers": 2}], "cpu"),
         ([{"num_layers": 0}], "exact"),
     ],
     ids=["measured", "ensemble", "other channels", "ensemble with another", "not served"],
@@ -204,7 +208,8 @@ def test_costs_serve_models_of_their_shape(changes, chosen):
 
 
 @pytest.mark.parametrize(
-    ("n_atoms", "order"), [(20, ["exact", "torch"]), (200, ["torch", "exact"])]
+    ("n_atoms", "order"),
+    [(20, ["exact", "torch", "cpu"]), (200, ["torch", "exact", "cpu"])],
 )
 def test_the_size_decides(n_atoms, order):
     keep(LARGE_ONES)
@@ -217,7 +222,13 @@ def test_edges_and_members_count():
     keep(TORCH_FIRST)
     models = [model_of(), model_of()]
     times = {c.backend: c.ms for c in rank(models, CPU, torch.float32, 10, n_edges=500)}
-    assert times == {"triton-graph": None, "triton": None, "torch": 3.0, "exact": 6.0}
+    assert times == {
+        "triton-graph": None,
+        "triton": None,
+        "torch": 3.0,
+        "cpu": 6.0,
+        "exact": 6.0,
+    }
 
 
 def test_backends_without_costs_keep_their_positions():
@@ -225,10 +236,16 @@ def test_backends_without_costs_keep_their_positions():
     model = model_of(hidden_channels=32)
     target = Target.of(model.config, GPU, torch.float32)
     for known_ones, expected in (
-        ({}, ["triton-graph", "triton", "exact", "torch"]),
-        ({"exact": CHEAP}, ["triton-graph", "triton", "exact", "torch"]),
-        ({"triton-graph": DEAR, "exact": CHEAP}, ["exact", "triton", "triton-graph", "torch"]),
-        ({"triton-graph": CHEAP, "exact": DEAR}, ["triton-graph", "triton", "exact", "torch"]),
+        ({}, ["triton-graph", "triton", "cpu", "exact", "torch"]),
+        ({"exact": CHEAP}, ["triton-graph", "triton", "cpu", "exact", "torch"]),
+        (
+            {"triton-graph": DEAR, "exact": CHEAP},
+            ["exact", "triton", "cpu", "triton-graph", "torch"],
+        ),
+        (
+            {"triton-graph": CHEAP, "exact": DEAR},
+            ["triton-graph", "triton", "cpu", "exact", "torch"],
+        ),
     ):
         keep(Costs(target, "2026-01-02", known_ones))
         assert [c.backend for c in rank([model], GPU, torch.float32)] == expected
@@ -236,8 +253,8 @@ def test_backends_without_costs_keep_their_positions():
 
 def test_explain_without_times():
     lines = explain(model_of()).splitlines()
-    assert [line.split()[1] for line in lines[:4]] == ["no:", "no:", "taken", "slower"]
-    (last,) = lines[4:]
+    assert [line.split()[1] for line in lines[:5]] == ["no:", "no:", "taken", "slower", "slower"]
+    (last,) = lines[5:]
     assert last == (
         "no times: TensorNet, F = 8, layers = 1, float32 has not been measured on this "
         f"{HERE.device}: run mlff-triton calibrate"
@@ -246,11 +263,12 @@ def test_explain_without_times():
 
 def test_explain_gives_times_and_where_they_are_from():
     keep(LARGE_ONES)
-    *_, first, second, source, size = explain(model_of(), n_atoms=1000).splitlines()
-    assert (first.split(None, 1)[1], second.split(None, 1)[1]) == (
-        "taken, 19 ms",
-        "slower, 101 ms",
-    )
+    *lines, source, size = explain(model_of(), n_atoms=1000).splitlines()
+    assert [line.split(None, 1) for line in lines[2:]] == [
+        ["torch", "taken, 19 ms"],
+        ["exact", "slower, 101 ms"],
+        ["cpu", "slower, 130 ms"],
+    ]
     assert source == (
         f"measured on {HERE.device}, 2026-01-02, by mlff-triton calibrate: {HERE.software}"
     )
@@ -328,7 +346,7 @@ def test_a_damaged_cache_is_ignored_with_a_warning(content):
     with pytest.warns(
         UserWarning, match=r"costs\.csv is not a file of costs .* is ignored"
     ) as caught:
-        assert Engine(model_of(), "cpu").backend == "exact"
+        assert Engine(model_of(), "cpu").backend == "cpu"
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="is ignored"):
         keep(TORCH_FIRST)
@@ -430,7 +448,7 @@ def test_larger_systems_do_not_follow_without_memory(error):
 
 
 def test_calibrate_measures_and_the_engine_follows(run, measured_by):
-    times = {"exact": 2.0, "torch": 1.0}
+    times = {"cpu": 3.0, "exact": 2.0, "torch": 1.0}
     measured_by(lambda engine, batch: times[engine.backend] * len(batch.numbers))
     code, out, err = run()
     assert (code, err) == (0, "")
@@ -449,7 +467,7 @@ def test_calibrate_with_real_times(run, measured_by, tmp_path):
     assert (code, err) == (0, "")
     (kept,) = read(tmp_path / "new" / "mine.csv")
     assert kept.target == replace(HERE, dtype="float64")
-    assert list(kept.backends) == ["exact", "torch"]
+    assert list(kept.backends) == ["cpu", "exact", "torch"]
     assert all(cost.ms(20, 200) > 0 for cost in kept.backends.values())
     assert not cache_file().exists()
 

@@ -40,6 +40,11 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
 
 
+@pytest.fixture
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+
+
 @pytest.mark.parametrize("channels", dispatch.CHANNELS)
 @pytest.mark.parametrize("dtype", dispatch.DTYPES)
 @pytest.mark.parametrize("zbl", [None, ZBL], ids=["", "ZBL"])
@@ -56,8 +61,20 @@ def test_a_cpu_has_no_kernels():
     found = obstacles(model_of(), CPU)
     for backend in TRITON:
         assert found[backend] == "Triton kernels need a GPU, and the device is cpu"
-    assert found["torch"] is found["exact"] is None
-    assert choose("auto", [model_of()], CPU, torch.float32) in ("torch", "exact")
+    assert found["cpu"] is found["torch"] is found["exact"] is None
+    assert choose("auto", [model_of()], CPU, torch.float32) == "cpu"
+
+
+@pytest.mark.usefixtures("without_numba")
+def test_a_cpu_without_numba_takes_the_exact_module():
+    assert obstacles(model_of(), CPU)["cpu"] == "its loops need Numba: pip install numba"
+    assert choose("auto", [model_of()], CPU, torch.float32) == "exact"
+    assert "cpu           no: its loops need Numba" in explain(model_of())
+
+
+def test_loops_for_cpus_serve_two_precisions():
+    found = obstacles(model_of(), CPU, torch.float16)
+    assert found["cpu"] == "its loops serve float32 and float64, not torch.float16"
 
 
 @pytest.mark.parametrize("device", [CPU, GPU])
@@ -81,7 +98,7 @@ def test_models_that_kernels_do_not_serve(changes, obstacle, able):
     found = obstacles(model)
     assert {backend for backend in BACKENDS if found[backend] is None} == able
     for backend in set(BACKENDS) - able:
-        assert obstacle in found[backend]
+        assert obstacle in found[backend] or backend == "cpu"  # the device is a GPU
     assert choose("auto", [model], GPU, torch.float32) in able
 
 

@@ -34,6 +34,8 @@ from tests.support.tensornets import model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
+SEQUENCES = ("cpu", "torch")
+HOST_BACKENDS = (*SEQUENCES, "exact")
 SMALL = {"num_layers": 1, "hidden_channels": 16, "num_rbf": 6}
 WATER = [8, 1, 1], [[0.0, 0.0, 0.1], [0.0, 0.8, -0.5], [0.0, -0.8, -0.5]]
 SYSTEMS = {
@@ -84,7 +86,11 @@ def assert_equal(actual: Prediction, expected: Prediction) -> None:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 @pytest.mark.parametrize(
-    ("backend", "dtype"), [("torch", "float64"), ("torch", "float32"), ("exact", "float32")]
+    ("backend", "dtype"),
+    [
+        *((backend, dtype) for backend in SEQUENCES for dtype in ("float64", "float32")),
+        ("exact", "float32"),
+    ],
 )
 def test_backends_agree_with_the_exact_module(backend, dtype, name):
     expected = compute(engine_of("exact"), SYSTEMS[name], charge=-1)
@@ -94,15 +100,16 @@ def test_backends_agree_with_the_exact_module(backend, dtype, name):
 
 @pytest.mark.parametrize("name", ["molecule", "triclinic", "slab"])
 @pytest.mark.parametrize("cutoff", [2.0, 4.5])
-def test_nuclear_repulsion_reaches_as_far_as_it_should(cutoff, name):
+@pytest.mark.parametrize("backend", SEQUENCES)
+def test_nuclear_repulsion_reaches_as_far_as_it_should(backend, cutoff, name):
     """Neighbor lists use the longer one of the two cutoffs."""
     model = model_of(**SMALL, zbl=ZBLConfig(cutoff, 14.4))
-    exact, torch_ = (Engine(model, "cpu", "float64", backend) for backend in ("exact", "torch"))
-    assert torch_.cutoff == max(cutoff, model.config.cutoff_upper)
-    assert_same(compute(torch_, SYSTEMS[name]), compute(exact, SYSTEMS[name]), "float64")
+    exact, engine = (Engine(model, "cpu", "float64", one) for one in ("exact", backend))
+    assert engine.cutoff == max(cutoff, model.config.cutoff_upper)
+    assert_same(compute(engine, SYSTEMS[name]), compute(exact, SYSTEMS[name]), "float64")
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_a_batch_is_as_good_as_its_systems(backend):
     engine = engine_of(backend)
     together = compute_all(engine)
@@ -113,17 +120,18 @@ def test_a_batch_is_as_good_as_its_systems(backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_backends_agree_on_batches(dtype):
-    assert_same(compute_all(engine_of("torch", dtype)), compute_all(engine_of("exact")), dtype)
+@pytest.mark.parametrize("backend", SEQUENCES)
+def test_backends_agree_on_batches(backend, dtype):
+    assert_same(compute_all(engine_of(backend, dtype)), compute_all(engine_of("exact")), dtype)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_charges_matter(backend):
     energies = [compute(engine_of(backend), SYSTEMS["molecule"], q).energy for q in (-1, 0, 1)]
     assert len({float(energy) for energy in energies}) == 3
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_predictions_have_one_form(backend, dtype):
     prediction = compute(engine_of(backend, dtype), SYSTEMS["water"])
@@ -137,7 +145,7 @@ def test_predictions_have_one_form(backend, dtype):
 
 
 @pytest.mark.parametrize("form", [np.ndarray.tolist, np.asarray, torch.from_numpy])
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_lists_arrays_and_tensors_are_the_same(backend, form):
     atoms = SYSTEMS["slab"]
     arrays = atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc
@@ -145,7 +153,7 @@ def test_lists_arrays_and_tensors_are_the_same(backend, form):
     assert_equal(engine.compute(*(form(a) for a in arrays)), compute(engine, atoms))
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_inputs_are_left_alone(backend):
     atoms = SYSTEMS["slab"]
     arrays = [atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, np.zeros(12, int)]
@@ -154,7 +162,7 @@ def test_inputs_are_left_alone(backend):
     assert all(np.array_equal(a, b) for a, b in zip(given, arrays, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_results_are_the_users(backend):
     """Changing a prediction affects neither the engine nor other predictions."""
     engine = engine_of(backend)
@@ -166,7 +174,7 @@ def test_results_are_the_users(backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_results_do_not_depend_on_the_past(backend, dtype):
     """Results agree to the bit, whenever the list was built and whatever was computed before."""
     atoms = SYSTEMS["triclinic"].copy()
@@ -182,7 +190,7 @@ def test_results_do_not_depend_on_the_past(backend, dtype):
     assert_equal(compute(veteran, atoms), expected)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_the_skin_does_not_matter(backend):
     atoms = SYSTEMS["cubic"]
     results = []
@@ -200,7 +208,7 @@ def rattled(atoms: Atoms, seed: int) -> Atoms:
     return moved
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_threads_get_what_they_would_get_alone(backend):
     engine = engine_of(backend, "float32")
     jobs = [partial(compute, engine, atoms) for atoms in SYSTEMS.values()]
@@ -226,7 +234,7 @@ def test_threads_get_what_they_would_get_alone(backend):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))]
 )
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_copies_and_pickles_are_as_good(backend, copied):
     models = [model_of(**SMALL), model_of(**SMALL, activation="tanh")]
     for model in (models[0], Ensemble(models)):
@@ -286,7 +294,7 @@ def test_forked_processes_do_not_wait_for_threads_of_their_parent():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_an_ensemble_is_the_mean_of_its_members(backend):
     models = [model_of(**SMALL), model_of(**SMALL, cutoff_upper=2.5, activation="tanh")]
     ensemble = Engine(Ensemble(models), "cpu", "float64", backend)
@@ -300,7 +308,7 @@ def test_an_ensemble_is_the_mean_of_its_members(backend):
         assert_same(compute(ensemble, atoms), Prediction(*means), "float64")
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_the_model_is_left_alone(backend):
     model = model_of(**SMALL).train().requires_grad_(True)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -322,15 +330,18 @@ def test_shipped_models_go_by_name():
     assert compute(engine, SYSTEMS["water"]).forces.abs().max() > 0
 
 
-@pytest.mark.parametrize("changes", [{"num_layers": 0}, {"zbl": ZBLConfig(2.0, 14.4)}])
-def test_auto_serves_every_model(changes):
+@pytest.mark.parametrize(
+    ("changes", "backend"),
+    [({"num_layers": 0}, "exact"), ({"zbl": ZBLConfig(2.0, 14.4)}, "cpu")],
+)
+def test_auto_serves_every_model(changes, backend):
     model = model_of(**(SMALL | changes))
     engine = Engine(model, "cpu")
-    assert engine.backend == "exact"
+    assert engine.backend == backend
     assert torch.isfinite(compute(engine, SYSTEMS["water"]).forces).all()
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -361,7 +372,7 @@ def test_wrong_systems_are_refused_and_forgotten(backend, change, error, message
     assert_equal(engine.compute(*WATER), expected)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_neutral_models_refuse_charged_systems(backend):
     engine = Engine(model_of(**SMALL, uses_charge=False), "cpu", "float32", backend)
     with pytest.raises(InputError, match="neutral systems: take one that knows charges"):
@@ -415,7 +426,7 @@ def test_devices_that_are_neither_cpu_nor_gpu_are_refused(device):
         Engine(model_of(**SMALL), device)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", HOST_BACKENDS)
 def test_only_gpus_prepare_steps(backend):
     with pytest.raises(BackendError, match="on a GPU can be prepared: use compute"):
         engine_of(backend).prepare(*WATER)

@@ -34,9 +34,9 @@ def assert_same(found: Prediction, expected: Prediction) -> None:
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
-def test_auto_takes_kernels_on_a_gpu_and_the_exact_module_elsewhere(device):
+def test_auto_takes_kernels_on_a_gpu_and_loops_on_a_cpu(device):
     model = charged_model(hidden_channels=32)
-    best = "triton-graph" if device.type == "cuda" else "exact"
+    best = "triton-graph" if device.type == "cuda" else "cpu"
     mixed = Ensemble([model, model_of(hidden_channels=32).double()])
     for one in (model, mixed):
         assert choose("auto", members_of(one), device, torch.float32) == best
@@ -44,18 +44,25 @@ def test_auto_takes_kernels_on_a_gpu_and_the_exact_module_elsewhere(device):
     assert all(c.ms is None for c in rank([model], device, torch.float32))
     assert "no times: TensorNet2, F = 32, layers = 1, float32 has not" in explain(model, device)
     other = charged_model(hidden_channels=48)  # not of the kernels
-    assert choose("auto", [other], device, torch.float32) == "exact"
+    assert choose("auto", [other], device, torch.float32) == (
+        "exact" if device.type == "cuda" else "cpu"
+    )
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton", "triton-graph"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "triton", "triton-graph"])
 def test_models_without_self_loops_or_layers_are_refused(backend):
     for changes, reason in (({"self_loops": False}, "self-loops"), ({"num_layers": 0}, "layer")):
         with pytest.raises(BackendError, match=rf"needs a .*{reason}; use backend='exact'"):
             Engine(charged_model(**changes), "cpu", backend=backend)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("backend", ["exact", "torch"])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        *((("cpu", backend)) for backend in ("exact", "cpu", "torch")),
+        *(pytest.param("cuda", backend, marks=pytest.mark.gpu) for backend in ("exact", "torch")),
+    ],
+)
 @pytest.mark.parametrize("changes", [{"repulsion": True}, {"coulomb_cutoff": 2.8}], ids=str)
 def test_engine_predicts_charges(device, backend, changes):
     model, atoms = charged_model(**changes), random_cluster(9)
