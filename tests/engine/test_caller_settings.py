@@ -38,6 +38,7 @@ engines = pytest.mark.parametrize(
     ("device", "backend"),
     [
         ("cpu", "exact"),
+        ("cpu", "cpu"),
         ("cpu", "torch"),
         pytest.param("cuda", "torch", marks=pytest.mark.gpu),
         pytest.param("cuda", "triton", marks=pytest.mark.gpu),

@@ -23,6 +23,7 @@ SMALL = {"num_layers": 1, "hidden_channels": 32, "num_rbf": 6}
 ON_GPU = pytest.param("cuda", "triton-graph", marks=pytest.mark.gpu)
 BACKENDS = [
     ("cpu", "torch"),
+    ("cpu", "cpu"),
     ("cpu", "exact"),
     pytest.param("cuda", "torch", marks=pytest.mark.gpu),
     pytest.param("cuda", "triton", marks=pytest.mark.gpu),

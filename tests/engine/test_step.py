@@ -10,6 +10,7 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
+from mlff_triton.engine.host_operators import PACKAGES, load
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import evaluate_step
 from mlff_triton.errors import UnsupportedModelError
@@ -40,7 +41,11 @@ VARIANTS = {
     },
     "more channels than heads fill": {"hidden_channels": 64, "num_layers": 1},
     "nuclear repulsion": {"zbl": ZBL, "num_layers": 1},
+    "48 channels": {"hidden_channels": 48, "num_layers": 1},
+    "7 channels": {"hidden_channels": 7, "group": "SO(3)"},
 }
+HOST_OPERATORS = {backend: load(backend).network for backend in PACKAGES}
+operators = pytest.mark.parametrize("operators", HOST_OPERATORS.values(), ids=HOST_OPERATORS.keys())
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -55,21 +60,23 @@ def batch() -> Batch:
     return Batch([random_cluster(9), *crystals, lonely], [1, 0, -2, 0, 1])
 
 
-def test_agrees_with_the_exact_module(model, batch):
+@operators
+def test_agrees_with_the_exact_module(model, batch, operators):
     p = Parameters.of(model, CPU, torch.float64)
-    outputs, expected = batch.step(p, torch.float64), batch.predict(model)
+    outputs, expected = batch.step(p, torch.float64, operators), batch.predict(model)
     assert_same(outputs, expected, torch.float64)
     alone = atoms_alone(model, batch)
     assert_close(outputs.totals.energy - alone, expected.energy - alone, 0)
 
 
-def test_float32_is_as_exact_as_the_modules(model, batch, rng):
+@operators
+def test_float32_is_as_exact_as_the_modules(model, batch, rng, operators):
     """Rounding errors of so few atoms scatter, so those of four displaced batches are averaged."""
     p, own_model = Parameters.of(model, CPU, torch.float32), model_like(model, torch.float32)
     squares = {name: np.zeros(2) for name in ("forces", "energy", "virial")}  # step and module
     for _ in range(4):
         moved = displaced(batch, rng)
-        outputs, truth = moved.step(p, torch.float32), moved.predict(model)
+        outputs, truth = moved.step(p, torch.float32, operators), moved.predict(model)
         assert_same(outputs, truth, torch.float32)
         computed = outputs.prediction, moved.predict(own_model)
         offsets = {"energy": atoms_alone(model, moved)}  # not from the network
@@ -104,26 +111,29 @@ def atoms_alone(model: TensorNet, batch: Batch) -> Tensor:
     )
 
 
+@operators
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nuclear_repulsion_may_reach_farther_than_the_network(batch, dtype):
+def test_nuclear_repulsion_may_reach_farther_than_the_network(batch, dtype, operators):
     model = model_of(zbl=replace(ZBL, cutoff=4.5), num_layers=1)
     far = replace(batch, cutoff=model.cutoff)
     p = Parameters.of(model, CPU, dtype)
     expected = far.predict(model)
-    assert_same(far.step(p, dtype), expected, dtype)
+    assert_same(far.step(p, dtype, operators), expected, dtype)
     beyond = expected.energy - batch.predict(model).energy
     assert beyond.max() > 1e-3
 
 
-def test_two_steps_agree_to_the_bit(batch):
+@operators
+def test_two_steps_agree_to_the_bit(batch, operators):
     p = Parameters.of(model_of(), CPU, torch.float32)
-    first, second = (batch.step(p, torch.float32) for _ in range(2))
+    first, second = (batch.step(p, torch.float32, operators) for _ in range(2))
     assert_equal(first, second)
 
 
-def test_forces_of_a_system_cancel(batch):
+@operators
+def test_forces_of_a_system_cancel(batch, operators):
     p = Parameters.of(model_of(num_layers=1), CPU, torch.float32)
-    outputs = batch.step(p, torch.float32)
+    outputs = batch.step(p, torch.float32, operators)
     for forces in outputs.forces.double().split(batch.sizes.tolist()):
         assert forces.sum(0).abs().max() < 1e-6 * max(1, forces.abs().max())
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
+from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet.reference import operators as plain_torch
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
@@ -91,13 +92,15 @@ class Batch:
             systems.clone().sort(order.int().to(device), systems)
         return systems
 
-    def step(self, p: Parameters, dtype: torch.dtype) -> Outputs:
+    def step(
+        self, p: Parameters, dtype: torch.dtype, operators: StepOperators = plain_torch
+    ) -> Outputs:
         graph = self.graph
         edges = Edges.of_graph(
             graph.row_ptr, graph.senders, graph.reverse, self.vectors, p.tables.knots
         )
         status = torch.zeros(len(self.numbers), dtype=torch.int32)
-        return evaluate_step(plain_torch, p, self.systems(p), edges.to(dtype), status)
+        return evaluate_step(operators, p, self.systems(p), edges.to(dtype), status)
 
 
 def model_of(**changes: object) -> TensorNet:

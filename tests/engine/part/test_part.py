@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWa
 SMALL = {"hidden_channels": 32, "num_rbf": 6, "cutoff_upper": 3.0}
 BACKENDS = [
     ("cpu", "torch"),
+    ("cpu", "cpu"),
     ("cpu", "exact"),
     pytest.param("cuda", "exact", marks=pytest.mark.gpu),
     pytest.param("cuda", "torch", marks=pytest.mark.gpu),
@@ -92,7 +93,7 @@ def test_models(variant, device, backend):
     check(engine, random_crystal(8, "triclinic"), 2, variant=variant)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "exact"])
 def test_single_precision(backend):
     check(engine_of("cpu", backend, torch.float32), random_crystal(10, "cubic"), 2)
 
@@ -113,7 +114,7 @@ def test_any_division_adds_up():
     assert_whole(sum_of_parts(stepper(engine, atoms), atoms, parts), whole(atoms))
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "exact"])
 def test_the_reach_is_what_is_needed(backend):
     atoms, engine = random_crystal(10, "cubic"), engine_of("cpu", backend)
     reach = engine.part().reach
@@ -206,7 +207,7 @@ def test_lonely_atoms(device, backend):
     assert not found.forces.any()
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "exact"])
 def test_edges_share_their_virials_equally(backend):
     """LAMMPS, too, gives half of what a pair contributes to either atom."""
     atoms, engine = Atoms("CO", [[0, 0, 0], [0.3, 0.5, 0.9]]), engine_of("cpu", backend)
@@ -219,7 +220,7 @@ def test_edges_share_their_virials_equally(backend):
     assert_close(found.virial, -np.outer(r, found.forces[1]), 1)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "exact"])
 def test_each_atom_has_its_share_of_constant_energy(backend):
     atoms, engine = Atoms("CO", [[0, 0, 0], [0, 0, 1.1]]), engine_of("cpu", backend)
     system = engine.part()
@@ -232,7 +233,7 @@ def test_each_atom_has_its_share_of_constant_energy(backend):
     assert_close(energies[1] - energies[0], mean / 7 - mean / 2, 1)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "exact"])
 def test_units(backend):
     atoms, units = random_cluster(7), Units(length=0.5, energy=0.25)
     engine = engine_of("cpu", backend)
@@ -248,7 +249,7 @@ def test_units(backend):
         assert_close(getattr(found, name), getattr(expected, name) / 0.25, 1)
 
 
-@pytest.mark.parametrize("backend", ["torch", "exact"])
+@pytest.mark.parametrize("backend", ["torch", "cpu", "exact"])
 def test_ensembles(backend):
     far = model_of(**{**SMALL, "cutoff_upper": 3.5})
     far.mean += 1.0
