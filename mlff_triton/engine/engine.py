@@ -153,8 +153,12 @@ class Engine:
         tf32, halves = precision == "tf32", self.backend not in host_operators.PACKAGES
         parameters = Parameters.of(model, self.device, self.dtype, tf32, halves)
         common = (parameters, parameters.cutoff, self.device, self.dtype)
-        if self.backend in host_operators.PACKAGES:
-            return SequenceSteps(host_operators.load(self.backend), *common, on_host)
+        if self.backend == "torch":
+            return SequenceSteps(host_operators.load("torch"), *common, on_host)
+        if self.backend == "cpu":  # This imports Numba, which need not be installed.
+            from mlff_triton.engine.cpu_steps import CpuSteps
+
+            return CpuSteps(host_operators.load("cpu"), parameters, self.dtype, on_host)
         # This imports Triton, which need not be installed.
         from mlff_triton.engine.device_steps import DeviceSteps
 

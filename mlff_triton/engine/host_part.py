@@ -20,35 +20,29 @@ from mlff_triton.neighbors.verlet_list import VerletList
 
 
 class HostPart(ABC):
-    """Steps of one part, whose neighbor list is reused.
+    """Steps of one part on the host.
 
     Parameters
     ----------
-    cutoff, skin : float
-        Å.
     charge : float
         Total charge of the whole system in elementary charges.
     device : torch.device
         Device that computes the network.
     """
 
-    def __init__(self, cutoff: float, skin: float, charge: float, device: torch.device) -> None:
+    def __init__(self, charge: float, device: torch.device) -> None:
         self.device = device
         self._charge = torch.tensor([charge], dtype=torch.float64, device=device)
-        self._cutoff, self._skin = cutoff, skin
 
     def set_atoms(self, atoms: PartAtoms) -> None:
         """Replace all atoms."""
         self._atoms = atoms
         self._numbers = to_tensor(atoms.numbers, self.device)
-        self._list = VerletList(self._cutoff, self._skin)
         self._prepare()
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
         """Compute the current atoms, of which at least one is own, in Å and eV."""
-        graph = self._list.update(positions, None, False)
-        vectors = graph.vectors(torch.from_numpy(positions), None, None)
-        forces, atoms = self._evaluate(graph.to(self.device), vectors.to(self.device))
+        forces, atoms = self._evaluate(positions)
         virials = virials_of(atoms[1:].cpu())
         energies = atoms[0, : self._atoms.n_own].cpu().numpy()
         return PartPrediction(
@@ -64,11 +58,39 @@ class HostPart(ABC):
         """Look up what depends on the current atoms."""
 
     @abstractmethod
-    def _evaluate(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
         """Return forces [N, 3], and energies and virials [7, N] of atoms, as `forces` does."""
 
 
-class ExactPart(HostPart):
+class ListPart(HostPart):
+    """Steps of one part with the neighbor list of any host, which is reused.
+
+    Parameters
+    ----------
+    cutoff, skin : float
+        Å.
+    charge, device
+        Same as for `HostPart`.
+    """
+
+    def __init__(self, cutoff: float, skin: float, charge: float, device: torch.device) -> None:
+        super().__init__(charge, device)
+        self._cutoff, self._skin = cutoff, skin
+
+    def _prepare(self) -> None:
+        self._list = VerletList(self._cutoff, self._skin)
+
+    def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
+        graph = self._list.update(positions, None, False)
+        vectors = graph.vectors(torch.from_numpy(positions), None, None)
+        return self._compute(graph.to(self.device), vectors.to(self.device))
+
+    @abstractmethod
+    def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of `HostPart._evaluate`, given a graph and its edge vectors."""
+
+
+class ExactPart(ListPart):
     """Steps of the exact module, differentiated by autograd.
 
     Parameters
@@ -76,7 +98,7 @@ class ExactPart(HostPart):
     model : TensorNet
         The model, on the device.
     skin, charge, device
-        Same as for `HostPart`.
+        Same as for `ListPart`.
     """
 
     def __init__(self, model: TensorNet, skin: float, charge: float, device: torch.device) -> None:
@@ -84,10 +106,11 @@ class ExactPart(HostPart):
         self._model = model
 
     def _prepare(self) -> None:
+        super()._prepare()
         self._model.species(self._numbers)
         self._charges = self._charge.expand(len(self._numbers))
 
-    def _evaluate(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
         n_own, given = self._atoms.n_own, vectors.to(self._model.dtype).detach().requires_grad_()
         with torch.enable_grad():
             energies = self._model(self._numbers, given, graph, self._charges)[:n_own]
@@ -104,17 +127,17 @@ class ExactPart(HostPart):
         return forces, atoms
 
 
-class SequencePart(HostPart):
+class SequencePart(ListPart):
     """Steps of the engine over operators that need no neighbor list on a GPU.
 
     Parameters
     ----------
     operators : StepOperators
-        Plain PyTorch, on any device, or loops for CPUs.
+        Plain PyTorch, on any device.
     parameters : Parameters
         The model, on the device.
     cutoff, skin, charge, device
-        Same as for `HostPart`.
+        Same as for `ListPart`.
     dtype : torch.dtype
         Precision of the network.
     """
@@ -135,18 +158,10 @@ class SequencePart(HostPart):
         self._dtype = dtype
 
     def _prepare(self) -> None:
-        n_atoms, device = len(self._numbers), self.device
-        systems = Systems.of(
-            self._parameters,
-            self._numbers,
-            self._charge,
-            torch.tensor([0, n_atoms], dtype=torch.int32, device=device),
-            torch.tensor([self._atoms.n_total], device=device),
-        )
-        systems.offsets[self._atoms.n_own :] = 0
-        self._systems = systems
+        super()._prepare()
+        self._systems = systems_of_part(self._parameters, self._atoms, self._charge)
 
-    def _evaluate(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
         p, device = self._parameters, self.device
         edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
         order, rows = shells(graph, self._atoms.n_own, len(p.layers))
@@ -156,6 +171,23 @@ class SequencePart(HostPart):
         edges = _sorted(edges, order).to(self._dtype)
         outputs = evaluate_part(self._operators, p, sorted_systems, edges, status, rows)
         return outputs.forces, outputs.atoms
+
+
+def systems_of_part(p: Parameters, atoms: PartAtoms, charge: Tensor) -> Systems:
+    """Return the atoms of a part as a step takes them; only own atoms have offsets.
+
+    The total charge of the whole system, float64 [1], is on the device.
+    """
+    device = charge.device
+    systems = Systems.of(
+        p,
+        to_tensor(atoms.numbers, device),
+        charge,
+        torch.tensor([0, len(atoms.numbers)], dtype=torch.int32, device=device),
+        torch.tensor([atoms.n_total], device=device),
+    )
+    systems.offsets[atoms.n_own :] = 0
+    return systems
 
 
 def shells(graph: Graph, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:

@@ -25,24 +25,16 @@ from mlff_triton.neighbors.verlet_list import VerletList
 
 
 class HostSteps(Steps):
-    """Steps with neighbor lists from the CPU; the list of a single system is reused.
+    """Steps that wait for the CPU.
 
     Parameters
     ----------
-    cutoff, skin : float
-        Å.
     device : torch.device
         Device that computes the network.
     """
 
-    def __init__(self, cutoff: float, skin: float, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._list = VerletList(cutoff, skin)
-
-    @property
-    def n_builds(self) -> int:
-        """Number of reusable neighbor lists built so far."""
-        return self._list.n_builds
 
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:  # noqa: ARG002 (of all steps)
         """Raise `BackendError`, as these steps wait for the CPU."""
@@ -62,6 +54,27 @@ class HostSteps(Steps):
 
         return step
 
+
+class ListSteps(HostSteps):
+    """Steps with neighbor lists from the CPU; the list of a single system is reused.
+
+    Parameters
+    ----------
+    cutoff, skin : float
+        Å.
+    device : torch.device
+        Device that computes the network.
+    """
+
+    def __init__(self, cutoff: float, skin: float, device: torch.device) -> None:
+        super().__init__(device)
+        self._list = VerletList(cutoff, skin)
+
+    @property
+    def n_builds(self) -> int:
+        """Number of reusable neighbor lists built so far."""
+        return self._list.n_builds
+
     def _graph(self, batch: Batch) -> Graph:
         """Return the neighbor list of a batch, on the CPU."""
         if len(batch.boxes) == 1:
@@ -76,7 +89,7 @@ class HostSteps(Steps):
         )
 
 
-class ExactSteps(HostSteps):
+class ExactSteps(ListSteps):
     """Steps of the exact module, differentiated by autograd.
 
     Parameters
@@ -128,13 +141,13 @@ class ExactSteps(HostSteps):
         return prediction.map(Tensor.cpu)
 
 
-class SequenceSteps(HostSteps):
+class SequenceSteps(ListSteps):
     """Steps of the engine over operators that need no neighbor list on a GPU.
 
     Parameters
     ----------
     operators : Operators
-        Plain PyTorch, on any device, or loops for CPUs.
+        Plain PyTorch, on any device.
     parameters : Parameters
         The model, on the device.
     cutoff : float

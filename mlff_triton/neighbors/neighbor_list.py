@@ -105,11 +105,8 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     """Find the neighbor list of checked positions in a checked cell, as `neighbor_list` does."""
     n_atoms = len(points)
     check_cutoff(cutoff)
-    farthest = np.abs(points).max()
-    if farthest > MAX_LENGTH:  # where `vesin` may overflow
-        raise InputError(f"atoms lie more than {MAX_LENGTH:.0e} Å from the origin: move them there")
     extent = _extent(points, box)
-    if farthest > FAR:
+    if np.abs(points).max() > FAR:
         points = points - points[0]
     if math.isinf(cutoff):
         return _all_pairs(points, box)
@@ -131,6 +128,19 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     ends = torch.from_numpy(pairs.astype(np.int64))
     return Graph.from_pairs(
         ends[:, 0], ends[:, 1], torch.from_numpy(shifts.astype(np.int64)), n_atoms
+    )
+
+
+def check_pairs(points: FloatArray, box: Box, cutoff: float) -> None:
+    """Raise `InputError` if atoms lie too far apart, or if there are too many pairs."""
+    check_box(len(points), box, cutoff, _extent(points, box))
+
+
+def same_point(first: int, second: int) -> OverlappingAtomsError:
+    """Return the error of two atoms that have come to the same point in a simulation."""
+    return OverlappingAtomsError(
+        f"atoms {first} and {second} have come to the same point: use a smaller time step, or "
+        "check the starting structure"
     )
 
 
@@ -171,6 +181,8 @@ def _all_pairs(points: FloatArray, box: Box) -> Graph:
 
 def _extent(points: FloatArray, box: Box) -> FloatArray:
     """Return the extent of atoms in Å along each direction; raise `InputError` if it is huge."""
+    if np.abs(points).max() > MAX_LENGTH:  # where searches may overflow
+        raise InputError(f"atoms lie more than {MAX_LENGTH:.0e} Å from the origin: move them there")
     extent = np.ptp(points @ np.linalg.inv(box.cell), axis=0)
     if (extent > np.where(box.pbc, MAX_CELLS_APART, MAX_EXTENT)).any():
         raise InputError("atoms are too far apart: the simulation may have blown up")

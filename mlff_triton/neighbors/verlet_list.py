@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from mlff_triton._common.text import short_repr
 from mlff_triton._common.torch_settings import with_own_settings
-from mlff_triton.errors import InputError, OverlappingAtomsError
+from mlff_triton.errors import InputError
 from mlff_triton.neighbors.box import Box, FloatArray, deformation
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.neighbors.neighbor_list import (
@@ -18,6 +18,7 @@ from mlff_triton.neighbors.neighbor_list import (
     check_cutoff,
     check_positions,
     find_pairs,
+    same_point,
 )
 
 HOST_SKIN = 0.5
@@ -113,10 +114,7 @@ class VerletList:
         squared = (vectors**2).sum(1)
         if len(squared) and squared.min() < MIN_DISTANCE**2:
             edge = int(squared.argmin())
-            raise OverlappingAtomsError(
-                f"atoms {int(graph.receivers[edge])} and {int(graph.senders[edge])} have come to "
-                "the same point: use a smaller time step, or check the starting structure"
-            )
+            raise same_point(int(graph.receivers[edge]), int(graph.senders[edge]))
         return graph.select(squared < self.cutoff**2)
 
     def _current(self, points: FloatArray, box: Box) -> Graph:

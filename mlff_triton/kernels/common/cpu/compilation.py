@@ -26,6 +26,13 @@ inlined = njit(fastmath=FAST, error_model="numpy", nogil=True)
 """Decorator of functions that loops call."""
 loop = njit(fastmath=FAST, error_model="numpy", nogil=True, cache=True)
 """Decorator of functions ``f(*arrays, first, last)``, see `run`."""
+exact_inlined = njit(error_model="numpy", nogil=True)
+"""Decorator as `inlined`, for `exact_loop`."""
+exact_loop = njit(error_model="numpy", nogil=True, cache=True)
+"""Decorator as `loop`, of arithmetic that is done as it is written.
+
+So the vectors of opposite edges are opposite to the bit, and results are the same on all CPUs.
+"""
 
 
 def run(function: Loop, n_atoms: int, *arguments: Any) -> None:

@@ -1,0 +1,167 @@
+"""Neighbor lists of steps in loops for CPUs, rebuilt only when atoms have moved far enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mlff_triton.engine.batch import Batch, same
+from mlff_triton.kernels.neighbors.cpu.edges import Report, empty_edges, select_edges
+from mlff_triton.kernels.neighbors.cpu.search import NeighborRows, search
+from mlff_triton.kernels.types.edges import Edges, Knots
+from mlff_triton.neighbors.box import Box, FloatArray, deformation
+from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, check_apart, check_pairs, same_point
+
+
+@dataclass(frozen=True)
+class Built:
+    """A neighbor list, and what it was built for.
+
+    Attributes
+    ----------
+    batch : Batch
+        The systems at that time.
+    rows : NeighborRows
+        All pairs within cutoff and skin.
+    edges : dict of float to Edges
+        Memory for the edges within each cutoff in Å.
+    """
+
+    batch: Batch
+    rows: NeighborRows
+    edges: dict[float, Edges]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Cells, and the positions from which displacements in them are measured.
+
+    Attributes
+    ----------
+    boxes : tuple of Box
+        Cell of each system.
+    cells : float64 [B, 3, 3]
+        Lattice vectors (rows) in Å.
+    anchors : float64 [N, 3]
+        Positions for which the list was built, deformed with the cells, Å.
+    limits : float64 [B]
+        Distance in Å that atoms may have from their anchors.
+    """
+
+    boxes: tuple[Box, ...]
+    cells: FloatArray
+    anchors: FloatArray
+    limits: FloatArray
+
+
+class CpuNeighbors:
+    """Edges of a batch at any positions, from a list of pairs that is reused.
+
+    Parameters
+    ----------
+    cutoff, skin : float
+        Å.
+    knots : Knots
+        Knots of the radial tables.
+    dtype : torch.dtype
+        Dtype of the geometry that the network reads.
+    """
+
+    def __init__(self, cutoff: float, skin: float, knots: Knots, dtype: torch.dtype) -> None:
+        self._cutoff, self._skin = cutoff, skin
+        self._knots, self._dtype = knots, dtype
+        self._built: Built | None = None
+        self.n_builds = 0
+
+    def update(self, batch: Batch) -> Edges:
+        """Return the edges within the cutoff; the next call overwrites them.
+
+        Raises
+        ------
+        InputError
+            If atoms lie too far apart, or have too many neighbors.
+        OverlappingAtomsError
+            If two atoms coincide.
+        """
+        edges, is_new = None, False
+        if self._built is not None and self._fits(self._built.batch, batch):
+            edges = self._select(batch)
+        if edges is None:
+            is_new = True
+            self._build(batch)
+            edges = self._select(batch, is_new=True)
+            assert edges is not None
+        if self._report.closest.min() < MIN_DISTANCE**2:
+            self._refuse_overlap(batch, is_new=is_new)
+        return edges
+
+    def within(self, cutoff: float, batch: Batch) -> Edges:
+        """Return the edges within a smaller cutoff of the batch that was updated last."""
+        edges = self._select(batch, cutoff, is_new=True)
+        assert edges is not None
+        return edges
+
+    @staticmethod
+    def _fits(old: Batch, new: Batch) -> bool:
+        """Return True if a list of one batch can serve another one."""
+        if not same(old.system, new.system):
+            return False
+        if old.boxes is new.boxes:
+            return True
+        return all((a.pbc == b.pbc).all() for a, b in zip(old.boxes, new.boxes, strict=True))
+
+    def _build(self, batch: Batch) -> None:
+        radius, ends = self._cutoff + self._skin, batch.system_ptr
+        for k, box in enumerate(batch.boxes):
+            check_pairs(batch.positions[ends[k] : ends[k + 1]], box, radius)
+        cells = np.stack([box.cell for box in batch.boxes])
+        periodic = np.stack([box.pbc for box in batch.boxes])
+        rows = search(batch.positions, ends, cells, periodic, radius)
+        kept = batch.with_positions(batch.positions.copy())
+        self._built = Built(kept, rows, {})
+        self._report = Report.empty(len(batch.numbers))
+        limits = np.full(len(cells), self._skin / 2)
+        self._frame = Frame(batch.boxes, cells, kept.positions, limits)
+        self.n_builds += 1
+
+    def _deform(self, built: Batch, boxes: tuple[Box, ...]) -> Frame:
+        """Return the frame of other cells than those the list was built for."""
+        radius = self._cutoff + self._skin
+        strains, sigmas = zip(*map(deformation, built.boxes, boxes), strict=True)
+        anchors = np.einsum("na,nab->nb", built.positions, np.stack(strains)[built.system])
+        limits = (np.array(sigmas) * radius - self._cutoff) / 2
+        return Frame(boxes, np.stack([box.cell for box in boxes]), anchors, limits)
+
+    def _select(
+        self, batch: Batch, cutoff: float | None = None, *, is_new: bool = False
+    ) -> Edges | None:
+        """Return the edges within a cutoff, or None if the list may be incomplete."""
+        assert self._built is not None
+        if batch.boxes is not self._frame.boxes:
+            self._frame = self._deform(self._built.batch, batch.boxes)
+        built, frame = self._built, self._frame
+        limit = self._cutoff if cutoff is None else cutoff
+        if limit not in built.edges:
+            built.edges[limit] = empty_edges(built.rows, self._dtype)
+        edges = built.edges[limit]
+        atoms = batch.positions, frame.cells, batch.system
+        kept = built.rows, frame.anchors, frame.limits
+        select_edges(*atoms, *kept, self._knots, limit, edges, self._report)
+        return edges if is_new or self._report.slack.min() > 0 else None
+
+    def _refuse_overlap(self, batch: Batch, *, is_new: bool) -> None:
+        """Raise an `OverlappingAtomsError` that names the closest atoms."""
+        assert self._built is not None
+        rows, first = self._built.rows, int(self._report.closest.argmin())
+        row = slice(rows.row_ptr[first], rows.row_ptr[first + 1])
+        points, senders = batch.positions, rows.senders[row]
+        k = int(batch.system[first])
+        vectors = points[first] - points[senders] - rows.shifts[row] @ self._frame.cells[k]
+        distances = np.linalg.norm(vectors, axis=1)
+        nearest = int(distances.argmin())
+        pair = np.array([first, senders[nearest]]) - batch.system_ptr[k]
+        if is_new:
+            check_apart(distances[nearest : nearest + 1], pair[None])
+        raise same_point(int(pair[0]), int(pair[1]))

@@ -1,0 +1,54 @@
+"""Parts of large systems in loops for CPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.cpu_state import CpuModel
+from mlff_triton.engine.host_part import HostPart, systems_of_part
+from mlff_triton.engine.step import evaluate_part
+from mlff_triton.kernels.neighbors.cpu.shells import shells, sort_edges
+from mlff_triton.neighbors.box import Box, FloatArray
+
+
+class CpuPart(HostPart):
+    """Steps of one part, whose neighbor list is reused.
+
+    Parameters
+    ----------
+    model : CpuModel
+        The model.
+    charge : float
+        Total charge of the whole system in elementary charges.
+    """
+
+    def __init__(self, model: CpuModel, charge: float) -> None:
+        super().__init__(charge, torch.device("cpu"))
+        self._model = model
+
+    def _prepare(self) -> None:
+        n_atoms = len(self._numbers)
+        self._batch = Batch(
+            numbers=self._atoms.numbers,
+            positions=np.zeros((n_atoms, 3)),
+            boxes=(Box.of(None, False),),
+            system=np.zeros(n_atoms, dtype=np.int64),
+            charge=self._charge.numpy(),
+        )
+        self._neighbors = self._model.neighbors()
+        self._systems = systems_of_part(self._model.parameters, self._atoms, self._charge)
+        self._sorted_systems = self._systems.clone()
+        self._status = torch.zeros(n_atoms, dtype=torch.int32)
+
+    def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
+        ops, p = self._model.operators.network, self._model.parameters
+        edges = self._neighbors.update(self._batch.with_positions(positions))
+        order, rows = shells(edges, self._atoms.n_own, len(p.layers))
+        systems = self._sorted_systems
+        self._systems.sort(order, systems)
+        edges = sort_edges(edges, order)
+        outputs = evaluate_part(ops, p, systems, edges, self._status, rows)
+        return outputs.forces, outputs.atoms

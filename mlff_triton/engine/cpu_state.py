@@ -1,0 +1,91 @@
+"""Steps of batches in loops for CPUs, and what they reuse while the atoms stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
+from mlff_triton.engine.cpu_neighbors import CpuNeighbors
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.step import Outputs, Systems, evaluate_step
+
+
+@dataclass(frozen=True)
+class CpuModel:
+    """A model and its operators.
+
+    Attributes
+    ----------
+    operators : Operators
+        Loops for CPUs.
+    parameters : Parameters
+        The model.
+    skin : float
+        Å.
+    dtype : torch.dtype
+        Precision of the network.
+    """
+
+    operators: Operators
+    parameters: Parameters
+    skin: float
+    dtype: torch.dtype
+
+    def neighbors(self) -> CpuNeighbors:
+        """Return neighbor lists of systems to come."""
+        p = self.parameters
+        return CpuNeighbors(p.cutoff, self.skin, p.tables.knots, self.dtype)
+
+
+class CpuState:
+    """Steps of batches that mostly follow one another.
+
+    Parameters
+    ----------
+    model : CpuModel
+        The model.
+    """
+
+    def __init__(self, model: CpuModel) -> None:
+        self._model = model
+        self.neighbors = model.neighbors()
+        self._batch: Batch | None = None
+
+    def evaluate(self, batch: Batch) -> Outputs:
+        """Compute the results of a batch.
+
+        Raises
+        ------
+        InputError
+            If a box is too small for a Coulomb energy, atoms lie too far apart, or have too many
+            neighbors.
+        OverlappingAtomsError
+            If two atoms coincide.
+        UnknownElementError
+            If the model was not made for an element.
+        """
+        self._set(batch)
+        ops, p = self._model.operators, self._model.parameters
+        edges = self.neighbors.update(batch)
+        if p.charges is None:
+            return evaluate_step(ops.network, p, self._systems, edges, self._status)
+        near, far = edges, edges if p.charges.is_truncated else None
+        if p.charges.network_cutoff < p.cutoff:
+            near = self.neighbors.within(p.charges.network_cutoff, batch)
+        geometry = Geometry(torch.from_numpy(batch.positions), near, far)
+        return evaluate_charged_step(ops, p, self._systems, geometry, self._status)
+
+    def _set(self, batch: Batch) -> None:
+        """Look up what does not depend on positions, if it has changed."""
+        old, p = self._batch, self._model.parameters
+        if old is None or old.boxes is not batch.boxes:
+            for box in batch.boxes:
+                p.check_box(box)
+        if old is None or not old.same_atoms(batch):
+            atoms = batch.numbers, batch.charge, batch.system_ptr
+            self._systems = Systems.of(p, *map(torch.from_numpy, atoms))
+            self._status = torch.zeros(len(batch.numbers), dtype=torch.int32)
+        self._batch = batch

@@ -1,0 +1,59 @@
+"""Steps of the engine in loops for CPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.engine.charged_step import Operators
+from mlff_triton.engine.cpu_part import CpuPart
+from mlff_triton.engine.cpu_state import CpuModel, CpuState
+from mlff_triton.engine.host_steps import HostSteps
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.part import reach
+from mlff_triton.model.prediction import Prediction
+
+
+class CpuSteps(HostSteps):
+    """Steps of one model in loops for CPUs.
+
+    Parameters
+    ----------
+    operators : Operators
+        Loops for CPUs.
+    parameters : Parameters
+        The model.
+    dtype : torch.dtype
+        Precision of the network.
+    skin : float
+        Å.
+    """
+
+    def __init__(
+        self, operators: Operators, parameters: Parameters, dtype: torch.dtype, skin: float
+    ) -> None:
+        super().__init__(torch.device("cpu"))
+        self._model = CpuModel(operators, parameters, skin, dtype)
+        self._state = CpuState(self._model)
+
+    @property
+    def n_builds(self) -> int:
+        """Number of reusable neighbor lists built so far."""
+        return self._state.neighbors.n_builds
+
+    def check_species(self, numbers: IntArray) -> None:
+        """Raise `UnknownElementError` unless the model knows all atomic numbers, int64 [N]."""
+        self._model.parameters.species(torch.from_numpy(numbers))
+
+    @property
+    def reach(self) -> float:
+        """Distance in Å up to which atoms influence the energy of an atom."""
+        return reach(self._model.parameters.config)
+
+    def part(self, charge: float) -> CpuPart:
+        """Return the steps of a part of a system with a total charge in elementary charges."""
+        return CpuPart(self._model, charge)
+
+    def evaluate(self, batch: Batch) -> Prediction:
+        """Compute energies, forces and virials of a batch."""
+        return self._state.evaluate(batch).prediction

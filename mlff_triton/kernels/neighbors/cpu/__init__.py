@@ -1,0 +1,1 @@
+"""Neighbor lists, edges and shells of parts in loops that Numba compiles, for CPUs."""

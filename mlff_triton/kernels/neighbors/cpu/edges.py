@@ -1,0 +1,163 @@
+"""Edges within the cutoff and their geometry, from a neighbor list and the current positions.
+
+    r_e = pos_i - pos_j - S_e @ cell      in float64, whatever the dtype of the network
+
+The list holds all pairs within cutoff plus skin at the time it was built. Each step selects those
+within the cutoff, in the order of the list: see `mlff_triton.kernels.neighbors.edges`, for a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.common.cpu.compilation import exact_inlined, exact_loop, run
+from mlff_triton.kernels.neighbors.cpu.search import FloatArray, NeighborRows
+from mlff_triton.kernels.types.edges import Edges, Knots
+
+
+class Report(NamedTuple):
+    """Observations of a selection of edges, per atom.
+
+    Attributes
+    ----------
+    closest : float64 [N]
+        Squared distance to the nearest other atom in the list, Å^2; infinite without one.
+    slack : float64 [N]
+        Distance in Å that the atom may still move while the list remains complete.
+    """
+
+    closest: FloatArray
+    slack: FloatArray
+
+    @classmethod
+    def empty(cls, n_atoms: int) -> Report:
+        """Return a report of atoms, uninitialized."""
+        return cls(np.empty(n_atoms), np.empty(n_atoms))
+
+
+def empty_edges(rows: NeighborRows, dtype: torch.dtype) -> Edges:
+    """Return edges for all pairs of a list, uninitialized."""
+    n_slots = len(rows.senders)
+
+    def integers(size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int32)
+
+    begin = torch.from_numpy(rows.row_ptr).int()
+    return Edges(
+        slot_begin=begin[:-1],
+        slot_end=integers(len(begin) - 1),
+        senders=integers(n_slots),
+        origin=integers(n_slots),
+        reverse=torch.from_numpy(rows.reverse),
+        interval=integers(n_slots),
+        fraction=torch.empty(n_slots, dtype=dtype),
+        width=torch.empty(n_slots, dtype=dtype),
+        direction=torch.empty(3, n_slots, dtype=dtype),
+        distance=torch.empty(n_slots, dtype=dtype),
+    )
+
+
+def select_edges(
+    positions: FloatArray,
+    cells: FloatArray,
+    system: np.ndarray,
+    rows: NeighborRows,
+    anchors: FloatArray,
+    limits: FloatArray,
+    knots: Knots,
+    cutoff: float,
+    out: Edges,
+    report: Report,
+) -> None:
+    """Select the edges within the cutoff, and compute their geometry.
+
+    Parameters
+    ----------
+    positions : float64 [N, 3]
+        Current positions, Å.
+    cells : float64 [B, 3, 3]
+        Current lattice vectors (rows), Å.
+    system : int64 [N]
+        System of each atom.
+    rows : NeighborRows
+        Pairs within cutoff and skin, when the list was built.
+    anchors : float64 [N, 3]
+        Positions at that time, deformed with the cell, Å.
+    limits : float64 [B]
+        Distance in Å from its anchor that an atom may have before the list becomes incomplete.
+    knots : Knots
+        Knots of the radial tables.
+    cutoff : float
+        Å.
+    out : Edges
+        From `empty_edges`. Slots that hold no edge keep what they hold.
+    report : Report
+        Overwritten.
+    """
+    lists = rows.row_ptr, rows.senders, rows.shifts
+    kept = out.slot_end, out.senders, out.origin
+    geometry = out.interval, out.fraction, out.width, out.direction, out.distance
+    given = positions, cells, system, anchors, limits, *lists, *knots, cutoff
+    run(_select, len(positions), *given, *kept, *geometry, *report)
+
+
+@exact_inlined
+def _locate(distance, knots, intervals, per_cell):
+    """Return interval, fraction and width of a distance, as `Knots.locate` does."""
+    count = len(intervals)
+    cell = min(max(int((distance - knots[0]) * per_cell), 0), count - 1)
+    interval = intervals[cell]
+    if distance >= knots[interval + 1]:
+        interval += 1
+    interval = min(interval, len(knots) - 2)
+    start = knots[interval]
+    width = knots[interval + 1] - start
+    return interval, min(max((distance - start) / width, 0.0), 1.0), width
+
+
+@exact_loop
+def _select(
+    positions, cells, system, anchors, limits, row_ptr, row_senders, row_shifts, knots, intervals,
+    cutoff, slot_end, senders, origin, interval, fraction, width, direction, distance,
+    closest, slack, first, last,
+):  # fmt: skip
+    squared_cutoff = cutoff * cutoff
+    per_cell = len(intervals) / (knots[len(knots) - 1] - knots[0])
+    for i in range(first, last):
+        s = system[i]
+        x, y, z = positions[i, 0], positions[i, 1], positions[i, 2]
+        dx, dy, dz = x - anchors[i, 0], y - anchors[i, 1], z - anchors[i, 2]
+        slack[i] = limits[s] - math.sqrt(dx * dx + dy * dy + dz * dz)
+        nearest = math.inf
+        out = row_ptr[i]
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = row_senders[e]
+            a, b, c = float(row_shifts[e, 0]), float(row_shifts[e, 1]), float(row_shifts[e, 2])
+            tx = a * cells[s, 0, 0] + b * cells[s, 1, 0] + c * cells[s, 2, 0]
+            ty = a * cells[s, 0, 1] + b * cells[s, 1, 1] + c * cells[s, 2, 1]
+            tz = a * cells[s, 0, 2] + b * cells[s, 1, 2] + c * cells[s, 2, 2]
+            dx = (x - positions[j, 0]) - tx
+            dy = (y - positions[j, 1]) - ty
+            dz = (z - positions[j, 2]) - tz
+            squared = dx * dx + dy * dy + dz * dz
+            nearest = min(nearest, squared)
+            if squared < squared_cutoff:
+                d = math.sqrt(squared)
+                k, t, h = _locate(d, knots, intervals, per_cell)
+                senders[out] = j
+                origin[out] = e
+                interval[out] = k
+                fraction[out] = t
+                width[out] = h
+                direction[0, out] = dx / d
+                direction[1, out] = dy / d
+                direction[2, out] = dz / d
+                distance[out] = d
+                out += 1
+        slot_end[i] = out
+        closest[i] = nearest
