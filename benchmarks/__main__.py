@@ -16,6 +16,8 @@ from benchmarks.bio import encoders as bio
 from benchmarks.calculators import fidelity
 from benchmarks.calculators.ase_calculator import ASE
 from benchmarks.calculators.openmm_forces import OPENMM
+from benchmarks.cpu import runner as cpu
+from benchmarks.cpu.cases import CASES as CPU_CASES
 from benchmarks.dynamics import cases as md
 from benchmarks.dynamics.melted import FOLDER
 from benchmarks.dynamics.runner import run_md
@@ -49,6 +51,7 @@ BENCHES = (
     "alignment",
     "md",
     "training",
+    "cpu",
 )
 
 
@@ -65,6 +68,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--peers", default="all", help=f"all, none, or some of {peers}, separated by commas")
     add("--only", help="run only these implementations, separated by commas")
     add("--out", type=Path, default=RESULTS, help="folder of the CSV files")
+    add("--threads", type=int, nargs="+", default=[], help="numbers of threads, for bench cpu")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     add("--seconds", type=float, default=Budget.total, help="start nothing new after this time")
     add("--each", type=float, default=Budget.each, help="limit per implementation and case, s")
@@ -143,6 +147,8 @@ def _run(options: argparse.Namespace) -> int:
     training.run_training(lab, *steps)
     simulated, names = _named(options, "md", MD_CASES, _md_implementations(options))
     run_md(lab, [MD_CASES[name] for name in simulated], names, options.melted)
+    names_of_cpu = cpu.OURS if options.peers == "none" else cpu.IMPLEMENTATIONS
+    cpu.run_cpu(lab, *_named(options, cpu.BENCH, CPU_CASES, names_of_cpu), options.threads)
     return lab.failures
 
 
@@ -176,6 +182,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
     names += trained.CASES if training.BENCH in benches else ()
+    names += CPU_CASES if cpu.BENCH in benches else ()
     wanted = _known(options.cases, [*names, *map(str, sizes)], "case")
     cases = [case for case in cases if case.name in wanted]
     some_operators = [op for op in operators if op.name in wanted]
@@ -218,7 +225,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
     names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *pairs.IMPLEMENTATIONS]
-    names += [*alignment.METHODS, *training.IMPLEMENTATIONS]
+    names += [*alignment.METHODS, *training.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS]
     return _known(given, names, "implementation")
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import tables
+from benchmarks.lab import cpu_tables, tables
 from benchmarks.lab.schema import read_rows
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": tables.alignment_table,
     "alignment-batches": tables.cells_table,
+    **cpu_tables.TABLES,
 }
 MARKER = re.compile(r"^<!-- table: ([\w-]+)(, if measured)? -->$", re.MULTILINE)
 

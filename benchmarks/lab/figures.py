@@ -39,6 +39,7 @@ from benchmarks.lab.selection import (
     passed,
     predictions,
     rows_of,
+    scaling,
     water_first,
 )
 
@@ -176,6 +177,22 @@ def _plot_divided(axes: Axes, times: Times) -> None:
     axes.set(xlabel="atoms of the whole box", ylabel="ms per step")
 
 
+def _plot_scaling(axes: Axes, times: Times) -> None:
+    """Plot times over the number of threads, a line per box, and those of an ideal division."""
+    for rows in times.values():
+        found = sorted(rows.values(), key=lambda row: row.threads)
+        threads = [row.threads for row in found]
+        (line,) = axes.loglog(
+            threads, list(map(p50, found)), "o-", label=f"{found[0].atoms:,} atoms"
+        )
+        ideal = [p50(found[0]) * threads[0] / n for n in threads]
+        axes.loglog(threads, ideal, "--", color=line.get_color(), alpha=0.5)
+    shown = sorted({row.threads for rows in times.values() for row in rows.values()})
+    axes.set_xticks(shown, list(map(str, shown)))
+    axes.minorticks_off()
+    axes.set(xlabel="threads (dashed: an ideal division)", ylabel="energy and forces, ms per step")
+
+
 def _plot_points(
     axes: Axes, cases: list[str], kinds: dict[str, tuple[list[Row], str]], column: str
 ) -> None:
@@ -198,6 +215,7 @@ PLOTS = {
     "predictions": _plot_predictions,
     "alignment": _plot_alignment,
     "lammps": _plot_divided,
+    "cpu": _plot_scaling,
 }
 
 
@@ -209,9 +227,10 @@ def _compared(times: Times) -> Times:
 PARTS: dict[str, tuple[str, Callable[[Times], Times]]] = {
     "models": ("models", other_models),
     "predictions": ("models", _compared),
+    "cpu": ("cpu", scaling),
 }
 """Figures of a part of the cases of a bench, which is named first."""
 
 
 def _gpu(times: Times) -> str:
-    return ", ".join(sorted({row.gpu for rows in times.values() for row in rows.values()}))
+    return ", ".join(sorted({row.machine for rows in times.values() for row in rows.values()}))

@@ -66,6 +66,16 @@ class Row:
         return self.bench, self.case, self.impl, self.gpu
 
     @property
+    def machine(self) -> str:
+        """Device on which methods are compared."""
+        return self.gpu
+
+    @property
+    def method(self) -> str:
+        """Name of the implementation among those of a case."""
+        return self.impl
+
+    @property
     def size(self) -> int:
         """Number of atoms, by which cases are sorted."""
         return self.atoms
@@ -75,6 +85,45 @@ class Row:
         """The row as a line of text."""
         error = "" if self.error is None else f"error {self.error:.1e}"
         return _summary(self, f"{error} {self.gate}")
+
+
+@dataclass(frozen=True)
+class PairedRow(Row):
+    """Measurement on a CPU, in alternation with others.
+
+    Attributes
+    ----------
+    bench, case, atoms, edges, impl, gpu, torch, triton, commit, date : see `Row`
+        Here, ``gpu`` names the CPU and the number of threads.
+    ms_p20, ms_p50, ms_p80, peak_mib, error, gate : see `Row`
+        The peak is that of the resident memory of the process.
+    threads : int
+        Number of threads of each process.
+    precision : str
+        Precision of the network.
+    ratio : float or None
+        Median over rounds of the time over that of ours in the same round; None without ours.
+    """
+
+    threads: int
+    precision: str
+    ratio: float | None
+
+    @property
+    def machine(self) -> str:
+        """Name of the CPU, without the number of threads."""
+        return self.gpu.partition(" (threads")[0]
+
+    @property
+    def method(self) -> str:
+        """Name of the implementation with its number of threads, as made by `with_threads`."""
+        return with_threads(self.impl, self.threads)
+
+    @property
+    def summary(self) -> str:
+        """The row as a line of text."""
+        ratio = "" if self.ratio is None else f" {self.ratio:.2f} times ours"
+        return f"{super().summary} threads {self.threads}{ratio}"
 
 
 @dataclass(frozen=True)
@@ -131,6 +180,16 @@ class AlignmentRow:
         return self.bench, self.case, self.impl, self.gpu
 
     @property
+    def machine(self) -> str:
+        """Device on which methods are compared."""
+        return self.gpu
+
+    @property
+    def method(self) -> str:
+        """Name of the implementation among those of a case."""
+        return self.impl
+
+    @property
     def size(self) -> int:
         """Length of the longest query, by which cases are sorted."""
         return self.rows
@@ -156,6 +215,9 @@ def _summary(row: AnyRow, rest: str) -> str:
     return f"{row.bench:10} {row.case:28} {row.impl:16} {time:>13} {memory} {rest}"
 
 
+KINDS: dict[str, type[AnyRow]] = {"alignment": AlignmentRow, "cpu": PairedRow}  # by bench
+
+
 def columns_of(kind: type[AnyRow]) -> tuple[str, ...]:
     """Return the column names of a kind of row."""
     return tuple(field.name for field in fields(kind))
@@ -163,7 +225,7 @@ def columns_of(kind: type[AnyRow]) -> tuple[str, ...]:
 
 def kind_of(path: Path) -> type[AnyRow]:
     """Return the kind of row that a file holds, by its name."""
-    return AlignmentRow if path.stem == "alignment" else Row
+    return KINDS.get(path.stem, Row)
 
 
 def gate_of(ms: float | None, error: float | None) -> str:
@@ -276,6 +338,11 @@ def _text(value: str | float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def with_threads(impl: str, threads: int) -> str:
+    """Name an implementation on a number of threads."""
+    return f"{impl} x{threads}"
 
 
 def with_bytes(case: str, n_bytes: int) -> str:

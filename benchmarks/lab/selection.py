@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.lab.schema import AnyRow, Row
 
 OURS = "engine"
+OUR_LOOPS, SCALING = "cpu", "scaling-"  # backend for CPUs, and prefix of cases by threads
 PEERS = ("torch", "warp", "warp-graph", "warp-compile")
 BIO_OURS, BIO_REFERENCE = "accelerated-fp16", "reference"
 BIO_PEERS = ("sdpa-fp16", "sdpa-fp16-graph", "compile-fp16")
@@ -49,14 +50,14 @@ Times = dict[str, dict[str, Any]]  # case -> implementation -> row that passed
 def passed(rows: Sequence[AnyRow]) -> Times:
     """Group rows with a time by case, in order of size, and by implementation.
 
-    A case is compared on one GPU: the one of its last row, as files list the newest rows last.
+    A case is compared on one machine: that of its last row, as files list the newest rows last.
     """
     timed = [row for row in rows if row.ms_p50 is not None]
-    gpu_of = {row.case: row.gpu for row in timed}
+    machine_of = {row.case: row.machine for row in timed}
     times: Times = {}
     for row in sorted(timed, key=lambda row: row.size):
-        if row.gpu == gpu_of[row.case]:
-            times.setdefault(row.case, {})[row.impl] = row
+        if row.machine == machine_of[row.case]:
+            times.setdefault(row.case, {})[row.method] = row
     return times
 
 
@@ -64,6 +65,11 @@ def best_peer(rows: dict[str, Row], peers: Sequence[str] = PEERS) -> Row | None:
     """Return the fastest of the peers that passed."""
     found = [rows[name] for name in peers if name in rows]
     return min(found, key=p50, default=None)
+
+
+def scaling(times: Times) -> Times:
+    """Return the cases that were measured by the number of threads."""
+    return {case: rows for case, rows in times.items() if case.startswith(SCALING)}
 
 
 def best_torchmd_net(rows: dict[str, Row]) -> Row | None:

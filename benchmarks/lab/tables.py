@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.lab.schema import UNCHECKED, AlignmentRow, AnyRow, Row, bytes_of, read_rows
+from benchmarks.lab import cpu_tables
+from benchmarks.lab.cells import (
+    error_cell,
+    gcups_cell,
+    markdown,
+    memory_cell,
+    ms_cell,
+    provenance,
+    ratio_cell,
+    speed_cell,
+    times_in_ms,
+)
+from benchmarks.lab.schema import Row, bytes_of, read_rows
 from benchmarks.lab.selection import (
     ACCELERATED,
     AUTOCAST,
@@ -87,6 +99,7 @@ def tables(folder: Path) -> str:
         pairs_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
+    parts += [table(folder) for table in cpu_tables.TABLES.values()]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -104,19 +117,19 @@ def step_table(folder: Path, bench: str = "step") -> str:
         if ours is None:
             continue
         base = rows.get(baseline)
-        error = _error(ours) + (f" ({_error(base)})" if base else "")
+        error = error_cell(ours) + (f" ({error_cell(base)})" if base else "")
         lines.append(
             [
                 case if bench in ("matpes", "batch") else f"{ours.atoms:,}",
-                _ms(base),
-                f"{_ms(best)} ({best.impl})" if best else "–",
-                f"**{_ms(ours)}**",
-                _ratio(best, ours),
-                _memory(ours) + (f" (peer {_memory(best)})" if best else ""),
+                ms_cell(base),
+                f"{ms_cell(best)} ({best.impl})" if best else "–",
+                f"**{ms_cell(ours)}**",
+                ratio_cell(best, ours),
+                memory_cell(ours) + (f" (peer {memory_cell(best)})" if best else ""),
                 error,
             ]
         )
-    return _markdown(lines) + f"\n\n{_provenance(times)}"
+    return markdown(lines) + f"\n\n{provenance(times)}"
 
 
 def molecules_table(folder: Path) -> str:
@@ -133,13 +146,13 @@ def molecules_table(folder: Path) -> str:
             continue
         over_eager.append(speed_up(eager, ours))
         over_best.append(speed_up(best, ours))
-        ratios = [_ratio(eager, ours), _ratio(best, ours)]
-        lines.append([case, str(ours.atoms), _ms(eager), _ms(best), _ms(ours), *ratios])
+        ratios = [ratio_cell(eager, ours), ratio_cell(best, ours)]
+        lines.append([case, str(ours.atoms), ms_cell(eager), ms_cell(best), ms_cell(ours), *ratios])
     if not over_eager:
         return ""
     means = [f"{sum(values) / len(values):.1f}x" for values in (over_eager, over_best)]
     lines.append(["mean", "", "", "", "", *means])
-    return _markdown(lines) + f"\n\n{_provenance(times)}"
+    return markdown(lines) + f"\n\n{provenance(times)}"
 
 
 def operators_table(folder: Path) -> str:
@@ -170,7 +183,7 @@ def operators_table(folder: Path) -> str:
         lines.append([name, *(row.get(size, "–") for size in sizes)])
     note = "In parentheses: bandwidth relative to a copy of as many bytes or, if there is none, "
     note += f"to the {copy / 1e12:.2f} TB/s of a large copy. "
-    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+    return markdown(lines) + f"\n\n{note}{provenance(times)}"
 
 
 def overhead_table(folder: Path) -> str:
@@ -181,8 +194,8 @@ def overhead_table(folder: Path) -> str:
         ours, calculator = rows.get(OURS), rows.get("calculator")
         if ours and calculator:
             overhead = p50(calculator) - p50(ours)
-            lines.append([f"{ours.atoms:,}", _ms(ours), _ms(calculator), f"{overhead:.3f}"])
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\n{_provenance(times)}"
+            lines.append([f"{ours.atoms:,}", ms_cell(ours), ms_cell(calculator), f"{overhead:.3f}"])
+    return "" if len(lines) == 2 else markdown(lines) + f"\n\n{provenance(times)}"
 
 
 def openmm_table(folder: Path) -> str:
@@ -220,12 +233,12 @@ def _platforms_table(times: Times, pairs: Sequence[tuple[str, str]], note: str) 
             continue
         ours, theirs = (min(column, key=p50) for column in zip(*compared, strict=True))
         days = " and ".join(f"{NS_PER_DAY / p50(row):.3g}" for row in (ours, theirs))
-        steps = [_ms(row) for column in zip(*platforms, strict=True) for row in column]
+        steps = [ms_cell(row) for column in zip(*platforms, strict=True) for row in column]
         name = f"{rows[OURS].atoms:,}"
-        lines.append([name, _ms(rows[OURS]), *steps, _ratio(theirs, ours), days])
+        lines.append([name, ms_cell(rows[OURS]), *steps, ratio_cell(theirs, ours), days])
     if len(lines) == 2:
         return ""
-    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+    return markdown(lines) + f"\n\n{note}{provenance(times)}"
 
 
 def training_table(folder: Path) -> str:
@@ -238,9 +251,9 @@ def training_table(folder: Path) -> str:
         captured = [row for name, row in theirs.items() if name.endswith(CAPTURED)]
         plain = [row for row in theirs.values() if row not in captured]
         if captured and plain:
-            ratio = _ratio(min(plain, key=p50), min(captured, key=p50))
-            lines.append([case, *(_ms(rows.get(name)) for name in TRAINING), ratio])
-    return _times_in_ms(lines, times)
+            ratio = ratio_cell(min(plain, key=p50), min(captured, key=p50))
+            lines.append([case, *(ms_cell(rows.get(name)) for name in TRAINING), ratio])
+    return times_in_ms(lines, times)
 
 
 def lammps_table(folder: Path) -> str:
@@ -256,14 +269,14 @@ def lammps_table(folder: Path) -> str:
             whole, found = rows.get(ONE_RANK), [rows.get(name) for name in parts]
             if not any((whole, *found)):
                 continue
-            cells = [label, f"{next(iter(rows.values())).atoms:,}", _ms(rows.get(OURS))]
-            cells += [_ms(whole), _memory(whole) if whole else "–"]
-            cells += [f"{_ms(row)} ({row.edges:,})" if row else "–" for row in found]
+            cells = [label, f"{next(iter(rows.values())).atoms:,}", ms_cell(rows.get(OURS))]
+            cells += [ms_cell(whole), memory_cell(whole) if whole else "–"]
+            cells += [f"{ms_cell(row)} ({row.edges:,})" if row else "–" for row in found]
             lines.append(cells)
     if len(lines) == 2:
         return ""
     note = "Times in ms per step. A part is what one of the GPUs computes, without LAMMPS. "
-    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+    return markdown(lines) + f"\n\n{note}{provenance(times)}"
 
 
 def simulations(folder: Path) -> str:
@@ -280,16 +293,21 @@ def simulations(folder: Path) -> str:
         if COMMAND not in rows:
             continue
         ours, theirs = rows[COMMAND], best_torchmd_net(rows)
-        cells = [_speed(rows.get(name)) for name in (*SIMULATIONS, "ase-verlet")]
+        cells = [speed_cell(rows.get(name)) for name in (*SIMULATIONS, "ase-verlet")]
         route = f" ({theirs.impl.removeprefix(TORCHMD_NET)})" if theirs else ""
         name = f"{ours.atoms:,}" if case.isdigit() else case
-        rest = [_ms(rows.get(OURS)), *cells, _speed(theirs) + route, _ratio(theirs, ours)]
+        rest = [
+            ms_cell(rows.get(OURS)),
+            *cells,
+            speed_cell(theirs) + route,
+            ratio_cell(theirs, ours),
+        ]
         lines.append([name, *rest])
     if len(lines) == 2:
         return ""
     note = "ns/day at 0.5 fs, of each replica, with ms per step in parentheses; at rest in ms. "
     note += "The speed-up is that of the command over TorchMD-NET. "
-    return _markdown(lines) + f"\n\n{note}{_provenance(times)}"
+    return markdown(lines) + f"\n\n{note}{provenance(times)}"
 
 
 def first_step_table(folder: Path) -> str:
@@ -303,7 +321,7 @@ def first_step_table(folder: Path) -> str:
         lines.append([f"{int(atoms):,}", {"cold": "empty", "warm": "filled"}[caches], *seconds])
     if len(lines) == 2:
         return ""
-    return _markdown(lines) + f"\n\nTimes in seconds. {_provenance(times)}"
+    return markdown(lines) + f"\n\nTimes in seconds. {provenance(times)}"
 
 
 def bio_table(folder: Path) -> str:
@@ -318,12 +336,20 @@ def bio_table(folder: Path) -> str:
             continue
         ours, shipped = rows[BIO_OURS], rows.get(BIO_REFERENCE)
         best = best_peer(rows, BIO_PEERS)
-        peer = f"{_ms(best)} ({best.impl})" if best else "–"
-        ratios = [_ratio(shipped, ours), _ratio(best, ours)]
-        memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
-        line = [case, _ms(shipped), peer, f"**{_ms(ours)}**", *ratios, memory, _error(ours)]
+        peer = f"{ms_cell(best)} ({best.impl})" if best else "–"
+        ratios = [ratio_cell(shipped, ours), ratio_cell(best, ours)]
+        memory = memory_cell(ours) + (f" (shipped {memory_cell(shipped)})" if shipped else "")
+        line = [
+            case,
+            ms_cell(shipped),
+            peer,
+            f"**{ms_cell(ours)}**",
+            *ratios,
+            memory,
+            error_cell(ours),
+        ]
         lines.append(line)
-    return _times_in_ms(lines, times)
+    return times_in_ms(lines, times)
 
 
 def models_table(folder: Path) -> str:
@@ -337,12 +363,12 @@ def models_table(folder: Path) -> str:
         if ours is None:
             continue
         shipped, best = rows.get(BIO_REFERENCE), best_peer(rows, MODEL_PEERS)
-        peer = f"{_ms(best)} ({best.impl}, error {_error(best)})" if best else "–"
-        own = f"**{_ms(ours)}** ({ours.impl.removeprefix(ACCELERATED)})"
-        memory = _memory(ours) + (f" (shipped {_memory(shipped)})" if shipped else "")
-        ratios = [_ratio(shipped, ours), _ratio(best, ours)]
-        lines.append([case, _ms(shipped), peer, own, *ratios, memory, _error(ours)])
-    return _times_in_ms(lines, times)
+        peer = f"{ms_cell(best)} ({best.impl}, error {error_cell(best)})" if best else "–"
+        own = f"**{ms_cell(ours)}** ({ours.impl.removeprefix(ACCELERATED)})"
+        memory = memory_cell(ours) + (f" (shipped {memory_cell(shipped)})" if shipped else "")
+        ratios = [ratio_cell(shipped, ours), ratio_cell(best, ours)]
+        lines.append([case, ms_cell(shipped), peer, own, *ratios, memory, error_cell(ours)])
+    return times_in_ms(lines, times)
 
 
 def predictions_table(folder: Path) -> str:
@@ -353,13 +379,13 @@ def predictions_table(folder: Path) -> str:
     lines = [head, ["---"] * len(head)]
     for case in by_model(times):
         ours, theirs = times[case][AUTOCAST], times[case].get(KERNELS)
-        memory, error = _memory(ours), _error(ours)
+        memory, error = memory_cell(ours), error_cell(ours)
         if theirs:
-            memory += f" ({_memory(theirs)})"
-            error += f" ({_error(theirs)})" if theirs.error is not None else ""
-        times_of_case = [_ms(theirs), f"**{_ms(ours)}**", _ratio(theirs, ours)]
-        lines.append([case, *times_of_case, _ms(times[case].get(NEW_SIZE)), memory, error])
-    return _times_in_ms(lines, times)
+            memory += f" ({memory_cell(theirs)})"
+            error += f" ({error_cell(theirs)})" if theirs.error is not None else ""
+        times_of_case = [ms_cell(theirs), f"**{ms_cell(ours)}**", ratio_cell(theirs, ours)]
+        lines.append([case, *times_of_case, ms_cell(times[case].get(NEW_SIZE)), memory, error])
+    return times_in_ms(lines, times)
 
 
 def pairs_table(folder: Path) -> str:
@@ -373,14 +399,14 @@ def pairs_table(folder: Path) -> str:
         for precision in ("bf16", "fp32"):
             ours = times[case].get(f"triton-{precision}")
             best = best_peer(times[case], [f"{peer}-{precision}" for peer in PAIR_PEERS])
-            peer = f"{_ms(best)} ({best.impl.removesuffix(f'-{precision}')})" if best else "–"
+            peer = f"{ms_cell(best)} ({best.impl.removesuffix(f'-{precision}')})" if best else "–"
             ratio, error = "–", "–"
             if ours:
-                ratio = _ratio(best, ours)
-                error = _error(ours) + (f" ({_error(best)})" if best else "")
-            cells += [f"**{_ms(ours)}**" if ours else "–", peer, ratio, error]
+                ratio = ratio_cell(best, ours)
+                error = error_cell(ours) + (f" ({error_cell(best)})" if best else "")
+            cells += [f"**{ms_cell(ours)}**" if ours else "–", peer, ratio, error]
         lines.append(cells)
-    return _times_in_ms(lines, times)
+    return times_in_ms(lines, times)
 
 
 def alignment_table(folder: Path) -> str:
@@ -401,13 +427,13 @@ def alignment_table(folder: Path) -> str:
         on_gpu, from_strings = rows.get("stringzillas"), rows.get("align")
         best = on_gpu or max(on_host, key=lambda row: row.gcups, default=None)
         compared = ours if on_gpu else from_strings
-        line = [case, f"{ours.pairs:,}", _gcups(host), _gcups(rows.get("parasail-threads"))]
-        line += [_gcups(on_gpu), f"**{_gcups(ours)}**", _gcups(from_strings)]
+        line = [case, f"{ours.pairs:,}", gcups_cell(host), gcups_cell(rows.get("parasail-threads"))]
+        line += [gcups_cell(on_gpu), f"**{gcups_cell(ours)}**", gcups_cell(from_strings)]
         line.append(f"{compared.gcups / best.gcups:.1f}x" if best and compared else "–")
-        lines.append([*line, _memory(ours)])
+        lines.append([*line, memory_cell(ours)])
     if len(lines) == 2:
         return ""
-    return _markdown(lines) + f"\n\nSpeeds in 1e9 cells per second. {_provenance(times)}"
+    return markdown(lines) + f"\n\nSpeeds in 1e9 cells per second. {provenance(times)}"
 
 
 def cells_table(folder: Path) -> str:
@@ -419,66 +445,17 @@ def cells_table(folder: Path) -> str:
     found = [rows for case, rows in times.items() if case.startswith(BATCHES) and "kernel" in rows]
     for rows in sorted(found, key=lambda rows: (rows["kernel"].rows, rows["kernel"].pairs)):
         ours, cells, by_row = rows["kernel"], rows.get(CELLS), rows.get(ROWS)
-        line = [f"{ours.pairs:,}", str(ours.rows), _ms(cells), _ms(by_row), f"**{_ms(ours)}**"]
+        line = [
+            f"{ours.pairs:,}",
+            str(ours.rows),
+            ms_cell(cells),
+            ms_cell(by_row),
+            f"**{ms_cell(ours)}**",
+        ]
         ratios = [f"{speed_up(row, ours):,.0f}x" if row else "–" for row in (cells, by_row)]
-        lines.append([*line, _ms(rows.get("align")), *ratios])
-    return _times_in_ms(lines, times)
+        lines.append([*line, ms_cell(rows.get("align")), *ratios])
+    return times_in_ms(lines, times)
 
 
 def _bandwidth(n_bytes: int, rows: dict[str, Row], name: str) -> float:
     return n_bytes / (p50(rows[name]) * 1e-3) if name in rows else math.nan
-
-
-def _ms(row: AnyRow | None) -> str:
-    """Write a time, with a mark if no truth was there to compare the results with."""
-    if row is None:
-        return "–"
-    return f"{p50(row):.3g}" + ("†" if row.gate == UNCHECKED else "")
-
-
-def _speed(row: Row | None) -> str:
-    """Write ns/day, and ms per step in parentheses."""
-    return f"{NS_PER_DAY / p50(row):.3g} ({_ms(row)})" if row else "–"
-
-
-def _gcups(row: AlignmentRow | None) -> str:
-    if row is None:
-        return "–"
-    return f"{row.gcups:.3g}" if row.gcups < 1000 else f"{row.gcups:,.0f}"
-
-
-def _times_in_ms(lines: list[list[str]], times: Times) -> str:
-    """Return a table of times, whose first two lines are its head; empty without others."""
-    return "" if len(lines) == 2 else _markdown(lines) + f"\n\nTimes in ms. {_provenance(times)}"
-
-
-def _ratio(slow: Row | None, fast: Row) -> str:
-    return f"{speed_up(slow, fast):.1f}x" if slow else "–"
-
-
-def _memory(row: Row) -> str:
-    return "–" if row.peak_mib is None else f"{row.peak_mib / 1024:.2g}"
-
-
-def _error(row: Row) -> str:
-    return "–" if row.error is None else f"{row.error:.0e}"
-
-
-def _provenance(times: Times) -> str:
-    """Name the devices, versions, commits and dates of the measurements, and explain marks."""
-    rows = [row for by_name in times.values() for row in by_name.values()]
-    parts: list[Callable[[Row], str]] = [
-        lambda r: r.gpu,
-        lambda r: f"PyTorch {r.torch}",
-        lambda r: f"Triton {r.triton}",
-        lambda r: f"commit {r.commit}",
-        lambda r: r.date,
-    ]
-    line = "Measured: " + ", ".join(" and ".join(sorted(set(map(part, rows)))) for part in parts)
-    if any(row.gate == UNCHECKED for row in rows):
-        line += ". † Unchecked: there was no truth to compare these results with"
-    return line
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

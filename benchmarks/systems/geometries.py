@@ -1,4 +1,4 @@
-"""Molecules of MD17 and MD22, built with RDKit and ASE.
+"""Molecules of MD17 and MD22, and a drug, built with RDKit and ASE.
 
 ``python -m benchmarks.systems.geometries`` writes ``geometries.xyz``. It is committed, so that
 benchmarks do not need RDKit. The time of a step depends on composition and density alone, so
@@ -46,6 +46,12 @@ STACHYOSE = (
     "OC[C@H]1O[C@H](OC[C@H]2O[C@H](OC[C@H]3O[C@H](O[C@]4(CO)O[C@H](CO)[C@@H](O)[C@@H]4O)"
     "[C@H](O)[C@@H](O)[C@@H]3O)[C@H](O)[C@@H](O)[C@H]2O)[C@H](O)[C@@H](O)[C@H]1O"
 )
+RITONAVIR = (
+    "CC(C)c1nc(CN(C)C(=O)N[C@@H](C(C)C)C(=O)N[C@@H](Cc2ccccc2)C[C@H](O)"
+    "[C@H](Cc2ccccc2)NC(=O)OCc2cncs2)cs1"
+)
+DRUGS = {"ritonavir": (RITONAVIR, 98)}  # name: SMILES, atoms
+
 BASES = {
     "A": "Nc1ncnc2[nH]cnc12",
     "T": "Cc1c[nH]c(=O)[nH]c1=O",
@@ -71,6 +77,7 @@ def build() -> list[Atoms]:
         "buckyball-catcher": caught_buckyball(),
         "double-walled-nanotube": double_walled_nanotube(),
     }
+    molecules |= {name: from_smiles(smiles) for name, (smiles, _) in DRUGS.items()}
     for name, atoms in molecules.items():
         atoms.info["name"] = name
     return list(molecules.values())

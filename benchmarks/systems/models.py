@@ -28,7 +28,12 @@ def random_model(channels: int = 128) -> TensorNet:
         return TensorNet(config).eval()
 
 
-def charged_model(channels: int = 128, *, repulsion: bool = False) -> TensorNet2:
+def charged_model(
+    channels: int = 128,
+    *,
+    repulsion: bool = False,
+    coulomb_cutoff: float | None = COULOMB_CUTOFF,
+) -> TensorNet2:
     """Return random weights in AceFF-2's architecture, with a Coulomb cutoff for boxes.
 
     Charges of fresh networks are nearly zero, so their last maps are made larger.
@@ -41,11 +46,13 @@ def charged_model(channels: int = 128, *, repulsion: bool = False) -> TensorNet2
         If True, nuclear repulsion keeps atoms apart, so that they can move. Charges are then
         smaller: at their full size, they pull hydrogen atoms together to 0.36 Å, where the engine's
         tables are less exact than beyond 0.5 Å.
+    coulomb_cutoff : float, optional
+        Å; None for molecules in vacuum.
     """
     config = TensorNet2Config(
         elements=tuple(range(100)),
         hidden_channels=channels,
-        coulomb_cutoff=COULOMB_CUTOFF,
+        coulomb_cutoff=coulomb_cutoff,
         repulsion=repulsion,
     )
     with torch.random.fork_rng(devices=[]):
@@ -86,6 +93,7 @@ def _single(model: str | Path) -> TensorNet:
 MODELS: dict[str, Callable[[], TensorNet]] = {
     "random": random_model,
     "charged": charged_model,
+    "charged-vacuum": partial(charged_model, coulomb_cutoff=None),
     "repulsive": partial(charged_model, repulsion=True),
     "shipped": shipped_model,
     "matpes": matpes_model,

@@ -12,6 +12,7 @@ from ase.build import bulk
 from numpy.typing import NDArray
 
 from benchmarks.systems import geometries
+from mlff_triton.dynamics.structures import read_structure
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import water_box
@@ -124,6 +125,11 @@ def crystal(name: str, structure: str, lattice: float, repeats: int) -> System:
 def molecule(name: str) -> System:
     """Return one of the committed molecules."""
     return System.of([geometries.load()[name]])
+
+
+def structure(name: str) -> System:
+    """Return a structure that ships with the package."""
+    return System.of([read_structure(name)])
 
 
 def conformers(name: str, count: int) -> System:

@@ -11,7 +11,8 @@ from mlff_triton.units import NM
 
 @pytest.mark.parametrize(
     ("name", "n_atoms"),
-    [(n, v[1]) for n, v in geometries.MD17.items()] + [*geometries.MD22.items()],
+    [(n, v[1]) for n, v in (geometries.MD17 | geometries.DRUGS).items()]
+    + [*geometries.MD22.items()],
 )
 def test_molecules_are_complete_and_do_not_overlap(name, n_atoms):
     atoms = geometries.load()[name]
@@ -22,10 +23,10 @@ def test_molecules_are_complete_and_do_not_overlap(name, n_atoms):
     assert reach.max() < 2.0, "an atom has no bond"
 
 
-def test_there_are_nine_and_seven_molecules():
+def test_there_are_nine_and_seven_molecules_and_a_drug():
     assert len(geometries.MD17) == 9
     assert len(geometries.MD22) == 7
-    assert len(geometries.load()) == 16
+    assert len(geometries.load()) == 17
 
 
 def test_geometries_are_those_of_the_script():

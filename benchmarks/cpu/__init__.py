@@ -1,0 +1,1 @@
+"""Evaluations, simulations, first calls and LAMMPS on CPUs."""
