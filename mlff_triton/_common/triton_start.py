@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache as once
@@ -16,6 +17,8 @@ PARTS = ("triton.runtime.cache", "triton.experimental.gluon.nvidia.hopper")
 """Modules that the first launch imports; the first one has ``triton_key``."""
 HASHED = ("runtime/cache.py", "compiler", "backends", "_C", "language")
 """Files and folders of Triton that its key depends on."""
+LATER = 10.0
+"""Seconds after which a kept key is compared with Triton's own, so that it delays no first step."""
 
 
 @once
@@ -44,8 +47,9 @@ def _start(is_ready: Event) -> None:
 def find_key(module: object, is_ready: Event) -> None:
     """Call ``triton_key`` of ``triton.runtime.cache``, which remembers its result.
 
-    Meanwhile, the function in the module is one that returns the key in the user's cache folder, if
-    there is one. Afterwards it is Triton's own function again, about a second later.
+    If the user's cache folder has the key, a function that returns it takes the place of
+    ``triton_key`` at first. Triton's own function returns after some seconds: its hash would
+    compete with the first step, which then takes half a second longer.
 
     Parameters
     ----------
@@ -60,6 +64,7 @@ def find_key(module: object, is_ready: Event) -> None:
     if kept is not None:
         module.triton_key = kept.decode  # type: ignore[attr-defined]
         is_ready.set()
+        time.sleep(LATER)
     try:
         key = compute().encode()
     finally:

@@ -18,6 +18,7 @@ def fake_triton(monkeypatch, tmp_path):
         (tmp_path / "triton" / name).parent.mkdir(parents=True)
         (tmp_path / "triton" / name).write_text("first")
     monkeypatch.setenv("MLFF_TRITON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(triton_start, "LATER", 0)
 
     def make(error=None):
         def triton_key():
@@ -73,6 +74,21 @@ def test_a_wrong_key_is_used_no_longer_than_a_moment(fake_triton):
     triton_start.find_key(module, Event())
     assert module.triton_key() == "first"
     assert cache.read("triton", kept.name) == b"first"
+
+
+def test_a_kept_key_is_lent_while_the_first_step_runs(monkeypatch, fake_triton):
+    triton_start.find_key(fake_triton(), Event())
+    waits = []
+    module, is_ready = fake_triton(), Event()
+    monkeypatch.setattr(triton_start, "LATER", 10)
+    monkeypatch.setattr(
+        triton_start.time,
+        "sleep",
+        lambda seconds: waits.append((seconds, is_ready.is_set(), module.triton_key())),
+    )
+    triton_start.find_key(module, is_ready)
+    assert waits == [(10, True, "first")]
+    assert module.calls == 1
 
 
 def test_an_error_leaves_tritons_own_function(fake_triton):
