@@ -31,8 +31,11 @@ class EdgeRows(NamedTuple):
     ends : int64 [N]
         Number of edges of all atoms up to each one, including those of atoms to themselves.
     hidden : HiddenRows, optional
-        Rows of the edges that each atom sends.
+        Rows of the edges that each atom sends, on a GPU, or receives, on a CPU.
+    opposites : int64 [rows], optional
+        Row of the opposite edge of each edge, on a CPU.
     """
 
     ends: Tensor
     hidden: HiddenRows | None = None
+    opposites: Tensor | None = None

@@ -11,8 +11,6 @@ from mlff_triton.kernels.common.reference.tensors import (
     matmul,
     scale_parts,
 )
-from mlff_triton.kernels.tensornet2 import charge_prediction as operator
-from mlff_triton.kernels.tensornet2 import normalized_product as product_operator
 from mlff_triton.kernels.tensornet2.reference import charge_prediction as reference
 from mlff_triton.kernels.tensornet2.reference import normalized_product as product_reference
 from mlff_triton.kernels.tensornet2.reference.equilibration import equilibrate
@@ -84,7 +82,8 @@ def scale_gradients(module):
 
 @pytest.mark.parametrize("is_normalized", [True, False])
 @pytest.mark.parametrize(("n_atoms", "channels", "n_charges"), SIZES)
-def test_agrees_with_the_reference(n_atoms, channels, n_charges, is_normalized, device, dtype):
+def test_agrees_with_the_reference(n_atoms, channels, n_charges, is_normalized, family, dtype):
+    operator, device = family
     x, inverse = normalized(numbers(9, n_atoms, channels))
     inputs = x, inverse if is_normalized else None, weights(channels, n_charges)
     assert_matches(predictions(operator), predictions(reference), inputs, device, dtype, 0)
@@ -96,7 +95,7 @@ def test_agrees_with_the_reference(n_atoms, channels, n_charges, is_normalized, 
 @pytest.mark.parametrize("has_residual", [True, False])
 @pytest.mark.parametrize("is_normalized", [True, False])
 @pytest.mark.parametrize("has_delta", [True, False])
-def test_tensors_agree(has_residual, is_normalized, has_delta, device, dtype):
+def test_tensors_agree(has_residual, is_normalized, has_delta, family, dtype):
     x, inverse = normalized(numbers(9, 5, 32))
     grad, residual, delta = numbers(3, 9, 5, 32)
     options = [
@@ -104,18 +103,19 @@ def test_tensors_agree(has_residual, is_normalized, has_delta, device, dtype):
         for value, given in ((residual, has_residual), (inverse, is_normalized), (delta, has_delta))
     ]
     inputs = grad, options[0], x, options[1], numbers(5, 3, 32), options[2]
-    functions = tensor_gradients(operator), tensor_gradients(reference)
-    assert_matches(*functions, inputs, device, dtype, 1)
+    functions = tensor_gradients(family.module), tensor_gradients(reference)
+    assert_matches(*functions, inputs, family.device, dtype, 1)
 
 
 @pytest.mark.parametrize("activation", ["silu", "tanh"])
-def test_scales_agree(activation, device, dtype):
+def test_scales_agree(activation, family, dtype):
     inputs = *numbers(2, 9, 63, 32), numbers(63, 3, 32), activation
-    functions = scale_gradients(operator), scale_gradients(reference)
-    assert_matches(*functions, inputs, device, dtype, 1)
+    functions = scale_gradients(family.module), scale_gradients(reference)
+    assert_matches(*functions, inputs, family.device, dtype, 1)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(family):
+    operator, device = family
     n_atoms = LARGE[device == "cuda"]
     x, inverse = normalized(numbers(9, n_atoms, 32))
     inputs = x, inverse, weights(32, 16)
@@ -182,6 +182,6 @@ def test_reference_follows_torchmd_net(is_normalized, monkeypatch):
 
 
 @pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
-def test_products_agree(group, device, dtype):
-    functions = product_operator.normalized_product, product_reference.normalized_product
-    assert_matches(*functions, (*numbers(2, 9, 63, 32), group), device, dtype, 0)
+def test_products_agree(group, family, dtype):
+    functions = family.module.normalized_product, product_reference.normalized_product
+    assert_matches(*functions, (*numbers(2, 9, 63, 32), group), family.device, dtype, 0)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlff_triton.kernels.tensornet2 import coulomb as operator
 from mlff_triton.kernels.tensornet2.reference import coulomb as reference
 from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField
 from mlff_triton.testing import assert_close
@@ -82,27 +81,31 @@ def in_dtype(sums: CoulombSums, dtype: torch.dtype) -> CoulombSums:
 
 
 @pytest.mark.parametrize(("sizes", "n_charges"), PAIRS)
-def test_pairs_agree_with_the_reference(sizes, n_charges, device, dtype):
+def test_pairs_agree_with_the_reference(sizes, n_charges, family, dtype):
+    operator, device = family
     inputs = pair_inputs(sizes, n_charges)
     assert_matches(pairs(operator), pairs(reference), inputs, device, dtype, 1)
 
 
 @pytest.mark.parametrize(("n_atoms", "n_charges", "neighbors", "layout"), EDGES)
-def test_edges_agree_with_the_reference(n_atoms, n_charges, neighbors, layout, device, dtype):
+def test_edges_agree_with_the_reference(n_atoms, n_charges, neighbors, layout, family, dtype):
+    operator, device = family
     edges = random_edges(n_atoms, layout, neighbors)
     inputs = numbers(n_atoms, n_charges), positive(n_charges), edges
     assert_matches(truncated(operator), truncated(reference), inputs, device, dtype, 1)
 
 
 @pytest.mark.parametrize("distance", [0.2, 1.0, 2.0, 4.5, 4.5828, 4.5999, 4.6, 20.0])
-def test_a_pair_at_any_distance(distance, device, dtype):
+def test_a_pair_at_any_distance(distance, family, dtype):
+    operator, device = family
     positions = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, distance]]).double()
     batch = torch.arange(2).int(), torch.tensor([0, 2]).int(), (2,)
     inputs = positions, numbers(2, 4), positive(4), *batch
     assert_matches(pairs(operator), pairs(reference), inputs, device, dtype, 1)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(family):
+    operator, device = family
     n_atoms = LARGE[device == "cuda"]
     inputs = pair_inputs((n_atoms, 2, 40), 48)
     assert_repeats(pairs(operator), inputs, device, torch.float32)
@@ -110,7 +113,8 @@ def test_gives_the_same_bits_again(device):
     assert_repeats(truncated(operator), inputs, device, torch.float32)
 
 
-def test_a_system_has_the_same_bits_alone(device):
+def test_a_system_has_the_same_bits_alone(family):
+    operator, device = family
     positions, charges, weights, rank, system_ptr, sizes = moved(
         pair_inputs((40, 70), 16), device, torch.float32
     )
@@ -134,11 +138,12 @@ def test_reference_of_pairs_has_the_right_gradients():
     assert_close(found.forces, -expected[1], 1)
 
 
-@pytest.mark.parametrize("module", [operator, reference])
-def test_virials_of_pairs(module, device):
+@pytest.mark.parametrize("is_reference", [True, False])
+def test_virials_of_pairs(is_reference, family):
     """They are symmetric, as rotated atoms have the same energy."""
-    positions, charges, weights, *batch = moved(pair_inputs((7,), 4), device, torch.float64)
-    found = pairs(module)(positions, charges, weights, *batch)
+    inputs = moved(pair_inputs((7,), 4), family.device, torch.float64)
+    positions, charges, weights, *batch = inputs
+    found = pairs(reference if is_reference else family.module)(positions, charges, weights, *batch)
     full = torch.einsum("ia,ib->ab", positions, -found.forces).cpu()
     assert_close(full, full.T, 1)
     xx_to_xy = full[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
@@ -162,7 +167,8 @@ def test_reference_of_edges_has_the_right_gradients():
     assert_close(found.atoms[6].flip(0), xy, 1)
 
 
-def test_forces_on_both_ends_of_an_edge_are_opposite(device):
+def test_forces_on_both_ends_of_an_edge_are_opposite(family):
+    operator, device = family
     inputs = numbers(100, 48), positive(48), random_edges(100, "rows", 5)
     charges, weights, edges = moved(inputs, device, torch.float32)
     field = ReactionField.of(CUTOFF, device=device)

@@ -5,7 +5,6 @@ import torch
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.reference.tensors import compose, decompose
-from mlff_triton.kernels.tensornet2 import charge_terms as charge_operator
 from mlff_triton.kernels.tensornet2 import (
     edge_messages,
     edge_messages_backward,
@@ -14,11 +13,11 @@ from mlff_triton.kernels.tensornet2 import (
 )
 from mlff_triton.kernels.tensornet2 import operators as operator
 from mlff_triton.kernels.tensornet2.launch_sizes import GatherBlocks, ProductBlocks
-from mlff_triton.kernels.tensornet2.reference import charge_terms as charge_reference
-from mlff_triton.kernels.tensornet2.reference import edge_messages as reference
+from mlff_triton.kernels.tensornet2.reference import operators as reference
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 from mlff_triton.testing import assert_close
+from tests.kernels.tensornet2.conftest import PLAIN
 from tests.support.random_inputs import (
     KNOTS,
     LARGE,
@@ -86,20 +85,26 @@ def messages(module, **options):
 
 
 def gradients(module, **options):
-    """Return the backward pass without side effects; results of edges in the edges' order."""
+    """Return the backward pass without side effects; results of edges in the edges' order.
+
+    Gradients of receivers' charges are sums over edges, which operators compute in two steps.
+    """
 
     def of_edges(grad, y, direct, terms, parts, edges, slope, add):
         slope, given = slope.clone(), (terms, network(parts, **options), edges)
         _, rows = module.edge_messages(y, *given, module.edge_rows(edges))
         inputs = grad, y, direct, *given, rows, slope, add
-        grad_y, grad_sent, by_edge, by_atom = module.edge_messages_backward(*inputs)
-        return grad_y, grad_sent, at_origins(by_edge.T, edges), by_atom, at_origins(slope, edges)
+        grad_y, *by_charge = module.edge_messages_backward(*inputs)
+        plain = network(parts, **options | PLAIN)
+        grad_charges = module.charge_gradients(*by_charge, plain, edges, None)
+        return grad_y, by_charge[0], grad_charges, at_origins(slope, edges)
 
     return of_edges
 
 
-def check(n_atoms, channels, neighbors, add, device, dtype, **options):
-    plain = options | {"halves": False}
+def check(n_atoms, channels, neighbors, add, family, dtype, **given):
+    (operator, device), plain = family, given | PLAIN
+    options = family.options(**given)
     inputs = forward_inputs(n_atoms, channels, neighbors)
     functions = messages(operator, **options), messages(reference, **plain)
     assert_matches(*functions, inputs, device, dtype, 0)
@@ -109,26 +114,26 @@ def check(n_atoms, channels, neighbors, add, device, dtype, **options):
 
 
 @pytest.mark.parametrize(("n_atoms", "channels", "neighbors", "add"), CASES)
-def test_agrees_with_the_reference(n_atoms, channels, neighbors, add, device, dtype):
-    check(n_atoms, channels, neighbors, add, device, dtype)
+def test_agrees_with_the_reference(n_atoms, channels, neighbors, add, family, dtype):
+    check(n_atoms, channels, neighbors, add, family, dtype)
 
 
 @pytest.mark.parametrize(
     "options", [{"halves": False}, {"activation": "ssp"}, {"activation": "tanh"}]
 )
-def test_precisions_and_activations(options, device, dtype):
-    check(5, 32, 5, True, device, dtype, **options)
+def test_precisions_and_activations(options, family, dtype):
+    check(5, 32, 5, True, family, dtype, **options)
 
 
 @pytest.mark.parametrize("cutoffs", [(0.5, 1.7), (0.0, 5.0)])
-def test_cutoffs(cutoffs, device, dtype):
-    check(5, 32, 5, False, device, dtype, cutoffs=cutoffs)
+def test_cutoffs(cutoffs, family, dtype):
+    check(5, 32, 5, False, family, dtype, cutoffs=cutoffs)
 
 
 @pytest.mark.parametrize("blocks", PRODUCTS)
-def test_agrees_however_products_are_launched(blocks, device, dtype, monkeypatch):
+def test_agrees_however_products_are_launched(blocks, fused, dtype, monkeypatch):
     monkeypatch.setattr(row_products, "product_blocks", lambda *_: blocks)
-    check(11, 32, 5, True, device, dtype)
+    check(11, 32, 5, True, fused, dtype)
 
 
 @pytest.mark.gpu
@@ -145,7 +150,7 @@ def test_products_have_the_same_bits_in_narrow_tiles(columns, device, monkeypatc
 
 
 @pytest.mark.parametrize("lanes", LANES)
-def test_agrees_however_sums_are_launched(lanes, device, monkeypatch):
+def test_agrees_however_sums_are_launched(lanes, fused, monkeypatch):
     blocks = GatherBlocks(lanes, 32, 2)
     for module, name in [
         (edge_rows, "gather_blocks"),
@@ -153,13 +158,13 @@ def test_agrees_however_sums_are_launched(lanes, device, monkeypatch):
         (edge_messages_backward, "gradient_blocks"),
     ]:
         monkeypatch.setattr(module, name, lambda _: blocks)
-    check(11, 32, 5, True, device, torch.float32)
+    check(11, 32, 5, True, fused, torch.float32)
 
 
-def test_chunks_of_atoms(device, dtype, monkeypatch):
+def test_chunks_of_atoms(fused, dtype, monkeypatch):
     monkeypatch.setattr(edge_rows, "KEPT_BYTES", 0)
     monkeypatch.setattr(edge_rows, "ROWS", 1)  # 16 atoms, the fewest
-    check(37, 16, 5, True, device, dtype)
+    check(37, 16, 5, True, fused, dtype)
 
 
 def test_kept_rows_have_the_same_bits_as_chunks(device, dtype, monkeypatch):
@@ -198,24 +203,27 @@ def test_tf32_is_close(device):
 
 
 @pytest.mark.parametrize("factor", [1e-12, 1e12])
-def test_gradients_of_any_size_are_exact(factor, device):
+def test_gradients_of_any_size_are_exact(factor, family):
+    operator, device = family
     grad, y, direct, *others = backward_inputs(5, 32, 5, False)
     inputs = grad * factor, y, 0 * direct, *others
-    functions = gradients(operator), gradients(reference, halves=False)
+    functions = gradients(operator, **family.options()), gradients(reference, **PLAIN)
     assert_matches(*functions, inputs, device, torch.float32, 1)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(family):
+    (operator, device), options = family, family.options()
     n_atoms = LARGE[device == "cuda"]
     inputs = forward_inputs(n_atoms, 32, 5)
-    assert_repeats(messages(operator), inputs, device, torch.float32)
+    assert_repeats(messages(operator, **options), inputs, device, torch.float32)
     inputs = backward_inputs(n_atoms, 32, 5, True)
-    assert_repeats(gradients(operator), inputs, device, torch.float32)
+    assert_repeats(gradients(operator, **options), inputs, device, torch.float32)
 
 
-def test_isolated_atoms_hear_of_themselves_alone(device):
+def test_isolated_atoms_hear_of_themselves_alone(family):
+    (operator, device), options = family, family.options()
     y, terms, parts, edges = forward_inputs(5, 32, 5)
-    found = messages(operator)(*moved((y, terms, parts, edges), device, torch.float64))
+    found = messages(operator, **options)(*moved((y, terms, parts, edges), device, torch.float64))
     nothing = torch.zeros(1).int()
     alone = Edges(nothing, nothing, *(field[..., :0] for field in edges[2:]))
     expected = messages(reference)(y[:, -1:], terms[:, -1:], parts, alone)
@@ -233,14 +241,19 @@ def test_missing_opposites_lead_nowhere(device, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 63])
-def test_charges(size, device, dtype):
-    edges = random_edges(size, "rows", 40)
+def test_charges(size, family, dtype):
+    operator, device = family
     inputs = numbers(size, 2 * Q)[:, Q:], weights(32)
 
     def terms(module):
         return lambda charges, parts: module.charge_terms(charges, network(parts, halves=False))
 
-    assert_matches(terms(charge_operator), terms(charge_reference), inputs, device, dtype, 0)
+    assert_matches(terms(operator), terms(reference), inputs, device, dtype, 0)
+
+
+@pytest.mark.parametrize("size", [1, 63])
+def test_gradients_of_charges(size, fused, dtype):
+    edges = random_edges(size, "rows", 40)
 
     def of_charges(module):
         def charge_gradients(grad_sent, by_edge, by_atom, parts, edges, others):
@@ -251,9 +264,9 @@ def test_charges(size, device, dtype):
 
     by_edge, others = numbers(len(edges.senders), Q), numbers(size, 2 * Q)[:, Q:]
     inputs = numbers(size, 32), by_edge, numbers(size, Q), weights(32), edges
-    functions = of_charges(charge_operator), of_charges(charge_reference)
-    assert_matches(*functions, (*inputs, None), device, dtype, 1)
-    assert_matches(*functions, (*inputs, others), device, dtype, 1)
+    functions = of_charges(fused.module), of_charges(reference)
+    assert_matches(*functions, (*inputs, None), fused.device, dtype, 1)
+    assert_matches(*functions, (*inputs, others), fused.device, dtype, 1)
 
 
 @pytest.mark.parametrize("layout", ["csr", "rows"])
@@ -267,7 +280,7 @@ def test_reference_has_the_right_gradients(layout, activation):
     longer = edges._replace(
         fraction=edges.fraction + growth / edges.width, distance=edges.distance + growth
     )
-    terms = charge_reference.charge_terms(charges, plain)
+    terms = reference.charge_terms(charges, plain)
     message, _ = reference.edge_messages(y, terms, plain, longer, reference.edge_rows(longer))
     grad, direct = numbers(2, *y.shape)
     total = (message * grad + y * direct).sum()
@@ -283,7 +296,7 @@ def test_reference_has_the_right_gradients(layout, activation):
     origin = edges.origin[slots].long()
     slope = torch.zeros_like(slope).index_add(0, origin, slope[slots])
     assert_close(found[0], grad_y, 1)
-    found_charges = charge_reference.charge_gradients(*found[1:], plain, edges, None)
+    found_charges = reference.charge_gradients(*found[1:], plain, edges, None)
     assert_close(found_charges, grad_charges, 1)
     assert_close(found_slope[origin], slope[edges.reverse[origin].long()], 1)
     assert_close(added_slope[origin], (earlier + found_slope)[origin], 1)
@@ -324,7 +337,7 @@ def test_reference_follows_torchmd_net(cutoff_lower):
         interval=torch.arange(len(slots)).int(), fraction=torch.zeros_like(edges.fraction)
     )
     plain = network(parts, cutoffs=(cutoff_lower, 1.8), halves=False)
-    terms = charge_reference.charge_terms(charges, plain)
+    terms = reference.charge_terms(charges, plain)
     found, _ = reference.edge_messages(y, terms, plain, at_knots, reference.edge_rows(at_knots))
     assert_close(found, decompose(expected.permute(1, 2, 0, 3)), 0)
 

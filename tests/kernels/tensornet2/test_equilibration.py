@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlff_triton.kernels.tensornet2 import equilibration as operator
 from mlff_triton.kernels.tensornet2.reference import equilibration as reference
 from mlff_triton.testing import assert_close
 from tests.kernels.tensornet2.batches import random_batch
@@ -56,21 +55,24 @@ def gradients(module):
 
 
 @pytest.mark.parametrize(("sizes", "n_charges"), CASES)
-def test_agrees_with_the_reference(sizes, n_charges, device, dtype):
+def test_agrees_with_the_reference(sizes, n_charges, family, dtype):
+    operator, device = family
     forward = inputs(sizes, n_charges)
     assert_matches(charges(operator), charges(reference), forward, device, dtype, 0)
     backward = numbers(sum(sizes), n_charges), *forward
     assert_matches(gradients(operator), gradients(reference), backward, device, dtype, 1)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(family):
+    operator, device = family
     forward = inputs((300, 2, 40), 16)
     assert_repeats(charges(operator), forward, device, torch.float32)
     backward = numbers(342, 16), *forward
     assert_repeats(gradients(operator), backward, device, torch.float32)
 
 
-def test_a_system_has_the_same_bits_alone_and_in_any_order(device):
+def test_a_system_has_the_same_bits_alone_and_in_any_order(family):
+    operator, device = family
     predicted, totals, systems, rank, system_ptr = moved(
         inputs((30, 280), 16), device, torch.float32
     )
