@@ -58,10 +58,14 @@ def _interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide the costs that the user has calibrated."""
+def _empty_cache(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[None]:
+    """Hide the costs that the user has calibrated; keep compiled loops from session to session."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "loops").symlink_to(pytestconfig.cache.mkdir("loops"), target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(cache.FOLDER, str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(cache.FOLDER, str(folder))
         yield
 
 

@@ -38,7 +38,7 @@ def folder() -> Path:
         raise OutputError(message) from error
 
 
-def read(kind: str, key: str) -> bytes | None:
+def read(kind: str, key: str, root: Path | None = None) -> bytes | None:
     """Return what `write` stored under a key, or None.
 
     Parameters
@@ -47,16 +47,18 @@ def read(kind: str, key: str) -> bytes | None:
         Subfolder.
     key : str
         Name of the file.
+    root : Path, optional
+        Another folder than `folder`.
     """
     try:
-        stored = _path(kind, key).read_bytes()
+        stored = _path(kind, key, root).read_bytes()
     except (OSError, OutputError):
         return None
     content = stored[hashlib.sha256().digest_size :]
     return content if stored == _signed(key, content) else None
 
 
-def write(kind: str, key: str, content: bytes) -> None:
+def write(kind: str, key: str, content: bytes, root: Path | None = None) -> None:
     """Store bytes under a key, all at once, and remove the oldest files if there are too many.
 
     Parameters
@@ -65,18 +67,20 @@ def write(kind: str, key: str, content: bytes) -> None:
         As for `read`.
     content : bytes
         At most `LARGEST` bytes; more are not stored.
+    root : Path, optional
+        As for `read`.
     """
     if len(content) > LARGEST:
         return
     with suppress(OSError, OutputError):
-        path = _path(kind, key)
+        path = _path(kind, key, root)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, _signed(key, content))
         _remove_oldest(path.parent)
 
 
-def _path(kind: str, key: str) -> Path:
-    return folder() / kind / key
+def _path(kind: str, key: str, root: Path | None) -> Path:
+    return (root or folder()) / kind / key
 
 
 def _signed(key: str, content: bytes) -> bytes:

@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from mlff_triton._common import availability
+from mlff_triton._common import availability, notice
 from mlff_triton.kernels.common import compilation
 from mlff_triton.kernels.common.compilation import compile_ahead
 from mlff_triton.kernels.ops.irrep_norms import irrep_norms
@@ -263,8 +263,8 @@ def many_threads() -> dict[str, object]:
 def terminal() -> dict[str, object]:
     """Show progress on a terminal at once."""
     with (
-        mock.patch.object(compilation, "QUIET", 0.0),
-        mock.patch.object(compilation, "_is_terminal", return_value=True),
+        mock.patch.object(notice, "QUIET", 0.0),
+        mock.patch.object(notice, "is_terminal", return_value=True),
         mock.patch.object(sys, "stderr") as stderr,
     ):
         found = run()

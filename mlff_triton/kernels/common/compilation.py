@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -26,9 +25,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mlff_triton._common.availability import is_interpreting
+from mlff_triton._common.notice import Notice
 from mlff_triton._common.triton_start import start_triton
-
-QUIET = 1.0  # s before progress is shown
 
 _LOG = logging.getLogger("mlff_triton")
 _LOCK = threading.RLock()  # one function at a time, which may call another one that compiles ahead
@@ -150,27 +148,9 @@ def _report(error: BaseException) -> None:
 
 def _wait(compilations: Collection[Future[Any]]) -> None:
     """Wait until kernels are compiled; show progress."""
-    begin, pending, told = time.monotonic(), set(compilations), ""
-    while pending:
-        pending = wait(pending, timeout=0.1).not_done
-        if time.monotonic() > begin + QUIET:
+    pending = set(compilations)
+    with Notice() as notice:
+        while pending:
+            pending = wait(pending, timeout=0.1).not_done
             done = len(compilations) - len(pending)
-            text = f"compiling kernels for this GPU: {done} of {len(compilations)}"
-            if text != told:
-                _tell(text, first=not told)
-                told = text
-    if told and _is_terminal():
-        sys.stderr.write("\r" + " " * len(told) + "\r")
-
-
-def _tell(text: str, *, first: bool) -> None:
-    """Show a text instead of the last one on a terminal, or else log the first one."""
-    if _is_terminal():
-        sys.stderr.write("\r" + text)
-        sys.stderr.flush()
-    elif first:
-        _LOG.info(text)
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+            notice.show(f"compiling kernels for this GPU: {done} of {len(compilations)}")

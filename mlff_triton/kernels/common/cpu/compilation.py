@@ -6,13 +6,19 @@ threads need no locks, and results do not depend on their number.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
 
-from numba import njit
+from numba import njit, typeof
+from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
+from mlff_triton.kernels.common.cpu.compilers import Task, compile_all
+from mlff_triton.kernels.common.cpu.loop_cache import LoopCache
 from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -20,15 +26,44 @@ FAST = {"reassoc", "contract", "arcp", "nsz"}
 FEWEST = 64
 """Atoms of a range; fewer take less time than to wake a thread."""
 
-Loop = Callable[..., None]
+_LOG = logging.getLogger("mlff_triton")
 
-inlined = njit(fastmath=FAST, error_model="numpy", nogil=True)
+Loop = Callable[..., None]
+Function = Callable[..., Any]
+
+_collected: ContextVar[list[Task] | None] = ContextVar("collected", default=None)
+
+
+def _inlined(**options: Any) -> Callable[[Function], Function]:
+    """Return a decorator of functions that loops call.
+
+    A third of the time to compile is saved by not making them callable from Python, which would
+    crash: tests call ``f.py_func``.
+    """
+    wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return njit(error_model="numpy", nogil=True, **wrappers, **options)  # type: ignore[no-any-return]
+
+
+def _loop(**options: Any) -> Callable[[Loop], Loop]:
+    """Return a decorator of functions ``f(*arrays, first, last)``, see `run`."""
+    compiled = njit(error_model="numpy", nogil=True, **options)
+
+    def decorate(function: Loop) -> Loop:
+        dispatcher: Loop = compiled(function)
+        if isinstance(dispatcher, Dispatcher):  # not if the user has turned Numba's compiler off
+            dispatcher._cache = LoopCache(dispatcher)
+        return dispatcher
+
+    return decorate
+
+
+inlined = _inlined(fastmath=FAST)
 """Decorator of functions that loops call."""
-loop = njit(fastmath=FAST, error_model="numpy", nogil=True, cache=True)
+loop = _loop(fastmath=FAST)
 """Decorator of functions ``f(*arrays, first, last)``, see `run`."""
-exact_inlined = njit(error_model="numpy", nogil=True)
+exact_inlined = _inlined()
 """Decorator as `inlined`, for `exact_loop`."""
-exact_loop = njit(error_model="numpy", nogil=True, cache=True)
+exact_loop = _loop()
 """Decorator as `loop`, of arithmetic that is done as it is written.
 
 So the vectors of opposite edges are opposite to the bit, and results are the same on all CPUs.
@@ -48,6 +83,36 @@ def run(function: Loop, n_atoms: int, *arguments: Any) -> None:
         Arguments of the loop before its range. Tensors on the CPU are passed as arrays.
     """
     arrays = [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
+    tasks = _collected.get()
+    if tasks is not None:
+        if isinstance(function, Dispatcher):
+            tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, n_atoms)))))
+        return
     count = max(1, min(n_threads(), n_atoms // FEWEST))
     bounds = [n_atoms * k // count for k in range(count + 1)]
     in_parallel(function, [(*arrays, *bound) for bound in pairwise(bounds)])
+
+
+def compile_ahead(launch: Callable[[], object]) -> None:
+    """Compile all loops that a function runs, side by side and without running them.
+
+    It raises no error of its own: if anything fails, `run` compiles the loops one by one.
+
+    Parameters
+    ----------
+    launch : callable
+        It is called once, and `run` does nothing in this thread meanwhile. So it must be harmless
+        for any values in the memory that loops would have written.
+    """
+    tasks: list[Task] = []
+    before = _collected.set(tasks)
+    try:
+        launch()
+    except Exception:  # noqa: BLE001 - the same error is raised when loops run, if it matters
+        _LOG.debug("not all loops are compiled ahead", exc_info=True)
+    finally:
+        _collected.reset(before)
+    try:
+        compile_all(tasks, min(n_threads(), os.cpu_count() or 1))
+    except Exception:  # noqa: BLE001 - as above
+        _LOG.debug("not all loops are compiled ahead", exc_info=True)

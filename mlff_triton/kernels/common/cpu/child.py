@@ -1,0 +1,70 @@
+"""Program of a process that compiles loops for another one, until its input ends.
+
+Loops come with the functions that they call. Numba still imports the modules of these, most of
+which import PyTorch, and that would take a second. So PyTorch is missing here, and modules that
+need it are empty.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import BinaryIO
+
+START = f"""
+import pickle, sys
+version, sys.path[:] = pickle.load(sys.stdin.buffer)
+if version == sys.version:
+    from {__name__} import serve
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+"""Code of the process, which has the paths of its parent but none of its modules."""
+
+
+def serve(given: BinaryIO, results: BinaryIO) -> None:
+    """Compile loops, each given with types of its arguments; answer with code, or None."""
+    from numba.core.registry import cpu_target
+    from numba.core.serialize import loads
+
+    from mlff_triton.kernels.common.cpu.loop_cache import modules_of, pack
+
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    cpu_target.target_context.refresh()
+    sys.stdout = sys.stderr  # whatever prints must not disturb the results
+    send(results, b"")
+    while (task := receive(given)) is not None:
+        content = None
+        try:
+            loop, types = loads(task)
+            for name in modules_of(loop):
+                _import(name)
+            loop.compile(types)
+            content = pack(loop.overloads[types])
+        except Exception:  # noqa: BLE001, S110 - the parent compiles it, and reports what is wrong
+            pass
+        send(results, content)
+
+
+def _import(name: str) -> None:
+    """Import a module, or make an empty one."""
+    try:
+        import_module(name)
+    except ImportError:
+        sys.modules[name] = ModuleType(name)
+
+
+def send(pipe: BinaryIO, content: bytes | None) -> None:
+    """Write bytes or None, to be read by `receive`."""
+    pickle.dump(content, pipe)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO) -> bytes | None:
+    """Read what `send` wrote; None if the other end is closed."""
+    try:
+        content: bytes | None = pickle.load(pipe)  # noqa: S301 - of our own processes
+    except (EOFError, OSError, pickle.UnpicklingError):
+        return None
+    return content
