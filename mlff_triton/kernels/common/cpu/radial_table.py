@@ -1,42 +1,68 @@
 """Cubic Hermite interpolation in a radial table: see `kernels.common.reference.radial_table`.
 
-Tables are [K + 1, 3, 3, F]: value, slope and secant of three functions at each knot.
+Tables are packed by vectors of channels, see `mlff_triton.kernels.common.cpu.packed`.
 """
 
 from __future__ import annotations
 
 from mlff_triton.kernels.common.cpu.compilation import inlined
+from mlff_triton.kernels.common.cpu.vectors import load_vector
 
 
 @inlined
-def look_up(table, interval, fraction, width, out):
-    """Write the tabulated functions of one edge to ``out`` [3, F]."""
-    number = table.dtype.type
+def weights(fraction, width):
+    """Return the factors of the slope, the secant and the next slope in a value."""
+    number = type(fraction)
     t, u = fraction, number(1) - fraction
-    first = width * t * u * u
-    secant = width * t * t * (number(3) - t - t)
-    last = -width * t * t * u
-    for part in range(3):
-        for f in range(out.shape[1]):
-            out[part, f] = table[interval, 0, part, f] + (
-                first * table[interval, 1, part, f]
-                + secant * table[interval, 2, part, f]
-                + last * table[interval + 1, 1, part, f]
-            )
+    return width * t * u * u, width * t * t * (number(3) - t - t), -width * t * t * u
 
 
 @inlined
-def look_up_slope(table, interval, fraction, out):
-    """Write the derivatives of the tabulated functions of one edge to ``out`` [3, F]."""
-    number = table.dtype.type
+def slope_weights(fraction):
+    """Return the factors of the slope, the secant and the next slope in a derivative."""
+    number = type(fraction)
     t, u = fraction, number(1) - fraction
-    first = u * (u - t - t)
-    secant = number(6) * t * u
-    last = t * (t - u - u)
-    for part in range(3):
-        for f in range(out.shape[1]):
-            out[part, f] = (
-                first * table[interval, 1, part, f]
-                + secant * table[interval, 2, part, f]
-                + last * table[interval + 1, 1, part, f]
-            )
+    return u * (u - t - t), number(6) * t * u, t * (t - u - u)
+
+
+@inlined
+def _knots(table, block, interval, part, lanes):
+    """Return value, slope and secant of a function in an interval, and the slope at its end."""
+    return (
+        load_vector(table, (block, interval, part, 0, 0), lanes),
+        load_vector(table, (block, interval, part, 1, 0), lanes),
+        load_vector(table, (block, interval, part, 2, 0), lanes),
+        load_vector(table, (block, interval + 1, part, 1, 0), lanes),
+    )
+
+
+@inlined
+def look_up(table, block, interval, w, lanes):
+    """Return the three tabulated functions of an edge for a block of channels."""
+    v0, m0, s0, n0 = _knots(table, block, interval, 0, lanes)
+    v1, m1, s1, n1 = _knots(table, block, interval, 1, lanes)
+    v2, m2, s2, n2 = _knots(table, block, interval, 2, lanes)
+    return (
+        v0 + (w[0] * m0 + w[1] * s0 + w[2] * n0),
+        v1 + (w[0] * m1 + w[1] * s1 + w[2] * n1),
+        v2 + (w[0] * m2 + w[1] * s2 + w[2] * n2),
+    )
+
+
+@inlined
+def look_up_both(table, block, interval, w, d, lanes):
+    """Return the three tabulated functions and their derivatives, with weights w and d."""
+    v0, m0, s0, n0 = _knots(table, block, interval, 0, lanes)
+    v1, m1, s1, n1 = _knots(table, block, interval, 1, lanes)
+    v2, m2, s2, n2 = _knots(table, block, interval, 2, lanes)
+    values = (
+        v0 + (w[0] * m0 + w[1] * s0 + w[2] * n0),
+        v1 + (w[0] * m1 + w[1] * s1 + w[2] * n1),
+        v2 + (w[0] * m2 + w[1] * s2 + w[2] * n2),
+    )
+    slopes = (
+        d[0] * m0 + d[1] * s0 + d[2] * n0,
+        d[0] * m1 + d[1] * s1 + d[2] * n1,
+        d[0] * m2 + d[1] * s2 + d[2] * n2,
+    )
+    return values, slopes

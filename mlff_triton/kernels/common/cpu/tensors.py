@@ -1,12 +1,14 @@
 """Algebra of 3x3 tensors as nine numbers, in the loops of this package.
 
-The functions are those of `mlff_triton.kernels.common.reference.tensors`, for one atom and channel:
-components (I, a0, a1, a2, s00, s01, s02, s11, s12), or entries of matrices row by row.
+The functions are those of `mlff_triton.kernels.common.reference.tensors`, for one atom and a
+channel, or a vector of channels: components (I, a0, a1, a2, s00, s01, s02, s11, s12), or entries of
+matrices row by row.
 """
 
 from __future__ import annotations
 
 from mlff_triton.kernels.common.cpu.compilation import inlined
+from mlff_triton.kernels.common.cpu.vectors import load_vector, store_vector
 
 
 @inlined
@@ -37,6 +39,46 @@ def store(x, atom, channel, c):
     x[6, atom, channel] = c[6]
     x[7, atom, channel] = c[7]
     x[8, atom, channel] = c[8]
+
+
+@inlined
+def load_wide(x, atom, channel, lanes):
+    """Return the components of an atom, as vectors of the channels from one on."""
+    return (
+        load_vector(x, (0, atom, channel), lanes),
+        load_vector(x, (1, atom, channel), lanes),
+        load_vector(x, (2, atom, channel), lanes),
+        load_vector(x, (3, atom, channel), lanes),
+        load_vector(x, (4, atom, channel), lanes),
+        load_vector(x, (5, atom, channel), lanes),
+        load_vector(x, (6, atom, channel), lanes),
+        load_vector(x, (7, atom, channel), lanes),
+        load_vector(x, (8, atom, channel), lanes),
+    )
+
+
+@inlined
+def load_parts(x, atom, channel, lanes):
+    """Return the values x[N, 3, F] of an atom's three parts, as vectors of channels."""
+    return (
+        load_vector(x, (atom, 0, channel), lanes),
+        load_vector(x, (atom, 1, channel), lanes),
+        load_vector(x, (atom, 2, channel), lanes),
+    )
+
+
+@inlined
+def store_wide(x, atom, channel, c):
+    """Write the components of an atom, which are vectors of the channels from one on."""
+    store_vector(x, (0, atom, channel), c[0])
+    store_vector(x, (1, atom, channel), c[1])
+    store_vector(x, (2, atom, channel), c[2])
+    store_vector(x, (3, atom, channel), c[3])
+    store_vector(x, (4, atom, channel), c[4])
+    store_vector(x, (5, atom, channel), c[5])
+    store_vector(x, (6, atom, channel), c[6])
+    store_vector(x, (7, atom, channel), c[7])
+    store_vector(x, (8, atom, channel), c[8])
 
 
 @inlined
@@ -84,6 +126,16 @@ def add(b, c):
         b[6] + c[6],
         b[7] + c[7],
         b[8] + c[8],
+    )
+
+
+@inlined
+def dot_parts(b, c):
+    """Return the sums of products of components, one per part."""
+    return (
+        b[0] * c[0],
+        b[1] * c[1] + b[2] * c[2] + b[3] * c[3],
+        b[4] * c[4] + b[5] * c[5] + b[6] * c[6] + b[7] * c[7] + b[8] * c[8],
     )
 
 

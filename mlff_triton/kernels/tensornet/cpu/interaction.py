@@ -1,4 +1,4 @@
-"""Linear maps of the three parts, by PyTorch, and the operations that follow them.
+"""Linear maps of the three parts, and the operations that follow them.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.reference.interaction`.
 """
@@ -8,38 +8,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import loop, run
+from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
+from mlff_triton.kernels.common.cpu.linear import map_rows
+from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
     compose,
     compose_adjoint,
     decompose,
     decompose_adjoint,
+    dot_parts,
     half_norm_gradients,
-    load,
+    load_parts,
+    load_wide,
     matmul,
     norm,
     normalize_backward,
     scale,
     scale_parts,
     square_backward,
-    store,
+    store_wide,
     transpose,
 )
+from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, store_vector
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.cpu.message_product import GROUPS
 
-PARTS = (slice(1), slice(1, 4), slice(4, 9))
-
 
 def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     """Map each part: [9, N, in] -> [9, N, out]."""
-    w = weight.weight
-    out = x.new_empty(9, x.shape[1], w.shape[1])
-    for k, part in enumerate(PARTS):
-        torch.mm(x[part].flatten(0, 1), w[k].T, out=out[part].flatten(0, 1))
+    w = transposed_weight(weight.weight)
+    out = x.new_empty(9, x.shape[1], w.shape[2])
+    run(map_rows, x.shape[1], x, w, _lanes(out), out)
     return out
+
+
+def _lanes(x: Tensor) -> tuple[int, ...]:
+    """Return the lanes of vectors of the channels of tensors."""
+    return lanes_of(x.shape[-1], x.element_size())
 
 
 def embed(
@@ -48,7 +55,7 @@ def embed(
     """Map and scale each part, and normalize the tensors."""
     mapped = linear(x, weight)
     out, inverse = torch.empty_like(mapped), torch.empty_like(mapped[0])
-    run(_scale_normalize, x.shape[1], mapped, activate(scales, activation), out, inverse)
+    run(_scale_normalize, x.shape[1], mapped, activate(scales, activation), _lanes(x), out, inverse)
     return mapped, out, inverse
 
 
@@ -58,7 +65,7 @@ def update(
     """Update tensors to ``X + D + (1 + 0.1 q) D D`` with ``D = W P``."""
     delta = linear(p, weight)
     out, inverse = torch.empty_like(delta), torch.empty_like(delta[0])
-    run(_update, p.shape[1], delta, x, charge_factor, normalize, out, inverse)
+    run(_update, p.shape[1], delta, x, charge_factor, normalize, _lanes(x), out, inverse)
     return delta, out, inverse
 
 
@@ -73,7 +80,7 @@ def product_backward(
     """Compute the gradients of both factors of the product, given those of D."""
     grad = linear(grad_delta, weight)
     grad_y, grad_message = torch.empty_like(grad), torch.empty_like(grad)
-    arrays = grad, y, message, charge_factor, GROUPS[group], grad_y, grad_message
+    arrays = grad, y, message, charge_factor, GROUPS[group], _lanes(y), grad_y, grad_message
     run(_product_bwd, message.shape[1], *arrays)
     return grad_y, grad_message
 
@@ -90,7 +97,8 @@ def update_backward(
     """Compute the gradients of a layer's input, and of the D of the layer before."""
     grad = linear(grad_y, weight)
     grad_delta = torch.empty_like(grad)
-    run(_update_bwd, x.shape[1], grad, residual, x, inverse, delta, charge_factor, grad_delta)
+    arrays = grad, residual, x, inverse, delta, charge_factor, _lanes(x), grad_delta
+    run(_update_bwd, x.shape[1], *arrays)
     return grad, grad_delta
 
 
@@ -108,116 +116,107 @@ def embed_backward(
     grad = linear(grad_y, weight)
     sums = torch.empty_like(scales)
     factors = activate(scales, activation)
-    run(_embed_bwd, x.shape[1], grad, residual, x, inverse, mapped, factors, sums)
+    arrays = grad, residual, x, inverse, mapped, factors, _lanes(x), sums
+    run(_embed_bwd, x.shape[1], *arrays)
     return grad, sums.mul_(activate_derivative(scales, activation))
 
 
 def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:
     """Compute the gradients of the sums over neighbors, through their map and norms."""
     out = linear(grad, weight)
-    run(_add_norm_gradients, x.shape[1], x, grad_norm, out)
+    run(_add_norm_gradients, x.shape[1], x, grad_norm, _lanes(x), out)
     return out
 
 
 @loop
-def _scale_normalize(mapped, factors, out, inverse, first, last):
+def _scale_normalize(mapped, factors, lanes, out, inverse, first, last):
     one = mapped.dtype.type(1)
     for i in range(first, last):
-        for f in range(mapped.shape[2]):
-            parts = factors[i, 0, f], factors[i, 1, f], factors[i, 2, f]
-            found = scale_parts(parts, load(mapped, i, f))
-            inverse[i, f] = one / (norm(found) + one)
-            store(out, i, f, scale(inverse[i, f], found))
+        for f in range(0, mapped.shape[2], len(lanes)):
+            m = load_wide(mapped, i, f, lanes)
+            found = scale_parts(load_parts(factors, i, f, lanes), m)
+            shrink = one / (norm(found) + one)
+            store_vector(inverse, (i, f), shrink)
+            store_wide(out, i, f, scale(shrink, found))
 
 
 @loop
-def _update(delta, x, charge_factor, normalize, out, inverse, first, last):
-    number = delta.dtype.type
-    one, half = number(1), number(0.5)
+def _update(delta, x, charge_factor, normalize, lanes, out, inverse, first, last):
+    one, half = delta.dtype.type(1), delta.dtype.type(0.5)
     for i in range(first, last):
         charge = charge_factor[i]
-        for f in range(delta.shape[2]):
-            d = load(delta, i, f)
+        for f in range(0, delta.shape[2], len(lanes)):
+            d = load_wide(delta, i, f, lanes)
             full = compose(d)
             square = scale(charge, decompose(matmul(full, full), half))
-            found = add(load(x, i, f), add(d, square))
-            found_inverse = one / (norm(found) + one)
-            inverse[i, f] = found_inverse
-            store(out, i, f, scale(found_inverse if normalize else one, found))
+            found = add(load_wide(x, i, f, lanes), add(d, square))
+            shrink = one / (norm(found) + one)
+            store_vector(inverse, (i, f), shrink)
+            store_wide(out, i, f, scale(shrink, found) if normalize else found)
 
 
 @loop
-def _product_bwd(grad, y, message, charge_factor, group, grad_y, grad_message, first, last):
-    number = grad.dtype.type
-    one, half = number(1), number(0.5)
+def _product_bwd(grad, y, message, charge_factor, group, lanes, grad_y, grad_message, first, last):
+    one, two, half = grad.dtype.type(1), grad.dtype.type(2), grad.dtype.type(0.5)
     for i in range(first, last):
-        factor = charge_factor[i] if group == 2 else number(2)
-        for f in range(grad.shape[2]):
-            a, b = compose(load(y, i, f)), compose(load(message, i, f))
-            at, bt = transpose(a), transpose(b)
-            product = matmul(a, b)
+        factor = charge_factor[i] if group == 2 else two
+        for f in range(0, grad.shape[2], len(lanes)):
+            a = compose(load_wide(y, i, f, lanes))
+            b = compose(load_wide(message, i, f, lanes))
+            full = matmul(a, b)
             if group == 2:
-                product = add(product, matmul(b, a))
-            found = scale(factor, decompose(product, half))
+                full = add(full, matmul(b, a))
+            found = scale(factor, decompose(full, half))
             inverse = one / (norm(found) + one)
-            inner = scale(factor, normalize_backward(load(grad, i, f), found, inverse))
-            g = decompose_adjoint(inner, half)
+            inner = normalize_backward(load_wide(grad, i, f, lanes), found, inverse)
+            g = decompose_adjoint(scale(factor, inner), half)
+            at, bt = transpose(a), transpose(b)
             grad_a, grad_b = matmul(g, bt), matmul(at, g)
             if group == 2:
                 grad_a, grad_b = add(grad_a, matmul(bt, g)), add(grad_b, matmul(g, at))
-            store(grad_y, i, f, compose_adjoint(grad_a))
-            store(grad_message, i, f, compose_adjoint(grad_b))
+            store_wide(grad_y, i, f, compose_adjoint(grad_a))
+            store_wide(grad_message, i, f, compose_adjoint(grad_b))
+
+
+@inlined
+def _input_gradient(grad, residual, x, inverse, i, f, lanes):
+    """Return the gradient of a layer's input before normalization."""
+    found = load_wide(grad, i, f, lanes)
+    if i < residual.shape[1]:
+        found = add(found, load_wide(residual, i, f, lanes))
+    shrink = load_vector(inverse, (i, f), lanes)
+    grown = scale(grad.dtype.type(1) / shrink, load_wide(x, i, f, lanes))
+    return normalize_backward(found, grown, shrink)
 
 
 @loop
-def _update_bwd(grad, residual, x, inverse, delta, charge_factor, grad_delta, first, last):
+def _update_bwd(grad, residual, x, inverse, delta, charge_factor, lanes, grad_delta, first, last):
     half = grad.dtype.type(0.5)
     for i in range(first, last):
         charge = charge_factor[i]
-        has_residual = i < residual.shape[1]
-        for f in range(grad.shape[2]):
-            found = load(grad, i, f)
-            if has_residual:
-                found = add(found, load(residual, i, f))
-            scaled = inverse[i, f]
-            found = normalize_backward(
-                found, scale(grad.dtype.type(1) / scaled, load(x, i, f)), scaled
-            )
-            store(grad, i, f, found)
-            square = square_backward(found, load(delta, i, f), half)
-            store(grad_delta, i, f, add(found, scale(charge, square)))
+        for f in range(0, grad.shape[2], len(lanes)):
+            found = _input_gradient(grad, residual, x, inverse, i, f, lanes)
+            store_wide(grad, i, f, found)
+            square = square_backward(found, load_wide(delta, i, f, lanes), half)
+            store_wide(grad_delta, i, f, add(found, scale(charge, square)))
 
 
 @loop
-def _embed_bwd(grad, residual, x, inverse, mapped, factors, sums, first, last):
+def _embed_bwd(grad, residual, x, inverse, mapped, factors, lanes, sums, first, last):
     for i in range(first, last):
-        has_residual = i < residual.shape[1]
-        for f in range(grad.shape[2]):
-            found = load(grad, i, f)
-            if has_residual:
-                found = add(found, load(residual, i, f))
-            scaled = inverse[i, f]
-            found = normalize_backward(
-                found, scale(grad.dtype.type(1) / scaled, load(x, i, f)), scaled
-            )
-            m = load(mapped, i, f)
-            sums[i, 0, f] = found[0] * m[0]
-            sums[i, 1, f] = found[1] * m[1] + found[2] * m[2] + found[3] * m[3]
-            sums[i, 2, f] = (
-                found[4] * m[4]
-                + found[5] * m[5]
-                + found[6] * m[6]
-                + found[7] * m[7]
-                + found[8] * m[8]
-            )
-            parts = factors[i, 0, f], factors[i, 1, f], factors[i, 2, f]
-            store(grad, i, f, scale_parts(parts, found))
+        for f in range(0, grad.shape[2], len(lanes)):
+            found = _input_gradient(grad, residual, x, inverse, i, f, lanes)
+            products = dot_parts(found, load_wide(mapped, i, f, lanes))
+            store_vector(sums, (i, 0, f), products[0])
+            store_vector(sums, (i, 1, f), products[1])
+            store_vector(sums, (i, 2, f), products[2])
+            store_wide(grad, i, f, scale_parts(load_parts(factors, i, f, lanes), found))
 
 
 @loop
-def _add_norm_gradients(x, grad_norm, out, first, last):
+def _add_norm_gradients(x, grad_norm, lanes, out, first, last):
     for i in range(first, last):
-        for f in range(x.shape[2]):
-            twice = grad_norm[i, f] + grad_norm[i, f]
-            gradients = scale(twice, half_norm_gradients(load(x, i, f)))
-            store(out, i, f, add(load(out, i, f), gradients))
+        for f in range(0, x.shape[2], len(lanes)):
+            g = load_vector(grad_norm, (i, f), lanes)
+            gradients = scale(g + g, half_norm_gradients(load_wide(x, i, f, lanes)))
+            store_wide(out, i, f, add(load_wide(out, i, f, lanes), gradients))

@@ -1,25 +1,41 @@
 """Message passing with factors from a radial table, and tensor products.
 
-Arguments and results are those of `mlff_triton.kernels.tensornet.reference.message_product`.
+Arguments and results are those of `mlff_triton.kernels.tensornet.reference.message_product`. Loops
+over edges take one vector of channels after another, for all receivers, with the tensors of senders
+packed accordingly. So the part of tensors and table that they read stays in the cache of a core.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
-from mlff_triton.kernels.common.cpu.radial_table import look_up, look_up_slope
+from mlff_triton.kernels.common.cpu.packed import packed_table
+from mlff_triton.kernels.common.cpu.radial_table import (
+    look_up,
+    look_up_both,
+    slope_weights,
+    weights,
+)
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
     compose,
     decompose,
-    load,
+    dot_parts,
+    load_wide,
     matmul,
     norm,
     scale,
-    store,
+    scale_parts,
+    store_wide,
+)
+from mlff_triton.kernels.common.cpu.vectors import (
+    lanes_of,
+    load_vector,
+    spread,
+    store_vector,
+    total,
 )
 from mlff_triton.kernels.types.edges import Edges
 
@@ -30,13 +46,13 @@ def message_product(
     y: Tensor, table: Tensor, own: Tensor, edges: Edges, charge_factor: Tensor, group: str
 ) -> tuple[Tensor, Tensor]:
     """Compute messages [9, M, F], and their normalized product with the receiver's tensors."""
-    n_receivers = len(edges.slot_begin)
+    n_receivers, lanes = len(edges.slot_begin), lanes_of(y.shape[2], y.element_size())
     message = y.new_empty(9, n_receivers, y.shape[2])
     product = message if group == "none" else torch.empty_like(message)
     slots = edges.slot_begin, edges.slot_end, edges.senders
     geometry = edges.interval, edges.fraction, edges.width
-    arrays = y, table, own, *slots, *geometry, charge_factor
-    run(_message_product, n_receivers, *arrays, GROUPS[group], message, product)
+    arrays = _packed(y), packed_table(table), own, *slots, *geometry, charge_factor
+    run(_message_product, n_receivers, *arrays, GROUPS[group], lanes, message, product)
     return message, product
 
 
@@ -51,99 +67,110 @@ def message_backward(
     accumulate: bool,
 ) -> Tensor:
     """Compute the gradients [9, N, F] of the tensors sent; ``slope`` gets those of distances."""
-    n_receivers = len(edges.slot_begin)
+    n_receivers, lanes = len(edges.slot_begin), lanes_of(y.shape[2], y.element_size())
     out = grad.new_empty(9, n_receivers, grad.shape[2])
     slots = edges.slot_begin, edges.slot_end, edges.senders, edges.origin
     geometry = edges.interval, edges.fraction, edges.width
-    arrays = grad, y, direct, table, own, *slots, *geometry
-    run(_message_bwd, n_receivers, *arrays, accumulate, slope, out)
+    arrays = _packed(grad), y, direct, packed_table(table), own, *slots, *geometry
+    run(_message_bwd, n_receivers, *arrays, accumulate, lanes, slope, out)
     return out
 
 
+def _packed(x: Tensor) -> Tensor:
+    """Return tensors [9, N, F] packed by vectors of channels, [blocks, N, 9, lanes]."""
+    lanes = lanes_of(x.shape[2], x.element_size())
+    out = x.new_empty(x.shape[2] // len(lanes), x.shape[1], 9, len(lanes))
+    run(_pack, x.shape[1], x, lanes, out)
+    return out
+
+
+@loop
+def _pack(x, lanes, out, first, last):
+    for i in range(first, last):
+        for block in range(out.shape[0]):
+            for c in range(9):
+                values = load_vector(x, (c, i, block * len(lanes)), lanes)
+                store_vector(out, (block, i, c, 0), values)
+
+
 @inlined
-def _add_message(factors, y, sender, sums):
-    """Add the tensors of a sender, times the factors of their parts, to sums [9, F]."""
-    for f in range(sums.shape[1]):
-        sums[0, f] += factors[0, f] * y[0, sender, f]
-    for c in range(1, 4):
-        for f in range(sums.shape[1]):
-            sums[c, f] += factors[1, f] * y[c, sender, f]
-    for c in range(4, 9):
-        for f in range(sums.shape[1]):
-            sums[c, f] += factors[2, f] * y[c, sender, f]
+def _load_packed(x, block, atom, lanes):
+    """Return the components of an atom of packed tensors."""
+    return (
+        load_vector(x, (block, atom, 0, 0), lanes),
+        load_vector(x, (block, atom, 1, 0), lanes),
+        load_vector(x, (block, atom, 2, 0), lanes),
+        load_vector(x, (block, atom, 3, 0), lanes),
+        load_vector(x, (block, atom, 4, 0), lanes),
+        load_vector(x, (block, atom, 5, 0), lanes),
+        load_vector(x, (block, atom, 6, 0), lanes),
+        load_vector(x, (block, atom, 7, 0), lanes),
+        load_vector(x, (block, atom, 8, 0), lanes),
+    )
+
+
+@inlined
+def _own_factors(own, f, lanes):
+    """Return the factors of the edge of an atom to itself."""
+    return (
+        load_vector(own, (0, f), lanes),
+        load_vector(own, (1, f), lanes),
+        load_vector(own, (2, f), lanes),
+    )
 
 
 @loop
 def _message_product(
     y, table, own, slot_begin, slot_end, senders, interval, fraction, width, charge_factor,
-    group, message, product, first, last,
+    group, lanes, message, product, first, last,
 ):  # fmt: skip
-    number, channels = y.dtype.type, y.shape[2]
-    half = number(0.5)
-    factors = np.empty((3, channels), y.dtype)
-    sums = np.empty((9, channels), y.dtype)
-    for i in range(first, last):
-        sums[:] = 0
-        _add_message(own, y, i, sums)
-        for e in range(slot_begin[i], slot_end[i]):
-            if senders[e] < y.shape[1]:
-                look_up(table, interval[e], fraction[e], width[e], factors)
-                _add_message(factors, y, senders[e], sums)
-        message[:, i] = sums
-        if group == 0:
-            continue
-        charge = charge_factor[i]
-        for f in range(channels):
-            a, b = compose(load(y, i, f)), compose(load(message, i, f))
-            if group == 2:
-                both = add(matmul(a, b), matmul(b, a))
-                found = scale(charge, decompose(both, half))
-            else:
-                both = matmul(a, b)
-                found = decompose(add(both, both), half)
-            store(product, i, f, scale(number(1) / (norm(found) + number(1)), found))
+    one, two, half = y.dtype.type(1), y.dtype.type(2), y.dtype.type(0.5)
+    for block in range(y.shape[0]):
+        f = block * len(lanes)
+        for i in range(first, last):
+            own_y = _load_packed(y, block, i, lanes)
+            sums = scale_parts(_own_factors(own, f, lanes), own_y)
+            for e in range(slot_begin[i], slot_end[i]):
+                j = senders[e]
+                if j < y.shape[1]:
+                    w = weights(fraction[e], width[e])
+                    factors = look_up(table, block, interval[e], w, lanes)
+                    sums = add(sums, scale_parts(factors, _load_packed(y, block, j, lanes)))
+            store_wide(message, i, f, sums)
+            if group != 0:
+                a, b = compose(own_y), compose(sums)
+                full, factor = matmul(a, b), two
+                if group == 2:
+                    full, factor = add(full, matmul(b, a)), charge_factor[i]
+                found = scale(factor, decompose(full, half))
+                store_wide(product, i, f, scale(one / (norm(found) + one), found))
 
 
 @loop
 def _message_bwd(
     grad, y, direct, table, own, slot_begin, slot_end, senders, origin,
-    interval, fraction, width, accumulate, slope, out, first, last,
+    interval, fraction, width, accumulate, lanes, slope, out, first, last,
 ):  # fmt: skip
-    number, channels = y.dtype.type, y.shape[2]
-    factors = np.empty((3, channels), y.dtype)
-    slopes = np.empty((3, channels), y.dtype)
-    sums = np.empty((9, channels), y.dtype)
-    for i in range(first, last):
-        sums[:] = 0
-        if i < grad.shape[1]:
-            _add_message(own, grad, i, sums)
-            sums += direct[:, i]
-        for e in range(slot_begin[i], slot_end[i]):
-            j = senders[e]
-            if j >= grad.shape[1]:
-                continue
-            look_up(table, interval[e], fraction[e], width[e], factors)
-            look_up_slope(table, interval[e], fraction[e], slopes)
-            _add_message(factors, grad, j, sums)
-            found = number(0)
-            for f in range(channels):
-                found += (
-                    slopes[0, f] * grad[0, j, f] * y[0, i, f]
-                    + slopes[1, f]
-                    * (
-                        grad[1, j, f] * y[1, i, f]
-                        + grad[2, j, f] * y[2, i, f]
-                        + grad[3, j, f] * y[3, i, f]
+    zero = spread(y.dtype.type(0), lanes)
+    for block in range(grad.shape[0]):
+        f = block * len(lanes)
+        for i in range(first, last):
+            own_y = load_wide(y, i, f, lanes)
+            sums = zero, zero, zero, zero, zero, zero, zero, zero, zero
+            if i < grad.shape[1]:
+                sums = scale_parts(_own_factors(own, f, lanes), _load_packed(grad, block, i, lanes))
+                sums = add(sums, load_wide(direct, i, f, lanes))
+            for e in range(slot_begin[i], slot_end[i]):
+                j = senders[e]
+                if j < grad.shape[1]:
+                    w, d = weights(fraction[e], width[e]), slope_weights(fraction[e])
+                    factors, slopes = look_up_both(table, block, interval[e], w, d, lanes)
+                    received = _load_packed(grad, block, j, lanes)
+                    sums = add(sums, scale_parts(factors, received))
+                    products = dot_parts(received, own_y)
+                    found = total(
+                        slopes[0] * products[0] + slopes[1] * products[1] + slopes[2] * products[2]
                     )
-                    + slopes[2, f]
-                    * (
-                        grad[4, j, f] * y[4, i, f]
-                        + grad[5, j, f] * y[5, i, f]
-                        + grad[6, j, f] * y[6, i, f]
-                        + grad[7, j, f] * y[7, i, f]
-                        + grad[8, j, f] * y[8, i, f]
-                    )
-                )
-            k = origin[e]
-            slope[k] = slope[k] + found if accumulate else found
-        out[:, i] = sums
+                    k = origin[e]
+                    slope[k] = slope[k] + found if accumulate or block > 0 else found
+            store_wide(out, i, f, sums)

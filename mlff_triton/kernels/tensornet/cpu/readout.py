@@ -11,13 +11,16 @@ from torch import Tensor
 from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
+    dot_parts,
     half_norm_gradients,
-    load,
+    load_parts,
+    load_wide,
     scale,
     scale_parts,
     square_backward,
-    store,
+    store_wide,
 )
+from mlff_triton.kernels.common.cpu.vectors import lanes_of, store_vector
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.reference.scalar_network import (
     normalize_rows,
@@ -42,7 +45,8 @@ def readout_backward(
     """Compute the gradients of the last tensors, and of the D that the last layer added."""
     factors = normalize_rows_backward((grad @ weight.weight.T) * gain, _invariants(x))
     grad_x, grad_delta = torch.empty_like(x), torch.empty_like(x)
-    arrays = factors.unflatten(1, (3, -1)), x, delta, charge_factor, grad_x, grad_delta
+    lanes = lanes_of(x.shape[2], x.element_size())
+    arrays = factors.unflatten(1, (3, -1)), x, delta, charge_factor, lanes, grad_x, grad_delta
     run(_readout_bwd, x.shape[1], *arrays)
     return grad_x, grad_delta
 
@@ -50,30 +54,30 @@ def readout_backward(
 def _invariants(x: Tensor) -> Tensor:
     """Return the squared norms of the parts: [9, N, F] -> [N, 3 F]."""
     out = x.new_empty(x.shape[1], 3, x.shape[2])
-    run(_part_norms, x.shape[1], x, out)
+    run(_part_norms, x.shape[1], x, lanes_of(x.shape[2], x.element_size()), out)
     return out.flatten(1)
 
 
 @loop
-def _part_norms(x, out, first, last):
+def _part_norms(x, lanes, out, first, last):
     for i in range(first, last):
-        for f in range(x.shape[2]):
-            c = load(x, i, f)
-            g = half_norm_gradients(c)
-            out[i, 0, f] = c[0] * g[0]
-            out[i, 1, f] = c[1] * g[1] + c[2] * g[2] + c[3] * g[3]
-            out[i, 2, f] = c[4] * g[4] + c[5] * g[5] + c[6] * g[6] + c[7] * g[7] + c[8] * g[8]
+        for f in range(0, x.shape[2], len(lanes)):
+            c = load_wide(x, i, f, lanes)
+            norms = dot_parts(c, half_norm_gradients(c))
+            store_vector(out, (i, 0, f), norms[0])
+            store_vector(out, (i, 1, f), norms[1])
+            store_vector(out, (i, 2, f), norms[2])
 
 
 @loop
-def _readout_bwd(factors, x, delta, charge_factor, grad_x, grad_delta, first, last):
+def _readout_bwd(factors, x, delta, charge_factor, lanes, grad_x, grad_delta, first, last):
     half = x.dtype.type(0.5)
     for i in range(first, last):
         charge = charge_factor[i]
-        for f in range(x.shape[2]):
-            parts = factors[i, 0, f], factors[i, 1, f], factors[i, 2, f]
-            found = scale_parts(parts, half_norm_gradients(load(x, i, f)))
+        for f in range(0, x.shape[2], len(lanes)):
+            gradients = half_norm_gradients(load_wide(x, i, f, lanes))
+            found = scale_parts(load_parts(factors, i, f, lanes), gradients)
             found = add(found, found)
-            store(grad_x, i, f, found)
-            square = square_backward(found, load(delta, i, f), half)
-            store(grad_delta, i, f, add(found, scale(charge, square)))
+            store_wide(grad_x, i, f, found)
+            square = square_backward(found, load_wide(delta, i, f, lanes), half)
+            store_wide(grad_delta, i, f, add(found, scale(charge, square)))

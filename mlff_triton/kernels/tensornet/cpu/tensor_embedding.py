@@ -5,13 +5,25 @@ Arguments and results are those of `mlff_triton.kernels.tensornet.tensor_embeddi
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import loop, run
-from mlff_triton.kernels.common.cpu.radial_table import look_up, look_up_slope
-from mlff_triton.kernels.common.cpu.tensors import load, norm
+from mlff_triton.kernels.common.cpu.packed import packed_table
+from mlff_triton.kernels.common.cpu.radial_table import (
+    look_up,
+    look_up_both,
+    slope_weights,
+    weights,
+)
+from mlff_triton.kernels.common.cpu.tensors import load_wide, norm, store_wide
+from mlff_triton.kernels.common.cpu.vectors import (
+    lanes_of,
+    load_vector,
+    spread,
+    store_vector,
+    total,
+)
 from mlff_triton.kernels.types.edges import Edges
 
 
@@ -29,7 +41,9 @@ def tensor_embedding(
     norms = table.new_empty(n_atoms, table.shape[-1])
     geometry = edges.interval, edges.fraction, edges.width, edges.direction
     slots = edges.slot_begin, edges.slot_end, edges.senders
-    run(_embed, n_atoms, species, receiver, sender, table, own, *slots, *geometry, x, norms)
+    lanes = lanes_of(table.shape[-1], table.element_size())
+    elements = species, receiver, sender, packed_table(table), own
+    run(_embed, n_atoms, *elements, *slots, *geometry, lanes, x, norms)
     return x, norms
 
 
@@ -47,89 +61,80 @@ def tensor_embedding_backward(
     given = torch.zeros_like(edges.distance) if slope is None else slope
     geometry = edges.interval, edges.fraction, edges.width, edges.direction, edges.distance
     slots = edges.slot_begin, edges.slot_end, edges.senders, edges.origin
-    elements = species, receiver, sender
-    run(_embed_bwd, len(edges.slot_begin), grad, *elements, table, *slots, *geometry, given, out)
+    lanes = lanes_of(table.shape[-1], table.element_size())
+    arrays = grad, species, receiver, sender, packed_table(table), *slots, *geometry
+    run(_embed_bwd, len(edges.slot_begin), *arrays, given, lanes, out)
     return out
 
 
 @loop
 def _embed(
     species, receiver, sender, table, own, slot_begin, slot_end, senders,
-    interval, fraction, width, direction, x, norms, first, last,
+    interval, fraction, width, direction, lanes, x, norms, first, last,
 ):  # fmt: skip
-    number, channels = table.dtype.type, table.shape[3]
-    factors = np.empty((3, channels), table.dtype)
-    sums = np.empty((9, channels), table.dtype)
-    for i in range(first, last):
-        z = species[i]
-        for f in range(channels):
-            sums[0, f] = (receiver[z, f] + sender[z, f]) * own[f]
-        sums[1:] = 0
-        for e in range(slot_begin[i], slot_end[i]):
-            look_up(table, interval[e], fraction[e], width[e], factors)
-            other = species[senders[e]]
-            u, v, w = direction[0, e], direction[1, e], direction[2, e]
-            third = (u * u + v * v + w * w) / number(3)
-            uu, vv = u * u - third, v * v - third
-            uv, uw, vw = u * v, u * w, v * w
-            for f in range(channels):
-                pair = receiver[z, f] + sender[other, f]
-                vector, tensor = pair * factors[1, f], pair * factors[2, f]
-                sums[0, f] += pair * factors[0, f]
-                sums[1, f] += u * vector
-                sums[2, f] += v * vector
-                sums[3, f] += w * vector
-                sums[4, f] += uu * tensor
-                sums[5, f] += uv * tensor
-                sums[6, f] += uw * tensor
-                sums[7, f] += vv * tensor
-                sums[8, f] += vw * tensor
-        x[:, i] = sums
-        for f in range(channels):
-            norms[i, f] = norm(load(x, i, f))
+    number = table.dtype.type
+    zero = spread(number(0), lanes)
+    for block in range(table.shape[0]):
+        f = block * len(lanes)
+        for i in range(first, last):
+            z = species[i]
+            received = load_vector(receiver, (z, f), lanes)
+            c0 = (received + load_vector(sender, (z, f), lanes)) * load_vector(own, (f,), lanes)
+            c1 = c2 = c3 = c4 = c5 = c6 = c7 = c8 = zero
+            for e in range(slot_begin[i], slot_end[i]):
+                w = weights(fraction[e], width[e])
+                factors = look_up(table, block, interval[e], w, lanes)
+                pair = received + load_vector(sender, (species[senders[e]], f), lanes)
+                vector, tensor = pair * factors[1], pair * factors[2]
+                u, v, t = direction[0, e], direction[1, e], direction[2, e]
+                third = (u * u + v * v + t * t) / number(3)
+                c0 += pair * factors[0]
+                c1 += u * vector
+                c2 += v * vector
+                c3 += t * vector
+                c4 += (u * u - third) * tensor
+                c5 += (u * v) * tensor
+                c6 += (u * t) * tensor
+                c7 += (v * v - third) * tensor
+                c8 += (v * t) * tensor
+            components = c0, c1, c2, c3, c4, c5, c6, c7, c8
+            store_wide(x, i, f, components)
+            store_vector(norms, (i, f), norm(components))
 
 
 @loop
 def _embed_bwd(
     grad, species, receiver, sender, table, slot_begin, slot_end, senders, origin,
-    interval, fraction, width, direction, distance, slope, out, first, last,
+    interval, fraction, width, direction, distance, slope, lanes, out, first, last,
 ):  # fmt: skip
-    number, channels = table.dtype.type, table.shape[3]
-    factors = np.empty((3, channels), table.dtype)
-    slopes = np.empty((3, channels), table.dtype)
+    number = table.dtype.type
+    zero = spread(number(0), lanes)
     for i in range(first, last):
         z = species[i]
         for e in range(slot_begin[i], slot_end[i]):
-            look_up(table, interval[e], fraction[e], width[e], factors)
-            look_up_slope(table, interval[e], fraction[e], slopes)
+            k, w, d = interval[e], weights(fraction[e], width[e]), slope_weights(fraction[e])
+            u, v, t = direction[0, e], direction[1, e], direction[2, e]
+            third = (u * u + v * v + t * t) / number(3)
+            uu, vv, uv, ut, vt = u * u - third, v * v - third, u * v, u * t, v * t
             other = species[senders[e]]
-            u, v, w = direction[0, e], direction[1, e], direction[2, e]
-            third = (u * u + v * v + w * w) / number(3)
-            uu, vv = u * u - third, v * v - third
-            uv, uw, vw = u * v, u * w, v * w
-            radial = a0 = a1 = a2 = s00 = s01 = s02 = s11 = s12 = number(0)
-            for f in range(channels):
-                pair = receiver[z, f] + sender[other, f]
-                _, g1, g2, g3, g4, g5, g6, g7, g8 = load(grad, i, f)
-                vector, tensor = pair * factors[1, f], pair * factors[2, f]
-                radial += pair * (
-                    slopes[0, f] * grad[0, i, f]
-                    + slopes[1, f] * (u * g1 + v * g2 + w * g3)
-                    + slopes[2, f] * (uu * g4 + uv * g5 + uw * g6 + vv * g7 + vw * g8)
+            along = by_u = by_v = by_t = zero
+            for block in range(table.shape[0]):
+                f = block * len(lanes)
+                factors, slopes = look_up_both(table, block, k, w, d, lanes)
+                pair = load_vector(receiver, (z, f), lanes) + load_vector(sender, (other, f), lanes)
+                g0, g1, g2, g3, g4, g5, g6, g7, g8 = load_wide(grad, i, f, lanes)
+                along += pair * (
+                    slopes[0] * g0
+                    + slopes[1] * (u * g1 + v * g2 + t * g3)
+                    + slopes[2] * (uu * g4 + uv * g5 + ut * g6 + vv * g7 + vt * g8)
                 )
-                a0 += vector * g1
-                a1 += vector * g2
-                a2 += vector * g3
-                s00 += tensor * g4
-                s01 += tensor * g5
-                s02 += tensor * g6
-                s11 += tensor * g7
-                s12 += tensor * g8
-            x = a0 + s00 * u + s00 * u + s01 * v + s02 * w
-            y = a1 + s01 * u + s11 * v + s11 * v + s12 * w
-            t = a2 + s02 * u + s12 * v
-            k, inverse = origin[e], number(1) / distance[e]
-            radial += slope[k] - (x * u + y * v + t * w) * inverse
-            out[0, k] = radial * u + x * inverse
-            out[1, k] = radial * v + y * inverse
-            out[2, k] = radial * w + t * inverse
+                vector, tensor = pair * factors[1], pair * factors[2]
+                by_u += vector * g1 + tensor * ((u + u) * g4 + v * g5 + t * g6)
+                by_v += vector * g2 + tensor * (u * g5 + (v + v) * g7 + t * g8)
+                by_t += vector * g3 + tensor * (u * g6 + v * g8)
+            a, b, c = total(by_u), total(by_v), total(by_t)
+            m, inverse = origin[e], number(1) / distance[e]
+            radial = total(along) + slope[m] - (a * u + b * v + c * t) * inverse
+            out[0, m] = radial * u + a * inverse
+            out[1, m] = radial * v + b * inverse
+            out[2, m] = radial * t + c * inverse

@@ -1,0 +1,42 @@
+"""Linear maps of rows, with a fixed order of their sums.
+
+Libraries sum in another order where matrices have few rows, and those of PyTorch are slower here.
+"""
+
+from __future__ import annotations
+
+from mlff_triton.kernels.common.cpu.compilation import loop
+from mlff_triton.kernels.common.cpu.vectors import load_vector, spread, store_vector
+
+
+@loop
+def map_rows(x, weight, lanes, out, first, last):
+    """Map rows x[C, N, in] to out[C, N, out], each part by its own weights [parts, in, out]."""
+    zero = spread(weight.dtype.type(0), lanes)
+    end = last - 1
+    for c in range(x.shape[0]):
+        part = 0 if c == 0 else 1 if c < 4 else 2
+        for i in range(first, last, 8):
+            # the last rows are mapped more than once, to the same values
+            i1, i2, i3 = min(i + 1, end), min(i + 2, end), min(i + 3, end)
+            i4, i5, i6, i7 = min(i + 4, end), min(i + 5, end), min(i + 6, end), min(i + 7, end)
+            for f in range(0, weight.shape[2], len(lanes)):
+                a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero
+                for k in range(weight.shape[1]):
+                    w = load_vector(weight, (part, k, f), lanes)
+                    a0 += x[c, i, k] * w
+                    a1 += x[c, i1, k] * w
+                    a2 += x[c, i2, k] * w
+                    a3 += x[c, i3, k] * w
+                    a4 += x[c, i4, k] * w
+                    a5 += x[c, i5, k] * w
+                    a6 += x[c, i6, k] * w
+                    a7 += x[c, i7, k] * w
+                store_vector(out, (c, i, f), a0)
+                store_vector(out, (c, i1, f), a1)
+                store_vector(out, (c, i2, f), a2)
+                store_vector(out, (c, i3, f), a3)
+                store_vector(out, (c, i4, f), a4)
+                store_vector(out, (c, i5, f), a5)
+                store_vector(out, (c, i6, f), a6)
+                store_vector(out, (c, i7, f), a7)
