@@ -15,6 +15,13 @@ STEMS = sorted(
 BENCHMARKS = "\n".join(path.read_text() for path in (ROOT / "benchmarks").rglob("*.py"))
 LAUNCHES = "\n".join(path.read_text() for path in (ROOT / "tests").glob("support/*launch_cases.py"))
 
+LOOPS = sorted(
+    f"{path.parents[1].name}.{path.stem}"
+    for path in KERNELS.glob("*/cpu/*.py")
+    if path.parents[1].name not in ("common", "neighbors")  # helpers, and lists for CPUs alone
+    if path.stem not in ("__init__", "operators")
+)
+
 PARTS = {  # of another operator, which has their reference and their test
     "alignment.edit_distance": "alignment.alignment",
     "pairs.gated_update": "pairs.attention_update",
@@ -56,6 +63,13 @@ def test_exceptions_are_operators():
 def test_each_operator_has_a_kernel_a_reference_and_a_test(stem):
     family, name = stem.split(".")
     assert (KERNELS / family / f"{name}.py").exists()
+    family, name = PARTS.get(stem, stem).split(".")
+    assert (KERNELS / family / "reference" / f"{name}.py").exists()
+    assert (ROOT / "tests" / "kernels" / family / f"test_{name}.py").exists()
+
+
+@pytest.mark.parametrize("stem", LOOPS)
+def test_each_loop_for_cpus_has_a_reference_and_a_test(stem):
     family, name = PARTS.get(stem, stem).split(".")
     assert (KERNELS / family / "reference" / f"{name}.py").exists()
     assert (ROOT / "tests" / "kernels" / family / f"test_{name}.py").exists()

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,13 @@ def test_kernels_and_references_take_the_same(name):
     assert signature(kernel) == signature(reference)
 
 
-@pytest.mark.parametrize("backend", ["", ".reference"])
-@pytest.mark.parametrize("family", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [
+        *product(PROTOCOLS, ["", ".reference"]),
+        *((path.parents[1].name, ".cpu") for path in KERNELS.glob("*/cpu/operators.py")),
+    ],
+)
 def test_protocols_are_satisfied(family, backend):
     """Mypy also compares types; this test does not depend on it."""
     protocol = getattr(import_module(f"mlff_triton.kernels.{family}.protocol"), PROTOCOLS[family])
