@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.model.prediction import Ensemble
+    from mlff_triton.model.tensornet import TensorNet
 
 ModelOption = Annotated[
     str, typer.Option(help="Checkpoint, or a name that 'mlff-triton models' lists.")
@@ -55,6 +57,15 @@ class _PlainConsole(Console):
             "\n".join(map(printable, x.split("\n"))) if isinstance(x, str) else x for x in objects
         )
         super().print(*plain, **options)
+
+
+def best_backend(model: TensorNet | Ensemble, device: str, dtype: str, calls: int) -> str:
+    """Return the backend for a command that evaluates structures that many times in all."""
+    from mlff_triton._common.devices import find_device, find_dtype
+    from mlff_triton.engine.dispatch import choose
+    from mlff_triton.model.prediction import members_of
+
+    return choose("auto", members_of(model), find_device(device), find_dtype(dtype), calls)
 
 
 def read_one(

@@ -19,6 +19,7 @@ from mlff_triton.cli._shared import (
     ModelOption,
     NoPbcOption,
     OverwriteOption,
+    best_backend,
     check_xyz,
     in_gpa,
     outside,
@@ -59,6 +60,7 @@ def energy(
     from mlff_triton._common.progress import ProgressBar
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.calculators._screening import UNKNOWN, Screening, labeled
+    from mlff_triton.checkpoints import load_model
     from mlff_triton.statics import compute_all, read_frames
 
     if out is not None:
@@ -69,7 +71,9 @@ def energy(
         images += frames
         labels += [(name, k) for k in range(len(frames))]
     set_charge(images, charge)
-    calculator = TensorNetCalculator(model, device=device, dtype=dtype)
+    loaded = load_model(model)
+    backend = best_backend(loaded, device, dtype, len(images))
+    calculator = TensorNetCalculator(loaded, device=device, dtype=dtype, backend=backend)
     names = [f"{name}, frame {k}" for name, k in labels]
     results, remarks, screening = [], [], Screening(calculator.session)
     for atoms, name in zip(images, names, strict=True):

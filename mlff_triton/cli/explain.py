@@ -16,6 +16,10 @@ def explain(
     atoms: Annotated[
         int | None, typer.Option(min=1, help="Number of atoms to predict times for.")
     ] = None,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of evaluations to expect; many by default."),
+    ] = None,
 ) -> None:
     """Explain which backend would run a model on this machine, and why."""
     from mlff_triton._common.devices import find_device, find_dtype
@@ -24,5 +28,5 @@ def explain(
 
     found = find_device(device)
     n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms
-    reasons = dispatch.explain(load_model(model), found, find_dtype(dtype), n_atoms)
+    reasons = dispatch.explain(load_model(model), found, find_dtype(dtype), n_atoms, calls)
     plain_console().print(f"{model} in {dtype} on {found}:\n{reasons}")

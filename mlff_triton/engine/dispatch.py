@@ -11,6 +11,7 @@ from mlff_triton._common.availability import triton_obstacle
 from mlff_triton.engine.costs import Target, known, provenance, typical_edges
 from mlff_triton.engine.host_operators import cpu_obstacle
 from mlff_triton.errors import BackendError
+from mlff_triton.kernels.common.cpu.loop_folder import has_loops
 from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.tensornet import TensorNet
@@ -24,6 +25,11 @@ DTYPES = (torch.float32, torch.float64)
 TYPICAL_ATOMS = 1000
 """Number of atoms for which costs are compared if the system is not known yet, as when an engine is
 made. It is that of a box of water 22 Å wide, or of a small protein."""
+COMPILE_MS = 3000.0
+"""Time in ms to compile the loops for CPUs. It is spent once, as they are then kept on disk."""
+FEW_CALLS = 20
+"""Number of calls that take less time in the exact module than to compile loops for CPUs, where
+costs are not known. At 500 atoms, its call takes 150 ms on two cores."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,18 @@ class Candidate:
         Reason why it cannot serve the model; None if it can.
     ms : float or None
         Time of a step in ms, if known.
+    start_ms : float
+        Time in ms before the first step, to compile what is not compiled yet.
     """
 
     backend: str
     obstacle: str | None
     ms: float | None = None
+    start_ms: float = 0.0
+
+    def total_ms(self, calls: int | None) -> float:
+        """Return the time per call of that many, or of so many that the start does not matter."""
+        return (self.ms or 0.0) + (self.start_ms / calls if calls else 0.0)
 
 
 def candidates(
@@ -52,7 +65,9 @@ def candidates(
     found = []
     for backend in BACKENDS:
         obstacles = [_obstacle(backend, model, device, dtype) for model in models]
-        found.append(Candidate(backend, next((o for o in obstacles if o), None)))
+        obstacle = next((o for o in obstacles if o), None)
+        waits = backend == "cpu" and obstacle is None and not has_loops()
+        found.append(Candidate(backend, obstacle, start_ms=COMPILE_MS if waits else 0.0))
     return found
 
 
@@ -62,11 +77,13 @@ def rank(
     dtype: torch.dtype,
     n_atoms: int = TYPICAL_ATOMS,
     n_edges: float | None = None,
+    calls: int | None = None,
 ) -> list[Candidate]:
     """Return all backends in order of preference.
 
     Backends of known cost are sorted among themselves. The others keep their position in
-    `BACKENDS`, as nothing is known against it.
+    `BACKENDS`, as nothing is known against it, except that loops which have to be compiled come
+    last if only a few calls are expected.
 
     Parameters
     ----------
@@ -80,20 +97,35 @@ def rank(
         Number of atoms.
     n_edges : float, optional
         Number of directed edges; that of water by default.
+    calls : int, optional
+        Number of calls to expect; so many by default that the time to compile does not matter.
     """
     times = _times(models, device, dtype, n_atoms, n_edges)
     found = [
         replace(c, ms=None if c.obstacle else times.get(c.backend))
         for c in candidates(models, device, dtype)
     ]
-    by_cost = iter(sorted((c for c in found if c.ms is not None), key=lambda c: c.ms or 0.0))
+    if calls is not None and calls < FEW_CALLS:
+        found.sort(key=lambda c: c.ms is None and c.start_ms > 0)
+    by_cost = iter(sorted((c for c in found if c.ms is not None), key=lambda c: c.total_ms(calls)))
     return [c if c.ms is None else next(by_cost) for c in found]
 
 
 def choose(
-    backend: str, models: Sequence[TensorNet], device: torch.device, dtype: torch.dtype
+    backend: str,
+    models: Sequence[TensorNet],
+    device: torch.device,
+    dtype: torch.dtype,
+    calls: int | None = None,
 ) -> str:
     """Return the requested backend, or the best one in `rank` for "auto".
+
+    Parameters
+    ----------
+    backend : str
+        "auto", or one of `BACKENDS`.
+    models, device, dtype, calls
+        Same as for `rank`.
 
     Raises
     ------
@@ -101,7 +133,7 @@ def choose(
         If the requested backend is unknown or cannot serve. The message names one that can.
     """
     if backend == "auto":
-        return eligible(rank(models, device, dtype), device)[0]
+        return eligible(rank(models, device, dtype, calls=calls), device)[0]
     ranked = candidates(models, device, dtype)
     asked = next((c for c in ranked if c.backend == backend), None)
     if asked is None:
@@ -125,8 +157,16 @@ def explain(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     n_atoms: int = TYPICAL_ATOMS,
+    calls: int | None = None,
 ) -> str:
     """Describe each backend on a line, in the order of `rank`, and the origin of their times.
+
+    Parameters
+    ----------
+    model : TensorNet or Ensemble
+        The model.
+    device, dtype, n_atoms, calls
+        Same as for `rank`.
 
     Examples
     --------
@@ -136,10 +176,10 @@ def explain(
     """
     members = members_of(model)
     device = torch.device(device)
-    ranked = rank(members, device, dtype, n_atoms)
-    name = choose("auto", members, device, dtype)
+    ranked = rank(members, device, dtype, n_atoms, calls=calls)
+    name = choose("auto", members, device, dtype, calls)
     taken = next(c for c in ranked if c.backend == name)
-    verdicts = {c.backend: _verdict(c, taken) for c in ranked}
+    verdicts = {c.backend: _verdict(c, taken, calls) for c in ranked}
     lines = [f"{backend:<12}  {verdict}" for backend, verdict in verdicts.items()]
     lines += dict.fromkeys(provenance(target) for target in _targets(members, device, dtype))
     if taken.ms is not None:
@@ -147,15 +187,18 @@ def explain(
     return "\n".join(lines)
 
 
-def _verdict(candidate: Candidate, taken: Candidate) -> str:
+def _verdict(candidate: Candidate, taken: Candidate, calls: int | None) -> str:
     if candidate.obstacle:
         return f"no: {candidate.obstacle}"
+    seconds = candidate.start_ms / 1e3
+    start = f", after {seconds:.2g} s to compile it once" if seconds else ""
     if candidate.ms is None or taken.ms is None:
-        return "taken" if candidate == taken else "slower"
-    time = f"{candidate.ms:.3g} ms"
+        few = " for so few calls" if seconds and calls and calls < FEW_CALLS else ""
+        return ("taken" if candidate == taken else f"slower{few}") + start
+    time = f"{candidate.ms:.3g} ms{start}"
     if candidate == taken:
         return f"taken, {time}"
-    if candidate.ms < taken.ms:
+    if candidate.total_ms(calls) < taken.total_ms(calls):
         return f"faster at this size, {time}: ask for backend={candidate.backend!r}"
     return f"slower, {time}"
 

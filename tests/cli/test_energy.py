@@ -10,6 +10,7 @@ import pytest
 from ase.build import molecule
 
 from mlff_triton import TensorNetCalculator
+from mlff_triton.engine import dispatch
 from tests.support.molecule_files import v2000
 
 
@@ -44,6 +45,24 @@ def test_all_frames_of_all_files_are_computed(energy, model):
         assert f"{largest:.4f}" in out
     assert found.get_stress().shape == (6,)
     assert out.endswith("wrote results.extxyz\n")
+
+
+@pytest.mark.parametrize(
+    ("images", "compiled", "backend"), [(1, False, "exact"), (1, True, "cpu"), (20, False, "cpu")]
+)
+def test_a_few_structures_do_not_wait_for_a_compiler(
+    energy, monkeypatch, images, compiled, backend
+):
+    chosen, choose = [], dispatch.choose
+
+    def watch(*given):
+        chosen.append(choose(*given))
+        return chosen[-1]
+
+    monkeypatch.setattr(dispatch, "has_loops", lambda: compiled)
+    monkeypatch.setattr(dispatch, "choose", watch)
+    assert energy(*["ethanol.xyz"] * images)[0] == 0
+    assert set(chosen) == {backend}  # of the command, and of its engine
 
 
 def test_stresses_are_shown_in_gpa(energy):

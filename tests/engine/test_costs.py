@@ -14,7 +14,7 @@ from benchmarks.engine.costs import fitted
 from mlff_triton._common import cache
 from mlff_triton.checkpoints import save_model
 from mlff_triton.cli import main as cli
-from mlff_triton.engine import calibration, costs
+from mlff_triton.engine import calibration, costs, dispatch
 from mlff_triton.engine.calibration import (
     Point,
     droplet,
@@ -63,6 +63,7 @@ def model_of(**changes: object) -> TensorNet:
 def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by tests of kernels
+    monkeypatch.setattr(dispatch, "has_loops", lambda: True)
 
 
 @pytest.fixture
@@ -282,6 +283,32 @@ def test_explain_says_when_another_is_faster_at_this_size():
     assert lines[3] == "torch         taken, 9.1 ms"
     assert choose("auto", [model_of()], CPU, torch.float32) == "torch"
     assert TYPICAL_ATOMS > 89
+
+
+QUICK_LOOPS = Costs(HERE, "2026-01-02", {"cpu": Cost(10, 0, 0, 0), "exact": Cost(40, 0, 0, 0)})
+
+
+@pytest.mark.parametrize(("calls", "taken"), [(1, "exact"), (99, "exact"), (101, "cpu")])
+def test_compiling_pays_after_some_calls(monkeypatch, calls, taken):
+    """Three seconds are lost at first, and 30 ms are won per call."""
+    monkeypatch.setattr(dispatch, "has_loops", lambda: False)
+    keep(QUICK_LOOPS)
+    assert choose("auto", [model_of()], CPU, torch.float32, calls) == taken
+    verdicts = dict(
+        line.split(maxsplit=1) for line in explain(model_of(), calls=calls).splitlines()
+    )
+    loops, exact = "10 ms, after 3 s to compile it once", "40 ms"
+    rank_of = {"cpu": ("taken", "slower"), "exact": ("slower", "taken")}[taken]
+    assert (verdicts["cpu"], verdicts["exact"]) == (
+        f"{rank_of[0]}, {loops}",
+        f"{rank_of[1]}, {exact}",
+    )
+
+
+def test_compiled_loops_are_ranked_by_their_times_alone():
+    keep(QUICK_LOOPS)
+    assert choose("auto", [model_of()], CPU, torch.float32, 1) == "cpu"
+    assert "taken, 10 ms\n" in explain(model_of(), calls=1)
 
 
 def test_shipped_costs_hold_on_their_gpu_alone(device_named):

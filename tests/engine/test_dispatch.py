@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from mlff_triton._common import cache
 from mlff_triton.engine import dispatch
 from mlff_triton.engine.dispatch import BACKENDS, candidates, choose, explain
 from mlff_triton.errors import BackendError
+from mlff_triton.kernels.common.cpu import loop_folder
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 
@@ -33,6 +36,7 @@ def obstacles(
 @pytest.fixture(autouse=True)
 def _not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by tests of kernels
+    monkeypatch.setattr(dispatch, "has_loops", lambda: True)
 
 
 @pytest.fixture
@@ -43,6 +47,11 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "has_loops", lambda: False)
 
 
 @pytest.mark.parametrize("channels", dispatch.CHANNELS)
@@ -179,3 +188,45 @@ def test_explain_says_what_choose_does_under_the_interpreter(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     verdicts = dict(line.split(maxsplit=1) for line in explain(model_of()).splitlines())
     assert verdicts[choose("auto", [model_of()], CPU, torch.float32)] == "taken"
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(
+    ("calls", "taken"), [(1, "exact"), (19, "exact"), (20, "cpu"), (10**9, "cpu"), (None, "cpu")]
+)
+def test_few_calls_do_not_wait_for_a_compiler(calls, taken):
+    model = model_of()
+    assert choose("auto", [model], CPU, torch.float32, calls) == taken
+    verdicts = dict(line.split(maxsplit=1) for line in explain(model, calls=calls).splitlines())
+    start = ", after 3 s to compile it once"
+    if taken == "cpu":
+        assert (verdicts["cpu"], verdicts["exact"]) == ("taken" + start, "slower")
+    else:
+        assert verdicts["cpu"] == "slower for so few calls" + start
+        assert verdicts["exact"] == "taken"
+
+
+def test_few_calls_take_loops_that_are_compiled():
+    assert choose("auto", [model_of()], CPU, torch.float32, 1) == "cpu"
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_what_is_asked_for_is_compiled_for_a_single_call():
+    assert choose("cpu", [model_of()], CPU, torch.float32, 1) == "cpu"
+
+
+def test_ten_thousand_calls_of_models_without_loops_take_the_exact_module():
+    assert choose("auto", [model_of(num_layers=0)], CPU, torch.float32, 10_000) == "exact"
+
+
+@pytest.mark.parametrize("by", [cache.FOLDER, loop_folder.NUMBA_FOLDER])
+def test_compiled_loops_are_found_without_numba(monkeypatch, tmp_path, by):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delenv(cache.FOLDER)
+    monkeypatch.setenv(by, str(tmp_path))
+    assert not loop_folder.has_loops()
+    cache.write(loop_folder.KIND, "one", b"code", loop_folder.root())
+    assert loop_folder.has_loops()
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    os.utime(file, (0, 0))  # older than the package
+    assert not loop_folder.has_loops()

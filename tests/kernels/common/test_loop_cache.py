@@ -15,7 +15,7 @@ import numba
 from numba import types
 
 from mlff_triton._common import cache, notice
-from mlff_triton.kernels.common.cpu import compilation, compilers, loop_cache
+from mlff_triton.kernels.common.cpu import compilation, compilers, loop_cache, loop_folder
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead, run
 
 CONSTANTS = "FACTOR = 2.0\n"
@@ -43,7 +43,7 @@ NAMES = ("changing_loops", "changing_helper", "changing_constants")
 def folder(tmp_path, monkeypatch):
     """Return the cache folder of a test, in which there is nothing."""
     monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
-    return tmp_path / "cache" / loop_cache.KIND
+    return tmp_path / "cache" / loop_folder.KIND
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_options_of_the_compiler_count(load):
 def test_files_with_other_content_are_replaced(load, folder, content):
     result(load())
     (file,) = folder.iterdir()
-    cache.write(loop_cache.KIND, file.name, content)
+    cache.write(loop_folder.KIND, file.name, content)
     repaired, third = load(), load()
     assert [result(repaired), hits(repaired)] == [3, 0]
     assert [result(third), hits(third)] == [3, 1]
@@ -140,7 +140,7 @@ def test_loops_run_where_nothing_can_be_written(load, folder):
 
 def test_the_folder_of_numba_is_respected(load, tmp_path, monkeypatch, folder):
     given = tmp_path / "given"
-    monkeypatch.setenv(loop_cache.NUMBA_FOLDER, str(given))
+    monkeypatch.setenv(loop_folder.NUMBA_FOLDER, str(given))
     result(load())
     assert len(list(folder.iterdir())) == 1  # the package's own folder comes first
     monkeypatch.delenv(cache.FOLDER)

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -26,9 +24,8 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps, loads
 
 from mlff_triton._common import cache
+from mlff_triton.kernels.common.cpu.loop_folder import KIND, root
 
-KIND = "loops"
-NUMBA_FOLDER = "NUMBA_CACHE_DIR"  # environment variable
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype)
 
 
@@ -53,7 +50,7 @@ class LoopCache:
     def holds(self, types: Any, context: Any) -> bool:
         """Return True if `load_overload` will find code for these types of arguments."""
         key = self._key(types, context)
-        content = self._received.get(key) or cache.read(KIND, key, _folder())
+        content = self._received.get(key) or cache.read(KIND, key, root())
         if content is not None:
             self._received[key] = content
         return content is not None
@@ -62,13 +59,13 @@ class LoopCache:
         """Store code from another process."""
         key = self._key(types, context)
         self._received[key] = content
-        cache.write(KIND, key, content, _folder())
+        cache.write(KIND, key, content, root())
 
     def load_overload(self, types: Any, context: Any) -> Any:
         """Return the compiled loop for types of arguments, or None."""
         context.refresh()
         key = self._key(types, context)
-        content = self._received.pop(key, None) or cache.read(KIND, key, _folder())
+        content = self._received.pop(key, None) or cache.read(KIND, key, root())
         if content is None:
             return None
         with suppress(Exception):  # whatever is wrong with it, it is compiled again
@@ -78,7 +75,7 @@ class LoopCache:
     def save_overload(self, types: Any, result: Any) -> None:
         """Store a compiled loop for types of arguments."""
         with suppress(Exception):  # as in `load_overload`
-            cache.write(KIND, self._key(types, result.target_context), pack(result), _folder())
+            cache.write(KIND, self._key(types, result.target_context), pack(result), root())
 
     def enable(self) -> None:
         """Do nothing, as the cache is never off."""
@@ -192,10 +189,3 @@ def _source(name: str) -> str:
         return inspect.getsource(module)
     except OSError:
         return repr(sorted(map(repr, vars(module).items())))
-
-
-def _folder() -> Path | None:
-    """Return the folder that the user has given to Numba, unless there is one for this package."""
-    if cache.FOLDER in os.environ or not os.environ.get(NUMBA_FOLDER):
-        return None
-    return Path(os.environ[NUMBA_FOLDER], "mlff_triton")
