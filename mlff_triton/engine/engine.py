@@ -53,8 +53,9 @@ class Engine:
         Precision of the network. Energies, forces and virials are summed in float64 either way.
     backend : str
         ``"auto"``, or one of `dispatch.BACKENDS`: ``"triton-graph"`` (fused kernels in a CUDA
-        graph), ``"triton"`` (without the graph), ``"torch"`` (the same sequence in plain PyTorch)
-        and ``"exact"`` (the module itself, without tables, differentiated by autograd).
+        graph), ``"triton"`` (without the graph), ``"cpu"`` (the same sequence in loops for CPUs,
+        which Numba compiles), ``"torch"`` (in plain PyTorch) and ``"exact"`` (the module itself,
+        without tables, differentiated by autograd).
     precision : {"exact", "tf32"}
         With "tf32", factors of float32 matrix products are rounded to eleven bits. This is faster,
         and accurate to three digits only.
@@ -81,12 +82,13 @@ class Engine:
     Notes
     -----
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
-    uses atomic additions. Any thread may call; calls wait for one another. Copies and pickles hold
-    the arguments and the model, from which the engine is made again. After a fork, an engine on the
-    CPU works in the child with a single thread, but CUDA does not. Autocast, inference mode,
-    anomaly detection, the default device and the default dtype of a caller change nothing, nor does
-    PyTorch's demand for deterministic algorithms, except that ``"exact"`` on a GPU follows it.
-    Making an engine draws no random numbers. Unlike calculators, an engine does not look for atoms
+    uses atomic additions. With ``"cpu"``, bits do not depend on the number of threads. Any thread
+    may call; calls wait for one another. Copies and pickles hold the arguments and the model, from
+    which the engine is made again. After a fork, an engine on the CPU works in the child with a
+    single thread, but CUDA does not. Autocast, inference mode, anomaly detection, the default
+    device and the default dtype of a caller change nothing, nor does PyTorch's demand for
+    deterministic algorithms, except that ``"exact"`` on a GPU follows it. Making an engine draws no
+    random numbers. Unlike calculators, an engine does not look for atoms
     that are far too close, or for chemistry unknown to the model.
 
     Raises
