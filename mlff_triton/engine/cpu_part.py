@@ -9,7 +9,9 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.cpu_state import CpuModel
 from mlff_triton.engine.host_part import HostPart, systems_of_part
+from mlff_triton.engine.part import PartAtoms
 from mlff_triton.engine.step import evaluate_part
+from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 from mlff_triton.kernels.neighbors.cpu.shells import shells, sort_edges
 from mlff_triton.neighbors.box import Box, FloatArray
 
@@ -28,6 +30,7 @@ class CpuPart(HostPart):
     def __init__(self, model: CpuModel, charge: float) -> None:
         super().__init__(charge, torch.device("cpu"))
         self._model = model
+        self._is_compiled = False
 
     def _prepare(self) -> None:
         n_atoms = len(self._numbers)
@@ -44,6 +47,18 @@ class CpuPart(HostPart):
         self._status = torch.zeros(n_atoms, dtype=torch.int32)
 
     def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
+        if not self._is_compiled:
+            self._is_compiled = True
+            compile_ahead(self._rehearse)
+        return self._compute(positions)
+
+    def _rehearse(self) -> None:
+        """Compute a part of which one atom counts."""
+        sample, part = self._model.sample(), CpuPart(self._model, 0.0)
+        part.set_atoms(PartAtoms(sample.numbers, 1, 2))
+        part._compute(sample.positions)
+
+    def _compute(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
         ops, p = self._model.operators.network, self._model.parameters
         edges = self._neighbors.update(self._batch.with_positions(positions))
         order, rows = shells(edges, self._atoms.n_own, len(p.layers))

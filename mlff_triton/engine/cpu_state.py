@@ -11,6 +11,7 @@ from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charge
 from mlff_triton.engine.cpu_neighbors import CpuNeighbors
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
+from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class CpuModel:
         p = self.parameters
         return CpuNeighbors(p.cutoff, self.skin, p.tables.knots, self.dtype)
 
+    def sample(self) -> Batch:
+        """Return two atoms for which loops can be compiled."""
+        element = self.parameters.config.elements[0]
+        return Batch.of([element, element], [[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+
 
 class CpuState:
     """Steps of batches that mostly follow one another.
@@ -53,6 +59,7 @@ class CpuState:
         self._model = model
         self.neighbors = model.neighbors()
         self._batch: Batch | None = None
+        self._is_compiled = False
 
     def evaluate(self, batch: Batch) -> Outputs:
         """Compute the results of a batch.
@@ -67,6 +74,13 @@ class CpuState:
         UnknownElementError
             If the model was not made for an element.
         """
+        if not self._is_compiled:
+            self._is_compiled = True
+            sample = self._model.sample()
+            compile_ahead(lambda: CpuState(self._model)._compute(sample))
+        return self._compute(batch)
+
+    def _compute(self, batch: Batch) -> Outputs:
         self._set(batch)
         ops, p = self._model.operators, self._model.parameters
         edges = self.neighbors.update(batch)

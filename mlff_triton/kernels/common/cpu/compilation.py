@@ -70,7 +70,7 @@ So the vectors of opposite edges are opposite to the bit, and results are the sa
 """
 
 
-def run(function: Loop, n_atoms: int, *arguments: Any) -> None:
+def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -> None:
     """Run a loop over a number of atoms, with as many threads as PyTorch uses.
 
     Parameters
@@ -81,6 +81,8 @@ def run(function: Loop, n_atoms: int, *arguments: Any) -> None:
         Number of atoms, N.
     *arguments
         Arguments of the loop before its range. Tensors on the CPU are passed as arrays.
+    in_order : bool
+        True for a loop that must run from the first atom to the last, in one thread.
     """
     arrays = [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
     tasks = _collected.get()
@@ -88,7 +90,7 @@ def run(function: Loop, n_atoms: int, *arguments: Any) -> None:
         if isinstance(function, Dispatcher):
             tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, n_atoms)))))
         return
-    count = max(1, min(n_threads(), n_atoms // FEWEST))
+    count = 1 if in_order else max(1, min(n_threads(), n_atoms // FEWEST))
     bounds = [n_atoms * k // count for k in range(count + 1)]
     in_parallel(function, [(*arrays, *bound) for bound in pairwise(bounds)])
 

@@ -36,8 +36,8 @@ class Report(NamedTuple):
 
     @classmethod
     def empty(cls, n_atoms: int) -> Report:
-        """Return a report of atoms, uninitialized."""
-        return cls(np.empty(n_atoms), np.empty(n_atoms))
+        """Return a report of atoms that are alone and have not moved."""
+        return cls(np.full(n_atoms, np.inf), np.full(n_atoms, np.inf))
 
 
 def empty_edges(rows: NeighborRows, dtype: torch.dtype) -> Edges:

@@ -107,7 +107,7 @@ def search(
     system = np.repeat(np.arange(len(cells)), np.diff(system_ptr))
     origins = positions[system_ptr[:-1]]  # far from zero, positions have fewer digits
     bins = _bins(positions - origins[system], system, system_ptr, cells, periodic, radius)
-    counts = np.empty(n_atoms, dtype=np.int64)
+    counts = np.zeros(n_atoms, dtype=np.int64)  # so that `compile_ahead` allocates nothing
     given = system, cells, periodic, *bins, radius * radius
     nothing = np.empty(0, dtype=np.int64)
     integers = np.empty(0, dtype=np.int32)
@@ -119,7 +119,8 @@ def search(
     shifts = np.empty((n_pairs, 3), dtype=np.int32)
     keys = np.empty(n_pairs, dtype=np.int64)
     run(_search, n_atoms, *given, row_ptr, keys, counts, senders, shifts)
-    _find_reverse(row_ptr, senders, row_ptr[:-1].copy(), reverse, 0, n_atoms)
+    cursor = row_ptr[:-1].copy()
+    run(_find_reverse, n_atoms, row_ptr, senders, cursor, reverse, in_order=True)
     return NeighborRows(row_ptr, senders, shifts, reverse)
 
 
