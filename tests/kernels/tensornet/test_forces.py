@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.tensornet import forces as operator
 from mlff_triton.kernels.tensornet.reference import forces as reference
 from mlff_triton.testing import assert_close
 from tests.support.random_inputs import LARGE, moved, numbers, random_edges
@@ -35,27 +34,27 @@ def sums(module, dtype, device):
 @pytest.mark.parametrize("layout", ["csr", "rows"])
 @pytest.mark.parametrize("n_atoms", SIZES)
 @pytest.mark.parametrize("halves", [False, True])
-def test_agrees_with_the_reference(halves, n_atoms, layout, device, dtype):
+def test_agrees_with_the_reference(halves, n_atoms, layout, operator, device, dtype):
     given = inputs(n_atoms, layout)
-    check((*given, halves), device, dtype)
+    check(operator, (*given, halves), device, dtype)
 
 
-@pytest.mark.parametrize("module", [operator, reference])
-def test_adds_to_other_forces(module, device):
+@pytest.mark.parametrize("operator", ["kernels", "loops", "reference"], indirect=True)
+def test_adds_to_other_forces(operator, device):
     given, others = inputs(9, "rows"), (numbers(9, 3), numbers(7, 9))
-    expected = sums(module, torch.float64, device)(*given)
+    expected = sums(operator, torch.float64, device)(*given)
     copies = tuple(other.clone() for other in others)
-    found = sums(module, torch.float64, device)(*given, False, copies)
+    found = sums(operator, torch.float64, device)(*given, False, copies)
     for total, part, other in zip(found, expected, others, strict=True):
         assert_close(total, part.cpu() + other, 1)
 
 
-@pytest.mark.parametrize("module", [operator, reference])
-def test_halves_of_virials(module, device):
+@pytest.mark.parametrize("operator", ["kernels", "loops", "reference"], indirect=True)
+def test_halves_of_virials(operator, device):
     """Both ends of an edge have as much, and the sum is the same."""
     given = grad, edges, *_, order = inputs(9, "rows")
-    _, atoms = sums(module, torch.float64, device)(*given)
-    _, halved = sums(module, torch.float64, device)(*given, True)
+    _, atoms = sums(operator, torch.float64, device)(*given)
+    _, halved = sums(operator, torch.float64, device)(*given, True)
     assert_close(halved.sum(1), atoms.sum(1), 1)
     slots, receivers = edges.live()
     expected = torch.zeros(9).double()
@@ -66,13 +65,13 @@ def test_halves_of_virials(module, device):
     assert_close(halved[1], expected, 1)
 
 
-def test_more_neighbors_than_lanes(device, dtype):
+def test_more_neighbors_than_lanes(operator, device, dtype):
     given = inputs(80, "csr", dense=True)
     assert (given[1].slot_end - given[1].slot_begin).max() > 64
-    check(given, device, dtype)
+    check(operator, given, device, dtype)
 
 
-def check(given, device, dtype):
+def check(operator, given, device, dtype):
     forces, atoms = sums(operator, dtype, device)(*given)
     expected_forces, expected_atoms = sums(reference, torch.float64, "cpu")(*given)
     assert forces.dtype == atoms.dtype == torch.float64
@@ -82,7 +81,7 @@ def check(given, device, dtype):
     assert_close(forces.sum(0), torch.zeros(3), 0, floor=10.0)  # Newton's third law
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(operator, device):
     given = inputs(LARGE[device == "cuda"], "rows")
     runs = [sums(operator, torch.float32, device)(*given) for _ in range(2)]
     for one, other in zip(*runs, strict=True):
@@ -112,7 +111,7 @@ def totals_inputs(counts: list[int], device: str) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("counts", [[1], [5, 0, 37], [1300, 2]])
-def test_totals(counts, device):
+def test_totals(counts, operator, device):
     inputs = atoms, *_ = totals_inputs(counts, device)
     totals = operator.totals(*inputs)
     assert_close(totals, reference.totals(*inputs), 0)
@@ -124,8 +123,8 @@ def test_totals(counts, device):
         assert total[10] == 0
 
 
-@pytest.mark.parametrize("module", [operator, reference])
-def test_totals_name_the_worst_status(module, device):
+@pytest.mark.parametrize("operator", ["kernels", "loops", "reference"], indirect=True)
+def test_totals_name_the_worst_status(operator, device):
     atoms, status, ptr = totals_inputs([2000, 3, 2], device)
     status[7], status[7 + 1024], status[2000] = 1, 2, 4
-    assert module.totals(atoms, status, ptr)[:, 10].tolist() == [2, 4, 0]
+    assert operator.totals(atoms, status, ptr)[:, 10].tolist() == [2, 4, 0]

@@ -8,7 +8,7 @@ from torch.nn import functional
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.common.reference.tensors import inverse_norm, map_parts, scale_parts
 from mlff_triton.kernels.numerics.split import SplitWeight
-from mlff_triton.kernels.tensornet import interaction as operator
+from mlff_triton.kernels.tensornet import interaction as kernels
 from mlff_triton.kernels.tensornet import tile_launch
 from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 from mlff_triton.kernels.tensornet.reference import interaction as reference
@@ -81,35 +81,37 @@ BACKWARD = {
 OPERATORS = FORWARD | BACKWARD
 
 
-def check(name: str, inputs: tuple[object, ...], device: str, dtype: torch.dtype) -> None:
+def check(operator, name: str, inputs: tuple[object, ...], device: str, dtype: torch.dtype) -> None:
     functions = getattr(operator, name), getattr(reference, name)
     assert_matches(*functions, inputs, device, dtype, order=int(name in BACKWARD))
 
 
 @pytest.mark.parametrize(("n_atoms", "channels"), SIZES)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_agrees_with_the_reference(name, n_atoms, channels, device, dtype):
-    check(name, OPERATORS[name](n_atoms, channels), device, dtype)
+def test_agrees_with_the_reference(name, n_atoms, channels, operator, device, dtype):
+    check(operator, name, OPERATORS[name](n_atoms, channels), device, dtype)
 
 
-def test_so3_products(device, dtype):
-    check("product_backward", product_backward_inputs(3, 16, "SO(3)"), device, dtype)
+def test_so3_products(operator, device, dtype):
+    check(operator, "product_backward", product_backward_inputs(3, 16, "SO(3)"), device, dtype)
 
 
 def test_agrees_however_it_is_launched(device, monkeypatch):
-    monkeypatch.setattr(operator, "linear_blocks", lambda _: LinearBlocks(64, 16, 32, 4, 3))
+    monkeypatch.setattr(kernels, "linear_blocks", lambda _: LinearBlocks(64, 16, 32, 4, 3))
     monkeypatch.setattr(tile_launch, "tensor_blocks", lambda _: LinearBlocks(8, 16, 16, 1, 1))
     for name, inputs in OPERATORS.items():
-        check(name, inputs(11, 32), device, torch.float32)
+        check(kernels, name, inputs(11, 32), device, torch.float32)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation, device):
-    check("embed", embed_inputs(3, 16, activation), device, torch.float32)
-    check("embed_backward", embed_backward_inputs(3, 16, activation), device, torch.float32)
+def test_activations(activation, operator, device):
+    check(operator, "embed", embed_inputs(3, 16, activation), device, torch.float32)
+    check(
+        operator, "embed_backward", embed_backward_inputs(3, 16, activation), device, torch.float32
+    )
 
 
-def test_the_last_update_is_not_normalized(device, dtype):
+def test_the_last_update_is_not_normalized(operator, device, dtype):
     *inputs, _ = update_inputs(5, 16)
     assert_matches(
         lambda *t: operator.update(*t, False)[:2],
@@ -122,13 +124,13 @@ def test_the_last_update_is_not_normalized(device, dtype):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_gives_the_same_bits_again(name, device):
+def test_gives_the_same_bits_again(name, operator, device):
     inputs = OPERATORS[name](LARGE[device == "cuda"], 32)
     assert_repeats(getattr(operator, name), inputs, device, torch.float32)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_leaves_its_inputs_alone(name, device):
+def test_leaves_its_inputs_alone(name, operator, device):
     inputs = moved(OPERATORS[name](3, 16), device, torch.float32)
     before = [t.clone() if isinstance(t, Tensor) else t for t in inputs]
     getattr(operator, name)(*inputs)
@@ -233,9 +235,9 @@ def in_part(name: str) -> tuple[tuple[object, ...], tuple[object, ...], int]:
 @pytest.mark.parametrize(
     "name", ["update", "product_backward", "update_backward", "embed_backward"]
 )
-def test_fewer_atoms_in_some_arguments(name, device, dtype):
+def test_fewer_atoms_in_some_arguments(name, operator, device, dtype):
     given, equal, n_rows = in_part(name)
-    check(name, contiguous(given), device, dtype)
+    check(operator, name, contiguous(given), device, dtype)
     found = as_tuple(getattr(reference, name)(*given))
     for one, other in zip(found, as_tuple(getattr(reference, name)(*equal)), strict=True):
         axis = one.shape.index(n_rows)

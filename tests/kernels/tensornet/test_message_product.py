@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.tensors import scale_parts
-from mlff_triton.kernels.tensornet import message_product as operator
+from mlff_triton.kernels.tensornet import message_product as kernels
 from mlff_triton.kernels.tensornet.launch_sizes import MessageBlocks
 from mlff_triton.kernels.tensornet.reference import message_product as reference
 from mlff_triton.testing import assert_close
@@ -61,7 +61,7 @@ def gradients(module):
     return message_backward
 
 
-def check(n_atoms, channels, layout, group, add, device, dtype):
+def check(operator, n_atoms, channels, layout, group, add, device, dtype):
     inputs = forward_inputs(n_atoms, channels, layout, group)
     assert_matches(operator.message_product, reference.message_product, inputs, device, dtype, 0)
     inputs = backward_inputs(n_atoms, channels, layout, add)
@@ -69,18 +69,18 @@ def check(n_atoms, channels, layout, group, add, device, dtype):
 
 
 @pytest.mark.parametrize(("n_atoms", "channels", "layout", "group", "add"), CASES)
-def test_agrees_with_the_reference(n_atoms, channels, layout, group, add, device, dtype):
-    check(n_atoms, channels, layout, group, add, device, dtype)
+def test_agrees_with_the_reference(n_atoms, channels, layout, group, add, operator, device, dtype):
+    check(operator, n_atoms, channels, layout, group, add, device, dtype)
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_agrees_however_it_is_launched(blocks, device, monkeypatch):
     for name in ("message_blocks", "message_backward_blocks"):
-        monkeypatch.setattr(operator, name, lambda _: blocks)
-    check(11, 32, "rows", "O(3)", True, device, torch.float32)
+        monkeypatch.setattr(kernels, name, lambda _: blocks)
+    check(kernels, 11, 32, "rows", "O(3)", True, device, torch.float32)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(operator, device):
     n_atoms = LARGE[device == "cuda"]
     inputs = forward_inputs(n_atoms, 32, "rows", "O(3)")
     assert_repeats(operator.message_product, inputs, device, torch.float32)
@@ -88,7 +88,7 @@ def test_gives_the_same_bits_again(device):
     assert_repeats(gradients(operator), inputs, device, torch.float32)
 
 
-def test_isolated_atoms_hear_of_themselves_alone(device):
+def test_isolated_atoms_hear_of_themselves_alone(operator, device):
     y, _, own, *_ = inputs = forward_inputs(5, 16, "rows", "none")
     message, _ = operator.message_product(*moved(inputs, device, torch.float64))
     assert_close(message[:, -1], scale_parts(own[:, None, :], y)[:, -1], 0)
@@ -117,7 +117,7 @@ def test_reference_has_the_right_gradients(layout):
 
 
 @pytest.mark.parametrize(("n_receivers", "n_senders"), [(4, 7), (7, 11), (3, 11)])
-def test_messages_among_the_first_atoms(n_receivers, n_senders, device, dtype):
+def test_messages_among_the_first_atoms(n_receivers, n_senders, operator, device, dtype):
     """Receivers are some of the atoms, and so are those whose gradients are needed."""
     y, table, own, edges, factors, group = forward_inputs(11, 32, "rows", "O(3)")
     few = y, table, own, edges.of_first(n_receivers), factors, group

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.activations import activate
-from mlff_triton.kernels.tensornet import readout as operator
 from mlff_triton.kernels.tensornet.reference import readout as reference
 from mlff_triton.model import irreps
 from mlff_triton.model.config import TensorNetConfig
@@ -56,7 +55,7 @@ CASES = {
 
 @pytest.mark.parametrize(("n_atoms", "channels"), SIZES)
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_the_reference(name, n_atoms, channels, device, dtype):
+def test_agrees_with_the_reference(name, n_atoms, channels, operator, device, dtype):
     inputs, order = CASES[name]
     functions = getattr(operator, name), getattr(reference, name)
     assert_matches(*functions, inputs(n_atoms, channels), device, dtype, order)
@@ -64,13 +63,13 @@ def test_agrees_with_the_reference(name, n_atoms, channels, device, dtype):
 
 @pytest.mark.parametrize("first", ["none", "tanh"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(first, activation, device):
+def test_activations(first, activation, operator, device):
     functions = operator.scalar_head, reference.scalar_head
     assert_matches(*functions, head_inputs(3, 16, first, activation), device, torch.float32, 1)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gives_the_same_bits_again(name, device):
+def test_gives_the_same_bits_again(name, operator, device):
     inputs = CASES[name][0](LARGE[device == "cuda"], 32)
     assert_repeats(getattr(operator, name), inputs, device, torch.float32)
 
@@ -109,7 +108,7 @@ def test_reference_differentiates_the_scalar_head(first, activation):
 
 
 @pytest.mark.parametrize("first", ["none", "tanh"])
-def test_gated_head_is_the_modules(first, device, dtype):
+def test_gated_head_is_the_modules(first, operator, device, dtype):
     head = GatedHead(TensorNetConfig(elements=(1,), hidden_channels=16)).double()
     hidden = numbers(5, 16).requires_grad_()
     energies = 3.5 * head(activate(hidden, first))

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.charge_parameters import bonded_nuclei
-from mlff_triton.kernels.tensornet import repulsion as operator
 from mlff_triton.kernels.tensornet.reference import repulsion as reference
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
@@ -44,7 +43,9 @@ def outputs(
     return module.repulsion(grad, species, nuclei, Edges(*edges)), grad
 
 
-def check(given: Inputs, device: str, dtype: torch.dtype, ends: Tensor | None = None) -> None:
+def check(
+    operator, given: Inputs, device: str, dtype: torch.dtype, ends: Tensor | None = None
+) -> None:
     energies, grad = outputs(operator, given, device, dtype, ends)
     expected_energies, expected_grad = outputs(reference, given, "cpu", torch.float64, ends)
     assert energies.dtype == torch.float64
@@ -57,34 +58,34 @@ def check(given: Inputs, device: str, dtype: torch.dtype, ends: Tensor | None = 
 
 @pytest.mark.parametrize("layout", ["csr", "rows"])
 @pytest.mark.parametrize("n_atoms", SIZES)
-def test_agrees_with_the_reference(n_atoms, layout, device, dtype):
-    check(inputs(n_atoms, layout), device, dtype)
+def test_agrees_with_the_reference(n_atoms, layout, operator, device, dtype):
+    check(operator, inputs(n_atoms, layout), device, dtype)
 
 
 @pytest.mark.parametrize("layout", ["csr", "rows"])
 @pytest.mark.parametrize("n_atoms", SIZES)
-def test_repulsion_that_ends_at_distances_of_elements(n_atoms, layout, device, dtype):
-    check(inputs(n_atoms, layout), device, dtype, ENDS)
+def test_repulsion_that_ends_at_distances_of_elements(n_atoms, layout, operator, device, dtype):
+    check(operator, inputs(n_atoms, layout), device, dtype, ENDS)
 
 
-def test_more_neighbors_than_lanes(device, dtype):
+def test_more_neighbors_than_lanes(operator, device, dtype):
     given = inputs(80, "csr", neighbors=320)
     edges = given[-1]
     assert (edges.slot_end - edges.slot_begin).max() > 64
-    check(given, device, dtype)
+    check(operator, given, device, dtype)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(operator, device):
     given = inputs(LARGE[device == "cuda"], "csr")
     runs = [outputs(operator, given, device, torch.float32) for _ in range(2)]
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("module", [operator, reference])
-def test_only_edges_within_the_cutoff_change(module, device):
+@pytest.mark.parametrize("operator", ["kernels", "loops", "reference"], indirect=True)
+def test_only_edges_within_the_cutoff_change(operator, device):
     grad, species, edges = given = inputs(37, "csr")
-    _, found = outputs(module, given, device, torch.float64)
+    _, found = outputs(operator, given, device, torch.float64)
     changed = (found.cpu() != grad).any(0)
     charges = torch.tensor(CHARGES)[species.long()]
     slots, receivers = edges.live()
@@ -145,10 +146,10 @@ def test_charges_are_atomic_numbers_unless_they_are_given():
     assert nuclei_of(TensorNetConfig(CONFIG.elements), cpu) == []
 
 
-def test_first_atoms_only(device, dtype):
+def test_first_atoms_only(operator, device, dtype):
     grad, species, edges = inputs(11, "rows")
     given = grad, species, edges.of_first(4)
-    check(given, device, dtype)
+    check(operator, given, device, dtype)
     energies, changed = outputs(operator, given, device, torch.float64)
     expected, all_changed = outputs(reference, (grad, species, edges), "cpu", torch.float64)
     assert_close(energies, expected[:4], 0)

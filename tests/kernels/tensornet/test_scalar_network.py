@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.activations import activate
-from mlff_triton.kernels.tensornet import scalar_network as operator
+from mlff_triton.kernels.tensornet import scalar_network as kernels
 from mlff_triton.kernels.tensornet.launch_sizes import LinearBlocks
 from mlff_triton.kernels.tensornet.reference import scalar_network as reference
 from mlff_triton.testing import assert_close
@@ -47,7 +47,7 @@ def backward_inputs(n_atoms: int, channels: int, activation: str = "silu") -> tu
     )
 
 
-def check(n_atoms, channels, device, dtype, activation="silu"):
+def check(operator, n_atoms, channels, device, dtype, activation="silu"):
     functions = operator.scalar_network, reference.scalar_network
     assert_matches(*functions, forward_inputs(n_atoms, channels, activation), device, dtype, 0)
     functions = operator.scalar_network_backward, reference.scalar_network_backward
@@ -55,21 +55,21 @@ def check(n_atoms, channels, device, dtype, activation="silu"):
 
 
 @pytest.mark.parametrize(("n_atoms", "channels"), SIZES)
-def test_agrees_with_the_reference(n_atoms, channels, device, dtype):
-    check(n_atoms, channels, device, dtype)
+def test_agrees_with_the_reference(n_atoms, channels, operator, device, dtype):
+    check(operator, n_atoms, channels, device, dtype)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation, device, dtype):
-    check(3, 16, device, dtype, activation)
+def test_activations(activation, operator, device, dtype):
+    check(operator, 3, 16, device, dtype, activation)
 
 
 def test_agrees_however_it_is_launched(device, monkeypatch):
-    monkeypatch.setattr(operator, "row_blocks", lambda _: LinearBlocks(32, 16, 32, 4, 2))
-    check(37, 32, device, torch.float32)
+    monkeypatch.setattr(kernels, "row_blocks", lambda _: LinearBlocks(32, 16, 32, 4, 2))
+    check(kernels, 37, 32, device, torch.float32)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(operator, device):
     n_atoms = LARGE[device == "cuda"]
     assert_repeats(operator.scalar_network, forward_inputs(n_atoms, 32), device, torch.float32)
     inputs = backward_inputs(n_atoms, 32)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.tensornet import tensor_embedding as operator
+from mlff_triton.kernels.tensornet import tensor_embedding as kernels
 from mlff_triton.kernels.tensornet.launch_sizes import MessageBlocks
 from mlff_triton.kernels.tensornet.reference import tensor_embedding as reference
 from mlff_triton.kernels.types.edges import Edges, Knots
@@ -64,7 +64,7 @@ def gradients(module):
     return tensor_embedding_backward
 
 
-def check(n_atoms, channels, layout, has_slope, device, dtype):
+def check(operator, n_atoms, channels, layout, has_slope, device, dtype):
     inputs = forward_inputs(n_atoms, channels, layout)
     assert_matches(operator.tensor_embedding, reference.tensor_embedding, inputs, device, dtype, 0)
     inputs = backward_inputs(n_atoms, channels, layout, has_slope)
@@ -72,18 +72,18 @@ def check(n_atoms, channels, layout, has_slope, device, dtype):
 
 
 @pytest.mark.parametrize(("n_atoms", "channels", "layout", "has_slope"), CASES)
-def test_agrees_with_the_reference(n_atoms, channels, layout, has_slope, device, dtype):
-    check(n_atoms, channels, layout, has_slope, device, dtype)
+def test_agrees_with_the_reference(n_atoms, channels, layout, has_slope, operator, device, dtype):
+    check(operator, n_atoms, channels, layout, has_slope, device, dtype)
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_agrees_however_it_is_launched(blocks, device, monkeypatch):
     for name in ("embedding_blocks", "embedding_backward_blocks"):
-        monkeypatch.setattr(operator, name, lambda _: blocks)
-    check(11, 32, "rows", True, device, torch.float32)
+        monkeypatch.setattr(kernels, name, lambda _: blocks)
+    check(kernels, 11, 32, "rows", True, device, torch.float32)
 
 
-def test_gives_the_same_bits_again(device):
+def test_gives_the_same_bits_again(operator, device):
     n_atoms = LARGE[device == "cuda"]
     inputs = forward_inputs(n_atoms, 32, "rows")
     assert_repeats(operator.tensor_embedding, inputs, device, torch.float32)
@@ -91,7 +91,7 @@ def test_gives_the_same_bits_again(device):
     assert_repeats(gradients(operator), inputs, device, torch.float32)
 
 
-def test_isolated_atoms_are_isotropic(device):
+def test_isolated_atoms_are_isotropic(operator, device):
     species, receiver, sender, _, own, _ = inputs = forward_inputs(5, 16, "rows")
     x, norm = operator.tensor_embedding(*moved(inputs, device, torch.float64))
     expected = (receiver + sender)[species[-1]] * own
@@ -118,7 +118,7 @@ def test_reference_has_the_right_gradients():
 
 
 @pytest.mark.parametrize("n_receivers", [3, 6])
-def test_first_atoms_only(n_receivers, device, dtype):
+def test_first_atoms_only(n_receivers, operator, device, dtype):
     *others, edges = forward_inputs(11, 32, "rows")
     few = *others, edges.of_first(n_receivers)
     assert_matches(operator.tensor_embedding, reference.tensor_embedding, few, device, dtype, 0)

@@ -91,6 +91,9 @@ def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -
             tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, n_atoms)))))
         return
     count = 1 if in_order else max(1, min(n_threads(), n_atoms // FEWEST))
+    if count == 1:
+        function(*arrays, 0, n_atoms)
+        return
     bounds = [n_atoms * k // count for k in range(count + 1)]
     in_parallel(function, [(*arrays, *bound) for bound in pairwise(bounds)])
 

@@ -1,4 +1,4 @@
-"""Sums over edges at the end of a step: see `mlff_triton.kernels.tensornet.reference.forces`."""
+"""Sums over edges and atoms at the end of a step: see `kernels.tensornet.reference.forces`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,35 @@ def forces(
     arrays = edge_grad, *slots, edges.direction, edges.distance, energies, offsets, order
     run(_forces, n_atoms, *arrays, halves, found, atoms)
     return (found, atoms) if others is None else (others[0] + found, others[1] + atoms)
+
+
+def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
+    """Sum over the atoms of each system to [B, 11]: energy, virial row by row, highest status."""
+    n_systems = len(system_ptr) - 1
+    out = torch.empty(n_systems, 11, dtype=torch.float64)
+    run(_totals, n_systems, atoms, status, system_ptr, out)
+    return out
+
+
+@loop
+def _totals(atoms, status, system_ptr, out, first, last):
+    for system in range(first, last):
+        energy = xx = yy = zz = yz = xz = xy = 0.0
+        worst = 0
+        for i in range(system_ptr[system], system_ptr[system + 1]):
+            energy += atoms[0, i]
+            xx += atoms[1, i]
+            yy += atoms[2, i]
+            zz += atoms[3, i]
+            yz += atoms[4, i]
+            xz += atoms[5, i]
+            xy += atoms[6, i]
+            worst = max(worst, status[i])
+        out[system, 0] = energy
+        out[system, 1], out[system, 2], out[system, 3] = xx, xy, xz
+        out[system, 4], out[system, 5], out[system, 6] = xy, yy, yz
+        out[system, 7], out[system, 8], out[system, 9] = xz, yz, zz
+        out[system, 10] = worst
 
 
 @loop

@@ -1,6 +1,7 @@
 """Operators of a whole step for CPUs."""
 
-from mlff_triton.kernels.tensornet.cpu.forces import forces
+from mlff_triton.kernels.tensornet.cpu.forces import forces, totals
+from mlff_triton.kernels.tensornet.cpu.heads import deep_head, gated_head, scalar_head
 from mlff_triton.kernels.tensornet.cpu.interaction import (
     embed,
     embed_backward,
@@ -12,18 +13,14 @@ from mlff_triton.kernels.tensornet.cpu.interaction import (
 )
 from mlff_triton.kernels.tensornet.cpu.message_product import message_backward, message_product
 from mlff_triton.kernels.tensornet.cpu.readout import readout, readout_backward
+from mlff_triton.kernels.tensornet.cpu.repulsion import repulsion
+from mlff_triton.kernels.tensornet.cpu.scalar_network import (
+    scalar_network,
+    scalar_network_backward,
+)
 from mlff_triton.kernels.tensornet.cpu.tensor_embedding import (
     tensor_embedding,
     tensor_embedding_backward,
-)
-from mlff_triton.kernels.tensornet.reference.operators import (
-    deep_head,
-    gated_head,
-    repulsion,
-    scalar_head,
-    scalar_network,
-    scalar_network_backward,
-    totals,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Invariants of the last tensors and their gradients; small networks are those of the reference.
+"""Invariants of the last tensors, their layer norm and linear map, and gradients.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.reference.readout`.
 """
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import loop, run
+from mlff_triton.kernels.common.cpu.rows import normalize_rows, normalize_rows_backward, over_rows
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
     dot_parts,
@@ -22,16 +23,19 @@ from mlff_triton.kernels.common.cpu.tensors import (
 )
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, store_vector
 from mlff_triton.kernels.numerics.split import SplitWeight
-from mlff_triton.kernels.tensornet.reference.scalar_network import (
-    normalize_rows,
-    normalize_rows_backward,
-)
 
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
     """Normalize and map the invariants of the last tensors: [9, N, F] -> [N, F]."""
-    normalized, _ = normalize_rows(_invariants(x))
-    return torch.addmm(bias, normalized * gain + shift, weight.weight.T)
+    invariants = _invariants(x)
+    out = x.new_empty(len(invariants), len(bias))
+
+    def compute(first: int, last: int) -> None:
+        normalized = normalize_rows(invariants[first:last], gain, shift)
+        torch.addmm(bias, normalized, weight.weight.T, out=out[first:last])
+
+    over_rows(compute, len(out))
+    return out
 
 
 def readout_backward(
@@ -43,7 +47,14 @@ def readout_backward(
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the last tensors, and of the D that the last layer added."""
-    factors = normalize_rows_backward((grad @ weight.weight.T) * gain, _invariants(x))
+    invariants = _invariants(x)
+    factors = torch.empty_like(invariants)
+
+    def compute(first: int, last: int) -> None:
+        given = grad[first:last] @ weight.weight.T
+        factors[first:last] = normalize_rows_backward(given, invariants[first:last], gain)
+
+    over_rows(compute, len(factors))
     grad_x, grad_delta = torch.empty_like(x), torch.empty_like(x)
     lanes = lanes_of(x.shape[2], x.element_size())
     arrays = factors.unflatten(1, (3, -1)), x, delta, charge_factor, lanes, grad_x, grad_delta
