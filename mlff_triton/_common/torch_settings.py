@@ -83,6 +83,18 @@ def kept_random_state() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """Have PyTorch use a number of threads in this context; None leaves it as it is."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _is_new(keep_determinism: bool) -> bool:
     """Return True if the settings are those of a new process."""
     return not (

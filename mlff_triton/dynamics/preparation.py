@@ -10,6 +10,7 @@ import numpy as np
 from ase import Atoms, units
 from ase.calculators.calculator import Calculator
 
+from mlff_triton._common.torch_settings import using_threads
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.calculators._total_charge import noted_charge
 from mlff_triton.dynamics.conditions import check_ensembles, minimizing
@@ -18,7 +19,7 @@ from mlff_triton.dynamics.outputs import trajectory_names
 from mlff_triton.dynamics.pace import Pace
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.systems import make_dynamics, put_state, repartition_masses, state_of
-from mlff_triton.dynamics.threads import choose_threads, using_threads
+from mlff_triton.dynamics.threads import choose_threads
 from mlff_triton.dynamics.trajectories import check_trajectory
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError

@@ -11,7 +11,9 @@ from ase.calculators.calculator import Calculator
 from mlff_triton._common.text import printable
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
 from mlff_triton.dynamics.host_dynamics import HostDynamics
+from mlff_triton.dynamics.threads import warn_if_busy
 from mlff_triton.engine.motion import Dynamics, FloatArray, State
+from mlff_triton.engine.stepwise_dynamics import StepwiseDynamics
 from mlff_triton.errors import InputError
 
 INPUT = "input"
@@ -21,7 +23,7 @@ INPUT = "input"
 def make_dynamics(
     systems: Sequence[Atoms], calculator: Calculator, threads: int | None = None
 ) -> Dynamics:
-    """Return what moves systems: the GPU of our calculator if it has one, otherwise the host.
+    """Return what moves systems: the engine of our calculator if it can, otherwise the host.
 
     Parameters
     ----------
@@ -32,9 +34,14 @@ def make_dynamics(
     threads : int, optional
         Number of threads of PyTorch on the host; by default as many as it uses elsewhere.
     """
-    on_device = getattr(calculator, "dynamics", None)
-    dynamics: Dynamics | None = on_device(systems) if on_device else None
-    return dynamics or HostDynamics(systems, calculator, threads)
+    of_engine = getattr(calculator, "dynamics", None)
+    dynamics: Dynamics | None = of_engine(systems) if of_engine else None
+    if dynamics is None:
+        dynamics = HostDynamics(systems, calculator)
+    if isinstance(dynamics, StepwiseDynamics) and threads is not None:
+        dynamics.threads = threads
+        warn_if_busy(threads)
+    return dynamics
 
 
 def state_of(systems: Sequence[Atoms]) -> State:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -44,15 +42,3 @@ def warn_if_busy(threads: int) -> None:
             f"other programs keep {load:.1f} of {cores} cores busy, and {threads} threads wait for "
             "one another in each step: one thread (--threads 1) may be faster"
         )
-
-
-@contextmanager
-def using_threads(count: int | None) -> Iterator[None]:
-    """Have PyTorch use a number of threads in this context; None leaves it as it is."""
-    before = torch.get_num_threads()
-    try:
-        if count is not None:
-            torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(before)

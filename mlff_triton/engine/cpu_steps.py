@@ -6,12 +6,14 @@ import torch
 
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.charged_step import Operators
+from mlff_triton.engine.cpu_dynamics import CpuDynamics
 from mlff_triton.engine.cpu_part import CpuPart
 from mlff_triton.engine.cpu_state import CpuModel, CpuState
 from mlff_triton.engine.host_steps import HostSteps
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import reach
 from mlff_triton.model.prediction import Prediction
+from mlff_triton.neighbors.box import FloatArray
 
 
 class CpuSteps(HostSteps):
@@ -53,6 +55,13 @@ class CpuSteps(HostSteps):
     def part(self, charge: float) -> CpuPart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         return CpuPart(self._model, charge)
+
+    def dynamics(
+        self, batch: Batch, masses: FloatArray, limits: FloatArray | None = None
+    ) -> CpuDynamics:
+        """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`."""
+        self.check_species(batch.numbers)
+        return CpuDynamics(self._model, batch, masses, limits)
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 from ase.build import molecule
 
+from mlff_triton._common.torch_settings import using_threads
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.outputs import RESTART
-from mlff_triton.dynamics.threads import choose_threads, using_threads, warn_if_busy
+from mlff_triton.dynamics.threads import choose_threads, warn_if_busy
 from tests.support.springs import Springs, stop_at
 
 

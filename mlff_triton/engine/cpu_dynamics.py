@@ -1,0 +1,61 @@
+"""Simulations of the engine on a CPU, whose steps take no work per atom in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.cpu_state import CpuModel, CpuState
+from mlff_triton.engine.motion import FloatArray
+from mlff_triton.engine.stepwise_dynamics import Moves, StepwiseDynamics
+from mlff_triton.kernels.dynamics.cpu.descent import descend
+from mlff_triton.kernels.dynamics.cpu.integrator import advance
+from mlff_triton.kernels.dynamics.cpu.rescaling import choose_scale
+from mlff_triton.kernels.dynamics.reference.barostat import press
+
+LOOPS = Moves(advance, choose_scale, press, descend)
+"""Operators in loops, except for the barostat, which acts rarely."""
+
+
+class CpuDynamics(StepwiseDynamics):
+    """Molecular dynamics of a batch on a CPU.
+
+    Parameters
+    ----------
+    model : CpuModel
+        The model.
+    batch : Batch
+        The systems.
+    masses, limits
+        Same as for `StepwiseDynamics`.
+    """
+
+    def __init__(
+        self, model: CpuModel, batch: Batch, masses: FloatArray, limits: FloatArray | None
+    ) -> None:
+        pbc = np.stack([box.pbc for box in batch.boxes])
+        super().__init__(batch.counts.tolist(), pbc, masses, limits, LOOPS)
+        self._state, self._batch = CpuState(model), batch
+        self._last_cells = np.full_like(self._cells, np.nan)
+
+    def _compute(self, which: Sequence[int]) -> None:
+        if not np.array_equal(self._cells, self._last_cells):
+            self._batch = self._batch.with_cells(self._cells)
+            self._last_cells = self._cells.copy()
+        batch = self._batch.with_positions(self._positions)
+        if len(which) == len(self._parts):
+            outputs = self._state.evaluate(batch)
+            self._forces.copy_(outputs.forces)
+            self._totals.copy_(outputs.totals.values)
+            return
+        systems = batch.systems()
+        outputs = self._state.evaluate(Batch.concatenate([systems[k] for k in which]))
+        begin = 0
+        for row, k in enumerate(which):
+            part = self._parts[k]
+            end = begin + part.stop - part.start
+            self._forces[part] = outputs.forces[begin:end]
+            self._totals[k] = outputs.totals.values[row]
+            begin = end

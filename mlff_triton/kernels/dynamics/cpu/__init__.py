@@ -1,0 +1,1 @@
+"""Integrator and thermostats in loops that Numba compiles, for CPUs."""
