@@ -2,6 +2,8 @@
 # `make docs` builds the documentation.
 PYTHON ?= python3
 BIN := .venv/bin
+# Modules are compiled when they are first imported, a few of all that the packages have.
+export PYTHONDONTWRITEBYTECODE =
 CHECK_VERSION := import sys; sys.version_info >= (3, 10) or sys.exit( \
   "mlff_triton needs Python 3.10 or later, but %s is %d.%d: name a newer one, as in " \
   "make run PYTHON=python3.12; make clean removes an old .venv" \
@@ -65,7 +67,7 @@ notebooks: .venv/executed
 	  $(PYTHON) -c '$(CHECK_VERSION)' && mkdir .venv && touch .venv/unfinished; fi
 	@trap 'if [ -e .venv/unfinished ]; then rm -rf .venv; fi' EXIT; trap 'exit 130' INT TERM; \
 	set -x; if [ -e .venv/unfinished ]; then $(PYTHON) -m venv .venv; fi && \
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[align]' && \
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[align]' && \
 	rm -f .venv/unfinished && touch $@
 
 # The last packages ask for other versions than ours, although they work with them.

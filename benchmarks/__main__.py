@@ -18,6 +18,7 @@ from benchmarks.calculators.ase_calculator import ASE
 from benchmarks.calculators.openmm_forces import OPENMM
 from benchmarks.cpu import runner as cpu
 from benchmarks.cpu.cases import CASES as CPU_CASES
+from benchmarks.cpu.profiling import profile_cpu
 from benchmarks.dynamics import cases as md
 from benchmarks.dynamics.melted import FOLDER
 from benchmarks.dynamics.runner import run_md
@@ -122,9 +123,7 @@ def _run(options: argparse.Namespace) -> int:
     cases, operators, sizes = select(options)
     device = find_device(options.device)
     if options.profile or options.trace or options.ncu or options.nsys:
-        for case in cases:
-            for implementation in implementations_of(case, options):
-                _profile(case, implementation, options, device)
+        _profile_all(cases, options, device)
         return 0
     budget = Budget(options.seconds, options.each, options.sampling)
     lab = CountingLab(device, environment(device), Results(options.out), budget)
@@ -190,6 +189,15 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     if not some_operators and not some_sizes:
         return cases, [], []
     return cases, some_operators or operators, some_sizes or sizes
+
+
+def _profile_all(cases: Sequence[Case], options: argparse.Namespace, device: torch.device) -> None:
+    """Profile steps of all selected cases and implementations."""
+    for case in cases:
+        for implementation in implementations_of(case, options):
+            _profile(case, implementation, options, device)
+    if options.profile:
+        profile_cpu(_named(options, cpu.BENCH, CPU_CASES, ())[0], options.threads)
 
 
 def _profile(

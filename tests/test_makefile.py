@@ -79,6 +79,17 @@ def test_a_set_up_happens_once():
     assert not Path(".venv/packages").exists()
 
 
+@pytest.mark.usefixtures("checkout")
+def test_modules_are_compiled_by_those_that_import_them(monkeypatch):
+    """Compiling all modules takes longer than installing them."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    Path("pip").write_text('#!/bin/sh\necho "[$PYTHONDONTWRITEBYTECODE] $*" > .venv/packages\n')
+    assert make()[0] == 0
+    keeps, arguments = Path(".venv/packages").read_text().split(" ", 1)
+    assert keeps == "[]"
+    assert "--no-compile" in arguments
+
+
 @pytest.mark.parametrize("version", [(2, 7), (3, 9)])
 @pytest.mark.usefixtures("checkout")
 def test_an_old_python_is_refused_before_anything_is_made(version):

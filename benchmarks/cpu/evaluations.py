@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +14,8 @@ from benchmarks.cpu.contest import Key, hold
 from benchmarks.cpu.entrants import ENTRANTS, OURS, Entrant, Evaluate
 from benchmarks.cpu.memory import Peak
 from benchmarks.cpu.session import CPU, Session, timing_of
-from benchmarks.engine.gate import GateError, Truth, check_plausible
-from benchmarks.lab.guards import at_most, quiet
+from benchmarks.engine.gate import Truth, check_plausible
+from benchmarks.lab.guards import at_most
 from benchmarks.systems.models import model
 from benchmarks.systems.systems import System
 
@@ -71,22 +70,19 @@ def run_evaluations(session: Session, case: Case) -> None:
     errors: dict[str, float] = {}
     peaks: dict[Key, float | None] = {}
     for entrant in _entrants(session, case):
-        threads = [counts[-1]] if entrant.is_peer else counts
-        try:
-            with at_most(lab.budget.left_for_one), quiet(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.set_num_threads(threads[-1])
-                evaluate, errors[entrant.name] = _prepare(entrant, case, system, truth)
-                for n in threads:
-                    peak = Peak()
-                    turn = Moving(evaluate, system.positions, n)
-                    turn.calibrate()
-                    turns[entrant.name, n] = turn
-                    peaks[entrant.name, n] = peak.mib() if case.kind == SCALING else None
-        except Exception as problem:  # noqa: BLE001 - a failure must not stop the run
-            lab.complain(f"cpu {case.name} {entrant.name}", problem)
-            error = problem.error if isinstance(problem, GateError) else None
-            session.report(case, (entrant.name, threads[-1]), None, error, None, entrant.precision)
+        name, threads = entrant.name, [counts[-1]] if entrant.is_peer else counts
+        with (
+            session.guarded(case, (name, threads[-1]), entrant.precision),
+            at_most(lab.budget.left_for_one),
+        ):
+            torch.set_num_threads(threads[-1])
+            evaluate, errors[name] = _prepare(entrant, case, system, truth)
+            for n in threads:
+                peak = Peak()
+                turn = Moving(evaluate, system.positions, n)
+                turn.calibrate()
+                turns[name, n] = turn
+                peaks[name, n] = peak.mib() if case.kind == SCALING else None
     contest = hold(turns, lab.budget.sampling)
     for key in turns:
         entrant = ENTRANTS[key[0]]

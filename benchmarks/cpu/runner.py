@@ -6,19 +6,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.cpu.cases import CASES, EVALUATION, SCALING, Case
+from benchmarks.cpu import first_calls, ranks, simulations
+from benchmarks.cpu.cases import CASES, EVALUATION, FIRST, LAMMPS, MD, SCALING, Case
 from benchmarks.cpu.entrants import ENTRANTS
 from benchmarks.cpu.evaluations import run_evaluations
 from benchmarks.cpu.session import BENCH, CPU, Session
 from benchmarks.lab.lab import Lab
 from mlff_triton._common.timing import environment
 
-IMPLEMENTATIONS = tuple(ENTRANTS)
-OURS = tuple(name for name, entrant in ENTRANTS.items() if not entrant.is_peer)
+IMPLEMENTATIONS = (*ENTRANTS, simulations.COMMAND, *first_calls.NAMES, *ranks.NAMES)
+PEERS = tuple(name for name, entrant in ENTRANTS.items() if entrant.is_peer)
+OURS = tuple(name for name in IMPLEMENTATIONS if name not in PEERS)
 
 PARTS: dict[str, Callable[[Session, Case], None]] = {
     EVALUATION: run_evaluations,
     SCALING: run_evaluations,
+    MD: simulations.run_simulations,
+    FIRST: first_calls.run_first_calls,
+    LAMMPS: ranks.run_ranks,
 }
 
 

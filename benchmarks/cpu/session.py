@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from benchmarks.cpu.cases import Case
-from benchmarks.cpu.contest import Contest, Key
+from benchmarks.cpu.contest import Contest, Key, hold
+from benchmarks.engine.gate import GateError
+from benchmarks.lab.guards import quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import PairedRow, make_row
 from benchmarks.systems.models import model
@@ -18,7 +23,26 @@ from mlff_triton._common.timing import QUANTILES, Environment, Timing, device_na
 
 BENCH = "cpu"
 CPU = torch.device("cpu")
-OURS = "cpu"  # the backend that others are compared with
+RUNS = 3  # of each simulation
+STEPS = 20, 5000  # fewest and most of a simulation
+
+
+class Run(Protocol):
+    """Turns of a simulation.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of a turn.
+    """
+
+    steps: int
+
+    def __call__(self) -> float:
+        """Simulate, and return the time of a step in ms."""
+
+    def check(self) -> float:
+        """Return the error of forces in the last turn; raise `GateError` if it is large."""
 
 
 @dataclass
@@ -49,6 +73,34 @@ class Session:
         cores = os.cpu_count() or 1
         return [n for n in case.threads if n <= cores]
 
+    @contextmanager
+    def guarded(self, case: Case, key: Key, precision: str = "float32") -> Iterator[None]:
+        """Report a failure of the block, which prints nothing, as a row without a time."""
+        try:
+            with quiet(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except Exception as problem:  # noqa: BLE001 - a failure must not stop the run
+            self.lab.complain(f"{BENCH} {case.name} {key[0]}", problem)
+            error = problem.error if isinstance(problem, GateError) else None
+            self.report(case, key, None, error, None, precision)
+
+    def run(self, case: Case, runs: Mapping[Key, Run], base: Key) -> None:
+        """Let simulations alternate, and report their rows with ratios to one of them."""
+        ready = {}
+        seconds = self.lab.budget.sampling
+        for key, run in runs.items():
+            with self.guarded(case, key):
+                run.steps = int(np.clip(1e3 * seconds / RUNS / run(), *STEPS))
+                ready[key] = run
+        contest = hold(ready, seconds, (RUNS, RUNS))
+        errors = {}
+        for key, run in ready.items():
+            with self.guarded(case, key):
+                errors[key] = run.check()
+        for key, error in errors.items():
+            self.report(case, key, timing_of(contest, key), error, contest.ratio(key, base))
+
     def report(
         self,
         case: Case,
@@ -65,8 +117,8 @@ class Session:
         torch.set_num_threads(threads)
         where = replace(self.where, gpu=device_name(CPU))
         row = make_row(BENCH, case.name, name, size, where, timing, error)
-        values = {column: getattr(row, column) for column in row.__dataclass_fields__}
-        self.lab.report(PairedRow(**values, threads=threads, precision=precision, ratio=ratio))
+        given = {"threads": threads, "precision": precision, "ratio": ratio}
+        self.lab.report(PairedRow(**asdict(row), **given))
 
 
 def timing_of(contest: Contest, key: Key, peak: float | None = None) -> Timing:

@@ -54,8 +54,17 @@ class Run:
     temperatures: FloatArray
 
 
-def run(case: Case, start: Start, device: torch.device, plan: Plan, folder: Path) -> Run:
+def run(
+    case: Case,
+    start: Start,
+    device: torch.device,
+    plan: Plan,
+    folder: Path,
+    threads: int | None = None,
+) -> Run:
     """Run the command on the first system of a start, in a folder.
+
+    By default, it chooses its number of threads itself.
 
     Raises
     ------
@@ -64,6 +73,9 @@ def run(case: Case, start: Start, device: torch.device, plan: Plan, folder: Path
     """
     arguments = [*COMMAND, *_options(case, start, device, plan, folder)]
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    if threads is not None:
+        arguments.append(f"--threads={threads}")
+        environment["OMP_NUM_THREADS"] = str(threads)
     begun = time.perf_counter()
     done = subprocess.run(  # noqa: S603 - the command is ours
         arguments,

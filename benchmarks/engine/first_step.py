@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,10 @@ from mlff_triton._common.timing import QUANTILES, Timing, environment
 BENCH = "first-step"
 STAGES = ("import", "engine", "forces", "second")
 TOTAL = STAGES[:3]
+CACHES = {  # environment variable -> folder
+    "TRITON_CACHE_DIR": "triton",
+    "MLFF_TRITON_CACHE": "package",
+}
 SYSTEMS = {case.name: case for case in CASES if case.bench == "shipped"}
 
 
@@ -51,38 +56,68 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_case(lab: Lab, case: Case, repeats: int) -> None:
-    """Measure one system with empty and with filled caches."""
-    system, network = case.build(), model(case.model)
-    truth = Truth.of(network, system, lab.device)
-    size = system.n_atoms, system.count_edges(network.cutoff)
+    """Measure one system with empty and with filled caches, and write rows of each stage."""
+    system = case.build()
+    size = system.n_atoms, system.count_edges(model(case.model).cutoff)
+    for (state, stage), (timing, error) in time_stages(lab, case, repeats, lab.device).items():
+        lab.report(make_row(BENCH, f"{case.name} {state}", stage, size, lab.where, timing, error))
+
+
+def time_stages(
+    lab: Lab, case: Any, repeats: int, device: torch.device, threads: int | None = None
+) -> dict[tuple[str, str], tuple[Timing | None, float | None]]:
+    """Time the stages of new processes.
+
+    Parameters
+    ----------
+    lab : Lab
+        Complains about wrong results.
+    case : Case
+        A case with a name, a model and a function that builds its system.
+    repeats : int
+        Number of processes with empty caches, and of those with filled ones.
+    device : torch.device
+        Device under test.
+    threads : int, optional
+        Threads of PyTorch; by default as many as it takes.
+
+    Returns
+    -------
+    dict
+        Timing and error by state of the caches and by stage. Wrong results have no timing.
+    """
+    system = case.build()
+    truth = Truth.of(model(case.model), system, device)
     runs: dict[str, list[NDArray[np.float64]]] = {"cold": [], "warm": []}
     error: float | None = 0.0
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             for state, times in runs.items():
-                seconds, outcome = run_process(system, lab.device, Path(folder))
+                seconds, outcome = run_process(system, device, Path(folder), threads)
                 times.append(seconds)
                 error = _check(lab, f"{case.name} {state}", truth, outcome, error)
+    found = {}
     for state, times in runs.items():
         stages = dict(zip(STAGES, np.transpose(times), strict=True))
         stages["total"] = sum(stages[name] for name in TOTAL)
         for stage, seconds in stages.items():
             p20, p50, p80 = (1e3 * np.quantile(seconds, QUANTILES)).tolist()
             timing = None if error is None else Timing(p20, p50, p80, None)
-            where = BENCH, f"{case.name} {state}", stage, size, lab.where
-            lab.report(make_row(*where, timing, error))
+            found[state, stage] = timing, error
+    return found
 
 
 def run_process(
-    system: System, device: torch.device, folder: Path
+    system: System, device: torch.device, folder: Path, threads: int | None = None
 ) -> tuple[NDArray[np.float64], Outcome]:
     """Return the seconds of each stage and the results of a new process with caches in a folder."""
     inputs, results = folder / "system.npz", folder / "results.npz"
     cell = {} if system.cell is None else {"cell": system.cell}
     np.savez(inputs, numbers=system.numbers, positions=system.positions, **cell)
-    caches = {"TRITON_CACHE_DIR": folder / "triton", "MLFF_TRITON_CACHE": folder / "package"}
-    settings = {name: str(path) for name, path in caches.items()}
+    settings = {variable: str(folder / name) for variable, name in CACHES.items()}
     settings["PYTHONDONTWRITEBYTECODE"] = ""  # which some machines set
+    if threads is not None:
+        settings["OMP_NUM_THREADS"] = str(threads)
     subprocess.run(  # noqa: S603 - the module is ours
         [sys.executable, "-m", "benchmarks.engine.fresh_process", inputs, results, str(device)],
         cwd=CHECKOUT,

@@ -5,18 +5,33 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks.cpu import cases, contest, evaluations, runner
+from benchmarks.cpu import (
+    cases,
+    contest,
+    evaluations,
+    first_calls,
+    profiling,
+    ranks,
+    runner,
+    simulations,
+)
+from benchmarks.cpu import session as session_module
 from benchmarks.cpu.entrants import ENTRANTS, Entrant, engine_of
 from benchmarks.cpu.memory import Peak
+from benchmarks.cpu.session import Session
+from benchmarks.engine.gate import GateError
 from benchmarks.lab import cpu_tables, figures
 from benchmarks.lab.schema import PairedRow, Results, columns_of, read_rows
 from benchmarks.systems import systems
+from mlff_triton._common import timing
 from tests.support.benchmark_rows import CPU, row
 
 TINY = cases.Case("21", cases.EVALUATION, partial(systems.random_box, 21), "random")
@@ -131,7 +146,7 @@ def test_torchmd_net_has_our_forces(tiny):
 
 def test_cases_have_threads_that_the_machine_has(tiny, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    session = evaluations.Session(tiny, tiny.where, [])
+    session = Session(tiny, tiny.where, [])
     assert session.threads(cases.CASES["scaling-65856"]) == [1, 2, 4]
     assert session.threads(cases.CASES["1029"]) == [1, 2]
     assert replace(session, asked=[8]).threads(TINY) == [8]
@@ -150,6 +165,131 @@ def test_the_peak_is_that_of_this_moment():
     block = np.ones(8 << 20)  # 64 MiB
     found = peak.mib()
     assert found is None or found > block.nbytes / 2**20
+
+
+class Run:
+    """A simulation of a few ms per step."""
+
+    def __init__(self, ms: float, error: float = 1e-7) -> None:
+        self.ms, self.error, self.steps = ms, error, 20
+
+    def __call__(self) -> float:
+        if self.ms <= 0:
+            raise RuntimeError("blew up")
+        return self.ms
+
+    def check(self) -> float:
+        if self.error > 1e-4:
+            raise GateError("forces are off", self.error)
+        return self.error
+
+
+def test_simulations_have_ratios_and_failures_have_no_times(tiny, capfd):
+    runs = {"cpu": Run(2.0), "exact": Run(7.0), "command": Run(0.0), "wrong": Run(1.0, 0.1)}
+    session = Session(tiny, tiny.where, [])
+    session.run(TINY, {(name, 1): run for name, run in runs.items()}, base=("cpu", 1))
+    found = {r.impl: r for r in read_rows(tiny.results.path("cpu"))}
+    assert {name: (r.gate, r.ratio) for name, r in found.items()} == {
+        "cpu": ("pass", 1.0),
+        "exact": ("pass", 3.5),
+        "command": ("fail", None),
+        "wrong": ("fail", None),
+    }
+    assert found["wrong"].error == 0.1
+    assert runs["cpu"].steps == 20  # ms of sampling over three runs of 2 ms per step
+    assert "blew up" in capfd.readouterr().err
+
+
+def test_steps_of_simulations_are_timed_in_this_process(tiny, monkeypatch):
+    water = cases.Case("md-21", cases.MD, partial(systems.water, 7))
+    monkeypatch.setattr(simulations, "BACKENDS", ("exact",))
+    monkeypatch.setattr(simulations, "STEPS", (4, 4))
+    monkeypatch.setattr(session_module, "STEPS", (4, 4))
+    monkeypatch.setattr(session_module, "RUNS", 1)
+    monkeypatch.setitem(runner.CASES, "md-21", water)
+    runner.run_cpu(tiny, ["md-21"], ["exact", "cpu"], [1])
+    (found,) = read_rows(tiny.results.path("cpu"))
+    assert (found.impl, found.gate, found.atoms) == ("exact", "pass", 21)
+    assert 0 < found.error < 1e-5
+
+
+def test_the_command_takes_its_threads(monkeypatch):
+    seen = []
+
+    def run(*given):
+        case, _, _, plan, _, threads = given
+        seen.append((plan.steps(case), threads))
+        return SimpleNamespace(ms=2.0)
+
+    monkeypatch.setattr(simulations.command, "run", run)
+    start = simulations.drawn(TINY.build())
+    assert simulations.Commanded(TINY, start, threads=2, steps=60)() == 2.0
+    assert seen == [(60, 2)]
+
+
+def test_first_calls_have_rows_by_cache(tiny, monkeypatch):
+    times = timing.Timing(1.0, 2.0, 3.0, None)
+    found = {(state, "forces"): (times, 1e-7) for state in ("cold", "warm")}
+    monkeypatch.setattr(first_calls, "time_stages", lambda *_given: found)
+    first = replace(TINY, name="first-21", kind=cases.FIRST)
+    monkeypatch.setitem(runner.CASES, "first-21", first)
+    runner.run_cpu(tiny, ["first-21"], ["forces"], [1])
+    rows = read_rows(tiny.results.path("cpu"))
+    assert [(r.case, r.impl) for r in rows] == [
+        ("first-21-cold", "forces"),
+        ("first-21-warm", "forces"),
+    ]
+
+
+def test_ranks_are_compared_with_threads(tiny, monkeypatch):
+    def run(command, *, env, **_options):
+        threads, folder = env["OMP_NUM_THREADS"], Path(command[-1])
+        name = f"ranks-{command[2]}"
+        Results(folder).add([row("a", name, float(threads), bench="lammps")])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(ranks, "find_spec", lambda _name: True)
+    monkeypatch.setattr(ranks.subprocess, "run", run)
+    monkeypatch.setenv(timing.COMMIT, "abc1234")  # which git would be asked for
+    monkeypatch.setitem(runner.CASES, "lammps-21", replace(TINY, kind=cases.LAMMPS))
+    runner.run_cpu(tiny, ["lammps-21"], ranks.NAMES, [1, 2])
+    rows = read_rows(tiny.results.path("cpu"))
+    assert [(r.impl, r.threads, r.ratio) for r in rows] == [
+        ("ranks-1", 2, 1.0),
+        ("ranks-2", 1, 0.5),
+    ]
+
+
+def test_lammps_that_is_missing_is_skipped(tiny, monkeypatch, capfd):
+    monkeypatch.setattr(ranks, "find_spec", lambda _name: None)
+    runner.run_cpu(tiny, ["lammps-1029"], ranks.NAMES, [1, 2])
+    assert "LAMMPS is not installed" in capfd.readouterr().err
+
+
+def test_a_profile_has_loops_and_operators():
+    pytest.importorskip("numba", reason="Numba is not installed")
+    from mlff_triton.kernels.common.cpu import threads
+
+    arrays = np.ones((3, 1000), np.float32), 0, 3
+
+    def loop(array, first, last):
+        array[first:last] += 1
+
+    with (
+        profiling.recorded_loops() as n_bytes,
+        torch.profiler.profile(record_shapes=True) as recorded,
+    ):
+        for _ in range(profiling.STEPS):
+            threads.in_parallel(loop, [arrays])
+            torch.ones(30, 20) @ torch.ones(20, 10)
+    events = recorded.key_averages(group_by_input_shape=True)
+    text = profiling.table(events, n_bytes, whole=1e3)
+    (name,) = n_bytes
+    line = next(line for line in text.splitlines() if line.startswith(name))
+    assert line.split()[3:5] == ["1.0", "0.01"]  # calls and MB per step
+    assert any(line.startswith("aten::mm") and "0.00" in line for line in text.splitlines())
+    assert "Python, and all the rest" in text.splitlines()[1]
+    assert threads.in_parallel.__module__.endswith("threads")
 
 
 def test_columns_are_those_of_others_and_three_more(tmp_path):

@@ -9,6 +9,7 @@ from benchmarks.engine.implementations import Outcome
 from benchmarks.lab.schema import read_rows
 
 
+@pytest.mark.slow  # as a process compiles all loops
 def test_stages_of_new_processes_become_rows(tmp_path):
     first_step.main(["--cases", "21", "--device", "cpu", "--repeats", "1", "--out", str(tmp_path)])
     rows = {(row.case, row.impl): row for row in read_rows(tmp_path / "first-step.csv")}
@@ -21,8 +22,7 @@ def test_stages_of_new_processes_become_rows(tmp_path):
 
 
 def test_wrong_forces_have_no_times(tmp_path, monkeypatch, capsys):
-    def run(system, device, folder):
-        del device, folder
+    def run(system, *_given):
         outcome = Outcome(torch.ones(1), torch.ones(system.n_atoms, 3))
         return np.ones(len(first_step.STAGES)), outcome
 
