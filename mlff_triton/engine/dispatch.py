@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from mlff_triton._common.availability import triton_obstacle
 from mlff_triton.engine.costs import Target, known, provenance, typical_edges
 from mlff_triton.engine.host_operators import cpu_obstacle
+from mlff_triton.engine.parameters import table_obstacle
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.common.cpu.loop_folder import has_loops
 from mlff_triton.model.config import TensorNet2Config
@@ -62,10 +63,13 @@ def candidates(
     models: Sequence[TensorNet], device: torch.device, dtype: torch.dtype
 ) -> list[Candidate]:
     """Return all backends in the order of `BACKENDS`, each with the first obstacle to its use."""
+    of_models = _first(_model_obstacle(model, dtype) for model in models)
     found = []
     for backend in BACKENDS:
-        obstacles = [_obstacle(backend, model, device, dtype) for model in models]
-        obstacle = next((o for o in obstacles if o), None)
+        obstacle = None
+        if backend != "exact":
+            own = (_backend_obstacle(backend, model, device, dtype) for model in models)
+            obstacle = of_models or _first(own)
         waits = backend == "cpu" and obstacle is None and not has_loops()
         found.append(Candidate(backend, obstacle, start_ms=COMPILE_MS if waits else 0.0))
     return found
@@ -132,6 +136,8 @@ def choose(
     BackendError
         If the requested backend is unknown or cannot serve. The message names one that can.
     """
+    if backend == "exact":
+        return backend
     if backend == "auto":
         return eligible(rank(models, device, dtype, calls=calls), device)[0]
     ranked = candidates(models, device, dtype)
@@ -224,16 +230,24 @@ def _targets(models: Sequence[TensorNet], device: torch.device, dtype: torch.dty
     return [Target.of(m.config, device, dtype) for m in models]
 
 
-def _obstacle(
+def _first(obstacles: Iterable[str | None]) -> str | None:
+    return next((obstacle for obstacle in obstacles if obstacle), None)
+
+
+def _model_obstacle(model: TensorNet, dtype: torch.dtype) -> str | None:
+    """Return the reason why only the exact module can serve a model, or None."""
+    if model.config.num_layers == 0:
+        return "the engine needs a model with an interaction layer"
+    if not model.is_local and not model.config.self_loops:
+        return "the engine needs a TensorNet2 with self-loops"
+    return table_obstacle(model, dtype) if dtype in DTYPES else None
+
+
+def _backend_obstacle(
     backend: str, model: TensorNet, device: torch.device, dtype: torch.dtype
 ) -> str | None:
+    """Return the reason why a backend cannot serve a model of the engine on a device, or None."""
     config = model.config
-    if backend == "exact":
-        return None
-    if config.num_layers == 0:
-        return "the engine needs a model with an interaction layer"
-    if not model.is_local and not config.self_loops:
-        return "the engine needs a TensorNet2 with self-loops"
     if backend == "torch":
         return None
     if backend == "cpu":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.engine.charge_parameters import ChargeParameters, bonded_nuclei
-from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, tabulate
+from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, find_knots, tabulate
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.types.nuclei import Nuclei
@@ -195,7 +195,7 @@ class Parameters:
             raise UnsupportedModelError(
                 "the engine needs the self-loops of a TensorNet2: use backend='exact'"
             )
-        exact = copy.deepcopy(model).double().requires_grad_(False).eval().cpu()
+        exact = _exact(model)
         tables = tabulate(exact, TOLERANCES[dtype]).to(device, dtype)
         exact = exact.to(device)
 
@@ -254,6 +254,23 @@ class Parameters:
             nuclei=nuclei,
             charges=charges,
         )
+
+
+def table_obstacle(model: TensorNet, dtype: torch.dtype) -> str | None:
+    """Return the reason why no tables serve a model in a precision, or None if some do.
+
+    It takes milliseconds, as the knots that it finds are kept for the tables.
+    """
+    try:
+        find_knots(_exact(model), TOLERANCES[dtype])
+    except UnsupportedModelError as error:
+        return str(error).partition(": use ")[0]
+    return None
+
+
+def _exact(model: TensorNet) -> TensorNet:
+    """Return a copy of a model in float64 on the CPU."""
+    return copy.deepcopy(model).double().requires_grad_(False).eval().cpu()
 
 
 def _head(

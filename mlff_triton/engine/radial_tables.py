@@ -126,8 +126,8 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     >>> tabulate(load_model("default").double(), (1e-6, 1e-5)).embedding.shape[1:]
     torch.Size([3, 3, 64])
     """
+    positions, errors = find_knots(model, tolerances)
     with torch.no_grad(), _one_thread():
-        positions, errors = _find_knots(model, tolerances)
         embedding, *layers = (_table(rows, positions) for rows in evaluate(model, positions))
         return RadialTables(
             Knots(positions, _first_intervals(positions)),
@@ -150,14 +150,18 @@ def _one_thread() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _find_knots(
+def find_knots(
     model: TensorNet, tolerances: tuple[float, float]
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Return knots in Å, and the largest errors between them, from the cache if it has them."""
+    """Return knots in Å, and the largest errors between them, from the cache if it has them.
+
+    Arguments and errors are those of `tabulate`.
+    """
     key = _key(model, tolerances)
     stored = cache.read("knots", key)
     if stored is None:
-        positions, errors = _place_knots(model, tolerances)
+        with torch.no_grad(), _one_thread():
+            positions, errors = _place_knots(model, tolerances)
         cache.write("knots", key, np.append(errors, positions).tobytes())
         return positions, errors
     value, slope, *_ = values = np.frombuffer(stored)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from mlff_triton._common import cache
 from mlff_triton.engine import dispatch
@@ -230,3 +231,24 @@ def test_compiled_loops_are_found_without_numba(monkeypatch, tmp_path, by):
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
     os.utime(file, (0, 0))  # older than the package
     assert not loop_folder.has_loops()
+
+
+class Kinked(torch.nn.Module):
+    """A basis with a kink, which no table holds."""
+
+    def forward(self, distance: Tensor) -> Tensor:
+        return (distance[:, None] - 1.2345678).abs() * torch.ones(CONFIG.num_rbf).to(distance)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_models_without_tables_are_served_by_the_exact_module(device):
+    model = model_of()
+    model.basis = Kinked()
+    reason = "the radial networks change too fast to be tabulated near "
+    found = obstacles(model, device)
+    assert found.pop("exact") is None
+    assert all(obstacle.startswith(reason) for obstacle in found.values())
+    assert choose("auto", [model], device, torch.float32) == "exact"
+    assert f"cpu           no: {reason}" in explain(model, device)
+    with pytest.raises(BackendError, match=f"^backend='cpu': {reason}.* Å; use backend='exact'$"):
+        choose("cpu", [model], device, torch.float32)
