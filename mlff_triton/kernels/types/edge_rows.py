@@ -23,6 +23,25 @@ class HiddenRows(NamedTuple):
     second_slope: Tensor
 
 
+class RowPartners(NamedTuple):
+    """Edge of each row. For edges of atoms to themselves, slots are -1.
+
+    Attributes
+    ----------
+    atoms : int64 [rows]
+        Sender of the edge.
+    slots, opposite_slots : int64 [rows]
+        Slot of the geometry of the edge, and slot for results of the opposite edge.
+    opposites : int64 [rows]
+        Row of the opposite edge.
+    """
+
+    atoms: Tensor
+    slots: Tensor
+    opposite_slots: Tensor
+    opposites: Tensor
+
+
 class EdgeRows(NamedTuple):
     """Rows of the edges, and what these rows keep for the backward pass.
 
@@ -32,10 +51,10 @@ class EdgeRows(NamedTuple):
         Number of edges of all atoms up to each one, including those of atoms to themselves.
     hidden : HiddenRows, optional
         Rows of the edges that each atom sends, on a GPU, or receives, on a CPU.
-    opposites : int64 [rows], optional
-        Row of the opposite edge of each edge, on a CPU.
+    partners : RowPartners, optional
+        Edges of the rows, on a CPU.
     """
 
     ends: Tensor
     hidden: HiddenRows | None = None
-    opposites: Tensor | None = None
+    partners: RowPartners | None = None

@@ -84,11 +84,8 @@ def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -
     in_order : bool
         True for a loop that must run from the first atom to the last, in one thread.
     """
-    arrays = [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
-    tasks = _collected.get()
-    if tasks is not None:
-        if isinstance(function, Dispatcher):
-            tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, n_atoms)))))
+    arrays = _arrays(arguments)
+    if _is_collected(function, arrays):
         return
     count = 1 if in_order else max(1, min(n_threads(), n_atoms // FEWEST))
     if count == 1:
@@ -96,6 +93,28 @@ def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -
         return
     bounds = [n_atoms * k // count for k in range(count + 1)]
     in_parallel(function, [(*arrays, *bound) for bound in pairwise(bounds)])
+
+
+def run_part(function: Loop, first: int, last: int, *arguments: Any) -> None:
+    """Run a loop over some of the atoms in this thread; arguments as for `run`."""
+    arrays = _arrays(arguments)
+    if not _is_collected(function, arrays):
+        function(*arrays, first, last)
+
+
+def _arrays(arguments: tuple[Any, ...]) -> list[Any]:
+    """Return tensors on the CPU as arrays, and other arguments as they are."""
+    return [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
+
+
+def _is_collected(function: Loop, arrays: list[Any]) -> bool:
+    """Note what has to be compiled, if loops are not to run but to be compiled ahead."""
+    tasks = _collected.get()
+    if tasks is None:
+        return False
+    if isinstance(function, Dispatcher):
+        tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, 0)))))
+    return True
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ class Report(NamedTuple):
 
 
 def empty_edges(rows: NeighborRows, dtype: torch.dtype) -> Edges:
-    """Return edges for all pairs of a list, uninitialized."""
+    """Return memory for edges of all pairs of a list. It holds none yet."""
     n_slots = len(rows.senders)
 
     def integers(size: int) -> Tensor:
@@ -50,7 +50,7 @@ def empty_edges(rows: NeighborRows, dtype: torch.dtype) -> Edges:
     begin = torch.from_numpy(rows.row_ptr).int()
     return Edges(
         slot_begin=begin[:-1],
-        slot_end=integers(len(begin) - 1),
+        slot_end=begin[:-1].clone(),
         senders=integers(n_slots),
         origin=integers(n_slots),
         reverse=torch.from_numpy(rows.reverse),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from mlff_triton.kernels.types.edge_rows import EdgeRows
+from mlff_triton.kernels.types.edge_rows import EdgeRows, RowPartners
 from mlff_triton.kernels.types.edges import Edges
 
 ROWS = 384
@@ -20,12 +20,26 @@ def edge_rows(edges: Edges) -> EdgeRows:
     ends = (edges.slot_end - edges.slot_begin + 1).cumsum(0)
     slots, receivers = edges.live()
     rows = torch.arange(len(slots)) + receivers + 1
-    row_of = torch.zeros(len(edges.senders), dtype=torch.int64)
+    everyone, n_rows = torch.arange(len(ends)), len(slots) + len(ends)
+    own = ends - (edges.slot_end - edges.slot_begin) - 1
     origins = edges.origin[slots].long()
+    row_of = torch.zeros(len(edges.senders), dtype=torch.int64)
     row_of[origins] = rows
-    opposites = torch.arange(len(slots) + len(ends))
-    opposites[rows] = row_of[edges.reverse[origins].long()]
-    return EdgeRows(ends, opposites=opposites)
+    reverse = edges.reverse[origins].long()
+
+    def in_rows(of_edges: torch.Tensor, of_atoms: torch.Tensor) -> torch.Tensor:
+        out = torch.full((n_rows,), -1)
+        out[rows], out[own] = of_edges, of_atoms
+        return out
+
+    nothing = torch.full_like(everyone, -1)
+    partners = RowPartners(
+        atoms=in_rows(edges.senders[slots].long(), everyone),
+        slots=in_rows(slots, nothing),
+        opposite_slots=in_rows(reverse, nothing),
+        opposites=in_rows(row_of[reverse], own),
+    )
+    return EdgeRows(ends, partners=partners)
 
 
 def blocks(rows: EdgeRows) -> list[tuple[int, int, int, int]]:

@@ -13,28 +13,29 @@ from mlff_triton.kernels.common.cpu.tensors import (
     add,
     compose,
     decompose,
-    load,
+    load_wide,
     matmul,
     norm,
     scale,
-    store,
+    store_wide,
 )
+from mlff_triton.kernels.common.cpu.vectors import lanes_of
 
 
 def normalized_product(y: Tensor, message: Tensor, group: str) -> Tensor:
     """Multiply tensors with messages, both [9, N, F], and normalize the products."""
-    out = torch.empty_like(y)
-    run(_normalized_product, y.shape[1], y, message, group == "O(3)", out)
+    out, lanes = torch.empty_like(y), lanes_of(y.shape[2], y.element_size())
+    run(_normalized_product, y.shape[1], y, message, group == "O(3)", lanes, out)
     return out
 
 
 @loop
-def _normalized_product(y, message, is_symmetric, out, first, last):
+def _normalized_product(y, message, is_symmetric, lanes, out, first, last):
     one, half = y.dtype.type(1), y.dtype.type(0.5)
     for i in range(first, last):
-        for f in range(y.shape[2]):
-            a, b = compose(load(y, i, f)), compose(load(message, i, f))
+        for f in range(0, y.shape[2], len(lanes)):
+            a, b = compose(load_wide(y, i, f, lanes)), compose(load_wide(message, i, f, lanes))
             full = matmul(a, b)
             full = add(full, matmul(b, a) if is_symmetric else full)
             product = decompose(full, half)
-            store(out, i, f, scale(one / (norm(product) + one), product))
+            store_wide(out, i, f, scale(one / (norm(product) + one), product))
