@@ -12,6 +12,7 @@ from mlff_triton.engine.host_part import HostPart, systems_of_part
 from mlff_triton.engine.part import PartAtoms
 from mlff_triton.engine.step import evaluate_part
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
+from mlff_triton.kernels.common.cpu.threads import own_threads
 from mlff_triton.kernels.neighbors.cpu.shells import shells, sort_edges
 from mlff_triton.neighbors.box import Box, FloatArray
 
@@ -58,6 +59,7 @@ class CpuPart(HostPart):
         part.set_atoms(PartAtoms(sample.numbers, 1, 2))
         part._compute(sample.positions)
 
+    @own_threads()
     def _compute(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
         ops, p = self._model.operators.network, self._model.parameters
         edges = self._neighbors.update(self._batch.with_positions(positions))

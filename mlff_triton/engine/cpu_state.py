@@ -12,6 +12,7 @@ from mlff_triton.engine.cpu_neighbors import CpuNeighbors
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
+from mlff_triton.kernels.common.cpu.threads import own_threads
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class CpuState:
             compile_ahead(lambda: CpuState(self._model)._compute(sample))
         return self._compute(batch)
 
+    @own_threads()
     def _compute(self, batch: Batch) -> Outputs:
         self._set(batch)
         ops, p = self._model.operators, self._model.parameters

@@ -1,11 +1,39 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from mlff_triton.kernels.common.cpu import threads as module
 from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads, own_threads
+
+IN_A_PROCESS = """
+import atexit, os, sys
+import torch
+from mlff_triton.kernels.common.cpu.threads import in_parallel
+
+def check():
+    done = torch.zeros(40)
+    in_parallel(lambda k: done[k].fill_(1), [(k,) for k in range(40)])
+    assert (done == 1).all()
+
+torch.set_num_threads(3)
+atexit.register(check)
+check()
+if hasattr(os, "fork"):
+    child = os.fork()
+    check()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+check()
+"""
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -52,3 +80,79 @@ def test_products_of_few_rows_have_the_same_bits():
     in_parallel(lambda: torch.mm(a, b.T, out=found), [()])
     torch.set_num_threads(1)
     assert torch.equal(found, torch.mm(a, b.T))
+
+
+def test_errors_of_any_thread_are_raised():
+    caller, other = threading.current_thread(), threading.Event()
+
+    def fail_elsewhere():
+        if threading.current_thread() is caller:
+            other.wait(10)
+        else:
+            other.set()
+            raise ZeroDivisionError
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            in_parallel(fail_elsewhere, [(), ()])
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_nobody_waits_for_a_thread_that_is_late(count):
+    """Keep all others busy with the work of another caller."""
+    free = threading.Event()
+
+    def wait():
+        if threading.current_thread() is not blocker:
+            free.wait(10)
+
+    def block():
+        torch.set_num_threads(count)
+        in_parallel(wait, [()] * 5)
+
+    blocker = threading.Thread(target=block)
+    blocker.start()
+    time.sleep(0.05)
+    begin, done = time.monotonic(), []
+    in_parallel(done.append, [(k,) for k in range(10)])
+    assert sorted(done) == list(range(10))
+    assert time.monotonic() - begin < 5
+    free.set()
+    blocker.join()
+
+
+def test_many_threads_call_at_once(count):
+    def work(_):
+        torch.set_num_threads(count)
+        done = [0] * 50
+
+        def add(j):
+            done[j] += 1
+            in_parallel(lambda: None, [(), ()])  # as a loop within another one would
+
+        in_parallel(add, [(j,) for j in range(50)])
+        return done
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(40))) == [[1] * 50] * 40
+
+
+def test_work_is_done_where_threads_cannot_be_started(monkeypatch, count):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "_queues", {})
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = []
+    in_parallel(done.append, [(k,) for k in range(2 * count)])
+    assert done == list(range(2 * count))
+
+
+def test_processes_fork_and_end():
+    command = [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS]
+    done = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
+    )
+    assert (done.returncode, done.stderr) == (0, "")

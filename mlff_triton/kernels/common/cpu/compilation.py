@@ -23,8 +23,10 @@ from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Liberties of the compiler: to vectorize sums over channels, but not to ignore NaN."""
-FEWEST = 64
+FEWEST = 32
 """Atoms of a range; fewer take less time than to wake a thread."""
+PIECES = 2
+"""Ranges per thread, so that one that is late leaves some to the others."""
 
 _LOG = logging.getLogger("mlff_triton")
 
@@ -87,8 +89,9 @@ def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -
     arrays = _arrays(arguments)
     if _is_collected(function, arrays):
         return
-    count = 1 if in_order else max(1, min(n_threads(), n_atoms // FEWEST))
-    if count == 1:
+    threads = 1 if in_order else n_threads()
+    count = min(PIECES * threads, n_atoms // FEWEST) if threads > 1 else 1
+    if count <= 1:
         function(*arrays, 0, n_atoms)
         return
     bounds = [n_atoms * k // count for k in range(count + 1)]
