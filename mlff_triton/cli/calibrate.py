@@ -71,8 +71,10 @@ def _measured(
     from mlff_triton._common.devices import find_dtype
     from mlff_triton.engine.calibration import SIZES, measure_backend
     from mlff_triton.engine.dispatch import candidates, eligible
+    from mlff_triton.engine.host_operators import can_load
 
-    backends = eligible(candidates([model], device, find_dtype(dtype)), device)
+    found = eligible(candidates([model], device, find_dtype(dtype)), device)
+    backends = [backend for backend in found if can_load(backend)]
     steps = len(SIZES[device.type])
     with Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=steps * len(backends))

@@ -9,7 +9,7 @@ import torch
 
 from mlff_triton._common.availability import triton_obstacle
 from mlff_triton.engine.costs import Target, known, provenance, typical_edges
-from mlff_triton.engine.host_operators import cpu_obstacle
+from mlff_triton.engine.host_operators import can_load, cpu_obstacle
 from mlff_triton.engine.parameters import table_obstacle
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.common.cpu.loop_folder import has_loops
@@ -138,6 +138,18 @@ def choose(
     """
     if backend == "exact":
         return backend
+    found = _choose(backend, models, device, dtype, calls)
+    return found if can_load(found) else _choose(backend, models, device, dtype, calls)
+
+
+def _choose(
+    backend: str,
+    models: Sequence[TensorNet],
+    device: torch.device,
+    dtype: torch.dtype,
+    calls: int | None,
+) -> str:
+    """Choose a backend by the obstacles that are known without importing it."""
     if backend == "auto":
         return eligible(rank(models, device, dtype, calls=calls), device)[0]
     ranked = candidates(models, device, dtype)
@@ -182,8 +194,8 @@ def explain(
     """
     members = members_of(model)
     device = torch.device(device)
-    ranked = rank(members, device, dtype, n_atoms, calls=calls)
     name = choose("auto", members, device, dtype, calls)
+    ranked = rank(members, device, dtype, n_atoms, calls=calls)
     taken = next(c for c in ranked if c.backend == name)
     verdicts = {c.backend: _verdict(c, taken, calls) for c in ranked}
     lines = [f"{backend:<12}  {verdict}" for backend, verdict in verdicts.items()]

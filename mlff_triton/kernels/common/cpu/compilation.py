@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
 
-from numba import njit, typeof
+from numba import config, njit, typeof
 from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
@@ -70,6 +70,11 @@ exact_loop = _loop()
 
 So the vectors of opposite edges are opposite to the bit, and results are the same on all CPUs.
 """
+
+
+def is_off() -> bool:
+    """Return True if the user has turned Numba's compiler off."""
+    return bool(config.DISABLE_JIT)
 
 
 def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -> None:
