@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +26,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("deterministic")
 
-torch.set_num_threads(1)  # tensors are small, and other tests may run at the same time
+# Tensors are small, and other tests may run at the same time: one thread, in other processes too.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

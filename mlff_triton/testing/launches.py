@@ -6,14 +6,16 @@ code that runs on the GPU. ``TRITON_INTERPRET`` must not be set.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -25,6 +27,7 @@ from mlff_triton.kernels.common import early_launch, hardware
 from mlff_triton.kernels.numerics import rounding
 
 KIB = 1024
+_WHOLE = ("i32", "i64", "constexpr")  # types of arguments that are or may be sizes
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
     # target, and shared memory per program in bytes
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * KIB),
@@ -109,19 +112,11 @@ def compile_launch(launch: Launch, target: str) -> triton.compiler.CompiledKerne
     BackendError
         If the kernel needs more shared memory than the target has.
     """
-    source, options = _source(launch, target)
-    gpu, shared_memory = TARGETS[target]
-    compiled = triton.compile(source, target=gpu, options=options)
-    if compiled.metadata.shared > shared_memory:
-        raise BackendError(
-            f"{launch.name} needs {compiled.metadata.shared} bytes of shared memory, "
-            f"but {target} has {shared_memory}: use smaller blocks or fewer stages"
-        )
-    return compiled
+    return _compiled(*_source(launch, target), target)
 
 
 def compile_distinct(
-    cases: Mapping[str, Callable[[], object]], target: str
+    cases: Mapping[str, Callable[[], object]], target: str, *, largest: bool = False
 ) -> Iterator[tuple[str, str, str | None]]:
     """Record all cases, and compile each distinct kernel once.
 
@@ -131,22 +126,46 @@ def compile_distinct(
         Functions that call operators, by name.
     target : str
         As for `compile_launch`.
+    largest : bool
+        Of kernels that differ in sizes alone, compile the largest, and only translate the others to
+        Triton's intermediate representation, which takes a tenth of the time. It checks types and
+        shapes; shared memory and machine code are checked for the largest.
 
     Yields
     ------
     tuple of str, str and (str or None)
         Names of the case and the kernel, and the error if the kernel did not compile.
     """
-    done = set()
+    found: dict[tuple[str, str], tuple[str, ASTSource, dict[str, Any]]] = {}
     for case, call in cases.items():
         with _choices_for(target), recorded_launches() as launches:
             call()
         for launch in launches:
             source, options = _source(launch, target)
-            key = (source.hash(), str(options))
-            if key not in done:
-                done.add(key)
-                yield case, launch.name, _error(launch, target)
+            found.setdefault((source.hash(), str(options)), (case, source, options))
+    sources = [source for _, source, _ in found.values()]
+    compiled = {id(source) for source in (_largest(sources) if largest else sources)}
+    for case, source, options in found.values():
+        error = _error(source, options, target, to_machine_code=id(source) in compiled)
+        yield case, source.fn.fn.__name__, error
+
+
+def _largest(sources: list[ASTSource]) -> Iterable[ASTSource]:
+    """Return the one with the largest sizes, of each kernel with each set of types and options."""
+    chosen: dict[tuple[object, ...], ASTSource] = {}
+    for source in sorted(sources, key=_size):
+        types = [repr(t) for t in source.signature.values() if t not in _WHOLE]
+        options = [
+            (name, repr(value))
+            for name, value in source.constants.items()
+            if isinstance(value, bool) or not isinstance(value, int | float | tuple)
+        ]
+        chosen[(source.fn, *types, *options)] = source
+    return chosen.values()
+
+
+def _size(source: ASTSource) -> int:
+    return math.prod(abs(n) for n in source.constants.values() if isinstance(n, int) and n)
 
 
 @contextmanager
@@ -180,10 +199,39 @@ def _source(launch: Launch, target: str) -> tuple[ASTSource, dict[str, Any]]:
     return ASTSource(kernel, signature, constants, attributes), options.__dict__
 
 
-def _error(launch: Launch, target: str) -> str | None:
-    """Return the error that compiling a launch raises, or what is wrong with its code, or None."""
+def _compiled(
+    source: ASTSource, options: dict[str, Any], target: str
+) -> triton.compiler.CompiledKernel:
+    gpu, shared_memory = TARGETS[target]
+    compiled = triton.compile(source, target=gpu, options=options)
+    if compiled.metadata.shared > shared_memory:
+        raise BackendError(
+            f"{source.fn.fn.__name__} needs {compiled.metadata.shared} bytes of shared memory, "
+            f"but {target} has {shared_memory}: use smaller blocks or fewer stages"
+        )
+    return compiled
+
+
+def _translate(source: ASTSource, options: dict[str, Any], target: str) -> None:
+    """Translate a kernel to Triton's intermediate representation, the first step of compilation."""
+    gpu, _ = TARGETS[target]
+    backend, context = make_backend(gpu), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    parsed = backend.parse_options(options)
+    functions = backend.get_codegen_implementation(parsed)
+    source.make_ir(gpu, parsed, functions, backend.get_module_map(), context)
+
+
+def _error(
+    source: ASTSource, options: dict[str, Any], target: str, *, to_machine_code: bool
+) -> str | None:
+    """Return the error that compiling a kernel raises, or what is wrong with its code, or None."""
     try:
-        compiled = compile_launch(launch, target)
+        if not to_machine_code:
+            _translate(source, options, target)
+            return None
+        compiled = _compiled(source, options, target)
     except Exception as error:  # noqa: BLE001 - compilers raise many types, and all are reported
         return f"{type(error).__name__}: {error}"
     return early_access(compiled.asm.get("ptx", ""))

@@ -2,8 +2,9 @@
 
 ``python -m tests.support.launch_cases sm_90 gfx942`` compiles all launches and prints one JSON list
 ``[target, case, kernel, error or null]`` for each; ``--common`` before the targets leaves out most
-of the precisions and sizes. To add a public operator, add a line to `CASES`, which covers its
-gradients and second derivatives. A whole step covers the operators of the engine.
+of the precisions and sizes, and compiles only the largest of kernels that differ in sizes alone. To
+add a public operator, add a line to `CASES`, which covers its gradients and second derivatives. A
+whole step covers the operators of the engine.
 """
 
 from __future__ import annotations
@@ -478,7 +479,7 @@ def main() -> None:
             cases = common_cases(target)
         else:
             cases = (all_cases if target in THOROUGH else other_cases)(target)
-        for case, kernel, error in compile_distinct(cases, target):
+        for case, kernel, error in compile_distinct(cases, target, largest=is_common):
             print(json.dumps([target, case, kernel, error]), flush=True)  # noqa: T201
 
 

@@ -1,10 +1,12 @@
-"""Reading the machine code of kernels."""
+"""Kernels that are compiled, and reading their machine code."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from mlff_triton.testing.launches import early_access
+from mlff_triton.testing.launches import _largest, early_access
 
 WAIT = "griddepcontrol.wait;"
 
@@ -30,3 +32,23 @@ def test_kernels_that_do_not_wait_may_do_anything() -> None:
 
 def test_constants_in_global_memory_are_no_accesses() -> None:
     assert early_access(f".global .align 1 .b8 name[2] = {{95, 95}};\n{WAIT}") is None
+
+
+def test_the_largest_of_each_type_and_option_is_compiled() -> None:
+    def source(kernel: str, pointer: str, **constants: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            fn=kernel, signature={"x": pointer, "n": "i32", "B": "constexpr"}, constants=constants
+        )
+
+    small, large = source("f", "*fp32", B=16, K=64), source("f", "*fp32", B=128, K=32, n=1)
+    others = [
+        source("g", "*fp32", B=16),
+        source("f", "*fp64", B=16),
+        source("f", "*fp32", B=16, MASKED=True),
+        source("f", "*fp32", B=16, MASKED=False),
+        source("f", "*fp32", B=16, PRECISION="tf32x3"),
+        source("f", "*fp32", B=16, mask=None),
+    ]
+    chosen = list(_largest([small, *others, large]))
+    assert len(chosen) == len(others) + 1
+    assert all(source in chosen for source in (*others, large))
