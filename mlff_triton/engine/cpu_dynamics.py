@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.cpu_state import CpuModel, CpuState
-from mlff_triton.engine.motion import FloatArray
+from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
 from mlff_triton.engine.stepwise_dynamics import Moves, StepwiseDynamics
+from mlff_triton.engine.totals import WIDTH
+from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 from mlff_triton.kernels.dynamics.cpu.descent import descend
 from mlff_triton.kernels.dynamics.cpu.integrator import advance
 from mlff_triton.kernels.dynamics.cpu.rescaling import choose_scale
 from mlff_triton.kernels.dynamics.reference.barostat import press
+from mlff_triton.kernels.types.motion import Motion
 
 LOOPS = Moves(advance, choose_scale, press, descend)
 """Operators in loops, except for the barostat, which acts rarely."""
@@ -39,6 +43,24 @@ class CpuDynamics(StepwiseDynamics):
         super().__init__(batch.counts.tolist(), pbc, masses, limits, LOOPS)
         self._state, self._batch = CpuState(model), batch
         self._last_cells = np.full_like(self._cells, np.nan)
+
+    def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
+        """Compute forces, and prepare the next step."""
+        compile_ahead(lambda: self._rehearse(conditions))
+        return super().begin(state, conditions, is_continued=is_continued)
+
+    def _rehearse(self, conditions: Conditions) -> None:
+        """Run all loops of a step and of its motion, with another atom."""
+        self._state.rehearse()
+        positions, cell = (torch.zeros(1, *shape).double() for shape in ((3,), (3, 3)))
+        motion, totals = Motion.zeros(positions, cell, torch.tensor([1])), torch.zeros(1, WIDTH)
+        motion.window[1] = 1
+        if conditions.descent is not None:
+            descend(motion, positions, totals, conditions.descent)
+            return
+        if conditions.rescaling is not None:
+            choose_scale(motion, conditions.integration, conditions.rescaling)
+        advance(motion, positions, totals, conditions.integration)
 
     def _compute(self, which: Sequence[int]) -> None:
         if not np.array_equal(self._cells, self._last_cells):

@@ -77,9 +77,12 @@ class CpuState:
         """
         if not self._is_compiled:
             self._is_compiled = True
-            sample = self._model.sample()
-            compile_ahead(lambda: CpuState(self._model)._compute(sample))
+            compile_ahead(self.rehearse)
         return self._compute(batch)
+
+    def rehearse(self) -> None:
+        """Run all loops of a step, for `compile_ahead`."""
+        CpuState(self._model)._compute(self._model.sample())
 
     @own_threads()
     def _compute(self, batch: Batch) -> Outputs:

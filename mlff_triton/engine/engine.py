@@ -34,7 +34,7 @@ from mlff_triton.model.known_domain import domain_of
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import FloatArray
-from mlff_triton.neighbors.verlet_list import HOST_SKIN, check_skin
+from mlff_triton.neighbors.verlet_list import CPU_SKIN, HOST_SKIN, check_skin
 
 PRECISIONS = ("exact", "tf32")
 ANGSTROM_EV = Units()
@@ -160,7 +160,8 @@ class Engine:
         if self.backend == "cpu":  # This imports Numba, which need not be installed.
             from mlff_triton.engine.cpu_steps import CpuSteps
 
-            return CpuSteps(host_operators.load("cpu"), parameters, self.dtype, on_host)
+            on_cpu = CPU_SKIN if skin is None else skin
+            return CpuSteps(host_operators.load("cpu"), parameters, self.dtype, on_cpu)
         # This imports Triton, which need not be installed.
         from mlff_triton.engine.device_steps import DeviceSteps
 

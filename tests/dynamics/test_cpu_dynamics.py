@@ -26,7 +26,9 @@ from tests.support.device_steps import at_start, batch_of
 from tests.support.tensornets import model_of
 
 pytest.importorskip("numba")
+from mlff_triton.engine import cpu_dynamics
 from mlff_triton.engine.cpu_dynamics import CpuDynamics
+from mlff_triton.kernels.common.cpu import compilation
 
 TIMESTEP = 0.5 * units.fs
 LANGEVIN = Integration(TIMESTEP, seed=3, friction=0.05)
@@ -215,3 +217,22 @@ def test_a_simulation_stopped_anywhere_continues_to_the_same_bytes_with_other_th
         assert (tmp_path / "stopped" / name).read_bytes() == (
             tmp_path / "whole" / name
         ).read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["langevin", "rescaling", "descent"])
+def test_loops_of_the_motion_are_compiled_with_those_of_the_network(stage, monkeypatch):
+    """Compilers would otherwise run one after another, for up to a second each."""
+    ahead, late = set(), set()
+
+    def note(function, *arguments, **options):
+        (late if compilation._collected.get() is None else ahead).add(function.__name__)
+        run_loop(function, *arguments, **options)
+
+    run_loop = compilation.run
+    for function in cpu_dynamics.LOOPS[:2] + cpu_dynamics.LOOPS[3:]:
+        monkeypatch.setitem(function.__globals__, "run", note)
+    atoms = random_crystal(4, "cubic")
+    state = state_of(atoms, speed=0.0)
+    run(dynamics_of(atoms), state, conditions(stage), [2])
+    assert late
+    assert late <= ahead

