@@ -51,6 +51,7 @@ devices = pytest.mark.parametrize(
     ("device", "backend"),
     [
         ("cpu", "torch"),
+        ("cpu", "cpu"),
         pytest.param("cuda", "torch", marks=pytest.mark.gpu),
         pytest.param("cuda", "triton", marks=pytest.mark.gpu),
         pytest.param("cuda", "triton-graph", marks=pytest.mark.gpu),

@@ -43,7 +43,7 @@ def alone() -> Results:
     """Return the results of one process."""
     from tests.calculators.lammps.worker import all_results
 
-    return all_results("cpu", "torch")
+    return all_results("cpu", "cpu")
 
 
 def check_single_points(found: Results, channels: int = 8, limit: float = 1e-10) -> None:

@@ -97,17 +97,16 @@ def moving_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
 
 
 def all_results(device: str, backend: str) -> Results:
-    """Run all cases; single points with the exact module, if that can be on the device."""
-    static = {"device": device, "backend": "exact" if device == "cpu" else backend}
-    found = {}
-    for name, results in static_cases(static):
+    """Run all cases."""
+    options, found = {"device": device, "backend": backend}, {}
+    for name, results in static_cases(options):
         found |= {f"{name}/{key}": value for key, value in results.items()}
-    for name, results in moving_cases({"device": device, "backend": backend}):
+    for name, results in moving_cases(options):
         found |= {f"{name}/{key}": value for key, value in results.items()}
     return found
 
 
-def main(out: str, device: str = "cpu", backend: str = "torch") -> None:
+def main(out: str, device: str = "cpu", backend: str = "cpu") -> None:
     """Run all cases, and save their results."""
     found = all_results(device, backend)
     if WORLD.rank == 0:
