@@ -156,3 +156,75 @@ def test_processes_fork_and_end():
         command, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def numbers_in_a_new_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.usefixtures("count")
+def test_steps_of_two_threads_leave_the_number_of_the_process_alone():
+    torch.set_num_threads(2)
+    has_begun, may_end, second = threading.Event(), threading.Event(), []
+
+    def first():
+        torch.set_num_threads(2)
+        with own_threads():
+            has_begun.set()
+            may_end.wait(10)
+
+    def later():
+        with own_threads():
+            second.append((may_end.is_set(), n_threads(), torch.get_num_threads()))
+
+    steps = [threading.Thread(target=step) for step in (first, later)]
+    steps[0].start()
+    assert has_begun.wait(10)
+    steps[1].start()
+    time.sleep(0.05)
+    may_end.set()
+    for step in steps:
+        step.join(10)
+    assert second == [(True, 2, 1)]
+    assert numbers_in_a_new_thread() == torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("count")
+def test_steps_of_one_thread_each_run_at_the_same_time():
+    both = threading.Barrier(2, timeout=10)
+
+    def step():
+        torch.set_num_threads(1)
+        with own_threads():
+            both.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        before = torch.get_num_threads()
+        for future in [pool.submit(step) for _ in range(2)]:
+            future.result()
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.usefixtures("count")
+def test_a_fork_does_not_wait_for_the_step_of_another_thread():
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def step():
+        torch.set_num_threads(2)
+        with own_threads():
+            has_begun.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert has_begun.wait(10)
+    child = os.fork()
+    if child == 0:
+        with own_threads():
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    may_end.set()
+    thread.join(10)

@@ -23,7 +23,56 @@ class _Number(threading.local):
     value: int | None = None
 
 
+class _Turns:
+    """Turns of steps of several threads: one with helpers at a time, or any number without.
+
+    PyTorch's number of threads is partly that of the process. A step that ends gives it back, and
+    would change the products of another step.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._without_helpers = 0
+        self._has_helpers = False
+
+    def begin(self) -> int:
+        """Wait for a turn, set the number of threads to one, and return the caller's."""
+        with self._condition:
+            while True:
+                self._condition.wait_for(lambda: not self._has_helpers)
+                count = torch.get_num_threads()
+                if count == 1:
+                    self._without_helpers += 1
+                    return count
+                if not self._without_helpers:
+                    self._has_helpers = True
+                    torch.set_num_threads(1)
+                    return count
+                self._condition.wait()
+
+    def end(self, count: int) -> None:
+        """End a turn, for which `begin` returned a number of threads."""
+        with self._condition:
+            if count == 1:
+                self._without_helpers -= 1
+            else:
+                torch.set_num_threads(count)
+                self._has_helpers = False
+            self._condition.notify_all()
+
+
 _wanted = _Number()
+_turns = _Turns()
+
+
+def _after_fork() -> None:
+    """Forget the turns of other threads, which do not survive a fork."""
+    global _turns  # noqa: PLW0603 - the process is another one
+    _turns = _Turns()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def n_threads() -> int:
@@ -35,17 +84,17 @@ def n_threads() -> int:
 def own_threads() -> Iterator[None]:
     """Let PyTorch use one thread in each of ours, and give it back its number at the end.
 
-    Entering it takes less than a microsecond.
+    Entering it takes a few microseconds.
     """
     if _wanted.value is not None:
         yield
         return
-    _wanted.value = torch.get_num_threads()
-    torch.set_num_threads(1)
+    turns = _turns
+    _wanted.value = turns.begin()
     try:
         yield
     finally:
-        torch.set_num_threads(_wanted.value)
+        turns.end(_wanted.value)
         _wanted.value = None
 
 
@@ -121,12 +170,16 @@ def _helpers(count: int) -> list[SimpleQueue[_Share]]:
     with suppress(RuntimeError):  # if the process ends, or has too many threads
         while len(queues) < count:
             queue: SimpleQueue[_Share] = SimpleQueue()
-            threading.Thread(target=_help, args=(queue,), name="mlff_triton", daemon=True).start()
+            is_ready = threading.Event()
+            given = queue, is_ready
+            threading.Thread(target=_help, args=given, name="mlff_triton", daemon=True).start()
+            is_ready.wait()
             queues.append(queue)
     return queues[:count]
 
 
-def _help(queue: SimpleQueue[_Share]) -> None:
-    torch.set_num_threads(1)
+def _help(queue: SimpleQueue[_Share], is_ready: threading.Event) -> None:
+    torch.set_num_threads(1)  # while the caller's number is one, too: see `_Turns`
+    is_ready.set()
     while True:
         queue.get().run()
