@@ -10,8 +10,10 @@ import torch
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.cpu_state import CpuModel, CpuState
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
+from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.stepwise_dynamics import Moves, StepwiseDynamics
 from mlff_triton.engine.totals import WIDTH
+from mlff_triton.errors import OverlappingAtomsError
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 from mlff_triton.kernels.dynamics.cpu.descent import descend
 from mlff_triton.kernels.dynamics.cpu.integrator import advance
@@ -40,13 +42,16 @@ class CpuDynamics(StepwiseDynamics):
         self, model: CpuModel, batch: Batch, masses: FloatArray, limits: FloatArray | None
     ) -> None:
         pbc = np.stack([box.pbc for box in batch.boxes])
-        super().__init__(batch.counts.tolist(), pbc, masses, limits, LOOPS)
+        super().__init__(batch.counts.tolist(), pbc, masses, None, LOOPS)
+        self._limits = limits
         self._state, self._batch = CpuState(model), batch
         self._last_cells = np.full_like(self._cells, np.nan)
 
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
         """Compute forces, and prepare the next step."""
         compile_ahead(lambda: self._rehearse(conditions))
+        # The step compares all distances anyway
+        self._state.neighbors.lengths = self._limits if conditions.descent is None else None
         return super().begin(state, conditions, is_continued=is_continued)
 
     def _rehearse(self, conditions: Conditions) -> None:
@@ -68,7 +73,7 @@ class CpuDynamics(StepwiseDynamics):
             self._last_cells = self._cells.copy()
         batch = self._batch.with_positions(self._positions)
         if len(which) == len(self._parts):
-            outputs = self._state.evaluate(batch)
+            outputs = self._evaluate_all(batch)
             self._forces.copy_(outputs.forces)
             self._totals.copy_(outputs.totals.values)
             return
@@ -81,3 +86,11 @@ class CpuDynamics(StepwiseDynamics):
             self._forces[part] = outputs.forces[begin:end]
             self._totals[k] = outputs.totals.values[row]
             begin = end
+
+    def _evaluate_all(self, batch: Batch) -> Outputs:
+        """Compute all systems, and note the atom to blame if two are too close."""
+        try:
+            return self._state.evaluate(batch)
+        except OverlappingAtomsError:
+            self._blamed = self._state.neighbors.blamed
+            raise

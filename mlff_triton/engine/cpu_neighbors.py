@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from mlff_triton.engine.batch import Batch, same
+from mlff_triton.errors import OverlappingAtomsError
 from mlff_triton.kernels.neighbors.cpu.edges import Report, empty_edges, select_edges
 from mlff_triton.kernels.neighbors.cpu.search import NeighborRows, search
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.neighbors.box import Box, FloatArray, deformation
+from mlff_triton.neighbors.contacts import Contact
 from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, check_apart, check_pairs, same_point
 
 
@@ -67,6 +69,16 @@ class CpuNeighbors:
         Knots of the radial tables.
     dtype : torch.dtype
         Dtype of the geometry that the network reads.
+
+    Attributes
+    ----------
+    n_builds : int
+        Number of lists built so far.
+    lengths : float64 [N] or None
+        Length of each atom in Å: two atoms are too close below the sum of theirs. None if only
+        atoms that coincide are refused.
+    blamed : int or None
+        An atom that was too close to another one.
     """
 
     def __init__(self, cutoff: float, skin: float, knots: Knots, dtype: torch.dtype) -> None:
@@ -74,6 +86,8 @@ class CpuNeighbors:
         self._knots, self._dtype = knots, dtype
         self._built: Built | None = None
         self.n_builds = 0
+        self.lengths: FloatArray | None = None
+        self.blamed: int | None = None
 
     def update(self, batch: Batch) -> Edges:
         """Return the edges within the cutoff; the next call overwrites them.
@@ -83,7 +97,7 @@ class CpuNeighbors:
         InputError
             If atoms lie too far apart, or have too many neighbors.
         OverlappingAtomsError
-            If two atoms coincide.
+            If two atoms coincide or are too close.
         """
         edges, is_new = None, False
         if self._built is not None and self._fits(self._built.batch, batch):
@@ -93,8 +107,7 @@ class CpuNeighbors:
             self._build(batch)
             edges = self._select(batch, is_new=True)
             assert edges is not None
-        if self._report.closest.min() < MIN_DISTANCE**2:
-            self._refuse_overlap(batch, is_new=is_new)
+        self._check_apart(batch, is_new=is_new)
         return edges
 
     def within(self, cutoff: float, batch: Batch) -> Edges:
@@ -122,6 +135,7 @@ class CpuNeighbors:
         kept = batch.with_positions(batch.positions.copy())
         self._built = Built(kept, rows, {})
         self._report = Report.empty(len(batch.numbers))
+        self._no_lengths = np.zeros(len(batch.numbers))
         limits = np.full(len(cells), self._skin / 2)
         self._frame = Frame(batch.boxes, cells, kept.positions, limits)
         self.n_builds += 1
@@ -148,20 +162,30 @@ class CpuNeighbors:
         edges = built.edges[limit]
         atoms = batch.positions, frame.cells, batch.system
         kept = built.rows, frame.anchors, frame.limits
-        select_edges(*atoms, *kept, self._knots, limit, edges, self._report)
+        lengths = self._no_lengths if self.lengths is None else self.lengths
+        select_edges(*atoms, *kept, self._knots, limit, lengths, edges, self._report)
         return edges if is_new or self._report.slack.min() > 0 else None
 
-    def _refuse_overlap(self, batch: Batch, *, is_new: bool) -> None:
-        """Raise an `OverlappingAtomsError` that names the closest atoms."""
+    def _check_apart(self, batch: Batch, *, is_new: bool) -> None:
+        """Raise an `OverlappingAtomsError` that names atoms which are too close or coincide."""
+        contact, closest = self._report.contact, self._report.closest
+        if self.lengths is not None and contact.min() < 0:
+            self.blamed = int(contact.argmin())
+            raise OverlappingAtomsError(str(self._contact(batch, self.blamed, self.lengths)))
+        if closest.min() < MIN_DISTANCE**2:
+            pair = self._contact(batch, int(closest.argmin()), self._no_lengths)
+            if is_new:
+                check_apart(np.array([pair.distance]), np.array([pair[:2]]))
+            raise same_point(pair.first, pair.second)
+
+    def _contact(self, batch: Batch, first: int, lengths: FloatArray) -> Contact:
+        """Return an atom and the one that is closest to it, by their indices in their system."""
         assert self._built is not None
-        rows, first = self._built.rows, int(self._report.closest.argmin())
+        rows, points, k = self._built.rows, batch.positions, int(batch.system[first])
         row = slice(rows.row_ptr[first], rows.row_ptr[first + 1])
-        points, senders = batch.positions, rows.senders[row]
-        k = int(batch.system[first])
+        senders = rows.senders[row]
         vectors = points[first] - points[senders] - rows.shifts[row] @ self._frame.cells[k]
         distances = np.linalg.norm(vectors, axis=1)
-        nearest = int(distances.argmin())
-        pair = np.array([first, senders[nearest]]) - batch.system_ptr[k]
-        if is_new:
-            check_apart(distances[nearest : nearest + 1], pair[None])
-        raise same_point(int(pair[0]), int(pair[1]))
+        nearest = int((distances - lengths[senders]).argmin())
+        begin = int(batch.system_ptr[k])
+        return Contact(first - begin, int(senders[nearest]) - begin, float(distances[nearest]))

@@ -12,6 +12,7 @@ from ase import Atoms
 from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.types.edges import Edges, Knots
+from mlff_triton.neighbors.contacts import ContactSearch
 from mlff_triton.neighbors.graph import concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.neighbors.verlet_list import VerletList
@@ -223,3 +224,28 @@ def test_threads_find_the_same(threads):
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(shared[name], field) for name, field in alone.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_atoms_that_are_too_close_are_those_of_a_search(kind, rng):
+    """Lengths decide, not distances alone; indices are those in the system."""
+    atoms, ours = structure(kind, 25), neighbors()
+    batch = batch_of([structure("slab", 7), atoms])
+    lengths = rng.uniform(0.1, 0.9, len(batch.numbers))
+    lengths[:7] = 0.0
+    search = ContactSearch(lengths[7:])
+    contact = search.find(atoms.positions, atoms.cell.array, atoms.pbc)
+    ours.lengths = lengths
+    assert contact is not None
+    with pytest.raises(OverlappingAtomsError) as caught:
+        ours.update(batch)
+    assert str(caught.value) == str(contact)
+    assert ours.blamed == contact.first + 7
+    slack = contact.distance - lengths[7 + contact.first] - lengths[7 + contact.second]
+    lengths += slack / 2 - 1e-9
+    ours.update(batch)
+    lengths += 2e-9
+    with pytest.raises(OverlappingAtomsError, match=str(contact)):
+        ours.update(batch)
+    ours.lengths = None
+    ours.update(batch)

@@ -29,15 +29,19 @@ class Report(NamedTuple):
         Squared distance to the nearest other atom in the list, Å^2; infinite without one.
     slack : float64 [N]
         Distance in Å that the atom may still move while the list remains complete.
+    contact : float64 [N]
+        Distance to another atom, minus the lengths of both, in Å, where that is smallest; infinite
+        if all others are far away.
     """
 
     closest: FloatArray
     slack: FloatArray
+    contact: FloatArray
 
     @classmethod
     def empty(cls, n_atoms: int) -> Report:
         """Return a report of atoms that are alone and have not moved."""
-        return cls(np.full(n_atoms, np.inf), np.full(n_atoms, np.inf))
+        return cls(*(np.full(n_atoms, np.inf) for _ in cls._fields))
 
 
 def empty_edges(rows: NeighborRows, dtype: torch.dtype) -> Edges:
@@ -71,6 +75,7 @@ def select_edges(
     limits: FloatArray,
     knots: Knots,
     cutoff: float,
+    lengths: FloatArray,
     out: Edges,
     report: Report,
 ) -> None:
@@ -94,6 +99,8 @@ def select_edges(
         Knots of the radial tables.
     cutoff : float
         Å.
+    lengths : float64 [N]
+        Length of each atom in Å: two atoms are too close below the sum of theirs.
     out : Edges
         From `empty_edges`. Slots that hold no edge keep what they hold.
     report : Report
@@ -103,7 +110,8 @@ def select_edges(
     kept = out.slot_end, out.senders, out.origin
     geometry = out.interval, out.fraction, out.width, out.direction, out.distance
     given = positions, cells, system, anchors, limits, *lists, *knots, cutoff
-    run(_select, len(positions), *given, *kept, *geometry, *report)
+    lengths_and_longest = lengths, 2 * float(lengths.max())
+    run(_select, len(positions), *given, *lengths_and_longest, *kept, *geometry, *report)
 
 
 @exact_inlined
@@ -123,8 +131,8 @@ def _locate(distance, knots, intervals, per_cell):
 @exact_loop
 def _select(
     positions, cells, system, anchors, limits, row_ptr, row_senders, row_shifts, knots, intervals,
-    cutoff, slot_end, senders, origin, interval, fraction, width, direction, distance,
-    closest, slack, first, last,
+    cutoff, lengths, longest, slot_end, senders, origin, interval, fraction, width, direction,
+    distance, closest, slack, contact, first, last,
 ):  # fmt: skip
     squared_cutoff = cutoff * cutoff
     per_cell = len(intervals) / (knots[len(knots) - 1] - knots[0])
@@ -133,7 +141,7 @@ def _select(
         x, y, z = positions[i, 0], positions[i, 1], positions[i, 2]
         dx, dy, dz = x - anchors[i, 0], y - anchors[i, 1], z - anchors[i, 2]
         slack[i] = limits[s] - math.sqrt(dx * dx + dy * dy + dz * dz)
-        nearest = math.inf
+        nearest = least = math.inf
         out = row_ptr[i]
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = row_senders[e]
@@ -146,6 +154,8 @@ def _select(
             dz = (z - positions[j, 2]) - tz
             squared = dx * dx + dy * dy + dz * dz
             nearest = min(nearest, squared)
+            if squared < longest * longest:
+                least = min(least, math.sqrt(squared) - (lengths[i] + lengths[j]))
             if squared < squared_cutoff:
                 d = math.sqrt(squared)
                 k, t, h = _locate(d, knots, intervals, per_cell)
@@ -160,4 +170,4 @@ def _select(
                 distance[out] = d
                 out += 1
         slot_end[i] = out
-        closest[i] = nearest
+        closest[i], contact[i] = nearest, least
