@@ -131,6 +131,34 @@ def test_two_steps_agree_to_the_bit(backend):
         assert torch.equal(tensor, second.tensors[name])
 
 
+def test_bits_do_not_depend_on_threads():
+    engine = Engine(charged_model(num_layers=2, coulomb_cutoff=5.0), "cpu", "float32", "cpu")
+    images, charges = molecules()
+    crystal = random_crystal(300, "triclinic", seed=2)
+    before, found = torch.get_num_threads(), []
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            found.append(compute(engine, [*images, crystal], [*charges, -1]))
+            assert torch.get_num_threads() == n_threads
+    finally:
+        torch.set_num_threads(before)
+    for name, tensor in found[0].tensors.items():
+        assert all(torch.equal(tensor, other.tensors[name]) for other in found[1:]), name
+
+
+@pytest.mark.slow
+def test_more_atoms_in_vacuum_than_a_list_of_all_pairs_may_have():
+    grid = torch.cartesian_prod(*[torch.arange(28.0)] * 3)[:20_500].numpy()
+    atoms = Atoms(numbers=[6] * len(grid), positions=4.5 * grid)
+    model = charged_model(hidden_channels=8)
+    with pytest.raises(InputError, match="too many pairs"):
+        compute(Engine(model, "cpu", "float64", "exact"), [atoms], [1])
+    found = compute(Engine(model, "cpu", "float64", "cpu"), [atoms], [1])
+    assert (found.charges * len(atoms) - 1).abs().max() < 1e-6
+    assert found.forces.sum(0).abs().max() < 1e-10 * found.forces.abs().max()
+
+
 def test_ensembles(backend):
     members = [charged_model(seed=k, coulomb_cutoff=3.0 + k) for k in range(2)]
     check(backend, Ensemble(members), *molecules())

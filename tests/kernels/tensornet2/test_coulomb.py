@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mlff_triton.kernels.tensornet2.cpu import coulomb as loops
 from mlff_triton.kernels.tensornet2.reference import coulomb as reference
+from mlff_triton.kernels.tensornet2.reference.coulomb import _damping
 from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField
 from mlff_triton.testing import assert_close
 from tests.kernels.tensornet2.batches import random_batch
@@ -126,6 +128,24 @@ def test_a_system_has_the_same_bits_alone(family):
     assert torch.equal(alone.charges, together.charges[40:])
     assert torch.equal(alone.forces, together.forces[40:])
     assert torch.equal(alone.atoms, together.atoms[:, 40:])
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_atoms_on_a_cpu():
+    """All distances between these atoms would take 5 GB."""
+    n_atoms = 25_000
+    positions, charges, weights, rank, ptr, _ = pair_inputs((n_atoms,), 16)
+    weights[2:] = 0.0
+    order = AtomOrder(rank, ptr, n_atoms)
+    found = loops.coulomb_pairs(positions, charges, weights, weights, order)
+    assert (found.grad_charges[:, 2:] == 0).all()
+    for atom in (0, 12_345, n_atoms - 1):
+        others = torch.arange(n_atoms) != atom
+        distance = (positions[others] - positions[atom]).norm(dim=1)
+        factor = _damping(distance)[0] / distance
+        expected = 2 * weights * (factor @ charges[rank[others].long()])
+        assert_close(found.grad_charges[rank[atom]], expected, 1)
+    assert found.forces.sum(0).abs().max() < 1e-10 * found.forces.abs().max()
 
 
 def test_reference_of_pairs_has_the_right_gradients():

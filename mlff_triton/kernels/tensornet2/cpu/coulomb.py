@@ -13,12 +13,23 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
+from mlff_triton.kernels.common.cpu.vectors import (
+    lanes_of,
+    load_vector,
+    spread,
+    store_vector,
+    total,
+)
 from mlff_triton.kernels.tensornet2.reference.coulomb import LARGEST_DECAY
 from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 
 PARTNERS = 128
 """Partners of an atom that are taken together."""
+WIDTH = 8
+"""The partners of a system are padded to a multiple of this, the lanes of vectors in float64."""
+FAR = 4e12
+"""Coordinate of atoms without charge that pad a system, Å; all others are closer to the origin."""
 
 
 def coulomb_pairs(
@@ -26,17 +37,22 @@ def coulomb_pairs(
 ) -> CoulombSums:
     """Compute energies over all pairs, with gradients and sums over atoms."""
     rank, counts = order.rank.long(), order.system_ptr.diff().long()
+    padded = -(-counts // WIDTH) * WIDTH
+    begin = padded.cumsum(0) - padded
+    bounds = torch.stack([begin, begin + padded]).repeat_interleave(counts, dim=1)
+    places = torch.arange(len(rank)) + (begin - order.system_ptr[:-1]).repeat_interleave(counts)
     used = weights.nonzero().flatten()
-    q = charges[rank[:, None], used].double()
-    bounds = torch.stack([order.system_ptr[:-1], order.system_ptr[1:]]).long()
-    bounds = bounds.repeat_interleave(counts, dim=1)
-    sums = _empty_sums(charges)
-    potential = torch.zeros_like(q)
-    arrays = positions.T.contiguous(), q.T.contiguous(), weights[used].double(), bounds
+    points = positions.new_full((3, int(padded.sum())), FAR)
+    points[:, places] = positions.T
+    q = points.new_zeros(len(used), points.shape[1])
+    q[:, places] = charges[rank[:, None], used].T.double()
+    sums, potential = _empty_sums(charges), q.new_zeros(len(rank), len(used))
+    lanes = lanes_of(WIDTH, q.element_size())
+    arrays = points, q, weights[used].double(), places, bounds, lanes
     run(_coulomb_pairs, len(charges), *arrays, potential, sums.forces, sums.atoms)
     sums.grad_charges.zero_()
     sums.grad_charges[rank[:, None], used] = potential.mul_(2).to(charges.dtype)
-    torch.mv(charges[rank], mean_weights, out=sums.charges)
+    sums.charges.copy_((charges[rank] * mean_weights).sum(1))
     return sums
 
 
@@ -53,7 +69,7 @@ def coulomb_edges(
     slots = edges.slot_begin, edges.slot_end, edges.senders, edges.direction, edges.distance
     results = sums.grad_charges, sums.forces, sums.atoms
     run(_coulomb_edges, len(charges), charges, weights, *slots, field.constants, user, *results)
-    sums.charges[user] = torch.mv(charges, mean_weights)
+    sums.charges[user] = (charges * mean_weights).sum(1)
     return sums
 
 
@@ -76,53 +92,75 @@ def _damping(distance):
     return -math.expm1(exponent), slope
 
 
+@inlined
+def _vectors(point, positions, k, lanes):
+    """Return the vectors to an atom from its partners from number ``k`` on."""
+    return (
+        point[0] - load_vector(positions, (0, k), lanes),
+        point[1] - load_vector(positions, (1, k), lanes),
+        point[2] - load_vector(positions, (2, k), lanes),
+    )
+
+
+@inlined
+def _pair_factors(squared, own, factor, along, count):
+    """Write energies per unit of charges, and their derivatives divided by the distance."""
+    for k in range(count):
+        factor[k] = 1.0 / math.sqrt(squared[k])
+        along[k] = -factor[k] / squared[k]
+    for k in range(count):
+        if squared[k] < DAMPING * DAMPING:
+            damping, slope = _damping(math.sqrt(squared[k]))
+            along[k] = damping * along[k] + slope / squared[k]
+            factor[k] *= damping
+    if 0 <= own < count:
+        factor[own] = along[own] = 0.0
+
+
 @loop
-def _coulomb_pairs(positions, charges, weights, bounds, potential, forces, atoms, first, last):
-    """Sum over the partners of each atom, for charges [C, N] in the user's order."""
-    n_charges = len(weights)
-    factor, along, product = np.empty(PARTNERS), np.empty(PARTNERS), np.empty(PARTNERS)
+def _coulomb_pairs(
+    positions, charges, weights, places, bounds, lanes, potential, forces, atoms, first, last
+):
+    """Sum over the partners of each atom, for charges [C, places]."""
+    factor, along = np.empty(PARTNERS), np.empty(PARTNERS)
+    squared, product = np.empty(PARTNERS), np.empty(PARTNERS)
+    zero = spread(0.0, lanes)
     for i in range(first, last):
-        begin, end = bounds[0, i], bounds[1, i]
-        x, y, z = positions[0, i], positions[1, i], positions[2, i]
-        energy = gx = gy = gz = 0.0
-        for start in range(begin, end, PARTNERS):
-            count = min(PARTNERS, end - start)
-            for k in range(count):
-                dx, dy = x - positions[0, start + k], y - positions[1, start + k]
-                dz = z - positions[2, start + k]
-                squared = dx * dx + dy * dy + dz * dz
-                factor[k] = 1.0 / math.sqrt(squared)
-                along[k] = -1.0 / squared
-                product[k] = 0.0
-            for k in range(count):
-                if start + k == i:
-                    factor[k] = along[k] = 0.0
-                elif factor[k] > 1.0 / DAMPING:
-                    damping, slope = _damping(1.0 / factor[k])
-                    along[k] = damping * along[k] + slope * factor[k]
-                    factor[k] *= damping
-            for q in range(n_charges):
-                weighted, total = weights[q] * charges[q, i], 0.0
-                for k in range(count):
-                    product[k] += weighted * charges[q, start + k]
-                    total += factor[k] * charges[q, start + k]
-                potential[i, q] += weights[q] * total
-            for k in range(count):
-                dx, dy = x - positions[0, start + k], y - positions[1, start + k]
-                dz = z - positions[2, start + k]
-                inverse = 0.0 if start + k == i else 2.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
-                scaled = along[k] * product[k] * inverse
-                energy += factor[k] * product[k]
-                gx += scaled * dx
-                gy += scaled * dy
-                gz += scaled * dz
+        p = places[i]
+        point = positions[0, p], positions[1, p], positions[2, p]
+        energy = sx = sy = sz = zero
+        for start in range(bounds[0, i], bounds[1, i], PARTNERS):
+            count = min(PARTNERS, bounds[1, i] - start)
+            for k in range(0, count, WIDTH):
+                x, y, z = _vectors(point, positions, start + k, lanes)
+                store_vector(squared, (k,), x * x + y * y + z * z)
+                store_vector(product, (k,), zero)
+            if 0 <= p - start < count:
+                squared[p - start] = 1.0
+            _pair_factors(squared, p - start, factor, along, count)
+            for q in range(len(weights)):
+                weighted, sums = weights[q] * charges[q, p], zero
+                for k in range(0, count, WIDTH):
+                    c = load_vector(charges, (q, start + k), lanes)
+                    store_vector(product, (k,), load_vector(product, (k,), lanes) + weighted * c)
+                    sums += load_vector(factor, (k,), lanes) * c
+                potential[i, q] += weights[q] * total(sums)
+            for k in range(0, count, WIDTH):
+                x, y, z = _vectors(point, positions, start + k, lanes)
+                c = load_vector(product, (k,), lanes)
+                energy += c * load_vector(factor, (k,), lanes)
+                c *= 2.0 * load_vector(along, (k,), lanes)
+                sx += c * x
+                sy += c * y
+                sz += c * z
+        gx, gy, gz = total(sx), total(sy), total(sz)
         forces[i, 0], forces[i, 1], forces[i, 2] = -gx, -gy, -gz
-        dx, dy, dz = x - positions[0, begin], y - positions[1, begin], z - positions[2, begin]
-        atoms[0, i] = energy
-        atoms[1, i], atoms[2, i], atoms[3, i] = dx * gx, dy * gy, dz * gz
-        atoms[4, i] = (dy * gz + dz * gy) / 2
-        atoms[5, i] = (dx * gz + dz * gx) / 2
-        atoms[6, i] = (dx * gy + dy * gx) / 2
+        b = bounds[0, i]
+        x, y, z = point[0] - positions[0, b], point[1] - positions[1, b], point[2] - positions[2, b]
+        atoms[0, i] = total(energy)
+        atoms[1, i], atoms[2, i], atoms[3, i] = x * gx, y * gy, z * gz
+        atoms[4, i], atoms[5, i] = (y * gz + z * gy) / 2, (x * gz + z * gx) / 2
+        atoms[6, i] = (x * gy + y * gx) / 2
 
 
 @loop

@@ -96,19 +96,19 @@ def edge_messages_backward(
         part = slice(begin, end)
         z3, grad_z1 = kept.z3[part], kept.first_slope[part]
         values, grad_z3 = activate(z3, n.activation), torch.empty_like(z3)
-        given = *by_factor, grad, y, accumulate, lanes, values, grad_z3, slope
-        run_part(_factor_gradients, first, last, *given)
+        outputs = values, grad_z3, slope
+        run_part(_factor_gradients, first, last, *by_factor, grad, y, accumulate, lanes, *outputs)
         grad_z3 = activate_backward(grad_z3, z3, n.activation)
         grad_z2 = torch.mm(grad_z3, n.third_adjoint.T).mul_(kept.second_slope[part])
         grad_z1.mul_(torch.mm(grad_z2, n.second_adjoint.T))
         z3.copy_(values)  # factors by now
-        given = *by_distance, n.table, grad_z1, lanes, received, slope
-        run_part(_distance_gradients, first, last, *given)
+        arrays = *by_distance, n.table, grad_z1, lanes, received, slope
+        run_part(_distance_gradients, first, last, *arrays)
 
     in_parallel(work, blocks(rows))
     grad_y, grad_sent = torch.empty_like(y), torch.empty_like(received)
-    arrays = rows.ends, partners.atoms, partners.opposites, kept.z3, kept.first_slope
-    run(_sum_sent, y.shape[1], *arrays, grad, direct, lanes, grad_y, grad_sent)
+    sent = rows.ends, partners.atoms, partners.opposites, kept.z3, kept.first_slope
+    run(_sum_sent, y.shape[1], *sent, grad, direct, lanes, grad_y, grad_sent)
     n_charges = len(n.charges)
     by_atom = torch.mm(received, n.receiver)[:, :n_charges]
     return grad_y, grad_sent, y.new_empty(0, n_charges), by_atom
