@@ -50,7 +50,7 @@ class Case:
         return MANY if self.kind == SCALING else FEW
 
 
-WATER = {3 * n: partial(systems.water, n) for n in (7, 343, 21952)}
+WATER = {3 * n: partial(systems.water, n) for n in (7, 64, 343, 21952)}
 DROPLET = partial(systems.structure, "alanine-dipeptide-water")
 BUILD: dict[str, Callable[[], System]] = {
     "21": WATER[21],
@@ -64,6 +64,7 @@ CASES: dict[str, Case] = {
     for case in (
         *(Case(name, EVALUATION, build) for name, build in BUILD.items()),
         Case("ritonavir", EVALUATION, partial(systems.molecule, "ritonavir"), "charged-vacuum"),
+        Case("matpes-192", EVALUATION, WATER[192], "matpes"),
         *(Case(f"md-{name}", MD, build) for name, build in BUILD.items()),
         Case("first-21", FIRST, WATER[21]),
         Case("first-1029", FIRST, WATER[1029]),

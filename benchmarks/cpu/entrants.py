@@ -1,4 +1,4 @@
-"""Methods of computing forces on a CPU, each a function of positions: ours, and peers."""
+"""The methods that take part, with what they need: ours by backend, and other packages."""
 
 from __future__ import annotations
 
@@ -6,26 +6,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib.util import find_spec
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
+from benchmarks.cpu.matgl_model import matgl
+from benchmarks.cpu.methods import Evaluate, Runner, engine_of, torchmd_net
 from benchmarks.engine import peers
-from benchmarks.engine.implementations import OUR_TOLERANCE, PEER_TOLERANCE, Outcome
+from benchmarks.engine.implementations import OUR_TOLERANCE, PEER_TOLERANCE
 from benchmarks.systems.systems import System
-from mlff_triton.engine.batch import Batch
-from mlff_triton.engine.engine import Engine
 from mlff_triton.model.tensornet import TensorNet
 
-CPU = torch.device("cpu")
 OURS = "cpu"  # the backend that all others are compared with
-ROOM = 1.1  # capacity of neighbor lists of fixed length over the number of pairs at the start
 COMPILERS = ("g++", "clang++", "cl")
-
-Evaluate = Callable[[NDArray[np.float64]], Outcome]
 
 
 @dataclass(frozen=True)
@@ -42,8 +33,10 @@ class Entrant:
         Largest relative error of forces that passes.
     precision : str
         Precision of the network.
-    is_peer : bool
-        True for other packages.
+    package : str, optional
+        Other package that computes.
+    self_loops : bool, optional
+        Kind of model that this package has: with self-loops in TorchMD-NET, without in MatGL.
     needs_compiler : bool
         If True, a C++ compiler is needed.
     """
@@ -52,51 +45,24 @@ class Entrant:
     prepare: Callable[[TensorNet, System], Evaluate]
     tolerance: float = PEER_TOLERANCE
     precision: str = "float32"
-    is_peer: bool = False
+    package: str | None = None
+    self_loops: bool | None = None
     needs_compiler: bool = False
+
+    @property
+    def is_peer(self) -> bool:
+        """True for other packages."""
+        return self.package is not None
 
     def refusal(self, model: TensorNet) -> str | None:
         """Return why this model is not supported here, or None if it is."""
-        if self.is_peer and not model.config.self_loops:
-            return "not a model of TorchMD-NET"
+        if self.package is not None and find_spec(self.package) is None:
+            return f"{self.package} is not installed"
+        if self.self_loops is not None and model.config.self_loops != self.self_loops:
+            return f"not a model of {self.package}"
         if self.needs_compiler and not any(map(shutil.which, COMPILERS)):
             return "no C++ compiler"
         return None
-
-
-def engine_of(model: TensorNet, system: System, backend: str, dtype: str = "float32") -> Evaluate:
-    """Prepare an engine, whose neighbor list is kept from step to step as in a simulation."""
-    engine = Engine(model, CPU, dtype, backend)
-    batch = Batch.of(system.numbers, system.positions, system.cell, system.cell is not None)
-
-    def evaluate(positions: NDArray[np.float64]) -> Outcome:
-        found = engine.evaluate(batch.with_positions(positions))
-        return Outcome(found.energy, found.forces, found.virial)
-
-    return evaluate
-
-
-Runner = Callable[[nn.Module, dict[str, Any]], Callable[[], tuple[Tensor, Tensor]]]
-
-
-def torchmd_net(
-    model: TensorNet, system: System, run: Runner, *, warp: bool, compiled: bool
-) -> Evaluate:
-    """Prepare TorchMD-NET with the weights of a model."""
-    theirs = peers.rebuild_for(
-        system, model, warp=warp, static_shapes=compiled, derivative=not compiled, room=ROOM
-    )
-    inputs = peers.peer_inputs(system, CPU)
-    references = peers.lone_atoms(model, system)
-    step = run(theirs, inputs)
-
-    def evaluate(positions: NDArray[np.float64]) -> Outcome:
-        with torch.no_grad():
-            inputs["pos"].copy_(torch.from_numpy(positions))
-        energy, forces = step()
-        return Outcome(energy.detach()[:, 0].double() + references, forces.detach())
-
-    return evaluate
 
 
 def _ours(name: str, backend: str, dtype: str = "float32") -> Entrant:
@@ -107,7 +73,13 @@ def _ours(name: str, backend: str, dtype: str = "float32") -> Entrant:
 
 def _peer(name: str, run: Runner, *, warp: bool, compiled: bool = False) -> Entrant:
     prepare = partial(torchmd_net, run=run, warp=warp, compiled=compiled)
-    return Entrant(f"torchmd-net-{name}", prepare, is_peer=True, needs_compiler=compiled)
+    kind = {"package": "torchmdnet", "self_loops": True, "needs_compiler": compiled}
+    return Entrant(f"torchmd-net-{name}", prepare, **kind)
+
+
+def _matgl(name: str, *, compiled: bool) -> Entrant:
+    kind = {"package": "matgl", "self_loops": False, "needs_compiler": compiled}
+    return Entrant(name, partial(matgl, compiled=compiled), **kind)
 
 
 ENTRANTS: dict[str, Entrant] = {
@@ -122,5 +94,7 @@ ENTRANTS: dict[str, Entrant] = {
         _peer("warp", peers.eager, warp=True),
         _peer("torch-compile", peers.compiled, warp=False, compiled=True),
         _peer("warp-compile", peers.compiled, warp=True, compiled=True),
+        _matgl("matgl", compiled=False),
+        _matgl("matgl-compile", compiled=True),
     )
 }

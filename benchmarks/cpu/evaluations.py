@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from benchmarks.cpu.cases import SCALING, Case
 from benchmarks.cpu.contest import Key, hold
-from benchmarks.cpu.entrants import ENTRANTS, OURS, Entrant, Evaluate
+from benchmarks.cpu.entrants import ENTRANTS, OURS, Entrant
 from benchmarks.cpu.memory import Peak
-from benchmarks.cpu.session import CPU, Session, timing_of
+from benchmarks.cpu.methods import CPU, Evaluate
+from benchmarks.cpu.session import Session, timing_of
 from benchmarks.engine.gate import Truth, check_plausible
 from benchmarks.lab.guards import at_most
 from benchmarks.systems.models import model

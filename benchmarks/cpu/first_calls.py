@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.cpu.cases import Case
-from benchmarks.cpu.session import CPU, Session
+from benchmarks.cpu.methods import CPU
+from benchmarks.cpu.session import Session
 from benchmarks.engine.first_step import STAGES, time_stages
 
 NAMES = (*STAGES, "total")

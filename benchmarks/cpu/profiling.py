@@ -16,8 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks.cpu.cases import CASES, EVALUATION, SCALING, Case
-from benchmarks.cpu.entrants import OURS, engine_of
+from benchmarks.cpu.entrants import OURS
 from benchmarks.cpu.evaluations import AMPLITUDE
+from benchmarks.cpu.methods import engine_of
 from benchmarks.systems.models import model
 
 STEPS = 20

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.contest import Key
-from benchmarks.cpu.session import CPU, STEPS, Run, Session
+from benchmarks.cpu.methods import CPU
+from benchmarks.cpu.session import STEPS, Run, Session
 from benchmarks.engine.gate import GateError
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import Results, Row, read_rows

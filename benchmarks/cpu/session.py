@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.contest import Contest, Key, hold
+from benchmarks.cpu.methods import CPU
 from benchmarks.engine.gate import GateError
 from benchmarks.lab.guards import quiet
 from benchmarks.lab.lab import Lab
@@ -22,7 +23,6 @@ from benchmarks.systems.models import model
 from mlff_triton._common.timing import QUANTILES, Environment, Timing, device_name
 
 BENCH = "cpu"
-CPU = torch.device("cpu")
 RUNS = 3  # of each simulation
 STEPS = 20, 5000  # fewest and most of a simulation
 

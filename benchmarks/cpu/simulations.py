@@ -12,8 +12,9 @@ from ase import Atoms
 
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.contest import Key
-from benchmarks.cpu.entrants import OURS, engine_of
-from benchmarks.cpu.session import CPU, STEPS, Run, Session
+from benchmarks.cpu.entrants import OURS
+from benchmarks.cpu.methods import CPU, engine_of
+from benchmarks.cpu.session import STEPS, Run, Session
 from benchmarks.dynamics import cases as md
 from benchmarks.dynamics import command
 from benchmarks.dynamics.melted import Start, drawn, moved

@@ -13,13 +13,14 @@ from benchmarks.lab.selection import (
     SCALING,
     TORCHMD_NET,
     Times,
-    best_torchmd_net,
+    best_peer,
     p50,
     passed,
     scaling,
 )
 
 MD, FIRST, LAMMPS = "md-", "first-", "lammps-"  # prefixes of cases
+PEERS = (TORCHMD_NET, "matgl")  # prefixes of implementations
 OTHERS = (SCALING, MD, FIRST, LAMMPS)
 STAGES = {"engine": "engine", "forces": "first forces", "total": "both", "second": "second forces"}
 CACHES = {"cold": "empty", "warm": "filled"}
@@ -31,13 +32,14 @@ def evaluations(folder: Path) -> str:
     """Tabulate energies and forces of atoms that move; empty without data."""
     times = {c: rows for c, rows in _times(folder).items() if not c.startswith(OTHERS)}
     head = ["case", "atoms", "threads", "mlff_triton", "exact module", "PyTorch operators"]
-    head += ["TorchMD-NET, best", "over the exact module", "over TorchMD-NET", "error (exact)"]
+    head += ["best peer", "over the exact module", "over the best", "error (exact)"]
     lines = []
     for case, threads, rows in _by_threads(times):
         if OUR_LOOPS not in rows:
             continue
-        ours, exact, theirs = rows[OUR_LOOPS], rows.get("exact"), best_torchmd_net(rows)
-        route = f" ({theirs.impl.removeprefix(TORCHMD_NET)})" if theirs else ""
+        ours, exact = rows[OUR_LOOPS], rows.get("exact")
+        theirs = best_peer(rows, [name for name in rows if name.startswith(PEERS)])
+        route = f" ({theirs.impl})" if theirs else ""
         cells = [case, f"{ours.atoms:,}", str(threads), f"**{ms_cell(ours)}**", ms_cell(exact)]
         cells += [ms_cell(rows.get("torch")), ms_cell(theirs) + route]
         cells += [_ratio(exact), _ratio(theirs)]

@@ -70,7 +70,12 @@ def shipped_model() -> TensorNet:
 
 
 def matpes_model(folders: Sequence[Path] = DATA_FOLDERS) -> TensorNet:
-    """Return MatGL's universal potential, which is not part of the repository.
+    """Return MatGL's universal potential; raise an `InputError` if it is in none of the folders."""
+    return _single(matpes_folder(folders))
+
+
+def matpes_folder(folders: Sequence[Path] = DATA_FOLDERS) -> Path:
+    """Return the folder of MatGL's universal potential, which is not part of the repository.
 
     Raises
     ------
@@ -79,7 +84,7 @@ def matpes_model(folders: Sequence[Path] = DATA_FOLDERS) -> TensorNet:
     """
     for folder in folders:
         if (folder / MATPES).is_dir():
-            return _single(folder / MATPES)
+            return folder / MATPES
     raise InputError(f"{MATPES} is in none of {', '.join(map(str, folders))}")
 
 

@@ -16,6 +16,7 @@ from benchmarks import __main__ as command
 from benchmarks.cpu import (
     cases,
     contest,
+    entrants,
     evaluations,
     first_calls,
     profiling,
@@ -24,13 +25,14 @@ from benchmarks.cpu import (
     simulations,
 )
 from benchmarks.cpu import session as session_module
-from benchmarks.cpu.entrants import ENTRANTS, Entrant, engine_of
+from benchmarks.cpu.entrants import ENTRANTS, Entrant
 from benchmarks.cpu.memory import Peak
+from benchmarks.cpu.methods import engine_of
 from benchmarks.cpu.session import Session
 from benchmarks.engine.gate import GateError
 from benchmarks.lab import cpu_tables, figures
 from benchmarks.lab.schema import PairedRow, Results, columns_of, read_rows
-from benchmarks.systems import systems
+from benchmarks.systems import models, systems
 from mlff_triton._common import timing
 from tests.support.benchmark_rows import CPU, row
 
@@ -135,6 +137,24 @@ def test_a_compiled_peer_needs_a_compiler(tiny, monkeypatch, capfd):
     runner.run_cpu(tiny, ["21"], ["torchmd-net-torch-compile"], [1])
     assert "skipped, no C++ compiler" in capfd.readouterr().err
     assert not tiny.results.path("cpu").exists()
+
+
+def test_packages_that_are_missing_or_have_other_models_are_skipped(tiny, monkeypatch, capfd):
+    runner.run_cpu(tiny, ["21"], ["matgl"], [1])
+    monkeypatch.setattr(entrants, "find_spec", lambda _name: None)
+    runner.run_cpu(tiny, ["21"], ["torchmd-net-torch"], [1])
+    reasons = capfd.readouterr().err
+    assert "matgl: skipped, " in reasons
+    assert "torchmd-net-torch: skipped, torchmdnet is not installed" in reasons
+
+
+def test_a_model_that_is_missing_is_skipped(tiny, monkeypatch, capfd):
+    monkeypatch.setitem(models.MODELS, "matpes", partial(models.matpes_model, ()))
+    models.model.cache_clear()
+    runner.run_cpu(tiny, ["matpes-192"], ["cpu"], [1])
+    assert (
+        "cpu matpes-192: skipped, matgl-tensornet-matpes-pbe is in none" in capfd.readouterr().err
+    )
 
 
 def test_torchmd_net_has_our_forces(tiny):
@@ -306,7 +326,7 @@ def test_tables_and_the_figure_are_made_from_the_csv(tmp_path):
     rows += [paired("21", impl, 2, ms, ratio=ratio) for impl, ms, ratio in peers]
     rows += [paired("scaling-21", "cpu", n, 64.0 / n**0.9) for n in (1, 2, 16)]
     Results(tmp_path).add(rows)
-    line = "| 21 | 21 | 2 | **1.5** | 6 | – | 30 (torch) | 4.10x | 15.00x | 1e-07 (1e-07) |"
+    line = "| 21 | 21 | 2 | **1.5** | 6 | – | 30 (torchmd-net-torch) | 4.10x | 15.00x | 1e-07"
     text = cpu_tables.evaluations(tmp_path)
     assert line in text
     assert "| 21 | 21 | 1 | **2** | – | – | – | – | – | 1e-07 |" in text
