@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lab import selection
-from benchmarks.lab.schema import read_rows
+from benchmarks.lab.schema import read_rows, with_threads
 from mlff_triton.checkpoints.facts import FACTS
 from tests.docs.pages import DOCS, README, ROOT, name_of, pages
 from tools import docs_benchmarks, docs_models
@@ -88,6 +88,24 @@ def test_simulations_in_the_readme_are_measured():
         best = selection.best_torchmd_net(case)
         assert peer == (fastest(case, [best.impl]) if best else "")
         assert ratio == (f"{best.ms_p50 / case['command'].ms_p50:.1f}x" if best else "")
+
+
+def test_cpus_in_the_readme_are_measured():
+    """On two cores: simulations by the command, and forces against the fastest peer."""
+    times = measured("cpu")
+    if not times:
+        pytest.skip("no CPU has been measured")
+    sizes = ("21", "166", "1029")
+    command = [times[f"md-{size}"][with_threads("command", 2)] for size in sizes]
+    first, second, third = (f"{selection.NS_PER_DAY / row.ms_p50:.3g}" for row in command)
+    text = words(README)
+    assert f"{first} ns/day for 21 atoms, {second} for 166" in text
+    assert f"and {third} for 1,029" in text
+    ratios = []
+    for size in sizes:
+        rows = {row.impl: row for row in times[size].values() if row.threads == 2}
+        ratios.append(selection.best_torchmd_net(rows).ratio)
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast as the fastest mode" in text
 
 
 def test_other_numbers_are_measured():
