@@ -14,15 +14,17 @@ SILU = ("silu", "swish")
 
 def activate_with_slope(z: Tensor, activation: str, slope: Tensor) -> Tensor:
     """Return activated values, and write the derivatives to ``slope``."""
-    if activation in SILU:
-        torch.ops.aten.silu_backward(torch.ones_like(z), z, grad_input=slope)
-    else:
+    if activation not in SILU:
         slope.copy_(activate_derivative(z, activation))
-    return activate(z, activation)
+        return activate(z, activation)
+    gate = torch.sigmoid(z)
+    value = z * gate
+    torch.add(gate, value, out=slope).addcmul_(gate, value, value=-1)
+    return value
 
 
 def activate_backward(grad: Tensor, z: Tensor, activation: str) -> Tensor:
     """Return gradients by the values before an activation, given those by the values after it."""
-    if activation in SILU:
-        return torch.ops.aten.silu_backward(grad, z)
-    return activate_derivative(z, activation).mul_(grad)
+    slope = torch.empty_like(z)
+    activate_with_slope(z, activation, slope)
+    return slope.mul_(grad)

@@ -11,11 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.activations import (
-    activate,
-    activate_backward,
-    activate_with_slope,
-)
+from mlff_triton.kernels.common.cpu.activations import activate, activate_with_slope
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run, run_part
 from mlff_triton.kernels.common.cpu.radial_table import slope_weights, weights
 from mlff_triton.kernels.common.cpu.tensors import (
@@ -94,14 +90,13 @@ def edge_messages_backward(
 
     def work(first: int, last: int, begin: int, end: int) -> None:
         part = slice(begin, end)
-        z3, grad_z1 = kept.z3[part], kept.first_slope[part]
-        values, grad_z3 = activate(z3, n.activation), torch.empty_like(z3)
-        outputs = values, grad_z3, slope
-        run_part(_factor_gradients, first, last, *by_factor, grad, y, accumulate, lanes, *outputs)
-        grad_z3 = activate_backward(grad_z3, z3, n.activation)
+        factors, grad_z1 = kept.z3[part], kept.first_slope[part]
+        grad_z3 = torch.empty_like(factors)
+        values = activate_with_slope(factors, n.activation, grad_z3)
+        given = *by_factor, grad, y, values, accumulate, lanes
+        run_part(_factor_gradients, first, last, *given, factors, grad_z3, slope)
         grad_z2 = torch.mm(grad_z3, n.third_adjoint.T).mul_(kept.second_slope[part])
         grad_z1.mul_(torch.mm(grad_z2, n.second_adjoint.T))
-        z3.copy_(values)  # factors by now
         arrays = *by_distance, n.table, grad_z1, lanes, received, slope
         run_part(_distance_gradients, first, last, *arrays)
 
@@ -190,10 +185,13 @@ def _sum_messages(values, ends, atoms, cutoff, y, lanes, message, first, last):
 
 @loop
 def _factor_gradients(
-    ends, atoms, opposite_slots, cutoff, cutoff_slope, grad, y, accumulate, lanes,
-    values, grad_z3, slope, first, last,
+    ends, atoms, opposite_slots, cutoff, cutoff_slope, grad, y, values, accumulate, lanes,
+    factors, grad_z3, slope, first, last,
 ):  # fmt: skip
-    """Turn the values of a block into factors; write their gradients, and those of distances."""
+    """Write the factors of a block, and gradients of distances through the cutoff.
+
+    Gradients of the last hidden values replace the slopes of the activation.
+    """
     channels, zero = y.shape[2], spread(y.dtype.type(0), lanes)
     begin = row = _start(ends, first)
     for i in range(first, last):
@@ -203,9 +201,11 @@ def _factor_gradients(
                 sent = load_wide(y, atoms[row], f, lanes)
                 a, b, s = dot_parts(load_wide(grad, i, f, lanes), sent)
                 v = _load_rows(values, row - begin, f, channels, lanes)
+                d = _load_rows(grad_z3, row - begin, f, channels, lanes)
                 found += a * v[0] + b * v[1] + s * v[2]
-                _store_rows(grad_z3, row - begin, f, channels, (c * a, c * b, c * s))
-                _store_rows(values, row - begin, f, channels, (c * v[0], c * v[1], c * v[2]))
+                parts = c * a * d[0], c * b * d[1], c * s * d[2]
+                _store_rows(grad_z3, row - begin, f, channels, parts)
+                _store_rows(factors, row - begin, f, channels, (c * v[0], c * v[1], c * v[2]))
             if k >= 0:
                 through_cutoff = cutoff_slope[row] * total(found)
                 slope[k] = slope[k] + through_cutoff if accumulate else through_cutoff
