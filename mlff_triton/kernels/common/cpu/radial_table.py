@@ -5,64 +5,63 @@ Tables are packed by vectors of channels, see `mlff_triton.kernels.common.cpu.pa
 
 from __future__ import annotations
 
+from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.compilation import inlined
-from mlff_triton.kernels.common.cpu.vectors import load_vector
+from mlff_triton.kernels.common.cpu.vectors import load_three
 
 
-@inlined
+@algebra
 def weights(fraction, width):
     """Return the factors of the slope, the secant and the next slope in a value."""
-    number = type(fraction)
-    t, u = fraction, number(1) - fraction
-    return width * t * u * u, width * t * t * (number(3) - t - t), -width * t * t * u
+    t, u = fraction, 1 - fraction
+    return width * t * u * u, width * t * t * (3 - t - t), -width * t * t * u
 
 
-@inlined
+@algebra
 def slope_weights(fraction):
     """Return the factors of the slope, the secant and the next slope in a derivative."""
-    number = type(fraction)
-    t, u = fraction, number(1) - fraction
-    return u * (u - t - t), number(6) * t * u, t * (t - u - u)
+    t, u = fraction, 1 - fraction
+    return u * (u - t - t), 6 * t * u, t * (t - u - u)
+
+
+@algebra
+def _blend(knots, ends, w):
+    """Return three functions from values, slopes and secants, and the slopes at the end."""
+    return tuple(
+        value + (w[0] * slope + w[1] * secant + w[2] * end)
+        for (value, slope, secant), end in zip(knots, ends, strict=True)
+    )
+
+
+@algebra
+def _blend_slopes(knots, ends, w):
+    """Return the derivatives of three functions."""
+    return tuple(
+        w[0] * slope + w[1] * secant + w[2] * end
+        for (_, slope, secant), end in zip(knots, ends, strict=True)
+    )
 
 
 @inlined
-def _knots(table, block, interval, part, lanes):
-    """Return value, slope and secant of a function in an interval, and the slope at its end."""
+def _knots(table, block, interval, lanes):
+    """Return values, slopes and secants of three functions in an interval."""
     return (
-        load_vector(table, (block, interval, part, 0, 0), lanes),
-        load_vector(table, (block, interval, part, 1, 0), lanes),
-        load_vector(table, (block, interval, part, 2, 0), lanes),
-        load_vector(table, (block, interval + 1, part, 1, 0), lanes),
+        load_three(table, (block, interval, 0, None, 0), lanes),
+        load_three(table, (block, interval, 1, None, 0), lanes),
+        load_three(table, (block, interval, 2, None, 0), lanes),
     )
 
 
 @inlined
 def look_up(table, block, interval, w, lanes):
     """Return the three tabulated functions of an edge for a block of channels."""
-    v0, m0, s0, n0 = _knots(table, block, interval, 0, lanes)
-    v1, m1, s1, n1 = _knots(table, block, interval, 1, lanes)
-    v2, m2, s2, n2 = _knots(table, block, interval, 2, lanes)
-    return (
-        v0 + (w[0] * m0 + w[1] * s0 + w[2] * n0),
-        v1 + (w[0] * m1 + w[1] * s1 + w[2] * n1),
-        v2 + (w[0] * m2 + w[1] * s2 + w[2] * n2),
-    )
+    ends = load_three(table, (block, interval + 1, None, 1, 0), lanes)
+    return _blend(_knots(table, block, interval, lanes), ends, w)
 
 
 @inlined
 def look_up_both(table, block, interval, w, d, lanes):
     """Return the three tabulated functions and their derivatives, with weights w and d."""
-    v0, m0, s0, n0 = _knots(table, block, interval, 0, lanes)
-    v1, m1, s1, n1 = _knots(table, block, interval, 1, lanes)
-    v2, m2, s2, n2 = _knots(table, block, interval, 2, lanes)
-    values = (
-        v0 + (w[0] * m0 + w[1] * s0 + w[2] * n0),
-        v1 + (w[0] * m1 + w[1] * s1 + w[2] * n1),
-        v2 + (w[0] * m2 + w[1] * s2 + w[2] * n2),
-    )
-    slopes = (
-        d[0] * m0 + d[1] * s0 + d[2] * n0,
-        d[0] * m1 + d[1] * s1 + d[2] * n1,
-        d[0] * m2 + d[1] * s2 + d[2] * n2,
-    )
-    return values, slopes
+    knots = _knots(table, block, interval, lanes)
+    ends = load_three(table, (block, interval + 1, None, 1, 0), lanes)
+    return _blend(knots, ends, w), _blend_slopes(knots, ends, d)

@@ -7,8 +7,9 @@ matrices row by row.
 
 from __future__ import annotations
 
+from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.compilation import inlined
-from mlff_triton.kernels.common.cpu.vectors import load_vector, store_vector
+from mlff_triton.kernels.common.cpu.vectors import load_nine, load_three, store_all
 
 
 @inlined
@@ -44,44 +45,22 @@ def store(x, atom, channel, c):
 @inlined
 def load_wide(x, atom, channel, lanes):
     """Return the components of an atom, as vectors of the channels from one on."""
-    return (
-        load_vector(x, (0, atom, channel), lanes),
-        load_vector(x, (1, atom, channel), lanes),
-        load_vector(x, (2, atom, channel), lanes),
-        load_vector(x, (3, atom, channel), lanes),
-        load_vector(x, (4, atom, channel), lanes),
-        load_vector(x, (5, atom, channel), lanes),
-        load_vector(x, (6, atom, channel), lanes),
-        load_vector(x, (7, atom, channel), lanes),
-        load_vector(x, (8, atom, channel), lanes),
-    )
+    return load_nine(x, (None, atom, channel), lanes)
 
 
 @inlined
 def load_parts(x, atom, channel, lanes):
     """Return the values x[N, 3, F] of an atom's three parts, as vectors of channels."""
-    return (
-        load_vector(x, (atom, 0, channel), lanes),
-        load_vector(x, (atom, 1, channel), lanes),
-        load_vector(x, (atom, 2, channel), lanes),
-    )
+    return load_three(x, (atom, None, channel), lanes)
 
 
 @inlined
 def store_wide(x, atom, channel, c):
     """Write the components of an atom, which are vectors of the channels from one on."""
-    store_vector(x, (0, atom, channel), c[0])
-    store_vector(x, (1, atom, channel), c[1])
-    store_vector(x, (2, atom, channel), c[2])
-    store_vector(x, (3, atom, channel), c[3])
-    store_vector(x, (4, atom, channel), c[4])
-    store_vector(x, (5, atom, channel), c[5])
-    store_vector(x, (6, atom, channel), c[6])
-    store_vector(x, (7, atom, channel), c[7])
-    store_vector(x, (8, atom, channel), c[8])
+    store_all(x, (None, atom, channel), c)
 
 
-@inlined
+@algebra
 def scale(f, c):
     """Multiply components by a number."""
     return (
@@ -97,7 +76,7 @@ def scale(f, c):
     )
 
 
-@inlined
+@algebra
 def scale_parts(f, c):
     """Multiply each part by its own factor, of three."""
     return (
@@ -113,7 +92,7 @@ def scale_parts(f, c):
     )
 
 
-@inlined
+@algebra
 def add(b, c):
     """Add components."""
     return (
@@ -129,7 +108,7 @@ def add(b, c):
     )
 
 
-@inlined
+@algebra
 def dot_parts(b, c):
     """Return the sums of products of components, one per part."""
     return (
@@ -139,7 +118,7 @@ def dot_parts(b, c):
     )
 
 
-@inlined
+@algebra
 def dot(b, c):
     """Return the sum of products of components."""
     return (
@@ -155,7 +134,7 @@ def dot(b, c):
     )
 
 
-@inlined
+@algebra
 def compose(c):
     """Return the matrix of components."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = c
@@ -172,7 +151,7 @@ def compose(c):
     )
 
 
-@inlined
+@algebra
 def compose_adjoint(t):
     """Apply the adjoint of `compose`."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t
@@ -189,7 +168,7 @@ def compose_adjoint(t):
     )
 
 
-@inlined
+@algebra
 def decompose(t, half):
     """Return the components of a matrix; ``half`` is 1/2 in the precision of the entries."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t
@@ -207,7 +186,7 @@ def decompose(t, half):
     )
 
 
-@inlined
+@algebra
 def decompose_adjoint(c, half):
     """Apply the adjoint of `decompose`."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = c
@@ -225,7 +204,7 @@ def decompose_adjoint(c, half):
     )
 
 
-@inlined
+@algebra
 def matmul(a, b):
     """Return the product of matrices."""
     return (
@@ -241,13 +220,13 @@ def matmul(a, b):
     )
 
 
-@inlined
+@algebra
 def transpose(a):
     """Return the transpose of a matrix."""
     return a[0], a[3], a[6], a[1], a[4], a[7], a[2], a[5], a[8]
 
 
-@inlined
+@algebra
 def half_norm_gradients(c):
     """Return half the derivatives of the squared Frobenius norm by the components."""
     i, a0, a1, a2, s00, s01, s02, s11, s12 = c
@@ -264,13 +243,13 @@ def half_norm_gradients(c):
     )
 
 
-@inlined
+@algebra
 def norm(c):
     """Return the squared Frobenius norm of the matrix of components."""
     return dot(c, half_norm_gradients(c))
 
 
-@inlined
+@algebra
 def normalize_backward(grad, c, inverse):
     """Return the gradient of components, given that of their product with ``inverse``.
 
@@ -280,7 +259,7 @@ def normalize_backward(grad, c, inverse):
     return add(scale(inverse, grad), scale(along + along, half_norm_gradients(c)))
 
 
-@inlined
+@algebra
 def square_backward(grad, d, half):
     """Return the gradient of components d, given that of ``decompose(D D)``."""
     g, t = decompose_adjoint(grad, half), transpose(compose(d))

@@ -61,11 +61,17 @@ class _Arithmetic(AbstractTemplate):
         return None
 
 
-def _spread(context, builder, vector, kind, value):
-    """Return a value as a vector."""
-    if isinstance(kind, VectorType):
+def as_kind(context, builder, wanted, kind, value):
+    """Return a value of some type as one of another type, which is at least as wide."""
+    if wanted == kind:
         return value
-    number = context.cast(builder, value, kind, vector.element)
+    if not isinstance(wanted, VectorType):
+        return context.cast(builder, value, kind, wanted)
+    return _spread(context, builder, wanted, context.cast(builder, value, kind, wanted.element))
+
+
+def _spread(context, builder, vector, number):
+    """Return a number as a vector."""
     lanes = context.get_value_type(vector)
     first = builder.insert_element(ir.Constant(lanes, ir.Undefined), number, cgutils.int32_t(0))
     order = ir.Constant(ir.VectorType(cgutils.int32_t, vector.lanes), [0] * vector.lanes)
@@ -78,7 +84,7 @@ def _define(name: str) -> None:
 
     def lower(context, builder, sig, args):
         a, b = (
-            _spread(context, builder, sig.return_type, kind, value)
+            as_kind(context, builder, sig.return_type, kind, value)
             for kind, value in zip(sig.args, args, strict=True)
         )
         return getattr(builder, instruction)(a, b)
@@ -101,18 +107,31 @@ def _negate(context, builder, sig, args):
     return builder.fneg(*args)
 
 
-def _pointer(context, builder, sig, args, vector):
-    """Return a pointer to the vector that begins at an index of an array."""
+def _pointer(context, builder, sig, args, vector, number=None):
+    """Return a pointer to the vector at an index of an array, with a number in place of None."""
     (array, index, *_), (value, positions, *_) = sig.args, args
     if array.layout != "C":
         raise TypingError("vectors are parts of C-contiguous arrays")
     data = context.make_array(array)(context, builder, value)
     indices = [
-        context.cast(builder, position, kind, types.intp)
+        context.get_constant(types.intp, number)
+        if kind == types.none
+        else context.cast(builder, position, kind, types.intp)
         for position, kind in zip(cgutils.unpack_tuple(builder, positions), index, strict=True)
     ]
     element = cgutils.get_item_pointer(context, builder, array, data, indices)
     return builder.bitcast(element, context.get_value_type(vector).as_pointer())
+
+
+def _load(context, builder, sig, args, vector, number=None):
+    found = builder.load(_pointer(context, builder, sig, args, vector, number))
+    found.align = context.get_abi_sizeof(context.get_data_type(vector.element))
+    return found
+
+
+def _store(context, builder, sig, args, vector, value, number=None):
+    written = builder.store(value, _pointer(context, builder, sig, args, vector, number))
+    written.align = context.get_abi_sizeof(context.get_data_type(vector.element))
 
 
 @intrinsic
@@ -121,10 +140,7 @@ def load_vector(typing, array, index, lanes):
     vector = VectorType(array.dtype, len(lanes))
 
     def generate(context, builder, sig, args):
-        pointer = _pointer(context, builder, sig, args, vector)
-        found = builder.load(pointer)
-        found.align = context.get_abi_sizeof(context.get_data_type(array.dtype))
-        return found
+        return _load(context, builder, sig, args, vector)
 
     return vector(array, index, lanes), generate
 
@@ -134,12 +150,41 @@ def store_vector(typing, array, index, vector):
     """Write a vector to an array, from an index on."""
 
     def generate(context, builder, sig, args):
-        pointer = _pointer(context, builder, sig, args, vector)
-        written = builder.store(args[2], pointer)
-        written.align = context.get_abi_sizeof(context.get_data_type(array.dtype))
+        _store(context, builder, sig, args, vector, args[2])
         return context.get_dummy_value()
 
     return types.none(array, index, vector), generate
+
+
+def _loader(count):
+    @intrinsic
+    def load(typing, array, index, lanes):
+        vector = VectorType(array.dtype, len(lanes))
+        result = types.UniTuple(vector, count)
+
+        def generate(context, builder, sig, args):
+            found = [_load(context, builder, sig, args, vector, k) for k in range(count)]
+            return context.make_tuple(builder, result, found)
+
+        return result(array, index, lanes), generate
+
+    return load
+
+
+load_three, load_nine = _loader(3), _loader(9)
+"""Functions as `load_vector`, of the first vectors along the axis whose index is None."""
+
+
+@intrinsic
+def store_all(typing, array, index, vectors):
+    """Write a tuple of vectors to an array, along the axis whose index is None."""
+
+    def generate(context, builder, sig, args):
+        for k, value in enumerate(cgutils.unpack_tuple(builder, args[2])):
+            _store(context, builder, sig, args, vectors[k], value, k)
+        return context.get_dummy_value()
+
+    return types.none(array, index, vectors), generate
 
 
 @intrinsic
@@ -148,7 +193,7 @@ def spread(typing, number, lanes):
     vector = VectorType(number, len(lanes))
 
     def generate(context, builder, sig, args):
-        return _spread(context, builder, vector, number, args[0])
+        return _spread(context, builder, vector, args[0])
 
     return vector(number, lanes), generate
 

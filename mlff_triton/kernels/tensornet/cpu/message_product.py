@@ -32,9 +32,10 @@ from mlff_triton.kernels.common.cpu.tensors import (
 )
 from mlff_triton.kernels.common.cpu.vectors import (
     lanes_of,
-    load_vector,
+    load_nine,
+    load_three,
     spread,
-    store_vector,
+    store_all,
     total,
 )
 from mlff_triton.kernels.types.edges import Edges
@@ -88,35 +89,19 @@ def _packed(x: Tensor) -> Tensor:
 def _pack(x, lanes, out, first, last):
     for i in range(first, last):
         for block in range(out.shape[0]):
-            for c in range(9):
-                values = load_vector(x, (c, i, block * len(lanes)), lanes)
-                store_vector(out, (block, i, c, 0), values)
+            store_all(out, (block, i, None, 0), load_wide(x, i, block * len(lanes), lanes))
 
 
 @inlined
 def _load_packed(x, block, atom, lanes):
     """Return the components of an atom of packed tensors."""
-    return (
-        load_vector(x, (block, atom, 0, 0), lanes),
-        load_vector(x, (block, atom, 1, 0), lanes),
-        load_vector(x, (block, atom, 2, 0), lanes),
-        load_vector(x, (block, atom, 3, 0), lanes),
-        load_vector(x, (block, atom, 4, 0), lanes),
-        load_vector(x, (block, atom, 5, 0), lanes),
-        load_vector(x, (block, atom, 6, 0), lanes),
-        load_vector(x, (block, atom, 7, 0), lanes),
-        load_vector(x, (block, atom, 8, 0), lanes),
-    )
+    return load_nine(x, (block, atom, None, 0), lanes)
 
 
 @inlined
 def _own_factors(own, f, lanes):
     """Return the factors of the edge of an atom to itself."""
-    return (
-        load_vector(own, (0, f), lanes),
-        load_vector(own, (1, f), lanes),
-        load_vector(own, (2, f), lanes),
-    )
+    return load_three(own, (None, f), lanes)
 
 
 @loop
