@@ -171,7 +171,7 @@ class TensorNetCalculator(Calculator):
         return results
 
     def dynamics(self, systems: Sequence[Atoms]) -> Dynamics | None:
-        """Prepare systems to be moved on the GPU, as `mlff_triton.dynamics.Simulation` does.
+        """Prepare systems to be moved without ASE, as `mlff_triton.dynamics.Simulation` does.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class TensorNetCalculator(Calculator):
         Returns
         -------
         Dynamics or None
-            None if the model does not run on a GPU, or is an ensemble.
+            None if the backend is "torch" or "exact", or the model is an ensemble.
         """
         masses = moving_masses(systems)
         batch = self.session.batch_of(self._systems(systems))

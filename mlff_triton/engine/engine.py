@@ -343,7 +343,7 @@ class Engine:
     def dynamics(
         self, batch: Batch, masses: ArrayLike, limits: FloatArray | None = None
     ) -> Dynamics | None:
-        """Prepare a checked batch to be moved on the GPU.
+        """Prepare a checked batch to be moved by the kernels or loops that compute its forces.
 
         Parameters
         ----------
@@ -358,7 +358,7 @@ class Engine:
         Returns
         -------
         Dynamics or None
-            None if the engine does not run on a GPU, or has several members.
+            None if the backend is "torch" or "exact", or the engine has several members.
 
         Raises
         ------

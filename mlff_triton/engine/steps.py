@@ -135,7 +135,7 @@ class Steps(ABC):
         masses: FloatArray,  # noqa: ARG002
         limits: FloatArray | None = None,  # noqa: ARG002
     ) -> Dynamics | None:
-        """Return what moves the atoms of a batch on a GPU, or None if the host has to.
+        """Return what moves the atoms of a batch, or None if PyTorch computes the forces.
 
         Parameters
         ----------
