@@ -7,11 +7,12 @@ need it are empty.
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import BinaryIO
+from typing import IO
 
 START = f"""
 import pickle, sys
@@ -23,7 +24,7 @@ if version == sys.version:
 """Code of the process, which has the paths of its parent but none of its modules."""
 
 
-def serve(given: BinaryIO, results: BinaryIO) -> None:
+def serve(given: IO[bytes], results: IO[bytes]) -> None:
     """Compile loops, each given with types of its arguments; answer with code, or None."""
     from numba.core.registry import cpu_target
     from numba.core.serialize import loads
@@ -32,6 +33,7 @@ def serve(given: BinaryIO, results: BinaryIO) -> None:
 
     sys.modules["torch"] = None  # type: ignore[assignment]
     cpu_target.target_context.refresh()
+    gc.disable()  # it would take a tenth of the time
     sys.stdout = sys.stderr  # whatever prints must not disturb the results
     send(results, b"")
     while (task := receive(given)) is not None:
@@ -55,13 +57,13 @@ def _import(name: str) -> None:
         sys.modules[name] = ModuleType(name)
 
 
-def send(pipe: BinaryIO, content: bytes | None) -> None:
+def send(pipe: IO[bytes], content: bytes | None) -> None:
     """Write bytes or None, to be read by `receive`."""
     pickle.dump(content, pipe)
     pipe.flush()
 
 
-def receive(pipe: BinaryIO) -> bytes | None:
+def receive(pipe: IO[bytes]) -> bytes | None:
     """Read what `send` wrote; None if the other end is closed."""
     try:
         content: bytes | None = pickle.load(pipe)  # noqa: S301 - of our own processes

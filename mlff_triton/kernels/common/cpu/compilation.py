@@ -36,6 +36,11 @@ Function = Callable[..., Any]
 _collected: ContextVar[list[Task] | None] = ContextVar("collected", default=None)
 
 
+def is_off() -> bool:
+    """Return True if the user has turned Numba's compiler off."""
+    return bool(config.DISABLE_JIT)
+
+
 def _inlined(**options: Any) -> Callable[[Function], Function]:
     """Return a decorator of functions that loops call.
 
@@ -51,10 +56,11 @@ def _loop(**options: Any) -> Callable[[Loop], Loop]:
     compiled = njit(error_model="numpy", nogil=True, **options)
 
     def decorate(function: Loop) -> Loop:
-        dispatcher: Loop = compiled(function)
-        if isinstance(dispatcher, Dispatcher):  # not if the user has turned Numba's compiler off
+        dispatcher: Any = compiled(function)
+        if not is_off():
             dispatcher._cache = LoopCache(dispatcher)
-        return dispatcher
+        found: Loop = dispatcher
+        return found
 
     return decorate
 
@@ -70,11 +76,6 @@ exact_loop = _loop()
 
 So the vectors of opposite edges are opposite to the bit, and results are the same on all CPUs.
 """
-
-
-def is_off() -> bool:
-    """Return True if the user has turned Numba's compiler off."""
-    return bool(config.DISABLE_JIT)
 
 
 def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -> None:

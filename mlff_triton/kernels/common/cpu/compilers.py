@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from mlff_triton._common.garbage import garbage_kept
 from mlff_triton._common.notice import Notice
 from mlff_triton.kernels.common.cpu.child import START, receive, send
 
@@ -108,7 +109,6 @@ def compile_all(tasks: Iterable[Task], n_processes: int) -> None:
         Number of processes that may compile, including this one.
     """
     missing = [task for task in dict.fromkeys(tasks) if not task.is_loaded]
-    cpu_target.target_context.refresh()
     absent = [task for task in missing if not task.is_stored]
     if absent:
         _compile(absent, n_processes)
@@ -123,7 +123,7 @@ def _compile(tasks: Collection[Task], n_processes: int) -> None:
     children = _start(count)
     threads = [Thread(target=c.serve, args=(queue,), daemon=True) for c in children]
     try:
-        with Notice() as notice:
+        with garbage_kept, Notice() as notice:  # collecting takes a tenth of the time
             for thread in threads:
                 thread.start()
             while queue:
