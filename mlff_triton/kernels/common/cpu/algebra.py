@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from numba.core import cgutils, types
+from numba.core.types.containers import BaseTuple, Tuple
+from numba.core.types.misc import VarArg, unliteral
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin
 
@@ -24,7 +26,7 @@ class _Value:
     """A number or vector while a function runs; only its type matters if there is no builder."""
 
     def __init__(self, kind, value=None, context=None, builder=None) -> None:
-        self.kind, self.value = types.unliteral(kind), value
+        self.kind, self.value = unliteral(kind), value
         self.context, self.builder = context, builder
 
     def _combine(self, other, instruction, swapped=False):
@@ -93,13 +95,13 @@ def algebra(function: Function) -> Function:
         return _packed(context, builder, function(*given))
 
     infer_global(function, types.Function(Template))
-    lower_builtin(function, types.VarArg(types.Any))(lower)
+    lower_builtin(function, VarArg(types.Any))(lower)
     return function
 
 
 def _values(kind, value=None, context=None, builder=None):
     """Return an argument as values: one, or a tuple."""
-    if not isinstance(kind, types.BaseTuple):
+    if not isinstance(kind, BaseTuple):
         return _Value(kind, value, context, builder)
     parts = [None] * len(kind) if builder is None else cgutils.unpack_tuple(builder, value)
     pairs = zip(kind, parts, strict=True)
@@ -108,7 +110,7 @@ def _values(kind, value=None, context=None, builder=None):
 
 def _kinds(found):
     """Return the type of a result."""
-    return types.Tuple([*map(_kinds, found)]) if isinstance(found, tuple) else found.kind
+    return Tuple([*map(_kinds, found)]) if isinstance(found, tuple) else found.kind
 
 
 def _packed(context, builder, found):

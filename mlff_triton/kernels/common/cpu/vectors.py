@@ -14,6 +14,7 @@ from functools import cache
 from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.core.errors import TypingError
+from numba.core.types.containers import UniTuple
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
@@ -160,7 +161,7 @@ def _loader(count):
     @intrinsic
     def load(typing, array, index, lanes):
         vector = VectorType(array.dtype, len(lanes))
-        result = types.UniTuple(vector, count)
+        result = UniTuple(vector, count)
 
         def generate(context, builder, sig, args):
             found = [_load(context, builder, sig, args, vector, k) for k in range(count)]
