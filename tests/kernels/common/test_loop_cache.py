@@ -189,6 +189,14 @@ def test_another_process_compiles(load):
     assert hits(tasks[0].loop) == 1
 
 
+def test_loops_that_other_processes_have_compiled_meanwhile_are_loaded(load):
+    array = types.Array(types.float64, 1, "C")
+    loops = load(), load()  # as in two processes
+    compilers.compile_all([compilers.Task(f, (array, types.int64, types.int64)) for f in loops], 1)
+    assert sorted(map(hits, loops)) == [0, 1]
+    assert [result(f) for f in loops] == [3, 3]
+
+
 @pytest.mark.parametrize("name", ["", "/nowhere/lmp", "/nowhere/python3"])
 def test_programs_without_an_interpreter_compile_by_themselves(load, monkeypatch, name):
     monkeypatch.setattr(sys, "executable", name)

@@ -7,6 +7,7 @@ process compiles everything.
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -81,8 +82,7 @@ class Child:
             self._input.flush()
             if receive(self._output) is None:
                 return
-            while tasks:
-                task = tasks.popleft()
+            while (task := _next(tasks)) is not None:
                 send(self._input, dumps(tuple(task)))
                 content = receive(self._output)
                 if content is None:
@@ -117,26 +117,38 @@ def compile_all(tasks: Iterable[Task], n_processes: int) -> None:
 
 
 def _compile(tasks: Collection[Task], n_processes: int) -> None:
-    """Compile loops in several processes, those that take longest first."""
-    queue = deque(sorted(tasks, key=_size, reverse=True))
+    """Compile loops in several processes, those that take longest first.
+
+    Processes that do so independently, such as those of LAMMPS, find each other's loops in the
+    cache. A process without helpers therefore has an order of its own.
+    """
     count = min(n_processes, len(tasks) // LOOPS_PER_PROCESS, MOST) - 1
+    order = _size if count > 0 else _any_order
+    queue = deque(sorted(tasks, key=order, reverse=True))
     children = _start(count)
     threads = [Thread(target=c.serve, args=(queue,), daemon=True) for c in children]
     try:
         with garbage_kept, Notice() as notice:  # collecting takes a tenth of the time
             for thread in threads:
                 thread.start()
-            while queue:
-                notice.show(
-                    f"compiling loops for this processor: {len(tasks) - len(queue)} of {len(tasks)}"
-                )
-                with suppress(IndexError):  # if another thread has just taken the last one
-                    queue.popleft().compile()
+            while (task := _next(queue)) is not None:
+                done = len(tasks) - len(queue) - 1
+                notice.show(f"compiling loops for this processor: {done} of {len(tasks)}")
+                if not task.is_stored:
+                    task.compile()
             for thread in threads:
                 thread.join()
     finally:
         for child in children:
             child.stop()
+
+
+def _next(queue: deque[Task]) -> Task | None:
+    """Take the first task, unless other threads have taken all."""
+    try:
+        return queue.popleft()
+    except IndexError:
+        return None
 
 
 def _start(count: int) -> list[Child]:
@@ -153,3 +165,8 @@ def _start(count: int) -> list[Child]:
 def _size(task: Task) -> int:
     """Return a measure of the time that a loop takes to be compiled."""
     return len(task.loop.py_func.__code__.co_code)
+
+
+def _any_order(task: Task) -> int:
+    """Return a number that is another one in each process."""
+    return hash((os.getpid(), task.loop.__qualname__))
