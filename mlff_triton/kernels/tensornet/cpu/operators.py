@@ -1,7 +1,6 @@
 """Operators of a whole step for CPUs."""
 
 from mlff_triton.kernels.tensornet.cpu.forces import forces, totals
-from mlff_triton.kernels.tensornet.cpu.heads import deep_head, gated_head, scalar_head
 from mlff_triton.kernels.tensornet.cpu.interaction import (
     embed,
     embed_backward,
@@ -12,7 +11,13 @@ from mlff_triton.kernels.tensornet.cpu.interaction import (
     update_backward,
 )
 from mlff_triton.kernels.tensornet.cpu.message_product import message_backward, message_product
-from mlff_triton.kernels.tensornet.cpu.readout import readout, readout_backward
+from mlff_triton.kernels.tensornet.cpu.readout import (
+    deep_head,
+    gated_head,
+    readout,
+    readout_backward,
+    scalar_head,
+)
 from mlff_triton.kernels.tensornet.cpu.repulsion import repulsion
 from mlff_triton.kernels.tensornet.cpu.scalar_network import (
     scalar_network,
