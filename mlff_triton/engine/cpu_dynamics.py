@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.cpu_state import CpuModel, CpuState
 from mlff_triton.engine.motion import Conditions, FloatArray, Observation, State
@@ -54,6 +55,7 @@ class CpuDynamics(StepwiseDynamics):
         self._state.neighbors.lengths = self._limits if conditions.descent is None else None
         return super().begin(state, conditions, is_continued=is_continued)
 
+    @with_own_settings
     def _rehearse(self, conditions: Conditions) -> None:
         """Run all loops of a step and of its motion, with another atom."""
         self._state.rehearse()
@@ -67,6 +69,7 @@ class CpuDynamics(StepwiseDynamics):
             choose_scale(motion, conditions.integration, conditions.rescaling)
         advance(motion, positions, totals, conditions.integration)
 
+    @with_own_settings
     def _compute(self, which: Sequence[int]) -> None:
         if not np.array_equal(self._cells, self._last_cells):
             self._batch = self._batch.with_cells(self._cells)

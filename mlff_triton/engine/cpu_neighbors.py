@@ -175,6 +175,7 @@ class CpuNeighbors:
         if closest.min() < MIN_DISTANCE**2:
             pair = self._contact(batch, int(closest.argmin()), self._no_lengths)
             if is_new:
+                self._built = None  # so that the same positions are refused in the same words
                 check_apart(np.array([pair.distance]), np.array([pair[:2]]))
             raise same_point(pair.first, pair.second)
 
