@@ -48,6 +48,7 @@ class CpuDynamics(StepwiseDynamics):
         self._state, self._batch = CpuState(model), batch
         self._last_cells = np.full_like(self._cells, np.nan)
 
+    @with_own_settings
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
         """Compute forces, and prepare the next step."""
         compile_ahead(lambda: self._rehearse(conditions))

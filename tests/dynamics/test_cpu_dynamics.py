@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms, units
 from ase.constraints import FixAtoms
 
@@ -236,3 +238,14 @@ def test_loops_of_the_motion_are_compiled_with_those_of_the_network(stage, monke
     run(dynamics_of(atoms), state, conditions(stage), [2])
     assert late
     assert late <= ahead
+
+
+@pytest.mark.parametrize(
+    "setting", [torch.inference_mode, partial(torch.autocast, "cpu", dtype=torch.bfloat16)]
+)
+def test_settings_of_the_caller_change_nothing(setting):
+    atoms, given = random_crystal(6, "triclinic"), conditions("langevin")
+    expected = run(dynamics_of(atoms, dtype="float32"), state_of(atoms), given, [3])[-1]
+    with setting():
+        found = run(dynamics_of(atoms, dtype="float32"), state_of(atoms), given, [3])[-1]
+    assert_equal(found, expected)
