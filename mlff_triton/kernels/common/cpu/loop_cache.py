@@ -13,6 +13,8 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache as once
+from functools import cached_property
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -87,9 +89,15 @@ class LoopCache:
         """Do nothing, as files of other code are never read."""
 
     def _key(self, types: Any, context: Any) -> str:
-        compilers = numba.__version__, llvmlite.__version__, sys.version, numba.config.OPT
+        config = numba.config
+        options = config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT
+        compilers = numba.__version__, llvmlite.__version__, sys.version, options
         given = types, context.codegen().magic_tuple(), compilers
-        return hashlib.sha256(f"{fingerprint(self._loop)} {given}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._fingerprint} {given}".encode()).hexdigest()
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self._loop)
 
 
 def pack(result: Any) -> bytes:
@@ -182,6 +190,7 @@ def _definition(value: Any) -> Iterator[str]:
             yield _source(name)
 
 
+@once
 def _source(name: str) -> str:
     """Return the source of a module, or its name and state if there is none."""
     module = sys.modules[name]
