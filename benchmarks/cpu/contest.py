@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,12 @@ class Contest:
     ----------
     ms : dict
         Time of each method in each round, float64 [rounds] in ms.
+    failures : dict
+        Errors of methods that did not finish, which have no times.
     """
 
     ms: dict[Key, NDArray[np.float64]]
+    failures: dict[Key, Exception] = field(default_factory=dict)
 
     def ratio(self, key: Key, base: Key) -> float | None:
         """Return the median ratio of times of the same round; None without the base."""
@@ -53,6 +56,7 @@ def hold(turns: Mapping[Key, Turn], seconds: float, rounds: tuple[int, int] = RO
         Smallest and largest number of rounds.
     """
     times: dict[Key, list[float]] = {key: [] for key in turns}
+    failures: dict[Key, Exception] = {}
     order = list(turns)
     fewest, most = rounds
     end = time.perf_counter() + seconds * len(turns)
@@ -60,6 +64,9 @@ def hold(turns: Mapping[Key, Turn], seconds: float, rounds: tuple[int, int] = RO
         if done >= fewest and time.perf_counter() > end:
             break
         for key in order:
-            times[key].append(turns[key]())
-        order.reverse()
-    return Contest({key: np.array(found) for key, found in times.items()})
+            try:
+                times[key].append(turns[key]())
+            except Exception as problem:  # noqa: BLE001, PERF203 - others go on
+                failures[key] = problem
+        order = [key for key in reversed(order) if key not in failures]
+    return Contest({key: np.array(times[key]) for key in turns if key not in failures}, failures)

@@ -51,6 +51,7 @@ def torchmd_net(
     step = run(theirs, inputs)
 
     def evaluate(positions: NDArray[np.float64]) -> Outcome:
+        peers.select_operators(warp=warp)  # which other models of this process share
         with torch.no_grad():
             inputs["pos"].copy_(torch.from_numpy(positions))
         energy, forces = step()

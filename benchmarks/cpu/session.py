@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from benchmarks.lab.guards import quiet
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import PairedRow, make_row
 from benchmarks.systems.models import model
+from benchmarks.systems.systems import System
 from mlff_triton._common.timing import QUANTILES, Environment, Timing, device_name
 
 BENCH = "cpu"
@@ -94,12 +96,19 @@ class Session:
                 run.steps = int(np.clip(1e3 * seconds / RUNS / run(), *STEPS))
                 ready[key] = run
         contest = hold(ready, seconds, (RUNS, RUNS))
+        self.report_failures(case, contest)
         errors = {}
-        for key, run in ready.items():
+        for key in contest.ms:
             with self.guarded(case, key):
-                errors[key] = run.check()
+                errors[key] = ready[key].check()
         for key, error in errors.items():
             self.report(case, key, timing_of(contest, key), error, contest.ratio(key, base))
+
+    def report_failures(self, case: Case, contest: Contest) -> None:
+        """Report the methods that did not finish a contest."""
+        for key, problem in contest.failures.items():
+            with self.guarded(case, key):
+                raise problem
 
     def report(
         self,
@@ -112,13 +121,18 @@ class Session:
     ) -> None:
         """Write the row of a method with a number of threads; without a timing, of a failure."""
         name, threads = key
-        system = case.build()
-        size = system.n_atoms, system.count_edges(model(case.model).config.cutoff_upper)
         torch.set_num_threads(threads)
         where = replace(self.where, gpu=device_name(CPU))
-        row = make_row(BENCH, case.name, name, size, where, timing, error)
+        row = make_row(BENCH, case.name, name, _size(case.build, case.model), where, timing, error)
         given = {"threads": threads, "precision": precision, "ratio": ratio}
         self.lab.report(PairedRow(**asdict(row), **given))
+
+
+@cache
+def _size(build: Callable[[], System], name: str) -> tuple[int, int]:
+    """Return the number of atoms of a system, and of edges in a model of some name."""
+    system = build()
+    return system.n_atoms, system.count_edges(model(name).config.cutoff_upper)
 
 
 def timing_of(contest: Contest, key: Key, peak: float | None = None) -> Timing:

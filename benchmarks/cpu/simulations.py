@@ -12,14 +12,14 @@ from ase import Atoms
 
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.contest import Key
-from benchmarks.cpu.entrants import OURS
+from benchmarks.cpu.entrants import ENTRANTS, OURS
 from benchmarks.cpu.methods import CPU, engine_of
 from benchmarks.cpu.session import STEPS, Run, Session
 from benchmarks.dynamics import cases as md
 from benchmarks.dynamics import command
 from benchmarks.dynamics.melted import Start, drawn, moved
 from benchmarks.engine.gate import Truth
-from benchmarks.engine.implementations import OUR_TOLERANCE, PEER_TOLERANCE, Outcome
+from benchmarks.engine.implementations import OUR_TOLERANCE, Outcome
 from benchmarks.systems.models import model
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.dynamics import Settings, Simulation, Stage
@@ -58,6 +58,8 @@ class Simulated:
         The system and its positions.
     calculator : TensorNetCalculator
         Its calculator, which serves all turns.
+    tolerance : float
+        Largest relative error of forces that passes.
     threads : int
         Threads of PyTorch.
     steps : int
@@ -67,6 +69,7 @@ class Simulated:
     case: Case
     start: Start
     calculator: TensorNetCalculator
+    tolerance: float
     threads: int
     steps: int = STEPS[0]
 
@@ -96,7 +99,7 @@ class Simulated:
         found = self.calculator.calculate_many([atoms])[0]
         energy, forces = (torch.tensor(found[name]) for name in ("energy", "forces"))
         truth = Truth.of(model(self.case.model), end, CPU)
-        return truth.check(Outcome(energy[None], forces), PEER_TOLERANCE)
+        return truth.check(Outcome(energy[None], forces), self.tolerance)
 
 
 @dataclass
@@ -149,5 +152,7 @@ def run_simulations(session: Session, case: Case) -> None:
         if COMMAND in session.implementations:
             runs[COMMAND, threads] = Commanded(case, start, threads)
         for name, calculator in calculators.items():
-            runs[name, threads] = Simulated(case, start, calculator, threads)
+            runs[name, threads] = Simulated(
+                case, start, calculator, ENTRANTS[name].tolerance, threads
+            )
         session.run(case, runs, base=(OURS, threads))

@@ -85,6 +85,29 @@ def test_methods_take_turns_and_others_are_compared_round_by_round():
     assert found.ratio(("cpu", 1), ("cpu", 2)) is None
 
 
+def test_a_method_that_fails_among_others_leaves_the_contest():
+    lives = iter([1.0, 1.0])
+    turns = {("frail", 1): lambda: next(lives), ("cpu", 1): lambda: 2.0}
+    found = contest.hold(turns, seconds=0.0, rounds=(4, 4))
+    assert list(found.ms) == [("cpu", 1)]
+    assert len(found.ms["cpu", 1]) == 4
+    assert isinstance(found.failures["frail", 1], StopIteration)
+
+
+def test_operators_of_torchmd_net_are_those_of_the_model(small_model):  # noqa: ARG001
+    """Its models share a selection of operators, which must not be that of the last model."""
+    tensornet = pytest.importorskip("torchmdnet.models.tensornet")
+    system = systems.random_box(21)
+    plain, warp = (
+        ENTRANTS[f"torchmd-net-{name}"].prepare(models.model("random"), system)
+        for name in ("torch", "warp")
+    )
+    plain(system.positions)
+    assert tensornet.OPT is False
+    warp(system.positions)
+    assert tensornet.OPT is True
+
+
 def test_atoms_move_in_every_evaluation():
     seen = []
     turn = evaluations.Moving(seen.append, np.zeros((5, 3)), threads=1, count=3)
