@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks.cpu.cases import CASES, EVALUATION, SCALING, Case
@@ -110,19 +111,28 @@ def _bytes_of_product(shapes: Sequence[Sequence[int]]) -> int:
 @contextmanager
 def recorded_loops() -> Iterator[Bytes]:
     """Record each call of a loop for PyTorch's profiler; yield the bytes of arrays by loop."""
-    from mlff_triton.kernels.common.cpu import threads
+    from mlff_triton.kernels.common.cpu import compilation, threads
 
-    original = threads.in_parallel
     n_bytes: Bytes = Counter()
 
-    def record(function: Callable[..., None], pieces: Sequence[tuple[Any, ...]]) -> None:
-        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        n_bytes[name] += sum(x.nbytes for x in pieces[0] if isinstance(x, np.ndarray))
-        with record_function(name):
-            original(function, pieces)
+    def recorded(original: Callable[..., None]) -> Callable[..., None]:
+        def record(function: Callable[..., None], given: Any, *arguments: Any, **how: Any) -> None:
+            name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+            arrays = arguments or given[0]  # of a loop, or of the first piece of other work
+            n_bytes[name] += sum(x.nbytes for x in arrays if isinstance(x, (np.ndarray, Tensor)))
+            with record_function(name):
+                original(function, given, *arguments, **how)
 
-    users = [m for m in list(sys.modules.values()) if vars(m).get("in_parallel") is original]
-    patches = [patch.object(module, "in_parallel", record) for module in users]
+        return record
+
+    modules = list(sys.modules.values())
+    patches = [
+        patch.object(module, original.__name__, recorded(original))
+        for original in (compilation.run, threads.in_parallel)
+        for module in modules
+        if vars(module).get(original.__name__) is original
+        and not (original is threads.in_parallel and module is compilation)  # called by `run`
+    ]
     try:
         for each in patches:
             each.start()
