@@ -97,7 +97,7 @@ Reactive = Annotated[
     bool,
     typer.Option("--reactive", help="Go on if bonds of the start break.", rich_help_panel=MOTION),
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads on a CPU; by default one per 64 atoms.")]
+Threads = Annotated[int | None, typer.Option(help="Threads on a CPU; default: one per 128 atoms.")]
 Out = Annotated[Path, typer.Option(help="Directory for the results.", rich_help_panel=FILES)]
 Overwrite = Annotated[
     bool,

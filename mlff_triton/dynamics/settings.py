@@ -87,7 +87,7 @@ class Settings:
         Format of the trajectory.
     threads : int or None
         Number of threads of PyTorch where the host computes, on which the last bits of results
-        may depend; by default one per 64 atoms, within PyTorch's own number when the run starts.
+        may depend; by default one per 128 atoms, within PyTorch's own number when the run starts.
 
     Raises
     ------

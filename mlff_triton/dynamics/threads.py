@@ -8,13 +8,13 @@ from functools import cache
 
 import torch
 
-ATOMS_PER_THREAD = 64
+ATOMS_PER_THREAD = 128
 
 _LOG = logging.getLogger("mlff_triton")
 
 
 def choose_threads(n_atoms: int) -> int:
-    """Return the number of threads for a number of atoms: one per 64, within PyTorch's own number.
+    """Return the number of threads for a number of atoms: one per 128, within PyTorch's own number.
 
     Threads wait for one another hundreds of times per step. Little work per thread does not pay,
     least of all where another process keeps a core busy.

@@ -24,8 +24,8 @@ from mlff_triton.neighbors.neighbor_list import (
 HOST_SKIN = 0.5
 """Skin in Å of lists on the CPU, where steps take long."""
 CPU_SKIN = 1.0
-"""Skin in Å of lists in loops for CPUs. Half as many are built as with 0.5 Å, while the selection of
-edges takes a tenth longer: measured with steps of 0.5 fs that began from a lattice of water."""
+"""Skin in Å of lists in loops for CPUs. Half as many are built as with 0.5 Å, while the selection
+of edges takes a tenth longer: measured with steps of 0.5 fs that began from a lattice of water."""
 SKINS = ((1500, 2.0), (10_000, 1.0), (math.inf, 0.5))
 """Pairs of the largest number of atoms and the skin in Å, for a GPU."""
 

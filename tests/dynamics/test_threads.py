@@ -34,7 +34,7 @@ def _eight():
 
 
 @pytest.mark.usefixtures("_eight")
-@pytest.mark.parametrize(("atoms", "threads"), [(1, 1), (127, 1), (128, 2), (400, 6), (9999, 8)])
+@pytest.mark.parametrize(("atoms", "threads"), [(1, 1), (255, 1), (256, 2), (800, 6), (9999, 8)])
 def test_small_systems_get_few_threads(atoms, threads):
     assert choose_threads(atoms) == threads
     with using_threads(1):

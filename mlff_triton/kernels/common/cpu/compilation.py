@@ -23,7 +23,7 @@ from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Liberties of the compiler: to vectorize sums over channels, but not to ignore NaN."""
-FEWEST = 32
+FEWEST = 128
 """Atoms of a range; fewer take less time than to wake a thread."""
 PIECES = 2
 """Ranges per thread, so that one that is late leaves some to the others."""
