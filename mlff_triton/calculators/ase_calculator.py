@@ -105,6 +105,14 @@ class TensorNetCalculator(Calculator):
         self._last: Atoms | None = None
         self._unused_info = UnusedInfo()
 
+    def get_spin_polarized(self) -> bool:
+        """Return False, with the warning of ASE.
+
+        Without this method, ASE stores one in the calculator, which then refers to itself: its
+        tables, up to 400 MB in float64, stay in memory until Python collects garbage.
+        """
+        return bool(self._deprecated_get_spin_polarized())
+
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
     ) -> Any:

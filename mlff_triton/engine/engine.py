@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -153,8 +152,6 @@ class Engine:
         on_host = HOST_SKIN if skin is None else skin
         if self.backend == "exact":
             return ExactSteps(model, self.device, self.dtype, on_host)
-        if self.backend == "cpu" and self.dtype == torch.float64:
-            gc.collect()  # of engines that are gone, whose tables in float64 take a gigabyte
         tf32, halves = precision == "tf32", self.backend not in host_operators.PACKAGES
         parameters = Parameters.of(model, self.device, self.dtype, tf32, halves)
         common = (parameters, parameters.cutoff, self.device, self.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
@@ -29,6 +30,7 @@ from mlff_triton import (
     load_model,
     save_model,
 )
+from mlff_triton._common.garbage import garbage_kept
 from mlff_triton.dynamics.preparation import draw_momenta, minimize
 from mlff_triton.errors import (
     BackendError,
@@ -126,6 +128,22 @@ def test_random_models_conform(model, structure, dtype):
 def test_default_model_conforms(atoms, dtype):
     model = load_model("default")
     check_calculator(lambda: calculator(model, dtype), atoms, dtype=dtype, cutoff=model.cutoff)
+
+
+def test_calculators_are_freed_without_garbage_collection():
+    calc = calculator(MODELS["O(3)"])
+    atoms = STRUCTURES["vacuum"].copy()
+    atoms.calc = calc
+    atoms.get_forces()
+    with garbage_kept:
+        gone = weakref.ref(calc)
+        del atoms, calc
+        assert gone() is None
+
+
+def test_spin_is_answered_as_by_ase():
+    with pytest.warns(FutureWarning, match="does not implement get_spin_polarized"):
+        assert calculator(MODELS["O(3)"]).get_spin_polarized() is False
 
 
 def test_charged_atoms_conform():
