@@ -46,6 +46,7 @@ EXAMPLES = (
     "mlff-triton md slab.cif --fix 'z<5' --out slab",
     "mlff-triton md --restart md/restart.npz --extend 20000",
 )
+MOST_REPLICAS = 100_000
 
 
 def md(
@@ -98,8 +99,8 @@ def md(
     elif not structures:
         raise InputError("give a STRUCTURE to simulate, or --restart FILE")
     else:
-        if replicas < 1:
-            raise InputError(f"--replicas must be at least one, not {replicas}")
+        if not 1 <= replicas <= MOST_REPLICAS:
+            raise InputError(f"--replicas must be 1 to {MOST_REPLICAS:,}, not {replicas}")
         temperatures = read_temperatures(temperature, replicas * len(structures))
         settings = Settings(
             stages=make_stages(ensemble, steps, temperatures, pressure),

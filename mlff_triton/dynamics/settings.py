@@ -30,6 +30,7 @@ POSITIVE = (
     "hydrogen_mass",
 )
 LEAST = {"every": 1, "log_every": 1, "exchange_every": 0, "threads": 1}
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, not {value}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise InputError(f"threads must be at most {MOST_THREADS}, not {self.threads}")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed must not be negative, nor exceed 63 bits, not {self.seed}")
         if not self.stages:

@@ -69,6 +69,7 @@ def test_stages_have_conditions_of_their_own_or_those_of_the_run():
         Stage("npt", 5, pressure=float("inf"))
 
 
-def test_threads_are_one_at_least():
-    with pytest.raises(InputError, match="threads must be at least 1, not 0"):
-        Settings(threads=0)
+@pytest.mark.parametrize(("threads", "limit"), [(0, "at least 1"), (2**31, "at most 1024")])
+def test_threads_have_limits(threads, limit):
+    with pytest.raises(InputError, match=f"threads must be {limit}, not {threads}"):
+        Settings(threads=threads)

@@ -383,6 +383,7 @@ def test_workers_that_die_at_everything_end_the_job(out, monkeypatch, deadly):
     ("places", "message"),
     [
         (Workers("cpu", 0), "workers=0 is not valid"),
+        (Workers("cpu", 2**31), "workers=2147483648 is not valid: use 1 to"),
         (Workers("gpu"), "device='gpu' is unknown"),
         (Workers("cpu", 2, "tcp://127.0.0.1:9"), "give only one of them"),
         (Workers(scheduler="absent.json"), "there is no scheduler 'absent.json'"),
