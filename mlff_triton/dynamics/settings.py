@@ -29,8 +29,12 @@ POSITIVE = (
     "heat_from",
     "hydrogen_mass",
 )
-LEAST = {"every": 1, "log_every": 1, "exchange_every": 0, "threads": 1}
-MOST_THREADS = 1024
+RANGES = {
+    "every": (1, None),
+    "log_every": (1, None),
+    "exchange_every": (0, None),
+    "threads": (1, 1024),
+}
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,9 @@ class Settings:
         for name in POSITIVE:
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{name} must be at least {least}, not {value}")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise InputError(f"threads must be at most {MOST_THREADS}, not {self.threads}")
+        for name, (least, most) in RANGES.items():
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), least, most)
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed must not be negative, nor exceed 63 bits, not {self.seed}")
         if not self.stages:
@@ -210,3 +211,11 @@ def _with_tuple(values: dict[str, Any]) -> dict[str, Any]:
     """Undo what JSON does to the temperatures of replicas."""
     given = values["temperature"]
     return {**values, "temperature": tuple(given) if isinstance(given, list) else given}
+
+
+def _check_range(name: str, value: int, least: int, most: int | None) -> None:
+    """Raise `InputError` unless a value is in its range."""
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise InputError(f"{name} must be at most {most}, not {value}")

@@ -19,7 +19,8 @@ def activate_with_slope(z: Tensor, activation: str, slope: Tensor) -> Tensor:
         return activate(z, activation)
     gate = torch.sigmoid(z)
     value = z * gate
-    torch.add(gate, value, out=slope).addcmul_(gate, value, value=-1)
+    # One minus the gate comes first: values that grow with z would cancel only up to rounding.
+    torch.neg(gate, out=slope).add_(1).mul_(value).add_(gate)
     return value
 
 
