@@ -1,66 +1,136 @@
-"""A fixture that makes Triton's interpreter more than twice as fast, with the same results."""
+"""A fixture that makes Triton's interpreter several times as fast, with the same results."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-_CALLED: set[Any] = set()  # functions that kernels have called
+Replacement = tuple[object, str, object]  # owner, name and function
 
 
 @pytest.fixture(autouse=True)
 def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the interpreter computes anew for every operation and every function call.
+    """Keep what the interpreter computes anew for every operation, function call and launch."""
+    if not torch.cuda.is_available():
+        for owner, name, function in _replacements():
+            monkeypatch.setattr(owner, name, function)
 
-    These are types and constants that belong to a shape, and NumPy's type for an element type. Each
-    call of a function patches Triton's language again, although the kernel or the first call has
-    done so.
-    """
-    if torch.cuda.is_available():
-        return
+
+@cache
+def _replacements() -> list[Replacement]:
+    return [*_known_types(), _known_broadcasts(), *_known_functions()]
+
+
+def _known_types() -> Iterator[Replacement]:
+    """Keep types and constants that belong to a shape, and NumPy's type for an element type."""
     from triton.language import core
     from triton.runtime import interpreter
 
-    functions = interpreter.InterpretedFunction
-    call, numpy_dtype = functions.__call__, interpreter._get_np_dtype
+    numpy_dtype, make_block = interpreter._get_np_dtype, core.block_type.__init__
     dtype_of_numbers = cache(numpy_dtype)
-    make_block = core.block_type.__init__
-
-    def call_patched(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function in _CALLED:
-            return function.rewrite()(*args, **kwargs)
-        _CALLED.add(function)
-        return call(function, *args, **kwargs)
+    blocks: dict[int, Any] = {}  # a block for each identity of a shape
 
     def dtype_of(type_: Any) -> Any:
         scalar = type_.scalar
         return (numpy_dtype if scalar.is_ptr() else dtype_of_numbers)(scalar)
 
+    def constants(*shape: int) -> tuple[Any, Any]:
+        return core.tuple(map(core.constexpr, shape)), core.constexpr(math.prod(shape))
+
+    of_scalars = constants()
+
     @cache
     def block_of(*shape: int) -> Any:
         block = core.block_type.__new__(core.block_type)
         make_block(block, core.int1, list(shape))
-        return block
+        block.prefix, block.constants = f"<{block.shape}, ", constants(*shape)
+        return blocks.setdefault(id(block.shape), block)
 
     def initialize_block(block: Any, element_type: Any, shape: Any) -> None:
-        shape = shape.value if isinstance(shape, core.constexpr) else shape
-        known = block_of(*(n.value if isinstance(n, core.constexpr) else n for n in shape))
+        known = blocks.get(id(shape))
+        if known is None:
+            shape = shape.value if isinstance(shape, core.constexpr) else shape
+            known = block_of(*(n.value if isinstance(n, core.constexpr) else n for n in shape))
         block.element_ty, block.shape, block.numel = element_type, known.shape, known.numel
-        block.name = f"<{known.shape}, {element_type}>"
-
-    @cache
-    def constants(*shape: int) -> tuple[Any, Any]:
-        return core.tuple(map(core.constexpr, shape)), core.constexpr(math.prod(shape))
+        block.prefix, block.constants = known.prefix, known.constants
+        block.name = f"{known.prefix}{element_type}>"
 
     def initialize_tensor(tensor: Any, handle: Any, type_: Any) -> None:
         tensor.handle, tensor.type, tensor.dtype = handle, type_, type_.scalar
-        tensor.shape, tensor.numel = constants(*(type_.shape if type_.is_block() else ()))
+        tensor.shape, tensor.numel = type_.constants if type_.is_block() else of_scalars
 
-    monkeypatch.setattr(functions, "__call__", call_patched)
-    monkeypatch.setattr(interpreter, "_get_np_dtype", dtype_of)
-    monkeypatch.setattr(core.block_type, "__init__", initialize_block)
-    monkeypatch.setattr(core.tensor, "__init__", initialize_tensor)
+    yield interpreter, "_get_np_dtype", dtype_of
+    yield core.block_type, "__init__", initialize_block
+    yield core.tensor, "__init__", initialize_tensor
+
+
+def _known_broadcasts() -> Replacement:
+    """Keep the shape that two operands have in common; tensors of one shape share its constants."""
+    from triton.language import core, semantic
+
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+    known: dict[tuple[int, int], list[int]] = {}  # by the identities of both shapes
+
+    def enlarge(tensor: Any, sizes: list[int], builder: Any) -> Any:
+        block = core.block_type(tensor.dtype, sizes)
+        if block.constants is tensor.type.constants:
+            return tensor
+        return core.tensor(builder.create_broadcast(tensor.handle, sizes), block)
+
+    def broadcast_unlike(own: Any, left: Any, right: Any) -> Any:
+        if left.shape is right.shape:
+            return left, right
+        if len(left.shape) != len(right.shape):
+            return broadcast(own, left, right)
+        key = id(left.shape), id(right.shape)
+        if key not in known:
+            both = broadcast(own, left, right)
+            known[key] = [size.value for size in both[0].shape]
+            return both
+        return tuple(enlarge(each, known[key], own.builder) for each in (left, right))
+
+    return semantic.TritonSemantic, "broadcast_impl_value", broadcast_unlike
+
+
+def _known_functions() -> Iterator[Replacement]:
+    """Keep the functions that replace Triton's language in a kernel and all that it calls.
+
+    Each call of a function replaces them again, although the kernel or the first call has done so.
+    """
+    from triton.language import core, semantic
+    from triton.runtime import interpreter
+
+    call = interpreter.InterpretedFunction.__call__
+    called: set[Any] = set()
+
+    def call_replaced(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function in called:
+            return function.rewrite()(*args, **kwargs)
+        called.add(function)
+        return call(function, *args, **kwargs)
+
+    def function_with(own: Any, builtin: Any) -> Any:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = own
+            return builtin(*args, **kwargs)
+
+        return function
+
+    @cache
+    def functions(owner: Any, builder: Any) -> dict[str, Any]:
+        own = semantic.TritonSemantic(builder)
+        builtins = inspect.getmembers(owner, core.is_builtin)
+        return {name: function_with(own, builtin) for name, builtin in builtins}
+
+    def replace_builtins(owner: Any, builder: Any, scope: Any) -> None:
+        for name, function in functions(owner, builder).items():
+            scope.set_attr(owner, name, function)
+
+    yield interpreter.InterpretedFunction, "__call__", call_replaced
+    yield interpreter, "_patch_builtin", replace_builtins
