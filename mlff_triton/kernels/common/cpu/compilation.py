@@ -15,6 +15,7 @@ from typing import Any
 
 from numba import config, njit, typeof
 from numba.core.dispatcher import Dispatcher
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilers import Task, compile_all
@@ -30,6 +31,7 @@ PIECES = 2
 
 _LOG = logging.getLogger("mlff_triton")
 
+Array = NDArray[Any]
 Loop = Callable[..., None]
 Function = Callable[..., Any]
 

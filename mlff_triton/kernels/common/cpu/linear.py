@@ -5,13 +5,31 @@ Libraries sum in another order where matrices have few rows, and those of PyTorc
 
 from __future__ import annotations
 
-from mlff_triton.kernels.common.cpu.compilation import loop
-from mlff_triton.kernels.common.cpu.vectors import load_vector, spread, store_vector
+import numpy as np
+from torch import Tensor
+
+from mlff_triton.kernels.common.cpu.compilation import Array, loop, run
+from mlff_triton.kernels.common.cpu.packed import transposed_weight
+from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, spread, store_vector
+from mlff_triton.kernels.numerics.split import SplitWeight
+
+
+def map_rows(x: Array, weight: SplitWeight, bias: Tensor | None = None) -> Array:
+    """Map rows [N, in] to [N, out]."""
+    w = transposed_weight(weight.weight)
+    out = np.empty((1, len(x), w.shape[2]), x.dtype)
+    lanes = lanes_of(w.shape[2], x.itemsize)
+    run(map_parts, len(x), x[None], w, w[0, 0, :0] if bias is None else bias, lanes, out)
+    found: Array = out[0]
+    return found
 
 
 @loop
-def map_rows(x, weight, lanes, out, first, last):
-    """Map rows x[C, N, in] to out[C, N, out], each part by its own weights [parts, in, out]."""
+def map_parts(x, weight, bias, lanes, out, first, last):
+    """Map rows x[C, N, in] to out[C, N, out], each part by its own weights [parts, in, out].
+
+    A bias [out] is added to all of them, unless it is empty.
+    """
     zero = spread(weight.dtype.type(0), lanes)
     end = last - 1
     for c in range(x.shape[0]):
@@ -21,7 +39,8 @@ def map_rows(x, weight, lanes, out, first, last):
             i1, i2, i3 = min(i + 1, end), min(i + 2, end), min(i + 3, end)
             i4, i5, i6, i7 = min(i + 4, end), min(i + 5, end), min(i + 6, end), min(i + 7, end)
             for f in range(0, weight.shape[2], len(lanes)):
-                a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero
+                start = load_vector(bias, (f,), lanes) if len(bias) else zero
+                a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = start
                 for k in range(weight.shape[1]):
                     w = load_vector(weight, (part, k, f), lanes)
                     a0 += x[c, i, k] * w

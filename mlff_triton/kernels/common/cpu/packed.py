@@ -7,12 +7,13 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mlff_triton.kernels.common.cpu.compilation import Array
 from mlff_triton.kernels.common.cpu.vectors import lanes_of
 
 _packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def packed_table(table: Tensor) -> Tensor:
+def packed_table(table: Tensor) -> Array:
     """Pack a radial table [K + 1, 3, 3, F] by vectors of channels: [blocks, K + 1, 3, 3, lanes].
 
     The block of a table that one vector needs fits into the cache of a core. Its indices are the
@@ -27,7 +28,7 @@ def packed_table(table: Tensor) -> Tensor:
     return _remember(table, pack)
 
 
-def transposed_weight(weight: Tensor) -> Tensor:
+def transposed_weight(weight: Tensor) -> Array:
     """Return weights [parts, out, in] or [out, in] as [parts, in, out], contiguous."""
 
     def transpose() -> Tensor:
@@ -37,10 +38,10 @@ def transposed_weight(weight: Tensor) -> Tensor:
     return _remember(weight, transpose)
 
 
-def _remember(parameter: Tensor, pack: Callable[[], Tensor]) -> Tensor:
+def _remember(parameter: Tensor, pack: Callable[[], Tensor]) -> Array:
     """Return what was packed of a parameter, again if that has changed since."""
     version = 0 if parameter.is_inference() else parameter._version
-    found: tuple[int, Tensor] | None = _packed.get(parameter)
+    found: tuple[int, Array] | None = _packed.get(parameter)
     if found is None or found[0] != version:
-        _packed[parameter] = found = version, pack()
+        _packed[parameter] = found = version, pack().numpy()
     return found[1]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
-from mlff_triton.kernels.common.cpu.linear import map_rows
+from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
+from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run
+from mlff_triton.kernels.common.cpu.linear import map_parts
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
+from mlff_triton.kernels.common.cpu.rows import as_rows
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
     compose,
@@ -31,7 +33,6 @@ from mlff_triton.kernels.common.cpu.tensors import (
     transpose,
 )
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, store_vector
-from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.cpu.message_product import GROUPS
 
@@ -40,7 +41,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     """Map each part: [9, N, in] -> [9, N, out]."""
     w = transposed_weight(weight.weight)
     out = x.new_empty(9, x.shape[1], w.shape[2])
-    run(map_rows, x.shape[1], x, w, _lanes(out), out)
+    run(map_parts, x.shape[1], x, w, w[0, 0, :0], _lanes(out), out)
     return out
 
 
@@ -55,7 +56,8 @@ def embed(
     """Map and scale each part, and normalize the tensors."""
     mapped = linear(x, weight)
     out, inverse = torch.empty_like(mapped), torch.empty_like(mapped[0])
-    run(_scale_normalize, x.shape[1], mapped, activate(scales, activation), _lanes(x), out, inverse)
+    factors = _factors(scales, activation)
+    run(_scale_normalize, x.shape[1], mapped, factors, _lanes(mapped), out, inverse)
     return mapped, out, inverse
 
 
@@ -115,10 +117,16 @@ def embed_backward(
     """Compute the gradients of the embedding, as `update_backward` does those of a layer."""
     grad = linear(grad_y, weight)
     sums = torch.empty_like(scales)
-    factors = activate(scales, activation)
-    arrays = grad, residual, x, inverse, mapped, factors, _lanes(x), sums
+    arrays = grad, residual, x, inverse, mapped, _factors(scales, activation), _lanes(x), sums
     run(_embed_bwd, x.shape[1], *arrays)
-    return grad, sums.mul_(activate_derivative(scales, activation))
+    activate_rows_backward(as_rows(sums.numpy()), as_rows(scales.numpy()), activation)
+    return grad, sums
+
+
+def _factors(scales: Tensor, activation: str) -> Array:
+    """Return the factors [N, 3, F] of the parts of tensors."""
+    x = scales.numpy()
+    return activate_rows(as_rows(x), activation).reshape(x.shape)
 
 
 def embed_input_backward(grad: Tensor, weight: SplitWeight, x: Tensor, grad_norm: Tensor) -> Tensor:

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.activations import activate, activate_backward
-from mlff_triton.kernels.common.cpu.compilation import loop, run
-from mlff_triton.kernels.common.cpu.rows import normalize_rows, normalize_rows_backward, over_rows
+from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
+from mlff_triton.kernels.common.cpu.compilation import Array, loop, run
+from mlff_triton.kernels.common.cpu.linear import map_rows
+from mlff_triton.kernels.common.cpu.rows import (
+    as_rows,
+    normalize_rows,
+    normalize_rows_backward,
+    over_rows,
+)
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
     dot_parts,
@@ -24,7 +31,13 @@ from mlff_triton.kernels.common.cpu.tensors import (
     square_backward,
     store_wide,
 )
-from mlff_triton.kernels.common.cpu.vectors import lanes_of, store_vector
+from mlff_triton.kernels.common.cpu.vectors import (
+    lanes_of,
+    load_vector,
+    spread,
+    store_vector,
+    total,
+)
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.reference import readout as reference
 
@@ -33,15 +46,8 @@ Head = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
     """Normalize and map the invariants of the last tensors: [9, N, F] -> [N, F]."""
-    invariants = _invariants(x)
-    out = x.new_empty(len(invariants), len(bias))
-
-    def compute(first: int, last: int) -> None:
-        normalized = normalize_rows(invariants[first:last], gain, shift)
-        torch.addmm(bias, normalized, weight.weight.T, out=out[first:last])
-
-    over_rows(compute, len(out))
-    return out
+    rows = normalize_rows(_invariants(x), gain, shift)
+    return torch.from_numpy(map_rows(rows, weight, bias))
 
 
 def readout_backward(
@@ -53,18 +59,11 @@ def readout_backward(
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the last tensors, and of the D that the last layer added."""
-    invariants = _invariants(x)
-    factors = torch.empty_like(invariants)
-
-    def compute(first: int, last: int) -> None:
-        given = grad[first:last] @ weight.weight.T
-        factors[first:last] = normalize_rows_backward(given, invariants[first:last], gain)
-
-    over_rows(compute, len(factors))
+    rows = normalize_rows_backward(map_rows(grad.numpy(), weight), _invariants(x), gain)
+    factors = rows.reshape(len(rows), 3, x.shape[2])
     grad_x, grad_delta = torch.empty_like(x), torch.empty_like(x)
     lanes = lanes_of(x.shape[2], x.element_size())
-    arrays = factors.unflatten(1, (3, -1)), x, delta, charge_factor, lanes, grad_x, grad_delta
-    run(_readout_bwd, x.shape[1], *arrays)
+    run(_readout_bwd, x.shape[1], factors, x, delta, charge_factor, lanes, grad_x, grad_delta)
     return grad_x, grad_delta
 
 
@@ -79,14 +78,16 @@ def scalar_head(
     activation: str,
 ) -> tuple[Tensor, Tensor]:
     """Compute the energies [N] of atoms, and their gradients [N, F]."""
-
-    def head(rows: Tensor) -> tuple[Tensor, Tensor]:
-        u = torch.addmm(bias1, activate(rows, first), weight1.weight.T)
-        energies = activate(u, activation) @ weight2 + bias2
-        grad = activate_backward(weight2.expand_as(u), u, activation) @ adjoint1.weight.T
-        return energies, grad if first == "none" else activate_backward(grad, rows, first)
-
-    return _by_blocks(head, hidden)
+    rows = hidden.numpy()
+    u = map_rows(rows if first == "none" else activate_rows(rows, first), weight1, bias1)
+    energies, slopes = np.empty(len(u), u.dtype), np.empty_like(u)
+    slopes[:] = weight2.numpy()
+    lanes = lanes_of(u.shape[1], u.itemsize)
+    run(_weigh, len(u), activate_rows(u, activation), weight2, bias2, lanes, energies)
+    grad = map_rows(activate_rows_backward(slopes, u, activation), adjoint1)
+    if first != "none":
+        activate_rows_backward(grad, rows, first)
+    return torch.from_numpy(energies), torch.from_numpy(grad)
 
 
 def gated_head(
@@ -118,11 +119,21 @@ def _by_blocks(head: Head, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return energies, grad
 
 
-def _invariants(x: Tensor) -> Tensor:
+def _invariants(x: Tensor) -> Array:
     """Return the squared norms of the parts: [9, N, F] -> [N, 3 F]."""
-    out = x.new_empty(x.shape[1], 3, x.shape[2])
-    run(_part_norms, x.shape[1], x, lanes_of(x.shape[2], x.element_size()), out)
-    return out.flatten(1)
+    given = x.numpy()
+    out = np.empty((x.shape[1], 3, x.shape[2]), given.dtype)
+    run(_part_norms, len(out), given, lanes_of(out.shape[2], out.itemsize), out)
+    return as_rows(out)
+
+
+@loop
+def _weigh(values, weight, bias, lanes, energies, first, last):
+    for i in range(first, last):
+        sums = spread(values.dtype.type(0), lanes)
+        for f in range(0, values.shape[1], len(lanes)):
+            sums += load_vector(values, (i, f), lanes) * load_vector(weight, (f,), lanes)
+        energies[i] = total(sums) + bias[0]
 
 
 @loop

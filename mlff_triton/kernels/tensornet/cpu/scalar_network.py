@@ -1,4 +1,4 @@
-"""Network from the norms of tensors to factors of their parts, in PyTorch.
+"""Network from the norms of tensors to factors of their parts.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet.reference.scalar_network`.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.activations import activate, activate_backward
-from mlff_triton.kernels.common.cpu.rows import normalize_rows, normalize_rows_backward, over_rows
+from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
+from mlff_triton.kernels.common.cpu.linear import map_rows
+from mlff_triton.kernels.common.cpu.rows import as_rows, normalize_rows, normalize_rows_backward
 from mlff_triton.kernels.numerics.split import SplitWeight
 
 
@@ -24,16 +25,10 @@ def scalar_network(
     activation: str,
 ) -> tuple[Tensor, Tensor]:
     """Compute hidden values [N, 2 F] and factors [N, 3, F], both before their activation."""
-    hidden = norm.new_empty(len(norm), len(bias1))
-    scales = norm.new_empty(len(norm), len(bias2))
-
-    def compute(first: int, last: int) -> None:
-        x = normalize_rows(norm[first:last], gain, shift)
-        z = torch.addmm(bias1, x, weight1.weight.T, out=hidden[first:last])
-        torch.addmm(bias2, activate(z, activation), weight2.weight.T, out=scales[first:last])
-
-    over_rows(compute, len(norm))
-    return hidden, scales.unflatten(1, (3, -1))
+    rows = normalize_rows(norm.numpy(), gain, shift)
+    hidden = map_rows(rows, weight1, bias1)
+    scales = map_rows(activate_rows(hidden, activation), weight2, bias2)
+    return torch.from_numpy(hidden), torch.from_numpy(scales.reshape(len(scales), 3, norm.shape[1]))
 
 
 def scalar_network_backward(
@@ -46,12 +41,6 @@ def scalar_network_backward(
     activation: str,
 ) -> Tensor:
     """Compute the gradients [N, F] of the norms."""
-    out, rows = torch.empty_like(norm), grad.flatten(1)
-
-    def compute(first: int, last: int) -> None:
-        given = rows[first:last] @ weight2.weight.T
-        inner = activate_backward(given, hidden[first:last], activation) @ weight1.weight.T
-        out[first:last] = normalize_rows_backward(inner, norm[first:last], gain)
-
-    over_rows(compute, len(norm))
-    return out
+    given = map_rows(as_rows(grad.numpy()), weight2)
+    inner = map_rows(activate_rows_backward(given, hidden.numpy(), activation), weight1)
+    return torch.from_numpy(normalize_rows_backward(inner, norm.numpy(), gain))
