@@ -126,3 +126,12 @@ def test_linear_maps(n_rows, widths, precision, tolerance):
     np.testing.assert_allclose(map_rows(x, given), product, rtol=0, atol=20 * tolerance)
     found = map_rows(x, given, bias)
     np.testing.assert_allclose(found, product + bias.double().numpy(), rtol=0, atol=20 * tolerance)
+
+
+def test_rounding_errors_of_long_sums_are_small():
+    """Sums of positive terms one after another would lose four bits."""
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (16, 4096)).astype(np.float32)
+    weight = torch.from_numpy(x[::-1].copy())
+    exact = x.astype(np.float64) @ weight.double().numpy().T
+    found = map_rows(x, SplitWeight.of(weight))
+    assert np.abs(found / exact - 1).max() < 5 * np.finfo(np.float32).eps

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run
+from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run, run_part
 from mlff_triton.kernels.common.cpu.exponential import exponential
 from mlff_triton.kernels.common.cpu.rows import over_rows
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, store_vector
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 
 __all__ = [
+    "SILU",
     "activate",
-    "activate_backward",
     "activate_rows",
     "activate_rows_backward",
     "activate_with_slope",
@@ -76,20 +76,24 @@ def _silu_bwd(x, lanes, grad, first, last):
             store_vector(grad, (i, f), load_vector(grad, (i, f), lanes) * slope)
 
 
-def activate_with_slope(z: Tensor, activation: str, slope: Tensor) -> Tensor:
-    """Return activated values, and write the derivatives to ``slope``."""
-    if activation not in SILU:
-        slope.copy_(activate_derivative(z, activation))
-        return activate(z, activation)
-    gate = torch.sigmoid(z)
-    value = z * gate
-    # One minus the gate comes first: values that grow with z would cancel only up to rounding.
-    torch.neg(gate, out=slope).add_(1).mul_(value).add_(gate)
-    return value
+def activate_with_slope(z: Tensor, bias: Tensor, activation: str, slope: Tensor) -> None:
+    """Add a bias [C] to rows [N, C] and activate them, in this thread and in place.
+
+    Derivatives are written to ``slope``.
+    """
+    if activation in SILU:
+        lanes = lanes_of(z.shape[1], z.element_size())
+        run_part(_silu_with_slope, 0, len(z), z, bias, lanes, slope)
+    else:
+        slope.copy_(activate_derivative(z.add_(bias), activation))
+        z.copy_(activate(z, activation))
 
 
-def activate_backward(grad: Tensor, z: Tensor, activation: str) -> Tensor:
-    """Return gradients by the values before an activation, given those by the values after it."""
-    slope = torch.empty_like(z)
-    activate_with_slope(z, activation, slope)
-    return slope.mul_(grad)
+@loop
+def _silu_with_slope(z, bias, lanes, slope, first, last):
+    for i in range(first, last):
+        for f in range(0, z.shape[1], len(lanes)):
+            x = load_vector(z, (i, f), lanes) + load_vector(bias, (f,), lanes)
+            value, derivative = silu_with_slope(x)
+            store_vector(z, (i, f), value)
+            store_vector(slope, (i, f), derivative)

@@ -13,6 +13,9 @@ from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, spread, store_vector
 from mlff_triton.kernels.numerics.split import SplitWeight
 
+TERMS = 128
+"""Terms of a partial sum. Rounding errors of one long sum would be larger than those of others."""
+
 
 def map_rows(x: Array, weight: SplitWeight, bias: Tensor | None = None) -> Array:
     """Map rows [N, in] to [N, out]."""
@@ -40,22 +43,32 @@ def map_parts(x, weight, bias, lanes, out, first, last):
             i4, i5, i6, i7 = min(i + 4, end), min(i + 5, end), min(i + 6, end), min(i + 7, end)
             for f in range(0, weight.shape[2], len(lanes)):
                 start = load_vector(bias, (f,), lanes) if len(bias) else zero
-                a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = start
-                for k in range(weight.shape[1]):
-                    w = load_vector(weight, (part, k, f), lanes)
-                    a0 += x[c, i, k] * w
-                    a1 += x[c, i1, k] * w
-                    a2 += x[c, i2, k] * w
-                    a3 += x[c, i3, k] * w
-                    a4 += x[c, i4, k] * w
-                    a5 += x[c, i5, k] * w
-                    a6 += x[c, i6, k] * w
-                    a7 += x[c, i7, k] * w
-                store_vector(out, (c, i, f), a0)
-                store_vector(out, (c, i1, f), a1)
-                store_vector(out, (c, i2, f), a2)
-                store_vector(out, (c, i3, f), a3)
-                store_vector(out, (c, i4, f), a4)
-                store_vector(out, (c, i5, f), a5)
-                store_vector(out, (c, i6, f), a6)
-                store_vector(out, (c, i7, f), a7)
+                s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = start
+                for begin in range(0, weight.shape[1], TERMS):
+                    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero
+                    for k in range(begin, min(begin + TERMS, weight.shape[1])):
+                        w = load_vector(weight, (part, k, f), lanes)
+                        a0 += x[c, i, k] * w
+                        a1 += x[c, i1, k] * w
+                        a2 += x[c, i2, k] * w
+                        a3 += x[c, i3, k] * w
+                        a4 += x[c, i4, k] * w
+                        a5 += x[c, i5, k] * w
+                        a6 += x[c, i6, k] * w
+                        a7 += x[c, i7, k] * w
+                    s0 += a0
+                    s1 += a1
+                    s2 += a2
+                    s3 += a3
+                    s4 += a4
+                    s5 += a5
+                    s6 += a6
+                    s7 += a7
+                store_vector(out, (c, i, f), s0)
+                store_vector(out, (c, i1, f), s1)
+                store_vector(out, (c, i2, f), s2)
+                store_vector(out, (c, i3, f), s3)
+                store_vector(out, (c, i4, f), s4)
+                store_vector(out, (c, i5, f), s5)
+                store_vector(out, (c, i6, f), s6)
+                store_vector(out, (c, i7, f), s7)

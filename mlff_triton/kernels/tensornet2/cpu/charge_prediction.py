@@ -1,15 +1,22 @@
-"""Prediction of charges from tensors: loops over atoms, and products of PyTorch.
+"""Prediction of charges from tensors.
 
 Arguments and results are those of `mlff_triton.kernels.tensornet2.reference.charge_prediction`.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.activations import activate, activate_backward
-from mlff_triton.kernels.common.cpu.compilation import loop, run
+from mlff_triton.kernels.common.cpu.activations import (
+    activate,
+    activate_rows,
+    activate_rows_backward,
+)
+from mlff_triton.kernels.common.cpu.compilation import Array, loop, run
+from mlff_triton.kernels.common.cpu.linear import map_rows
+from mlff_triton.kernels.common.cpu.rows import as_rows, normalize_rows, normalize_rows_backward
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
     dot_parts,
@@ -22,43 +29,36 @@ from mlff_triton.kernels.common.cpu.tensors import (
     square_backward,
     store_wide,
 )
-from mlff_triton.kernels.common.cpu.threads import own_threads
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, store_vector
 from mlff_triton.kernels.common.reference.activations import activate_derivative
-from mlff_triton.kernels.tensornet.reference.scalar_network import EPS
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
 
 
-@own_threads()
 def predict_charges(
     x: Tensor, inverse: Tensor | None, network: ChargeNetwork
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predict charges and weights [N, 2 Q]; also return the hidden values, [N, F] twice."""
-    n, invariants = network, _invariants(x, inverse)
-    rows, *_ = torch.native_layer_norm(invariants, invariants.shape[1:], n.gain, n.shift, EPS)
-    z1 = torch.addmm(n.first_bias, rows, n.first.weight.T)
-    z2 = torch.addmm(n.second_bias, activate(z1, n.activation), n.second.weight.T)
-    predicted = torch.addmm(n.third_bias, activate(z2, n.activation), n.third.weight.T)
-    return predicted[:, : n.n_outputs], z1, z2
+    n = network
+    rows = normalize_rows(_invariants(x, inverse), n.gain, n.shift)
+    z1 = map_rows(rows, n.first, n.first_bias)
+    z2 = map_rows(activate_rows(z1, n.activation), n.second, n.second_bias)
+    found = map_rows(activate_rows(z2, n.activation), n.third, n.third_bias)
+    predicted = torch.from_numpy(found)[:, : n.n_outputs]
+    return predicted, torch.from_numpy(z1), torch.from_numpy(z2)
 
 
-@own_threads()
 def predict_charges_backward(
     grad: Tensor, x: Tensor, inverse: Tensor | None, network: ChargeNetwork, z1: Tensor, z2: Tensor
 ) -> Tensor:
     """Compute the gradients [N, 3, F] of the invariants."""
-    n, invariants = network, _invariants(x, inverse)
-    grad_z2 = torch.mm(grad, n.third_adjoint.weight.T[: n.n_outputs])
-    grad_z2 = activate_backward(grad_z2, z2, n.activation)
-    grad_z1 = torch.mm(grad_z2, n.second_adjoint.weight.T)
-    grad_z1 = activate_backward(grad_z1, z1, n.activation)
-    rows = torch.mm(grad_z1, n.first_adjoint.weight.T)
-    norm = invariants.shape[1:], n.gain, n.shift
-    _, mean, rstd = torch.native_layer_norm(invariants, *norm, EPS)
-    given = rows, invariants, norm[0], mean, rstd, *norm[1:], [True, False, False]
-    by_row, *_ = torch.ops.aten.native_layer_norm_backward(*given)
-    factors: Tensor = by_row.unflatten(1, (3, -1))
-    return factors
+    n, (n_atoms, n_outputs) = network, grad.shape
+    given = np.zeros((n_atoms, len(n.third_bias)), z1.numpy().dtype)
+    given[:, :n_outputs] = grad.numpy()
+    grad_z2 = activate_rows_backward(map_rows(given, n.third_adjoint), z2.numpy(), n.activation)
+    grad_z1 = activate_rows_backward(map_rows(grad_z2, n.second_adjoint), z1.numpy(), n.activation)
+    rows = map_rows(grad_z1, n.first_adjoint)
+    rows = normalize_rows_backward(rows, _invariants(x, inverse), n.gain)
+    return torch.from_numpy(rows.reshape(n_atoms, 3, x.shape[2]))
 
 
 def tensor_gradients(
@@ -89,11 +89,11 @@ def scale_gradients(
     return out, sums.mul_(activate_derivative(scales, activation))
 
 
-def _invariants(x: Tensor, inverse: Tensor | None) -> Tensor:
+def _invariants(x: Tensor, inverse: Tensor | None) -> Array:
     """Return I and the squared norms of the other parts: [9, N, F] -> [N, 3 F]."""
     out, lanes = x.new_empty(x.shape[1], 3, x.shape[2]), lanes_of(x.shape[2], x.element_size())
     run(_write_invariants, x.shape[1], x, _or_ones(inverse, x), lanes, out)
-    return out.flatten(1)
+    return as_rows(out.numpy())
 
 
 def _or_ones(inverse: Tensor | None, x: Tensor) -> Tensor:

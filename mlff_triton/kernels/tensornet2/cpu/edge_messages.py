@@ -11,8 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.activations import activate, activate_with_slope
+from mlff_triton.kernels.common.cpu.activations import (
+    SILU,
+    activate,
+    activate_with_slope,
+    silu_with_slope,
+)
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run, run_part
+from mlff_triton.kernels.common.cpu.linear import map_parts
+from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.radial_table import slope_weights, weights
 from mlff_triton.kernels.common.cpu.tensors import (
     add,
@@ -48,18 +55,20 @@ def edge_messages(
     atoms, slots = rows.partners.atoms, rows.partners.slots
     geometry = edges.interval, edges.fraction, edges.width
     by_charge = n.table, n.own, terms, rows.ends, atoms, slots, *geometry, lanes
-    owners = rows.ends, atoms, cutoff
+    owners, no_bias = (rows.ends, atoms, cutoff), y.new_zeros(channels)
+    is_silu = n.activation in SILU
 
     def work(first: int, last: int, begin: int, end: int) -> None:
         part = slice(begin, end)
-        z1 = y.new_empty(end - begin, channels)
-        run_part(_first_map, first, last, *by_charge, z1)
-        h1 = activate_with_slope(z1, n.activation, kept.first_slope[part])
-        z2 = torch.addmm(n.second_bias, h1, n.second.T)
-        h2 = activate_with_slope(z2, n.activation, kept.second_slope[part])
-        z3 = torch.addmm(n.third_bias, h2, n.third.T, out=kept.z3[part])
-        values = activate(z3, n.activation)
-        run_part(_sum_messages, first, last, values, *owners, y, lanes, message)
+        hidden = y.new_empty(end - begin, channels)
+        run_part(_first_map, first, last, *by_charge, hidden)
+        activate_with_slope(hidden, no_bias, n.activation, kept.first_slope[part])
+        hidden = _mapped(hidden, n.second)
+        activate_with_slope(hidden, n.second_bias, n.activation, kept.second_slope[part])
+        z3 = _mapped(hidden, n.third, kept.z3[part])
+        values = z3 if is_silu else activate(z3.add_(n.third_bias), n.activation)
+        given = values, n.third_bias, is_silu, *owners, y, lanes
+        run_part(_sum_messages, first, last, *given, message)
 
     in_parallel(work, blocks(rows))
     return message, rows._replace(hidden=kept)
@@ -87,17 +96,19 @@ def edge_messages_backward(
     lanes, received = lanes_of(y.shape[2], y.element_size()), y.new_empty(y.shape[1:])
     by_factor = rows.ends, partners.atoms, partners.opposite_slots, *_cutoffs(n, edges, rows)
     by_distance = rows.ends, partners.opposite_slots, partners.slots, edges.interval, edges.fraction
+    is_silu, no_bias = n.activation in SILU, torch.zeros_like(n.third_bias)
 
     def work(first: int, last: int, begin: int, end: int) -> None:
         part = slice(begin, end)
         factors, grad_z1 = kept.z3[part], kept.first_slope[part]
         grad_z3 = torch.empty_like(factors)
-        values = activate_with_slope(factors, n.activation, grad_z3)
-        given = *by_factor, grad, y, values, accumulate, lanes
+        if not is_silu:
+            activate_with_slope(factors, no_bias, n.activation, grad_z3)
+        given = *by_factor, grad, y, n.third_bias, is_silu, accumulate, lanes
         run_part(_factor_gradients, first, last, *given, factors, grad_z3, slope)
-        grad_z2 = torch.mm(grad_z3, n.third_adjoint.T).mul_(kept.second_slope[part])
-        grad_z1.mul_(torch.mm(grad_z2, n.second_adjoint.T))
-        arrays = *by_distance, n.table, grad_z1, lanes, received, slope
+        grad_z2 = _mapped(grad_z3, n.third_adjoint).mul_(kept.second_slope[part])
+        grad_h1 = _mapped(grad_z2, n.second_adjoint)
+        arrays = *by_distance, n.table, grad_h1, lanes, grad_z1, received, slope
         run_part(_distance_gradients, first, last, *arrays)
 
     in_parallel(work, blocks(rows))
@@ -107,6 +118,15 @@ def edge_messages_backward(
     n_charges = len(n.charges)
     by_atom = torch.mm(received, n.receiver)[:, :n_charges]
     return grad_y, grad_sent, y.new_empty(0, n_charges), by_atom
+
+
+def _mapped(rows: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """Map rows [R, in] by weights [out, in], in this thread: [R, out]."""
+    out = rows.new_empty(len(rows), len(weight)) if out is None else out
+    lanes = lanes_of(len(weight), out.element_size())
+    given = rows[None], transposed_weight(weight), rows[0, :0], lanes, out[None]
+    run_part(map_parts, 0, len(rows), *given)
+    return out
 
 
 def _cutoffs(network: InteractionNetwork, edges: Edges, rows: EdgeRows) -> tuple[Tensor, Tensor]:
@@ -132,6 +152,26 @@ def _load_rows(x, row, f, channels, lanes):
         load_vector(x, (row, f), lanes),
         load_vector(x, (row, channels + f), lanes),
         load_vector(x, (row, channels + channels + f), lanes),
+    )
+
+
+@inlined
+def _load_bias(bias, f, channels, lanes):
+    """Return the values of the three parts of a bias [3 F]."""
+    return (
+        load_vector(bias, (f,), lanes),
+        load_vector(bias, (channels + f,), lanes),
+        load_vector(bias, (channels + channels + f,), lanes),
+    )
+
+
+@inlined
+def _silu_of_rows(z, bias):
+    """Return values and derivatives of the three parts of a row, to which a bias is added."""
+    return (
+        silu_with_slope(z[0] + bias[0]),
+        silu_with_slope(z[1] + bias[1]),
+        silu_with_slope(z[2] + bias[2]),
     )
 
 
@@ -168,15 +208,19 @@ def _first_map(
 
 
 @loop
-def _sum_messages(values, ends, atoms, cutoff, y, lanes, message, first, last):
-    """Sum the messages of a block of rows."""
+def _sum_messages(values, bias, is_silu, ends, atoms, cutoff, y, lanes, message, first, last):
+    """Sum the messages of a block of rows, whose values are activated unless by SiLU."""
     channels, zero = y.shape[2], spread(y.dtype.type(0), lanes)
     begin = start = _start(ends, first)
     for i in range(first, last):
         for f in range(0, channels, len(lanes)):
             sums = zero, zero, zero, zero, zero, zero, zero, zero, zero
+            b = _load_bias(bias, f, channels, lanes)
             for row in range(start, ends[i]):
                 v, c = _load_rows(values, row - begin, f, channels, lanes), cutoff[row]
+                if is_silu:
+                    v0, v1, v2 = _silu_of_rows(v, b)
+                    v = v0[0], v1[0], v2[0]
                 factors = c * v[0], c * v[1], c * v[2]
                 sums = add(sums, scale_parts(factors, load_wide(y, atoms[row], f, lanes)))
             store_wide(message, i, f, sums)
@@ -185,12 +229,13 @@ def _sum_messages(values, ends, atoms, cutoff, y, lanes, message, first, last):
 
 @loop
 def _factor_gradients(
-    ends, atoms, opposite_slots, cutoff, cutoff_slope, grad, y, values, accumulate, lanes,
+    ends, atoms, opposite_slots, cutoff, cutoff_slope, grad, y, bias, is_silu, accumulate, lanes,
     factors, grad_z3, slope, first, last,
 ):  # fmt: skip
     """Write the factors of a block, and gradients of distances through the cutoff.
 
-    Gradients of the last hidden values replace the slopes of the activation.
+    Factors replace the last hidden values before their bias and SiLU, or values of another
+    activation. Gradients replace the slopes of that activation.
     """
     channels, zero = y.shape[2], spread(y.dtype.type(0), lanes)
     begin = row = _start(ends, first)
@@ -200,8 +245,12 @@ def _factor_gradients(
             for f in range(0, channels, len(lanes)):
                 sent = load_wide(y, atoms[row], f, lanes)
                 a, b, s = dot_parts(load_wide(grad, i, f, lanes), sent)
-                v = _load_rows(values, row - begin, f, channels, lanes)
-                d = _load_rows(grad_z3, row - begin, f, channels, lanes)
+                v = _load_rows(factors, row - begin, f, channels, lanes)
+                if is_silu:
+                    v0, v1, v2 = _silu_of_rows(v, _load_bias(bias, f, channels, lanes))
+                    v, d = (v0[0], v1[0], v2[0]), (v0[1], v1[1], v2[1])
+                else:
+                    d = _load_rows(grad_z3, row - begin, f, channels, lanes)
                 found += a * v[0] + b * v[1] + s * v[2]
                 parts = c * a * d[0], c * b * d[1], c * s * d[2]
                 _store_rows(grad_z3, row - begin, f, channels, parts)
@@ -214,21 +263,29 @@ def _factor_gradients(
 
 @loop
 def _distance_gradients(
-    ends, opposite_slots, slots, interval, fraction, table, grad_z1, lanes,
-    received, slope, first, last,
+    ends, opposite_slots, slots, interval, fraction, table, grad_h1, lanes,
+    grad_z1, received, slope, first, last,
 ):  # fmt: skip
-    """Add the gradients of distances through the first map, and sum those of receivers' terms."""
+    """Add the gradients of distances through the first map, and sum those of receivers' terms.
+
+    Gradients of the first hidden values replace the slopes of the activation.
+    """
     zero = spread(table.dtype.type(0), lanes)
     begin = row = _start(ends, first)
     for i in range(first, last):
         for f in range(0, received.shape[1], len(lanes)):
-            store_vector(received, (i, f), load_vector(grad_z1, (row - begin, f), lanes))
+            g = load_vector(grad_h1, (row - begin, f), lanes)
+            g *= load_vector(grad_z1, (row - begin, f), lanes)
+            store_vector(grad_z1, (row - begin, f), g)
+            store_vector(received, (i, f), g)
         row += 1
         while row < ends[i]:
             e, found = slots[row], zero
             k, w = interval[e], slope_weights(fraction[e])
             for f in range(0, received.shape[1], len(lanes)):
-                g = load_vector(grad_z1, (row - begin, f), lanes)
+                g = load_vector(grad_h1, (row - begin, f), lanes)
+                g *= load_vector(grad_z1, (row - begin, f), lanes)
+                store_vector(grad_z1, (row - begin, f), g)
                 store_vector(received, (i, f), load_vector(received, (i, f), lanes) + g)
                 found += g * (
                     w[0] * load_vector(table, (k, 1, f), lanes)
