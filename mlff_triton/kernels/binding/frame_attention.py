@@ -25,12 +25,13 @@ from torch import Tensor
 
 from mlff_triton.kernels.binding.frames import N_FRAMES, load_coordinate, signed
 from mlff_triton.kernels.binding.types import FRAMES, Tokens
+from mlff_triton.kernels.common.attention import weigh
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape
 from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import product, product_terms, split, total
 from mlff_triton.kernels.numerics.stored_rows import store_split
 
-_SHIFT = tl.constexpr(14.0)  # weights are at most 2^14, so that small ones remain exact in float16
+_LARGEST = tl.constexpr(14.0)  # log2 of weights, whose halves are then exact
 
 
 class _Tile(NamedTuple):
@@ -107,10 +108,7 @@ def _frame_attention_kernel(
         scores += slope_2[:, None] * y_2[None, :]
         scores = tl.where(known[None, :], scores, float("-inf"))
 
-        highest = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - (highest - _SHIFT)[:, None])
-        rescale = tl.exp2(peak - highest)
-        peak = highest
+        weights, rescale, peak = weigh(scores, peak, LARGEST=_LARGEST)
         norm = norm * rescale + tl.sum(weights, 1)
         mean_0 = mean_0 * rescale + tl.sum(weights * y_0[None, :], 1)
         mean_1 = mean_1 * rescale + tl.sum(weights * y_1[None, :], 1)

@@ -34,6 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.attention import load_rows, store_rows, weigh
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.hardware import multiprocessors
@@ -43,28 +44,11 @@ _LARGEST = tl.constexpr(65504.0)  # among the finite values of float16
 
 
 @triton.jit
-def _load_rows(ptr, row, stride, known, first, WIDTH: tl.constexpr, D: tl.constexpr):
-    """Load columns [first, first + D) of rows, zero from WIDTH on and where not ``known``."""
-    column = first + tl.arange(0, D)
-    mask = known[:, None] & (column < WIDTH)[None, :]
-    return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], mask, other=0.0)
-
-
-@triton.jit
-def _store_rows(ptr, rows, row, stride, known, first, WIDTH: tl.constexpr, D: tl.constexpr):
-    """Store columns [first, first + D) of rows, except from WIDTH on."""
-    column = first + tl.arange(0, D)
-    mask = known[:, None] & (column < WIDTH)[None, :]
-    pointers = ptr + row.to(tl.int64)[:, None] * stride + column[None, :]
-    tl.store(pointers, rows.to(ptr.dtype.element_ty), mask)
-
-
-@triton.jit
 def _position_scores(q, difference, rel_ptr, row, head, length, heads, turn, DIM: tl.constexpr):
     """Multiply queries [N, D] with another bias by rows of r, and rotate row m by m."""
     D: tl.constexpr = q.shape[1]
     known = (row >= 0) & (row < 2 * length - 1)
-    rel = _load_rows(rel_ptr + head * DIM, row, heads * DIM, known, 0, DIM, D)  # [N, D]
+    rel = load_rows(rel_ptr + head * DIM, row, heads * DIM, known, 0, DIM, D)  # [N, D]
     shift = tl.sum(rel.to(tl.float32) * difference[None, :], 1)
     return tl.gather(tl.dot(q, rel.T) + shift[None, :], turn, 1)
 
@@ -105,7 +89,7 @@ def _relative_attention_fwd_kernel(
     heads = tl.num_programs(1)
     m, n, dim = tl.arange(0, N), tl.arange(0, N), tl.arange(0, D)
     row = first + m
-    q = _load_rows(q_ptr + batch * q_batch + head * q_head, row, q_row, row < length, 0, DIM, D).to(
+    q = load_rows(q_ptr + batch * q_batch + head * q_head, row, q_row, row < length, 0, DIM, D).to(
         tl.float32
     )  # [N, D]
     content = tl.load(content_ptr + head * DIM + dim, dim < DIM, other=0.0).to(tl.float32)
@@ -127,30 +111,27 @@ def _relative_attention_fwd_kernel(
     for start in range(0, length, N):
         key = start + n
         known = key < length
-        k = _load_rows(k_ptr, key, k_row, known, 0, DIM, D)  # [N, D]
+        k = load_rows(k_ptr, key, k_row, known, 0, DIM, D)  # [N, D]
         here = _position_scores(
             q, difference, rel_ptr, rel_row + start, head, length, heads, turn, DIM
         )
         scores = tl.dot(q, k.T) + tl.where(above, here, before)
         before = here
         scores = tl.where(known[None, :], scores * LOG2_E, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - highest[:, None])
-        rescale = tl.exp2(peak - highest)
-        peak = highest
+        weights, rescale, peak = weigh(scores, peak)
         total = total * rescale + tl.sum(weights, 1)
         weights = weights.to(v_ptr.dtype.element_ty)
-        v = _load_rows(v_ptr, key, v_row, known, 0, VALUE_DIM, V)
+        v = load_rows(v_ptr, key, v_row, known, 0, VALUE_DIM, V)
         acc = tl.dot(weights, v, acc * rescale[:, None])
         if REST:
-            v_rest = _load_rows(v_ptr, key, v_row, known, V, VALUE_DIM, REST)
+            v_rest = load_rows(v_ptr, key, v_row, known, V, VALUE_DIM, REST)
             rest = tl.dot(weights, v_rest, rest * rescale[:, None])
 
     out_ptr += (batch * length * heads + head) * VALUE_DIM
     stride = heads * VALUE_DIM
-    _store_rows(out_ptr, acc / total[:, None], row, stride, row < length, 0, VALUE_DIM, V)
+    store_rows(out_ptr, acc / total[:, None], row, stride, row < length, 0, VALUE_DIM, V)
     if REST:
-        _store_rows(out_ptr, rest / total[:, None], row, stride, row < length, V, VALUE_DIM, REST)
+        store_rows(out_ptr, rest / total[:, None], row, stride, row < length, V, VALUE_DIM, REST)
 
 
 @triton.jit
@@ -183,7 +164,7 @@ def _capped_attention_fwd_kernel(
     first, batch = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     row, n = first + tl.arange(0, M), tl.arange(0, N)
     n_rows, n_bins = length * HEADS, length // WIDTH
-    q = _load_rows(q_ptr + batch * n_rows * DIM, row, DIM, row < n_rows, 0, DIM, D)  # [M, D]
+    q = load_rows(q_ptr + batch * n_rows * DIM, row, DIM, row < n_rows, 0, DIM, D)  # [M, D]
     k_ptr += batch * length * DIM
     v_ptr += batch * length * VALUE_DIM
 
@@ -201,7 +182,7 @@ def _capped_attention_fwd_kernel(
     for start in range(0, length, N):
         key = start + n
         known = key < length
-        k = _load_rows(k_ptr, key, DIM, known, 0, DIM, D)  # [N, D]
+        k = load_rows(k_ptr, key, DIM, known, 0, DIM, D)  # [N, D]
         bias = tl.load(
             bias_ptr[:, None] + (key // WIDTH)[None, :] * HEADS,
             (bin_of_c < n_bins)[:, None] & known[None, :],
@@ -218,17 +199,17 @@ def _capped_attention_fwd_kernel(
         weights = tl.where(known[None, :], weights, 0.0)
         total += tl.sum(weights, 1)
         weights = weights.to(v_ptr.dtype.element_ty)
-        v = _load_rows(v_ptr, key, VALUE_DIM, known, 0, VALUE_DIM, V)
+        v = load_rows(v_ptr, key, VALUE_DIM, known, 0, VALUE_DIM, V)
         acc = tl.dot(weights, v, acc)
         if REST:
-            v_rest = _load_rows(v_ptr, key, VALUE_DIM, known, V, VALUE_DIM, REST)
+            v_rest = load_rows(v_ptr, key, VALUE_DIM, known, V, VALUE_DIM, REST)
             rest = tl.dot(weights, v_rest, rest)
 
     out_ptr += batch * n_rows * VALUE_DIM
     known_row = row < n_rows
-    _store_rows(out_ptr, acc / total[:, None], row, VALUE_DIM, known_row, 0, VALUE_DIM, V)
+    store_rows(out_ptr, acc / total[:, None], row, VALUE_DIM, known_row, 0, VALUE_DIM, V)
     if REST:
-        _store_rows(out_ptr, rest / total[:, None], row, VALUE_DIM, known_row, V, VALUE_DIM, REST)
+        store_rows(out_ptr, rest / total[:, None], row, VALUE_DIM, known_row, V, VALUE_DIM, REST)
 
 
 class _Tile(NamedTuple):

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.attention import load_rows, store_rows, weigh
 from mlff_triton.kernels.common.checks import check_device, check_pointers, check_shape, expanded
 from mlff_triton.kernels.common.dense import accumulator, check_dense
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
@@ -56,7 +57,8 @@ def _scale_and_bias(
         size = (CAP * LOG2_E) * (1 - decay) / (1 + decay)  # tanh
         scores = tl.where(scores < 0, -size, size)
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + key[None, :], (row < length) & known[None, :], other=0.0)
+        exists = (row < length)[:, None] & known[None, :]
+        bias = tl.load(bias_ptr + key[None, :], exists, other=0.0)
         scores += bias.to(scores.dtype) * LOG2_E
     if MASKED:
         scores = tl.where(known[None, :], scores, float("-inf"))
@@ -66,64 +68,48 @@ def _scale_and_bias(
 @triton.jit
 def _attend(
     q,
-    pointers,
-    row_strides,
-    row,
-    start,
-    length,
+    keys,
+    values,
+    bias_ptr,
+    place,
     sums,
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
     PRECISION: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     N: tl.constexpr,
-    D: tl.constexpr,
-    V: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Update sums, the running maximum, sum and output [M, V], with a block of keys and values.
+    """Update sums, the largest score, sum and output [M, V], with a block of N keys and values.
 
-    Takes pointers of keys, values and biases, and the row strides of the first two. MASKED is True
-    if the sequence ends within the block.
+    Keys and values are a pointer and the stride of rows, and the place is the rows, the first key
+    and the length of the sequence. MASKED is True if the sequence ends within the block.
     """
-    k_ptr, v_ptr, bias_ptr = pointers
-    k_row, v_row = row_strides
+    k_ptr, k_row = keys
+    v_ptr, v_row = values
+    row, start, length = place
     peak, total, acc = sums
-    key = start + tl.arange(0, N)
-    dim, value_dim = tl.arange(0, D), tl.arange(0, V)[None, :]
+    D: tl.constexpr = q.shape[1]
+    V: tl.constexpr = acc.shape[1]
+    key, dim = start + tl.arange(0, N), tl.arange(0, D)
     known = (key < length) if MASKED else tl.full([N], True, tl.int1)
     k = tl.load(
         k_ptr + key.to(tl.int64)[None, :] * k_row + dim[:, None],
         known[None, :] & (dim < DIM)[:, None],
         other=0.0,
     )  # [D, N]
-    scores = tl.dot(q, k, input_precision=PRECISION, out_dtype=ACCUMULATE)
+    scores = tl.dot(q, k, input_precision=PRECISION, out_dtype=acc.dtype)
     # Without cap and bias, scaling is fused with the later subtraction of the maximum.
     late: tl.constexpr = CAP is None and bias_ptr is None and SCALE > 0
     unit: tl.constexpr = SCALE * LOG2_E if late else 1.0
     scores = _scale_and_bias(scores, bias_ptr, row, key, known, length, SCALE, CAP, late, MASKED)
-    highest = tl.maximum(peak, tl.max(scores, 1) * unit)
-    level = highest
-    if bias_ptr is not None:
-        level = tl.where(highest == float("-inf"), 0.0, highest)  # all keys so far are masked
-    weights = tl.exp2(scores * unit - level[:, None])
-    rescale = tl.exp2(peak - level)
-    v = tl.load(
-        v_ptr + key.to(tl.int64)[:, None] * v_row + value_dim,
-        known[:, None] & (value_dim < VALUE_DIM),
-        other=0.0,
-    )  # [N, V]
+    weights, rescale, peak = weigh(scores, peak, UNIT=unit, MAY_BE_MASKED=bias_ptr is not None)
+    v = load_rows(v_ptr, key, v_row, known, 0, VALUE_DIM, V)  # [N, V]
     total = total * rescale + tl.sum(weights, 1)
-    acc = tl.dot(
-        weights.to(v.dtype),
-        v,
-        acc * rescale[:, None],
-        input_precision=PRECISION,
-        out_dtype=ACCUMULATE,
-    )
-    return highest, total, acc
+    weights, acc = weights.to(v.dtype), acc * rescale[:, None]
+    acc = tl.dot(weights, v, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+    return peak, total, acc
 
 
 @triton.jit
@@ -163,11 +149,11 @@ def _attention_fwd_kernel(
     length = (tl.load(row_ptr_ptr + sequence + 1) - first).to(tl.int32)
     if block * M >= length:
         return
-    row = block * M + tl.arange(0, M)[:, None]
-    dim, value_dim = tl.arange(0, D), tl.arange(0, V)[None, :]
+    row, dim = block * M + tl.arange(0, M), tl.arange(0, D)
+    known = row < length
     q = tl.load(
-        q_ptr + (first + row) * q_strides[0] + head * q_strides[1] + dim[None, :],
-        (row < length) & (dim < DIM)[None, :],
+        q_ptr + (first + row)[:, None] * q_strides[0] + head * q_strides[1] + dim[None, :],
+        known[:, None] & (dim < DIM)[None, :],
         other=0.0,
     )  # [M, D]
     k_ptr += first * k_strides[0] + head // group * k_strides[1]
@@ -177,55 +163,46 @@ def _attention_fwd_kernel(
     sums = peak, tl.zeros([M], ACCUMULATE), tl.zeros([M, V], ACCUMULATE)
     if bias_ptr is not None:
         bias_ptr += sequence.to(tl.int64) * bias_strides[0] + head * bias_strides[1]
-        bias_ptr += row.to(tl.int64) * bias_strides[2]
-    pointers, row_strides = (k_ptr, v_ptr, bias_ptr), (k_strides[0], v_strides[0])
+        bias_ptr += row.to(tl.int64)[:, None] * bias_strides[2]
+    keys, values = (k_ptr, k_strides[0]), (v_ptr, v_strides[0])
     whole = length // N * N
     for start in range(0, whole, N):
+        place = row, start, length
         sums = _attend(
             q,
-            pointers,
-            row_strides,
-            row,
-            start,
-            length,
+            keys,
+            values,
+            bias_ptr,
+            place,
             sums,
             SCALE,
             CAP,
             PRECISION,
-            ACCUMULATE,
             DIM,
             VALUE_DIM,
             N,
-            D,
-            V,
             MASKED=False,
         )
     if whole < length:
+        place = row, whole, length
         sums = _attend(
             q,
-            pointers,
-            row_strides,
-            row,
-            whole,
-            length,
+            keys,
+            values,
+            bias_ptr,
+            place,
             sums,
             SCALE,
             CAP,
             PRECISION,
-            ACCUMULATE,
             DIM,
             VALUE_DIM,
             N,
-            D,
-            V,
             MASKED=True,
         )
-
     _, total, acc = sums
-    heads = tl.num_programs(1)
-    out_ptrs = out_ptr + ((first + row) * heads + head) * VALUE_DIM + value_dim
-    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptrs, out, (row < length) & (value_dim < VALUE_DIM))
+    out_row = (first + row) * tl.num_programs(1) + head
+    store_rows(out_ptr, acc / total[:, None], out_row, VALUE_DIM, known, 0, VALUE_DIM, V)
 
 
 class _Tile(NamedTuple):

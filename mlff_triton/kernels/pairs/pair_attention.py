@@ -39,6 +39,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.common.attention import mean_of_values, weigh
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
@@ -48,7 +49,6 @@ from mlff_triton.kernels.common.hardware import (
     multiprocessors,
     register_limit,
 )
-from mlff_triton.kernels.numerics.exponential import exp_of_scores
 from mlff_triton.kernels.numerics.product import inverse, product, split, split_below, untruncated
 from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS
@@ -92,24 +92,6 @@ def _kept_keys(mask_ptr, start, length, N: tl.constexpr):
     if mask_ptr is not None:
         kept = tl.load(mask_ptr + key, kept, other=0) != 0
     return kept
-
-
-@triton.jit
-def _weigh(scores, kept, peak, total, acc, EXACT: tl.constexpr):
-    """Return weights [M, N] of a block of keys, and the maximum, sum and output rescaled to them.
-
-    The sum includes the weights, and the output does not. ``kept`` is None if all keys are. Scores
-    are exponents of e if weights are EXACT, those of float32, and of two otherwise.
-    """
-    highest = tl.maximum(peak, tl.max(scores, 1))
-    level = highest
-    if kept is not None:
-        level = tl.where(highest == float("-inf"), 0.0, highest)  # all keys so far are masked
-    if EXACT:
-        weights, rescale = exp_of_scores(scores - level[:, None]), exp_of_scores(peak - level)
-    else:
-        weights, rescale = tl.exp2(scores - level[:, None]), tl.exp2(peak - level)
-    return weights, highest, total * rescale + tl.sum(weights, 1), acc * rescale[:, None]
 
 
 @triton.jit
@@ -298,13 +280,16 @@ def _pair_attention_fwd_kernel(
                     weights, added = _weigh_freely(scores)
                     sums += added
                 else:
-                    weights, peak, total, acc = _weigh(scores, kept, peak, total, acc, HALVES)
+                    weights, rescale, peak = weigh(
+                        scores, peak, MAY_BE_MASKED=kept is not None, EXACT=HALVES
+                    )
+                    total = total * rescale + tl.sum(weights, 1)
+                    acc *= rescale[:, None]
                 acc = _add_values(acc, weights, values, units)
     if HALVES and length >= N:  # sums of few products lose less
         acc = untruncated(acc, N, LOSS)
     token, dim = first + tl.arange(0, M), tl.arange(0, D)
-    total = tl.where(total > 0, total, 1.0)[:, None]  # without keys, both are zero
-    acc = tl.div_rn(acc, total) if HALVES else acc / total
+    acc = mean_of_values(acc, total, HALVES)
     out_ptr += batch.to(tl.int64) * out_strides[0] + row.to(tl.int64) * out_strides[1]
     out_ptr += head * out_strides[2]
     pointers = out_ptr + token.to(tl.int64)[:, None] * out_strides[3] + dim[None, :]

@@ -22,10 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.attention import exponentials, level_of, mean_of_values
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.common.dense import check_same
-from mlff_triton.kernels.numerics.exponential import LOG2_E, exp_of_scores
+from mlff_triton.kernels.numerics.exponential import LOG2_E
 from mlff_triton.kernels.numerics.product import product, split, split_along, untruncated
 from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS
@@ -101,21 +102,18 @@ def _window_attention_fwd_kernel(
     else:
         scores = tl.dot(q, k.T, biases)
     scores = tl.where(kept[None, :], scores, float("-inf"))
-    level = tl.max(scores, 1)
-    level = tl.where(level == float("-inf"), 0.0, level)  # without kept keys
-    if EXACT:
-        weights = exp_of_scores(scores - level[:, None])
-    else:
-        weights = tl.exp2(scores * LOG2_E - (level * LOG2_E)[:, None])
+    UNIT: tl.constexpr = 1.0 if EXACT else LOG2_E
+    level = level_of(tl.max(scores, 1)) * UNIT
+    weights = exponentials(scores * UNIT - level[:, None], EXACT)
     total = tl.sum(weights, 1)
-    total = tl.where(total > 0, total, 1.0)[:, None]
     if EXACT:
         v_high, v_low, v_unit = split_along(v, 0)  # columns share the sum
         parts = split(weights * _UNIT, "halves")
         out = untruncated(product(parts, (v_high, v_low), "halves"), N, LOSS) * v_unit
-        out = tl.div_rn(out, total * _UNIT)
+        total *= _UNIT
     else:
-        out = tl.dot(weights.to(v.dtype), v) / total
+        out = tl.dot(weights.to(v.dtype), v)
+    out = mean_of_values(out, total, EXACT)
     out_ptr += batch * out_strides[0] + row * out_strides[1] + head * out_strides[3]
     pointers = out_ptr + query.to(tl.int64)[:, None] * out_strides[2] + dim[None, :]
     tl.store(pointers, out.to(out_ptr.dtype.element_ty), inside)
