@@ -16,11 +16,14 @@ class HiddenRows(NamedTuple):
         Last hidden values, before their activation.
     first_slope, second_slope : [rows, F], [rows, 2 F]
         Slopes of the activation at the hidden values before them.
+    cutoff : [rows, 2], optional
+        Cosine cutoff and its derivative, on a CPU.
     """
 
     z3: Tensor
     first_slope: Tensor
     second_slope: Tensor
+    cutoff: Tensor | None = None
 
 
 class RowPartners(NamedTuple):

@@ -8,6 +8,9 @@ receivers are summed for each atom, and none is returned for an edge.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +40,6 @@ from mlff_triton.kernels.common.cpu.vectors import (
     total,
 )
 from mlff_triton.kernels.tensornet2.cpu.edge_rows import blocks
-from mlff_triton.kernels.tensornet2.reference.edge_messages import cosine_cutoff
 from mlff_triton.kernels.types.edge_rows import EdgeRows, HiddenRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
@@ -49,12 +51,12 @@ def edge_messages(
 ) -> tuple[Tensor, EdgeRows]:
     """Sum the messages to each atom: [9, N, F]; keep rows of hidden values."""
     n, channels, lanes = network, y.shape[2], lanes_of(y.shape[2], y.element_size())
-    message, (cutoff, _) = torch.empty_like(y), _cutoffs(network, edges, rows)
-    kept = HiddenRows(*(y.new_empty(len(cutoff), k * channels) for k in (3, 1, 2)))
     assert rows.partners is not None
     atoms, slots = rows.partners.atoms, rows.partners.slots
-    geometry = edges.interval, edges.fraction, edges.width
-    by_charge = n.table, n.own, terms, rows.ends, atoms, slots, *geometry, lanes
+    message, cutoff = torch.empty_like(y), y.new_empty(len(atoms), 2)
+    kept = HiddenRows(*(y.new_empty(len(atoms), k * channels) for k in (3, 1, 2)), cutoff)
+    geometry = edges.distance, edges.interval, edges.fraction, edges.width
+    by_charge = n.table, n.own, terms, rows.ends, atoms, slots, *geometry, n.cutoffs, lanes, cutoff
     owners, no_bias = (rows.ends, atoms, cutoff), y.new_zeros(channels)
     is_silu = n.activation in SILU
 
@@ -94,7 +96,7 @@ def edge_messages_backward(
     assert kept is not None
     assert partners is not None
     lanes, received = lanes_of(y.shape[2], y.element_size()), y.new_empty(y.shape[1:])
-    by_factor = rows.ends, partners.atoms, partners.opposite_slots, *_cutoffs(n, edges, rows)
+    by_factor = rows.ends, partners.atoms, partners.opposite_slots, kept.cutoff
     by_distance = rows.ends, partners.opposite_slots, partners.slots, edges.interval, edges.fraction
     is_silu, no_bias = n.activation in SILU, torch.zeros_like(n.third_bias)
 
@@ -129,14 +131,14 @@ def _mapped(rows: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def _cutoffs(network: InteractionNetwork, edges: Edges, rows: EdgeRows) -> tuple[Tensor, Tensor]:
-    """Return the cosine cutoff of each row, and its derivative."""
-    assert rows.partners is not None
-    slots = rows.partners.slots
-    distance = edges.distance.new_zeros(len(slots))
-    is_edge = slots >= 0
-    distance[is_edge] = edges.distance[slots[is_edge]]
-    return cosine_cutoff(distance, *network.cutoffs.tolist())
+@inlined
+def _cosine_cutoff(distance, lower, upper):
+    """Return the cosine cutoff of a distance, and its derivative."""
+    if distance >= upper or distance <= lower > 0.0:
+        return 0.0, 0.0
+    angle, sign = (2.0 * math.pi / (upper - lower), -0.5) if lower > 0.0 else (math.pi / upper, 0.5)
+    phase = angle * (distance - max(lower, 0.0))
+    return 0.5 + sign * math.cos(phase), -sign * angle * math.sin(phase)
 
 
 @inlined
@@ -185,13 +187,16 @@ def _store_rows(x, row, f, channels, parts):
 
 @loop
 def _first_map(
-    table, own, terms, ends, atoms, slots, interval, fraction, width, lanes, z, first, last
-):
-    """Write the first hidden values of a block of rows."""
+    table, own, terms, ends, atoms, slots, distance, interval, fraction, width, limits, lanes,
+    cutoff, z, first, last,
+):  # fmt: skip
+    """Write the first hidden values of a block of rows, and all of their cutoffs."""
     begin = row = _start(ends, first)
     for i in range(first, last):
         while row < ends[i]:
             e, j = slots[row], atoms[row]
+            d = np.float64(distance[e]) if e >= 0 else 0.0
+            cutoff[row, 0], cutoff[row, 1] = _cosine_cutoff(d, limits[0], limits[1])
             for f in range(0, z.shape[1], len(lanes)):
                 found = load_vector(terms, (0, i, f), lanes) + load_vector(terms, (1, j, f), lanes)
                 if e < 0:
@@ -217,7 +222,7 @@ def _sum_messages(values, bias, is_silu, ends, atoms, cutoff, y, lanes, message,
             sums = zero, zero, zero, zero, zero, zero, zero, zero, zero
             b = _load_bias(bias, f, channels, lanes)
             for row in range(start, ends[i]):
-                v, c = _load_rows(values, row - begin, f, channels, lanes), cutoff[row]
+                v, c = _load_rows(values, row - begin, f, channels, lanes), cutoff[row, 0]
                 if is_silu:
                     v0, v1, v2 = _silu_of_rows(v, b)
                     v = v0[0], v1[0], v2[0]
@@ -229,7 +234,7 @@ def _sum_messages(values, bias, is_silu, ends, atoms, cutoff, y, lanes, message,
 
 @loop
 def _factor_gradients(
-    ends, atoms, opposite_slots, cutoff, cutoff_slope, grad, y, bias, is_silu, accumulate, lanes,
+    ends, atoms, opposite_slots, cutoff, grad, y, bias, is_silu, accumulate, lanes,
     factors, grad_z3, slope, first, last,
 ):  # fmt: skip
     """Write the factors of a block, and gradients of distances through the cutoff.
@@ -241,7 +246,7 @@ def _factor_gradients(
     begin = row = _start(ends, first)
     for i in range(first, last):
         while row < ends[i]:
-            found, c, k = zero, cutoff[row], opposite_slots[row]
+            found, c, k = zero, cutoff[row, 0], opposite_slots[row]
             for f in range(0, channels, len(lanes)):
                 sent = load_wide(y, atoms[row], f, lanes)
                 a, b, s = dot_parts(load_wide(grad, i, f, lanes), sent)
@@ -256,7 +261,7 @@ def _factor_gradients(
                 _store_rows(grad_z3, row - begin, f, channels, parts)
                 _store_rows(factors, row - begin, f, channels, (c * v[0], c * v[1], c * v[2]))
             if k >= 0:
-                through_cutoff = cutoff_slope[row] * total(found)
+                through_cutoff = cutoff[row, 1] * total(found)
                 slope[k] = slope[k] + through_cutoff if accumulate else through_cutoff
             row += 1
 
