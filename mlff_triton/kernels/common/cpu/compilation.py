@@ -80,7 +80,9 @@ So the vectors of opposite edges are opposite to the bit, and results are the sa
 """
 
 
-def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -> None:
+def run(
+    function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False, fewest: int = FEWEST
+) -> None:
     """Run a loop over a number of atoms, with as many threads as PyTorch uses.
 
     Parameters
@@ -93,12 +95,14 @@ def run(function: Loop, n_atoms: int, *arguments: Any, in_order: bool = False) -
         Arguments of the loop before its range. Tensors on the CPU are passed as arrays.
     in_order : bool
         True for a loop that must run from the first atom to the last, in one thread.
+    fewest : int
+        Fewest atoms of a range, if its work is worth a thread.
     """
     arrays = _arrays(arguments)
     if _is_collected(function, arrays):
         return
     threads = 1 if in_order else n_threads()
-    count = min(PIECES * threads, n_atoms // FEWEST) if threads > 1 else 1
+    count = min(PIECES * threads, n_atoms // fewest) if threads > 1 else 1
     if count <= 1:
         function(*arrays, 0, n_atoms)
         return

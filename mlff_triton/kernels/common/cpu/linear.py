@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import Array, loop, run
+from mlff_triton.kernels.common.cpu.compilation import FEWEST, Array, loop, run
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, spread, store_vector
 from mlff_triton.kernels.numerics.split import SplitWeight
@@ -16,13 +16,23 @@ from mlff_triton.kernels.numerics.split import SplitWeight
 TERMS = 128
 """Terms of a partial sum. Rounding errors of one long sum would be larger than those of others."""
 
+WORK = 7_000_000
+"""Floating-point operations that are worth a thread."""
+
+
+def fewest_rows(x: Array | Tensor, weight: Array) -> int:
+    """Return the fewest rows of a range in which x[C, N, in] is mapped."""
+    of_a_row = 2 * x.shape[0] * weight.shape[1] * weight.shape[2]
+    return min(FEWEST, max(1, WORK // of_a_row))
+
 
 def map_rows(x: Array, weight: SplitWeight, bias: Tensor | None = None) -> Array:
     """Map rows [N, in] to [N, out]."""
     w = transposed_weight(weight.weight)
     out = np.empty((1, len(x), w.shape[2]), x.dtype)
     lanes = lanes_of(w.shape[2], x.itemsize)
-    run(map_parts, len(x), x[None], w, w[0, 0, :0] if bias is None else bias, lanes, out)
+    given = x[None], w, w[0, 0, :0] if bias is None else bias, lanes, out
+    run(map_parts, len(x), *given, fewest=fewest_rows(out, w))
     found: Array = out[0]
     return found
 

@@ -26,6 +26,8 @@ from mlff_triton.kernels.types.edges import Edges
 
 PARTNERS = 128
 """Partners of an atom that are taken together."""
+PAIRS = 2048
+"""Pairs of atoms that are worth a thread."""
 WIDTH = 8
 """The partners of a system are padded to a multiple of this, the lanes of vectors in float64."""
 FAR = 4e12
@@ -49,7 +51,9 @@ def coulomb_pairs(
     sums, potential = _empty_sums(charges), q.new_zeros(len(rank), len(used))
     lanes = lanes_of(WIDTH, q.element_size())
     arrays = points, q, weights[used].double(), places, bounds, lanes
-    run(_coulomb_pairs, len(charges), *arrays, potential, sums.forces, sums.atoms)
+    results = potential, sums.forces, sums.atoms
+    fewest = max(1, PAIRS // int(padded.max()))
+    run(_coulomb_pairs, len(charges), *arrays, *results, fewest=fewest)
     sums.grad_charges.zero_()
     sums.grad_charges[rank[:, None], used] = potential.mul_(2).to(charges.dtype)
     sums.charges.copy_((charges[rank] * mean_weights).sum(1))

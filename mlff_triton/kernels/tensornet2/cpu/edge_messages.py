@@ -44,6 +44,9 @@ from mlff_triton.kernels.types.edge_rows import EdgeRows, HiddenRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
+FEWEST = 16
+"""Atoms of a range, whose edges are worth a thread."""
+
 
 @own_threads()
 def edge_messages(
@@ -116,7 +119,8 @@ def edge_messages_backward(
     in_parallel(work, blocks(rows))
     grad_y, grad_sent = torch.empty_like(y), torch.empty_like(received)
     sent = rows.ends, partners.atoms, partners.opposites, kept.z3, kept.first_slope
-    run(_sum_sent, y.shape[1], *sent, grad, direct, lanes, grad_y, grad_sent)
+    given = *sent, grad, direct, lanes, grad_y, grad_sent
+    run(_sum_sent, y.shape[1], *given, fewest=FEWEST)
     n_charges = len(n.charges)
     by_atom = torch.mm(received, n.receiver)[:, :n_charges]
     return grad_y, grad_sent, y.new_empty(0, n_charges), by_atom
