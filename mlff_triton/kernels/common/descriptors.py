@@ -23,9 +23,10 @@ _ALIGNMENT = 16  # bytes
 def describe(x, shape, strides, block: tl.constexpr, DESCRIBED: tl.constexpr):
     """Return a descriptor of ``x``, which already is one if DESCRIBED, and otherwise a pointer.
 
-    ``strides`` are those of all axes but the last one, whose elements are contiguous.
+    It is None if ``x`` is. ``strides`` are those of all axes but the last one, whose elements are
+    contiguous.
     """
-    if DESCRIBED:  # noqa: SIM108 - resolved at compile time
+    if DESCRIBED or x is None:
         tensor = x
     else:
         # Triton computes offsets in 64 bits. It does not unpack tuples.

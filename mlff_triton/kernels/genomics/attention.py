@@ -36,10 +36,12 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.attention import load_rows, store_rows, weigh
 from mlff_triton.kernels.common.blocks import block_side
-from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.checks import check_shape
+from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import multiprocessors
 from mlff_triton.kernels.numerics.exponential import LOG2_E
 
+_HALVES = (torch.float16, torch.bfloat16)
 _LARGEST = tl.constexpr(65504.0)  # among the finite values of float16
 
 
@@ -284,13 +286,14 @@ def relative_attention(
     >>> relative_attention(q, k, v, rel_k, bias, bias).shape
     torch.Size([1, 7, 2, 16])
     """
-    _check_halves(q, k, v, rel_k, content_bias, position_bias)
+    biases = {"content_bias": content_bias, "position_bias": position_bias}
+    check_same(_HALVES, {"q": q, "k": k, "v": v, "rel_k": rel_k, **biases})
     check_shape("q", q, ("B", "S", "H", "D"))
     batch, length, heads, dim = q.shape
     check_shape("k", k, q.shape)
     check_shape("v", v, (*q.shape[:3], "V"))
     check_shape("rel_k", rel_k, (2 * length - 1, heads, dim))
-    for name, bias in (("content_bias", content_bias), ("position_bias", position_bias)):
+    for name, bias in biases.items():
         check_shape(name, bias, (heads, dim))
     out = q.new_empty(*q.shape[:3], v.shape[3])
     if not out.numel():
@@ -365,7 +368,7 @@ def capped_attention(
     >>> capped_attention(q, k, k, torch.zeros(1, 2, 2, 8, device="cuda").half()).shape
     torch.Size([1, 32, 8, 16])
     """
-    _check_halves(q, k, v, pair_bias)
+    check_same(_HALVES, {"q": q, "k": k, "v": v, "pair_bias": pair_bias})
     check_shape("q", q, ("B", "S", "H", "D"))
     batch, length, heads, dim = q.shape
     check_shape("k", k, (batch, length, dim))
@@ -412,12 +415,3 @@ def _indicator_columns(rows: int, width: int, heads: int) -> int:
     aligned = per_bin % rows == 0 or rows % per_bin == 0
     bins = (rows - 1) // per_bin + (1 if aligned else 2)
     return block_side(bins * heads)
-
-
-def _check_halves(*tensors: Tensor) -> None:
-    """Raise unless all tensors share a device and a half precision."""
-    check_device(*tensors)
-    dtypes = {x.dtype for x in tensors}
-    if len(dtypes) > 1 or not dtypes <= {torch.float16, torch.bfloat16}:
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise InputError(f"the tensors are {names}: use float16 or bfloat16, the same for all")

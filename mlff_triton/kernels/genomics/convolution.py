@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.common.descriptors import has_descriptors
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 from mlff_triton.kernels.genomics.sequence_tiles import (
     HALF,
@@ -35,7 +36,6 @@ from mlff_triton.kernels.genomics.sequence_tiles import (
     count_tiles,
     describe,
     describe_weight,
-    has_descriptors,
     load_block,
     locate,
     store_rows,

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mlff_triton.kernels.common import hardware
+from mlff_triton.kernels.common import descriptors, hardware
 from mlff_triton.kernels.common.activations import gelu_sigmoid
-from mlff_triton.kernels.common.early_launch import launches_early
+from mlff_triton.kernels.common.descriptors import has_descriptors
 from mlff_triton.kernels.common.tiles import tile_in_group
 
 
@@ -57,28 +57,14 @@ def describe(
     ``x`` already is one if DESCRIBED, and otherwise a pointer to rows with a stride. Known strides
     allow GPUs without descriptors to load several elements at a time.
     """
-    if DESCRIBED:
-        rows = x
-    elif x is None:
-        rows = None
-    else:
-        rows = tl.make_tensor_descriptor(
-            x,
-            [n_sequences, length, columns],
-            [tl.cast(stride, tl.int64) * length, stride, 1],
-            [1, M, N],
-        )
-    return rows
+    strides = tl.cast(stride, tl.int64) * length, stride
+    return descriptors.describe(x, (n_sequences, length, columns), strides, (1, M, N), DESCRIBED)
 
 
 @triton.jit
 def describe_weight(weight, n_out, n_in, DESCRIBED: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """Return a descriptor of a weight [n_out, n_in], like `describe`."""
-    if DESCRIBED:
-        rows = weight
-    else:
-        rows = tl.make_tensor_descriptor(weight, [n_out, n_in], [n_in, 1], [N, K])
-    return rows
+    return descriptors.describe(weight, (n_out, n_in), (n_in,), (N, K), DESCRIBED)
 
 
 @triton.jit
@@ -143,11 +129,6 @@ def count_of(tile: Tile, shape: Sequence[int], n_out: int) -> int:
     """Count the tiles of a result with as many rows as a shape [B, S, .]."""
     tiles = shape[0] * triton.cdiv(shape[1], tile.rows) * triton.cdiv(n_out, tile.columns)
     return int(tiles)
-
-
-def has_descriptors(x: Tensor) -> bool:
-    """Return whether the GPU of ``x`` copies blocks by descriptors: Hopper and later."""
-    return launches_early(x)
 
 
 class Launch(NamedTuple):
