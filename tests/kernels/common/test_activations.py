@@ -14,10 +14,10 @@ from mlff_triton.kernels.common.reference.activations import activate, activate_
 def test_values_and_slopes(activation, dtype):
     tiny = torch.finfo(dtype).eps
     x = torch.cat([torch.linspace(-40, 40, 994), torch.tensor([-1e30, -1e4, 0.0, 1e4, 1e8, 1e30])])
-    x, bias = x.to(dtype).reshape(-1, 8), torch.linspace(-1, 1, 8).to(dtype)
+    x = x.to(dtype).reshape(-1, 8)
     value, slope = x.clone(), torch.full_like(x, torch.nan)
-    activate_with_slope(value, bias, activation, slope)
-    z = (x + bias).double()
+    activate_with_slope(value.numpy(), activation, slope.numpy())
+    z = x.double()
     exact = activate(z, activation)
     assert ((value - exact).abs() <= 4 * tiny * exact.abs().clamp(min=1)).all()
     assert (slope - activate_derivative(z, activation)).abs().max() < 40 * tiny

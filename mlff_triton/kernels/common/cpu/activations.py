@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run, run_part
 from mlff_triton.kernels.common.cpu.exponential import exponential
@@ -76,24 +75,20 @@ def _silu_bwd(x, lanes, grad, first, last):
             store_vector(grad, (i, f), load_vector(grad, (i, f), lanes) * slope)
 
 
-def activate_with_slope(z: Tensor, bias: Tensor, activation: str, slope: Tensor) -> None:
-    """Add a bias [C] to rows [N, C] and activate them, in this thread and in place.
-
-    Derivatives are written to ``slope``.
-    """
+def activate_with_slope(x: Array, activation: str, slope: Array) -> None:
+    """Activate rows [N, C] in place, in this thread, and write the derivatives to ``slope``."""
     if activation in SILU:
-        lanes = lanes_of(z.shape[1], z.element_size())
-        run_part(_silu_with_slope, 0, len(z), z, bias, lanes, slope)
+        run_part(_silu_with_slope, 0, len(x), lanes_of(x.shape[1], x.itemsize), x, slope)
     else:
-        slope.copy_(activate_derivative(z.add_(bias), activation))
-        z.copy_(activate(z, activation))
+        found = torch.from_numpy(x)
+        torch.from_numpy(slope).copy_(activate_derivative(found, activation))
+        found.copy_(activate(found, activation))
 
 
 @loop
-def _silu_with_slope(z, bias, lanes, slope, first, last):
+def _silu_with_slope(lanes, x, slope, first, last):
     for i in range(first, last):
-        for f in range(0, z.shape[1], len(lanes)):
-            x = load_vector(z, (i, f), lanes) + load_vector(bias, (f,), lanes)
-            value, derivative = silu_with_slope(x)
-            store_vector(z, (i, f), value)
+        for f in range(0, x.shape[1], len(lanes)):
+            value, derivative = silu_with_slope(load_vector(x, (i, f), lanes))
+            store_vector(x, (i, f), value)
             store_vector(slope, (i, f), derivative)

@@ -98,7 +98,7 @@ def run(
     fewest : int
         Fewest atoms of a range, if its work is worth a thread.
     """
-    arrays = _arrays(arguments)
+    arrays = as_arrays(*arguments)
     if _is_collected(function, arrays):
         return
     threads = 1 if in_order else n_threads()
@@ -112,12 +112,12 @@ def run(
 
 def run_part(function: Loop, first: int, last: int, *arguments: Any) -> None:
     """Run a loop over some of the atoms in this thread; arguments as for `run`."""
-    arrays = _arrays(arguments)
+    arrays = as_arrays(*arguments)
     if not _is_collected(function, arrays):
         function(*arrays, first, last)
 
 
-def _arrays(arguments: tuple[Any, ...]) -> list[Any]:
+def as_arrays(*arguments: Any) -> list[Any]:
     """Return tensors on the CPU as arrays, and other arguments as they are."""
     return [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
 

@@ -22,7 +22,7 @@ WORK = 7_000_000
 
 def fewest_rows(x: Array | Tensor, weight: Array) -> int:
     """Return the fewest rows of a range in which x[C, N, in] is mapped."""
-    of_a_row = 2 * x.shape[0] * weight.shape[1] * weight.shape[2]
+    of_a_row: int = 2 * x.shape[0] * weight.shape[1] * weight.shape[2]
     return min(FEWEST, max(1, WORK // of_a_row))
 
 

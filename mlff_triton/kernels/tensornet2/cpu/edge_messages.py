@@ -9,6 +9,7 @@ receivers are summed for each atom, and none is returned for an edge.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,7 +21,14 @@ from mlff_triton.kernels.common.cpu.activations import (
     activate_with_slope,
     silu_with_slope,
 )
-from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run, run_part
+from mlff_triton.kernels.common.cpu.compilation import (
+    Array,
+    as_arrays,
+    inlined,
+    loop,
+    run,
+    run_part,
+)
 from mlff_triton.kernels.common.cpu.linear import map_parts
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.radial_table import slope_weights, weights
@@ -57,23 +65,25 @@ def edge_messages(
     assert rows.partners is not None
     atoms, slots = rows.partners.atoms, rows.partners.slots
     message, cutoff = torch.empty_like(y), y.new_empty(len(atoms), 2)
-    kept = HiddenRows(*(y.new_empty(len(atoms), k * channels) for k in (3, 1, 2)), cutoff)
+    z3, first_slope, second_slope = (y.new_empty(len(atoms), k * channels) for k in (3, 1, 2))
+    kept = HiddenRows(z3, first_slope, second_slope, cutoff)
     geometry = edges.distance, edges.interval, edges.fraction, edges.width
     by_charge = n.table, n.own, terms, rows.ends, atoms, slots, *geometry, n.cutoffs, lanes, cutoff
-    owners, no_bias = (rows.ends, atoms, cutoff), y.new_zeros(channels)
-    is_silu = n.activation in SILU
+    is_silu, of_first_map = n.activation in SILU, as_arrays(*by_charge)
+    by_value = as_arrays(is_silu, rows.ends, atoms, cutoff, y, lanes, message)
+    second, third = _map(n.second, n.second_bias), _map(n.third, n.third_bias)
+    rows_of_z3, rows_of_first, rows_of_second = as_arrays(z3, first_slope, second_slope)
 
     def work(first: int, last: int, begin: int, end: int) -> None:
-        part = slice(begin, end)
-        hidden = y.new_empty(end - begin, channels)
-        run_part(_first_map, first, last, *by_charge, hidden)
-        activate_with_slope(hidden, no_bias, n.activation, kept.first_slope[part])
-        hidden = _mapped(hidden, n.second)
-        activate_with_slope(hidden, n.second_bias, n.activation, kept.second_slope[part])
-        z3 = _mapped(hidden, n.third, kept.z3[part])
-        values = z3 if is_silu else activate(z3.add_(n.third_bias), n.activation)
-        given = values, n.third_bias, is_silu, *owners, y, lanes
-        run_part(_sum_messages, first, last, *given, message)
+        hidden = np.empty((end - begin, channels), rows_of_z3.dtype)
+        run_part(_first_map, first, last, *of_first_map, hidden)
+        activate_with_slope(hidden, n.activation, rows_of_first[begin:end])
+        hidden = second(hidden)
+        activate_with_slope(hidden, n.activation, rows_of_second[begin:end])
+        values = third(hidden, rows_of_z3[begin:end])
+        if not is_silu:
+            values = activate(torch.from_numpy(values), n.activation).numpy()
+        run_part(_sum_messages, first, last, values, *by_value)
 
     in_parallel(work, blocks(rows))
     return message, rows._replace(hidden=kept)
@@ -99,22 +109,24 @@ def edge_messages_backward(
     assert kept is not None
     assert partners is not None
     lanes, received = lanes_of(y.shape[2], y.element_size()), y.new_empty(y.shape[1:])
-    by_factor = rows.ends, partners.atoms, partners.opposite_slots, kept.cutoff
-    by_distance = rows.ends, partners.opposite_slots, partners.slots, edges.interval, edges.fraction
-    is_silu, no_bias = n.activation in SILU, torch.zeros_like(n.third_bias)
+    is_silu, opposites = n.activation in SILU, (rows.ends, partners.opposite_slots)
+    tensors = partners.atoms, kept.cutoff, grad, y
+    by_factor = as_arrays(*opposites, *tensors, is_silu, accumulate, lanes, slope)
+    geometry = partners.slots, edges.interval, edges.fraction, n.table
+    by_distance = as_arrays(*opposites, *geometry, lanes, received, slope)
+    third, second = _map(n.third_adjoint), _map(n.second_adjoint)
+    z3, first_slope, second_slope = kept.z3.numpy(), kept.first_slope.numpy(), kept.second_slope
 
     def work(first: int, last: int, begin: int, end: int) -> None:
-        part = slice(begin, end)
-        factors, grad_z1 = kept.z3[part], kept.first_slope[part]
-        grad_z3 = torch.empty_like(factors)
+        factors = z3[begin:end]
+        grad_z3 = np.empty_like(factors)
         if not is_silu:
-            activate_with_slope(factors, no_bias, n.activation, grad_z3)
-        given = *by_factor, grad, y, n.third_bias, is_silu, accumulate, lanes
-        run_part(_factor_gradients, first, last, *given, factors, grad_z3, slope)
-        grad_z2 = _mapped(grad_z3, n.third_adjoint).mul_(kept.second_slope[part])
-        grad_h1 = _mapped(grad_z2, n.second_adjoint)
-        arrays = *by_distance, n.table, grad_h1, lanes, grad_z1, received, slope
-        run_part(_distance_gradients, first, last, *arrays)
+            activate_with_slope(factors, n.activation, grad_z3)
+        run_part(_factor_gradients, first, last, *by_factor, factors, grad_z3)
+        grad_z2 = third(grad_z3)
+        torch.from_numpy(grad_z2).mul_(second_slope[begin:end])
+        grad_h1 = second(grad_z2)
+        run_part(_distance_gradients, first, last, *by_distance, grad_h1, first_slope[begin:end])
 
     in_parallel(work, blocks(rows))
     grad_y, grad_sent = torch.empty_like(y), torch.empty_like(received)
@@ -126,13 +138,17 @@ def edge_messages_backward(
     return grad_y, grad_sent, y.new_empty(0, n_charges), by_atom
 
 
-def _mapped(rows: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """Map rows [R, in] by weights [out, in], in this thread: [R, out]."""
-    out = rows.new_empty(len(rows), len(weight)) if out is None else out
-    lanes = lanes_of(len(weight), out.element_size())
-    given = rows[None], transposed_weight(weight), rows[0, :0], lanes, out[None]
-    run_part(map_parts, 0, len(rows), *given)
-    return out
+def _map(weight: Tensor, bias: Tensor | None = None) -> Callable[..., Array]:
+    """Return a map of rows [R, in] by weights [out, in], in the calling thread, to [R, out]."""
+    w, lanes = transposed_weight(weight), lanes_of(len(weight), weight.element_size())
+    b = w[0, 0, :0] if bias is None else bias.numpy()
+
+    def mapped(rows: Array, out: Array | None = None) -> Array:
+        found = np.empty((len(rows), w.shape[2]), w.dtype) if out is None else out
+        run_part(map_parts, 0, len(rows), rows[None], w, b, lanes, found[None])
+        return found
+
+    return mapped
 
 
 @inlined
@@ -162,23 +178,9 @@ def _load_rows(x, row, f, channels, lanes):
 
 
 @inlined
-def _load_bias(bias, f, channels, lanes):
-    """Return the values of the three parts of a bias [3 F]."""
-    return (
-        load_vector(bias, (f,), lanes),
-        load_vector(bias, (channels + f,), lanes),
-        load_vector(bias, (channels + channels + f,), lanes),
-    )
-
-
-@inlined
-def _silu_of_rows(z, bias):
-    """Return values and derivatives of the three parts of a row, to which a bias is added."""
-    return (
-        silu_with_slope(z[0] + bias[0]),
-        silu_with_slope(z[1] + bias[1]),
-        silu_with_slope(z[2] + bias[2]),
-    )
+def _silu_of_rows(z):
+    """Return values and derivatives of the three parts of a row."""
+    return silu_with_slope(z[0]), silu_with_slope(z[1]), silu_with_slope(z[2])
 
 
 @inlined
@@ -217,18 +219,17 @@ def _first_map(
 
 
 @loop
-def _sum_messages(values, bias, is_silu, ends, atoms, cutoff, y, lanes, message, first, last):
+def _sum_messages(values, is_silu, ends, atoms, cutoff, y, lanes, message, first, last):
     """Sum the messages of a block of rows, whose values are activated unless by SiLU."""
     channels, zero = y.shape[2], spread(y.dtype.type(0), lanes)
     begin = start = _start(ends, first)
     for i in range(first, last):
         for f in range(0, channels, len(lanes)):
             sums = zero, zero, zero, zero, zero, zero, zero, zero, zero
-            b = _load_bias(bias, f, channels, lanes)
             for row in range(start, ends[i]):
                 v, c = _load_rows(values, row - begin, f, channels, lanes), cutoff[row, 0]
                 if is_silu:
-                    v0, v1, v2 = _silu_of_rows(v, b)
+                    v0, v1, v2 = _silu_of_rows(v)
                     v = v0[0], v1[0], v2[0]
                 factors = c * v[0], c * v[1], c * v[2]
                 sums = add(sums, scale_parts(factors, load_wide(y, atoms[row], f, lanes)))
@@ -238,13 +239,13 @@ def _sum_messages(values, bias, is_silu, ends, atoms, cutoff, y, lanes, message,
 
 @loop
 def _factor_gradients(
-    ends, atoms, opposite_slots, cutoff, grad, y, bias, is_silu, accumulate, lanes,
-    factors, grad_z3, slope, first, last,
+    ends, opposite_slots, atoms, cutoff, grad, y, is_silu, accumulate, lanes, slope,
+    factors, grad_z3, first, last,
 ):  # fmt: skip
     """Write the factors of a block, and gradients of distances through the cutoff.
 
-    Factors replace the last hidden values before their bias and SiLU, or values of another
-    activation. Gradients replace the slopes of that activation.
+    Factors replace the last hidden values before SiLU, or values of another activation.
+    Gradients replace the slopes of that activation.
     """
     channels, zero = y.shape[2], spread(y.dtype.type(0), lanes)
     begin = row = _start(ends, first)
@@ -256,7 +257,7 @@ def _factor_gradients(
                 a, b, s = dot_parts(load_wide(grad, i, f, lanes), sent)
                 v = _load_rows(factors, row - begin, f, channels, lanes)
                 if is_silu:
-                    v0, v1, v2 = _silu_of_rows(v, _load_bias(bias, f, channels, lanes))
+                    v0, v1, v2 = _silu_of_rows(v)
                     v, d = (v0[0], v1[0], v2[0]), (v0[1], v1[1], v2[1])
                 else:
                     d = _load_rows(grad_z3, row - begin, f, channels, lanes)
@@ -272,8 +273,8 @@ def _factor_gradients(
 
 @loop
 def _distance_gradients(
-    ends, opposite_slots, slots, interval, fraction, table, grad_h1, lanes,
-    grad_z1, received, slope, first, last,
+    ends, opposite_slots, slots, interval, fraction, table, lanes, received, slope,
+    grad_h1, grad_z1, first, last,
 ):  # fmt: skip
     """Add the gradients of distances through the first map, and sum those of receivers' terms.
 
