@@ -11,6 +11,8 @@ from mlff_triton.kernels.types.norm import Norm
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
+_MOST_CHANNELS = 512
+
 
 def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
     """Raise unless rows can be updated in place by layers with such a weight.
@@ -28,6 +30,25 @@ def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
         )
     if not x.is_contiguous():
         raise InputError(f"{name} is updated in place and must be contiguous")
+
+
+def check_strided_rows(x: Tensor, weight: Tensor) -> None:
+    """Raise unless rows x [B, R, S, C] with any strides can be read by layers with such a weight.
+
+    Raises
+    ------
+    InputError
+        If they have too many channels, or these are not contiguous, or the dtype does not fit.
+    """
+    check_shape("x", x, ("B", "R", "S", "C"))
+    channels = x.shape[-1]
+    if channels > _MOST_CHANNELS:
+        raise InputError(f"the rows have {channels} channels: use at most {_MOST_CHANNELS}")
+    if channels > 1 and x.stride(-1) != 1:
+        raise InputError("the channels of x must be contiguous")
+    check_device(x, weight)
+    if x.dtype not in (torch.float32, weight.dtype):
+        raise InputError(f"x is {x.dtype} and the weights are {weight.dtype}: use float32")
 
 
 def head_width(name: str, width: int, heads: int) -> int:

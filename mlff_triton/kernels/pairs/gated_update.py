@@ -14,27 +14,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.blocks import block_side
-from mlff_triton.kernels.common.checks import check_device, check_shape
+from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import check_same
 from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import untruncated
 from mlff_triton.kernels.numerics.rounding import loss_of
-from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
+from mlff_triton.kernels.pairs.arguments import (
+    FLOATS,
+    check_norm,
+    check_strided_rows,
+    norm_arguments,
+)
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
+    add_to_rows,
     chunk,
     gated,
-    load_again,
     load_chunks,
+    locate,
     multiply_rows,
     normalize,
+    offsets_of,
 )
 from mlff_triton.kernels.types.norm import Norm
-
-_MOST_CHANNELS = 512
 
 
 @triton.jit
@@ -94,19 +98,14 @@ def _gated_update_fwd_kernel(
     Reads y [B, R, S, WIDTH / DIM, DIM] and weights gate [WIDTH, CHANNELS] and out
     [CHANNELS, WIDTH] from `weight_operands`. Grid: (blocks of M rows,).
     """
-    rows, length = shape
-    place = tl.program_id(0) * M + tl.arange(0, M)
-    inside = place < n_rows
-    token, row = (place % length).to(tl.int64), (place // length % rows).to(tl.int64)
-    batch, channel = (place // length // rows).to(tl.int64), tl.arange(0, C)
-    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
-    y_ptrs = y_ptr + batch * y_strides[0] + row * y_strides[1] + token * y_strides[2]
+    place = locate(n_rows, shape, M)
+    offsets, inside = offsets_of(place, x_strides), place[3]
     half: tl.constexpr = gate_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
     x = load_chunks(x_ptr, offsets, inside, CHANNELS, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     acc = tl.zeros((M, C), tl.float32)
-    y = y_ptrs, inside, y_strides[3]
+    y = y_ptr + offsets_of(place, y_strides), inside, y_strides[3]
     weights = gate_ptr, out_ptr
     START: tl.constexpr = 0 if EXACT else K
     if START:  # Outside of the loop, a first product leaves x in registers for the others.
@@ -115,10 +114,7 @@ def _gated_update_fwd_kernel(
         acc = _add_columns(acc, x, y, weights, first, EXACT, HALVES, LOSS, CHANNELS, WIDTH, DIM, K)
     if EXACT:
         acc = untruncated(acc, K, LOSS)
-    acc += load_again(x_ptr, offsets, inside, channel, CHANNELS)
-    pointers = x_ptr + offsets[:, None] + channel[None, :]
-    stored = inside[:, None] & (channel < CHANNELS)[None, :]
-    tl.store(pointers, acc.to(x_ptr.dtype.element_ty), stored)
+    add_to_rows(acc, x_ptr, offsets, inside, CHANNELS)
 
 
 class Tile(NamedTuple):
@@ -214,18 +210,10 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
 
 def _check(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -> None:
     """Raise unless the arguments of `gated_update_` fit together."""
-    check_shape("x", x, ("B", "R", "S", "C"))
-    channels = x.shape[-1]
-    if channels > _MOST_CHANNELS:
-        raise InputError(f"the rows have {channels} channels: use at most {_MOST_CHANNELS}")
-    if channels > 1 and x.stride(-1) != 1:
-        raise InputError("the channels of x must be contiguous")
     check_same(FLOATS, {"gate": gate, "out": out, "y": y})
-    check_device(x, gate)
-    if x.dtype not in (torch.float32, gate.dtype):
-        raise InputError(f"x is {x.dtype} and the weights are {gate.dtype}: use float32")
+    check_strided_rows(x, gate)
     check_norm("norm", norm, x)
     check_shape("y", y, (*x.shape[:3], "H", "D"))
-    width = y.shape[3] * y.shape[4]
+    channels, width = x.shape[3], y.shape[3] * y.shape[4]
     check_shape("gate", gate, (width, channels))
     check_shape("out", out, (channels, width))

@@ -34,7 +34,7 @@ from mlff_triton.kernels.numerics.product import untruncated
 from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_rows
 from mlff_triton.kernels.pairs.projections import Projection, project_rows
-from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows
+from mlff_triton.kernels.pairs.row_blocks import add_product, load_rows, store_rows
 from mlff_triton.kernels.pairs.types import OuterProductWeights
 
 _ALIGNMENT = 16  # bytes
@@ -95,9 +95,7 @@ def _outer_product_update_fwd_kernel(
     else:
         acc = tl.div_rn(acc + bias[None, :], (count + EPS)[:, None])
     acc += load_rows(z_ptr, pair * CHANNELS, known, channel, CHANNELS)
-    pointers = z_ptr + (pair * CHANNELS)[:, None] + channel[None, :]
-    stored = known[:, None] & (channel < CHANNELS)[None, :]
-    tl.store(pointers, acc.to(z_ptr.dtype.element_ty), stored)
+    store_rows(acc, z_ptr, pair * CHANNELS, known, channel, CHANNELS)
 
 
 class Tile(NamedTuple):

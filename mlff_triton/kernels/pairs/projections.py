@@ -24,16 +24,22 @@ from mlff_triton.kernels.common.hardware import has_large_memory, register_limit
 from mlff_triton.kernels.numerics.operands import takes_halves, weight_operands
 from mlff_triton.kernels.numerics.product import split_along
 from mlff_triton.kernels.numerics.rounding import loss_of
-from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, norm_arguments
+from mlff_triton.kernels.pairs.arguments import (
+    FLOATS,
+    check_norm,
+    check_strided_rows,
+    norm_arguments,
+)
 from mlff_triton.kernels.pairs.row_blocks import (
     chunk,
     load_chunks,
+    locate,
     multiply_rows,
     normalize,
+    offsets_of,
 )
 from mlff_triton.kernels.types.norm import Norm
 
-_MOST_CHANNELS = 512
 _AXES = 6  # of results with halves
 
 
@@ -119,17 +125,15 @@ def _projections_fwd_kernel(
     of four of units, of each map in turn. BLOCKS[k] outputs of a map are computed at a time. Grid:
     (blocks of M rows,).
     """
-    rows, length = shape
-    place = tl.program_id(0) * M + tl.arange(0, M)
-    inside = place < n_rows
-    token, row = (place % length).to(tl.int64), (place // length % rows).to(tl.int64)
-    batch = (place // length // rows).to(tl.int64)
-    offsets = batch * x_strides[0] + row * x_strides[1] + token * x_strides[2]
+    place = locate(n_rows, shape, M)
+    batch, row, token, inside = place
+    offsets = offsets_of(place, x_strides)
     half: tl.constexpr = weight_ptrs[0].dtype.element_ty
     x = load_chunks(x_ptr, offsets, inside, CHANNELS, C, CHUNK)
     x = normalize(x, norm_weight_ptr, norm_bias_ptr, CHANNELS, half, EPS, HALVES)
     if mask_ptr is not None:
-        kept = tl.load(mask_ptr + place, inside, other=0).to(tl.float32)
+        index = tl.program_id(0) * M + tl.arange(0, M)
+        kept = tl.load(mask_ptr + index, inside, other=0).to(tl.float32)
     else:
         kept = tl.full((M,), 1.0, tl.float32)
     for k in tl.static_range(len(WIDTHS)):
@@ -285,20 +289,13 @@ def _columns(projection: Projection, tile: Tile) -> int:
 
 def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | None) -> None:
     """Raise unless the arguments of `project_rows` fit together."""
-    check_shape("x", x, ("B", "R", "S", "C"))
-    channels = x.shape[-1]
-    if channels > _MOST_CHANNELS:
-        raise InputError(f"the rows have {channels} channels: use at most {_MOST_CHANNELS}")
-    if channels > 1 and x.stride(-1) != 1:
-        raise InputError("the channels of x must be contiguous")
     check_same(FLOATS, {f"weight {k}": m.weight for k, m in enumerate(maps)})
+    check_strided_rows(x, maps[0].weight)
     check_device(x, *(m.out for m in maps))
-    if x.dtype not in (torch.float32, maps[0].weight.dtype):
-        raise InputError(f"x is {x.dtype} and the weights are {maps[0].weight.dtype}: use float32")
     check_norm("norm", norm, x)
     for k, (weight, out, bias, _, unit) in enumerate(maps):
         groups, dim = out.shape[-2:]
-        check_shape(f"weight {k}", weight, (groups * dim, channels))
+        check_shape(f"weight {k}", weight, (groups * dim, x.shape[3]))
         parts = len(out) if out.dim() == _AXES else 1
         check_shape(f"out {k}", out, (*out.shape[:-5], *x.shape[:3], groups, dim))
         if unit is None and parts != 1:

@@ -52,6 +52,21 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
 
 
 @triton.jit
+def locate(n_rows, shape, M: tl.constexpr):
+    """Return the batch, row and token of the M places of a program, and which of them exist."""
+    rows, length = shape
+    place = tl.program_id(0) * M + tl.arange(0, M)
+    batch, row = place // length // rows, place // length % rows
+    return batch.to(tl.int64), row.to(tl.int64), (place % length).to(tl.int64), place < n_rows
+
+
+@triton.jit
+def offsets_of(place, strides):
+    """Return the offsets [M] of rows at places from `locate`, in a tensor [B, R, S, ...]."""
+    return place[0] * strides[0] + place[1] * strides[1] + place[2] * strides[2]
+
+
+@triton.jit
 def load_rows(x_ptr, offsets, inside, channel, channels):
     """Load float32 rows [M, C] at ``offsets`` [M]."""
     mask = inside[:, None] & (channel < channels)[None, :]
@@ -68,6 +83,21 @@ def load_again(x_ptr, offsets, inside, channel, channels):
     mask = inside[:, None] & (channel < channels)[None, :]
     pointers = x_ptr + offsets[:, None] + channel[None, :]
     return tl.load(pointers, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def store_rows(y, x_ptr, offsets, inside, channel, channels):
+    """Store rows [M, C] at ``offsets`` [M], rounded to the dtype of x."""
+    mask = inside[:, None] & (channel < channels)[None, :]
+    tl.store(x_ptr + offsets[:, None] + channel[None, :], y.to(x_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def add_to_rows(y, x_ptr, offsets, inside, channels):
+    """Add updates [M, C] to rows that have been read before."""
+    channel = tl.arange(0, y.shape[1])
+    y += load_again(x_ptr, offsets, inside, channel, channels)
+    store_rows(y, x_ptr, offsets, inside, channel, channels)
 
 
 @triton.jit

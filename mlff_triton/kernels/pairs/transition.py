@@ -28,10 +28,10 @@ from mlff_triton.kernels.numerics.rounding import loss_of
 from mlff_triton.kernels.pairs.arguments import FLOATS, check_norm, check_rows, norm_arguments
 from mlff_triton.kernels.pairs.row_blocks import (
     add_product,
+    add_to_rows,
     chunk,
     gated,
     joined,
-    load_again,
     load_chunks,
     multiply_twice,
     normalize,
@@ -86,7 +86,6 @@ def _transition_fwd_kernel(
     HIDDEN], from `weight_operands`. Grid: (blocks of M rows,).
     """
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    channel = tl.arange(0, C)
     offsets, known = row * CHANNELS, row < n_rows
     half: tl.constexpr = inputs_ptr.dtype.element_ty
     EXACT: tl.constexpr = HALVES or half == tl.float32
@@ -101,10 +100,7 @@ def _transition_fwd_kernel(
         acc = _add_hidden(acc, y, weights, first, EXACT, HALVES, LOSS, CHANNELS, HIDDEN, K)
     if EXACT:
         acc = untruncated(acc, K, LOSS)
-    acc += load_again(x_ptr, offsets, known, channel, CHANNELS)
-    pointers = x_ptr + offsets[:, None] + channel[None, :]
-    inside = known[:, None] & (channel < CHANNELS)[None, :]
-    tl.store(pointers, acc.to(x_ptr.dtype.element_ty), inside)
+    add_to_rows(acc, x_ptr, offsets, known, CHANNELS)
 
 
 class Tile(NamedTuple):

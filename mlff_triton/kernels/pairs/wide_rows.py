@@ -24,7 +24,14 @@ from mlff_triton.kernels.common.checks import check_device, check_shape
 from mlff_triton.kernels.numerics.product import split_along
 from mlff_triton.kernels.numerics.split import SplitOperand
 from mlff_triton.kernels.pairs.arguments import FLOATS, norm_arguments
-from mlff_triton.kernels.pairs.row_blocks import gated, load_rows, moments
+from mlff_triton.kernels.pairs.row_blocks import (
+    gated,
+    load_rows,
+    locate,
+    moments,
+    offsets_of,
+    store_rows,
+)
 from mlff_triton.kernels.pairs.split_linear import empty_split
 from mlff_triton.kernels.pairs.types import Conditions
 from mlff_triton.kernels.types.norm import Norm
@@ -44,29 +51,15 @@ class Update(NamedTuple):
 
 
 @triton.jit
-def _locate(n_rows, shape, M: tl.constexpr):
-    """Return the batch, row and token of M places, and which of them exist."""
-    rows, length = shape
-    place = tl.program_id(0) * M + tl.arange(0, M)
-    batch, row = place // length // rows, place // length % rows
-    return batch.to(tl.int64), row.to(tl.int64), (place % length).to(tl.int64), place < n_rows
-
-
-@triton.jit
 def _load(x_ptr, place, strides, channel, CHANNELS: tl.constexpr):
-    """Load rows [M, C] at places from `_locate`, in float32."""
-    batch, row, token, inside = place
-    offsets = batch * strides[0] + row * strides[1] + token * strides[2]
-    return load_rows(x_ptr, offsets, inside, channel, CHANNELS)
+    """Load rows [M, C] at places from `locate`, in float32."""
+    return load_rows(x_ptr, offsets_of(place, strides), place[3], channel, CHANNELS)
 
 
 @triton.jit
 def _store_back(y, x_ptr, place, strides, channel, CHANNELS: tl.constexpr):
-    """Store rows [M, C] at places from `_locate`, rounded to the dtype of x."""
-    batch, row, token, inside = place
-    offsets = batch * strides[0] + row * strides[1] + token * strides[2]
-    stored = inside[:, None] & (channel < CHANNELS)[None, :]
-    tl.store(x_ptr + offsets[:, None] + channel[None, :], y.to(x_ptr.dtype.element_ty), stored)
+    """Store rows [M, C] at places from `locate`, rounded to the dtype of x."""
+    store_rows(y, x_ptr, offsets_of(place, strides), place[3], channel, CHANNELS)
 
 
 @triton.jit
@@ -114,7 +107,7 @@ def _norm_fwd_kernel(
     shape is multiplied by a gate and added to x first. If ``low_ptr`` is not None, the rows are
     split, and their high halves are ``out``. Grid: (blocks of M rows,).
     """
-    place, channel = _locate(n_rows, shape, M), tl.arange(0, C)
+    place, channel = locate(n_rows, shape, M), tl.arange(0, C)
     x = _load(x_ptr, place, x_strides, channel, CHANNELS)  # [M, C]
     if update_ptr is not None:
         update = _load(update_ptr, place, update_strides, channel, CHANNELS)
@@ -157,7 +150,7 @@ def _gated_fwd_kernel(
     None, and added to ``out`` if ADDED. Other results are contiguous, and split if ``low_ptr`` is
     not None. Grid: (blocks of M rows,).
     """
-    place, channel = _locate(n_rows, shape, M), tl.arange(0, C)
+    place, channel = locate(n_rows, shape, M), tl.arange(0, C)
     x = _load(x_ptr, place, x_strides, channel, CHANNELS)  # [M, C]
     if factor_ptr is not None:
         x *= _load(factor_ptr, place, x_strides, channel, CHANNELS)
