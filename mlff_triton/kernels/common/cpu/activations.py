@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run, run_part
+from mlff_triton.kernels.common.cpu.arrays import Array
+from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run, run_part
 from mlff_triton.kernels.common.cpu.exponential import exponential
 from mlff_triton.kernels.common.cpu.rows import over_rows
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, store_vector

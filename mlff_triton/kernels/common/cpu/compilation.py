@@ -15,9 +15,9 @@ from typing import Any
 
 from numba import config, njit, typeof
 from numba.core.dispatcher import Dispatcher
-from numpy.typing import NDArray
 from torch import Tensor
 
+from mlff_triton.kernels.common.cpu.arrays import as_array
 from mlff_triton.kernels.common.cpu.compilers import Task, compile_all
 from mlff_triton.kernels.common.cpu.loop_cache import LoopCache
 from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
@@ -31,7 +31,6 @@ PIECES = 2
 
 _LOG = logging.getLogger("mlff_triton")
 
-Array = NDArray[Any]
 Loop = Callable[..., None]
 Function = Callable[..., Any]
 
@@ -99,10 +98,13 @@ def run(
         Fewest atoms of a range, if its work is worth a thread.
     """
     arrays = as_arrays(*arguments)
-    if _is_collected(function, arrays):
+    if _collected.get() is not None:
+        _collect(function, arrays)
         return
-    threads = 1 if in_order else n_threads()
-    count = min(PIECES * threads, n_atoms // fewest) if threads > 1 else 1
+    count = 1 if in_order else n_atoms // fewest
+    if count > 1:
+        threads = n_threads()
+        count = min(PIECES * threads, count) if threads > 1 else 1
     if count <= 1:
         function(*arrays, 0, n_atoms)
         return
@@ -113,23 +115,22 @@ def run(
 def run_part(function: Loop, first: int, last: int, *arguments: Any) -> None:
     """Run a loop over some of the atoms in this thread; arguments as for `run`."""
     arrays = as_arrays(*arguments)
-    if not _is_collected(function, arrays):
-        function(*arrays, first, last)
+    if _collected.get() is not None:
+        _collect(function, arrays)
+        return
+    function(*arrays, first, last)
 
 
 def as_arrays(*arguments: Any) -> list[Any]:
     """Return tensors on the CPU as arrays, and other arguments as they are."""
-    return [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
+    return [as_array(x) if isinstance(x, Tensor) else x for x in arguments]
 
 
-def _is_collected(function: Loop, arrays: list[Any]) -> bool:
-    """Note what has to be compiled, if loops are not to run but to be compiled ahead."""
+def _collect(function: Loop, arrays: list[Any]) -> None:
+    """Note what has to be compiled, as loops are not to run but to be compiled ahead."""
     tasks = _collected.get()
-    if tasks is None:
-        return False
-    if isinstance(function, Dispatcher):
+    if tasks is not None and isinstance(function, Dispatcher):
         tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, 0)))))
-    return True
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:

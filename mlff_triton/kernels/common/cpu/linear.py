@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import FEWEST, Array, loop, run
+from mlff_triton.kernels.common.cpu.arrays import Array
+from mlff_triton.kernels.common.cpu.compilation import FEWEST, loop, run
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, spread, store_vector
 from mlff_triton.kernels.numerics.split import SplitWeight

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run
+from mlff_triton.kernels.common.cpu.arrays import Array
+from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
 from mlff_triton.kernels.common.cpu.threads import in_parallel
 from mlff_triton.kernels.common.cpu.vectors import (
     lanes_of,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
-from mlff_triton.kernels.common.cpu.compilation import Array, inlined, loop, run
+from mlff_triton.kernels.common.cpu.arrays import Array, as_array
+from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
 from mlff_triton.kernels.common.cpu.linear import fewest_rows, map_parts
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.rows import as_rows
@@ -56,7 +57,7 @@ def embed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Map and scale each part, and normalize the tensors."""
     mapped = linear(x, weight)
-    out, inverse = torch.empty_like(mapped), torch.empty_like(mapped[0])
+    out, inverse = torch.empty_like(mapped), mapped.new_empty(mapped.shape[1:])
     factors = _factors(scales, activation)
     run(_scale_normalize, x.shape[1], mapped, factors, _lanes(mapped), out, inverse)
     return mapped, out, inverse
@@ -67,7 +68,7 @@ def update(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Update tensors to ``X + D + (1 + 0.1 q) D D`` with ``D = W P``."""
     delta = linear(p, weight)
-    out, inverse = torch.empty_like(delta), torch.empty_like(delta[0])
+    out, inverse = torch.empty_like(delta), delta.new_empty(delta.shape[1:])
     run(_update, p.shape[1], delta, x, charge_factor, normalize, _lanes(x), out, inverse)
     return delta, out, inverse
 
@@ -120,13 +121,13 @@ def embed_backward(
     sums = torch.empty_like(scales)
     arrays = grad, residual, x, inverse, mapped, _factors(scales, activation), _lanes(x), sums
     run(_embed_bwd, x.shape[1], *arrays)
-    activate_rows_backward(as_rows(sums.numpy()), as_rows(scales.numpy()), activation)
+    activate_rows_backward(as_rows(as_array(sums)), as_rows(as_array(scales)), activation)
     return grad, sums
 
 
 def _factors(scales: Tensor, activation: str) -> Array:
     """Return the factors [N, 3, F] of the parts of tensors."""
-    x = scales.numpy()
+    x = as_array(scales)
     return activate_rows(as_rows(x), activation).reshape(x.shape)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
-from mlff_triton.kernels.common.cpu.compilation import Array, loop, run
+from mlff_triton.kernels.common.cpu.arrays import Array, as_array
+from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.common.cpu.linear import map_rows
 from mlff_triton.kernels.common.cpu.rows import (
     as_rows,
@@ -59,7 +60,7 @@ def readout_backward(
     charge_factor: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the last tensors, and of the D that the last layer added."""
-    rows = normalize_rows_backward(map_rows(grad.numpy(), weight), _invariants(x), gain)
+    rows = normalize_rows_backward(map_rows(as_array(grad), weight), _invariants(x), gain)
     factors = rows.reshape(len(rows), 3, x.shape[2])
     grad_x, grad_delta = torch.empty_like(x), torch.empty_like(x)
     lanes = lanes_of(x.shape[2], x.element_size())
@@ -78,10 +79,10 @@ def scalar_head(
     activation: str,
 ) -> tuple[Tensor, Tensor]:
     """Compute the energies [N] of atoms, and their gradients [N, F]."""
-    rows = hidden.numpy()
+    rows = as_array(hidden)
     u = map_rows(rows if first == "none" else activate_rows(rows, first), weight1, bias1)
     energies, slopes = np.empty(len(u), u.dtype), np.empty_like(u)
-    slopes[:] = weight2.numpy()
+    slopes[:] = as_array(weight2)
     lanes = lanes_of(u.shape[1], u.itemsize)
     run(_weigh, len(u), activate_rows(u, activation), weight2, bias2, lanes, energies)
     grad = map_rows(activate_rows_backward(slopes, u, activation), adjoint1)
@@ -121,7 +122,7 @@ def _by_blocks(head: Head, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 def _invariants(x: Tensor) -> Array:
     """Return the squared norms of the parts: [9, N, F] -> [N, 3 F]."""
-    given = x.numpy()
+    given = as_array(x)
     out = np.empty((x.shape[1], 3, x.shape[2]), given.dtype)
     run(_part_norms, len(out), given, lanes_of(out.shape[2], out.itemsize), out)
     return as_rows(out)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
+from mlff_triton.kernels.common.cpu.arrays import as_array
 from mlff_triton.kernels.common.cpu.linear import map_rows
 from mlff_triton.kernels.common.cpu.rows import as_rows, normalize_rows, normalize_rows_backward
 from mlff_triton.kernels.numerics.split import SplitWeight
@@ -25,7 +26,7 @@ def scalar_network(
     activation: str,
 ) -> tuple[Tensor, Tensor]:
     """Compute hidden values [N, 2 F] and factors [N, 3, F], both before their activation."""
-    rows = normalize_rows(norm.numpy(), gain, shift)
+    rows = normalize_rows(as_array(norm), gain, shift)
     hidden = map_rows(rows, weight1, bias1)
     scales = map_rows(activate_rows(hidden, activation), weight2, bias2)
     return torch.from_numpy(hidden), torch.from_numpy(scales.reshape(len(scales), 3, norm.shape[1]))
@@ -41,6 +42,6 @@ def scalar_network_backward(
     activation: str,
 ) -> Tensor:
     """Compute the gradients [N, F] of the norms."""
-    given = map_rows(as_rows(grad.numpy()), weight2)
-    inner = map_rows(activate_rows_backward(given, hidden.numpy(), activation), weight1)
-    return torch.from_numpy(normalize_rows_backward(inner, norm.numpy(), gain))
+    given = map_rows(as_rows(as_array(grad)), weight2)
+    inner = map_rows(activate_rows_backward(given, as_array(hidden), activation), weight1)
+    return torch.from_numpy(normalize_rows_backward(inner, as_array(norm), gain))

@@ -14,7 +14,8 @@ from mlff_triton.kernels.common.cpu.activations import (
     activate_rows,
     activate_rows_backward,
 )
-from mlff_triton.kernels.common.cpu.compilation import Array, loop, run
+from mlff_triton.kernels.common.cpu.arrays import Array
+from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.common.cpu.linear import map_rows
 from mlff_triton.kernels.common.cpu.rows import as_rows, normalize_rows, normalize_rows_backward
 from mlff_triton.kernels.common.cpu.tensors import (

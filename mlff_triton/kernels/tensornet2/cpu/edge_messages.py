@@ -21,8 +21,8 @@ from mlff_triton.kernels.common.cpu.activations import (
     activate_with_slope,
     silu_with_slope,
 )
+from mlff_triton.kernels.common.cpu.arrays import Array
 from mlff_triton.kernels.common.cpu.compilation import (
-    Array,
     as_arrays,
     inlined,
     loop,
