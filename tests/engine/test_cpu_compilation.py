@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -11,9 +12,11 @@ import torch
 
 pytest.importorskip("numba")
 
+from numba.core.serialize import dumps
+
 from mlff_triton import Engine
 from mlff_triton.kernels.common.cpu import compilation
-from mlff_triton.testing import random_crystal
+from mlff_triton.testing import random_cluster, random_crystal
 from tests.support.charged import charged_model
 from tests.support.tensornets import model_of
 
@@ -62,6 +65,41 @@ def test_no_loop_is_compiled_after_the_first_has_run():
         check=False,
     )
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+# As in a process that compiles, but for the compilation, which would take seconds.
+LOAD = """
+import pickle, sys
+path, tasks = pickle.load(sys.stdin.buffer)
+sys.path[:] = path
+from numba.core.serialize import loads
+from mlff_triton.kernels.common.cpu.child import leave_pytorch_out
+leave_pytorch_out()
+for task in tasks:
+    loop, types = loads(task)
+    print(loop.__name__, len(types))
+"""
+
+
+def test_other_processes_get_all_loops(monkeypatch):
+    """A loop that they could not take would end them, and this process would compile the rest."""
+    tasks = []
+    monkeypatch.setattr(compilation, "compile_all", lambda found, _: tasks.extend(found))
+    atoms = random_cluster(5)
+    for maker in (model_of, charged_model):
+        engine = Engine(maker(num_layers=2), "cpu", "float32", "cpu")
+        engine.compute(atoms.numbers, atoms.positions)
+    tasks = list(dict.fromkeys(tasks))
+    assert len(tasks) > 40
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-I", "-c", LOAD],
+        input=pickle.dumps((sys.path, [dumps(tuple(task)) for task in tasks])),
+        capture_output=True,
+        check=False,
+    )
+    assert done.stderr == b""
+    names = [f"{task.loop.__name__} {len(task.types)}" for task in tasks]
+    assert done.stdout.decode().splitlines() == names
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

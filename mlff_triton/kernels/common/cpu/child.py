@@ -1,8 +1,8 @@
 """Program of a process that compiles loops for another one, until its input ends.
 
 Loops come with the functions that they call. Numba still imports the modules of these, most of
-which import PyTorch, and that would take a second. So PyTorch is missing here, and modules that
-need it are empty.
+which import PyTorch, and that would take a second. Here, PyTorch is an object that has any name and
+does nothing. Modules that need more of it are empty.
 """
 
 from __future__ import annotations
@@ -24,6 +24,20 @@ if version == sys.version:
 """Code of the process, which has the paths of its parent but none of its modules."""
 
 
+def leave_pytorch_out() -> None:
+    """Let `import torch` find an object that does nothing, in this process."""
+    sys.modules["torch"] = _Absent("torch")
+
+
+class _Absent(ModuleType):
+    """What stands in for PyTorch and all that it contains."""
+
+    def __getattr__(self, name: str) -> _Absent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self.__name__}.{name}")
+
+
 def serve(given: IO[bytes], results: IO[bytes]) -> None:
     """Compile loops, each given with types of its arguments; answer with code, or None."""
     from numba.core.registry import cpu_target
@@ -31,7 +45,7 @@ def serve(given: IO[bytes], results: IO[bytes]) -> None:
 
     from mlff_triton.kernels.common.cpu.loop_cache import modules_of, pack
 
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    leave_pytorch_out()
     cpu_target.target_context.refresh()
     gc.disable()  # it would take a tenth of the time
     sys.stdout = sys.stderr  # whatever prints must not disturb the results
