@@ -77,14 +77,13 @@ def first_forces(folder: Path) -> str:
 def ranks(folder: Path) -> str:
     """Tabulate steps of LAMMPS by ranks and threads; empty without data."""
     times = {c: rows for c, rows in _times(folder).items() if c.startswith(LAMMPS)}
-    head = ["atoms", "ranks", "threads of each", "ms per step", "over one rank", "ghosts"]
+    head = ["atoms", "ranks", "threads of each", "ms per step", "over one rank"]
     lines = []
     for _, threads, rows in _by_threads(times):
         for name, row in rows.items():
             count = name.rpartition("-")[2]
             if count.isdigit():
-                cells = [f"{row.atoms:,}", count, str(threads), ms_cell(row)]
-                lines.append([*cells, _ratio(row), f"{row.edges:,}"])
+                lines.append([f"{row.atoms:,}", count, str(threads), ms_cell(row), _ratio(row)])
     return _table(head, lines, times, "")
 
 

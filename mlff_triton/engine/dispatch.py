@@ -26,9 +26,9 @@ DTYPES = (torch.float32, torch.float64)
 TYPICAL_ATOMS = 1000
 """Number of atoms for which costs are compared if the system is not known yet, as when an engine is
 made. It is that of a box of water 22 Å wide, or of a small protein."""
-COMPILE_MS = 3000.0
+COMPILE_MS = 6000.0
 """Time in ms to compile the loops for CPUs. It is spent once, as they are then kept on disk."""
-FEW_CALLS = 20
+FEW_CALLS = 40
 """Number of calls that take less time in the exact module than to compile loops for CPUs, where
 costs are not known. A call of 500 atoms takes it about 160 ms on two cores."""
 

@@ -67,7 +67,7 @@ def test_no_loop_is_compiled_after_the_first_has_run():
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
-# As in a process that compiles, but for the compilation, which would take seconds.
+# What a process that compiles does before it compiles, which would take seconds.
 LOAD = """
 import pickle, sys
 path, tasks = pickle.load(sys.stdin.buffer)

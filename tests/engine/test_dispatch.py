@@ -193,13 +193,13 @@ def test_explain_says_what_choose_does_under_the_interpreter(monkeypatch):
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(
-    ("calls", "taken"), [(1, "exact"), (19, "exact"), (20, "cpu"), (10**9, "cpu"), (None, "cpu")]
+    ("calls", "taken"), [(1, "exact"), (39, "exact"), (40, "cpu"), (10**9, "cpu"), (None, "cpu")]
 )
 def test_few_calls_do_not_wait_for_a_compiler(calls, taken):
     model = model_of()
     assert choose("auto", [model], CPU, torch.float32, calls) == taken
     verdicts = dict(line.split(maxsplit=1) for line in explain(model, calls=calls).splitlines())
-    start = ", after 3 s to compile it once"
+    start = ", after 6 s to compile it once"
     if taken == "cpu":
         assert (verdicts["cpu"], verdicts["exact"]) == ("taken" + start, "slower")
     else:

@@ -30,7 +30,7 @@ def leave_pytorch_out() -> None:
 
 
 class _Absent(ModuleType):
-    """What stands in for PyTorch and all that it contains."""
+    """A stand-in for PyTorch and all that it contains."""
 
     def __getattr__(self, name: str) -> _Absent:
         if name.startswith("__"):
