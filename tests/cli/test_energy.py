@@ -48,7 +48,7 @@ def test_all_frames_of_all_files_are_computed(energy, model):
 
 
 @pytest.mark.parametrize(
-    ("images", "compiled", "backend"), [(1, False, "exact"), (1, True, "cpu"), (20, False, "cpu")]
+    ("images", "compiled", "backend"), [(1, False, "exact"), (1, True, "cpu"), (40, False, "cpu")]
 )
 def test_a_few_structures_do_not_wait_for_a_compiler(
     energy, monkeypatch, images, compiled, backend
