@@ -26,6 +26,8 @@ from mlff_triton.errors import InputError
 
 TASKS_PER_WORKER = 3  # at hand: one that it computes, one to go on with, one that waits for others
 
+MOST_WORKERS = 64  # of a machine with at most as many cores; others have one per core
+
 PATIENCE = 10.0  # seconds in which a process without a task must end
 
 Self = TypeVar("Self")
@@ -305,19 +307,15 @@ def local_pool(
     """
     devices = devices_of(device)
     count = len(devices) if workers is None else workers
-    if not 1 <= count <= most_workers():
-        raise InputError(f"workers={count} is not valid: use 1 to {most_workers()} on this machine")
+    most = max(MOST_WORKERS, os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise InputError(f"workers={count} is not valid: use 1 to {most} on this machine")
     if workers is None and count == 1 and not apart:
         return OwnProcess(work, devices[0])
     import torch
 
     threads = max(1, torch.get_num_threads() // count)
     return Processes(work, [devices[k % len(devices)] for k in range(count)], threads)
-
-
-def most_workers() -> int:
-    """Return how many workers this machine may have: one per core, or 64 if it has fewer."""
-    return max(64, os.cpu_count() or 1)
 
 
 _started: dict[tuple[Work, str], Callable[[Any], Done]] = {}

@@ -98,8 +98,9 @@ def run(
         Fewest atoms of a range, if its work is worth a thread.
     """
     arrays = as_arrays(*arguments)
-    if _collected.get() is not None:
-        _collect(function, arrays)
+    tasks = _collected.get()
+    if tasks is not None:
+        _collect(tasks, function, arrays)
         return
     count = 1 if in_order else n_atoms // fewest
     if count > 1:
@@ -115,8 +116,9 @@ def run(
 def run_part(function: Loop, first: int, last: int, *arguments: Any) -> None:
     """Run a loop over some of the atoms in this thread; arguments as for `run`."""
     arrays = as_arrays(*arguments)
-    if _collected.get() is not None:
-        _collect(function, arrays)
+    tasks = _collected.get()
+    if tasks is not None:
+        _collect(tasks, function, arrays)
         return
     function(*arrays, first, last)
 
@@ -126,10 +128,9 @@ def as_arrays(*arguments: Any) -> list[Any]:
     return [as_array(x) if isinstance(x, Tensor) else x for x in arguments]
 
 
-def _collect(function: Loop, arrays: list[Any]) -> None:
+def _collect(tasks: list[Task], function: Loop, arrays: list[Any]) -> None:
     """Note what has to be compiled, as loops are not to run but to be compiled ahead."""
-    tasks = _collected.get()
-    if tasks is not None and isinstance(function, Dispatcher):
+    if isinstance(function, Dispatcher):
         tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, 0)))))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.arrays import Array
+from mlff_triton.kernels.common.cpu.arrays import Array, as_array
 from mlff_triton.kernels.common.cpu.compilation import FEWEST, loop, run
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, spread, store_vector
@@ -27,12 +27,17 @@ def fewest_rows(x: Array | Tensor, weight: Array) -> int:
     return min(FEWEST, max(1, WORK // of_a_row))
 
 
+def bias_of_map(bias: Tensor | None, weight: Array) -> Array:
+    """Return a bias [out] as `map_parts` takes it: empty if there is none."""
+    return weight[0, 0, :0] if bias is None else as_array(bias)
+
+
 def map_rows(x: Array, weight: SplitWeight, bias: Tensor | None = None) -> Array:
     """Map rows [N, in] to [N, out]."""
     w = transposed_weight(weight.weight)
     out = np.empty((1, len(x), w.shape[2]), x.dtype)
     lanes = lanes_of(w.shape[2], x.itemsize)
-    given = x[None], w, w[0, 0, :0] if bias is None else bias, lanes, out
+    given = x[None], w, bias_of_map(bias, w), lanes, out
     run(map_parts, len(x), *given, fewest=fewest_rows(out, w))
     found: Array = out[0]
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
 from mlff_triton.kernels.common.cpu.arrays import Array, as_array
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
-from mlff_triton.kernels.common.cpu.linear import fewest_rows, map_parts
+from mlff_triton.kernels.common.cpu.linear import bias_of_map, fewest_rows, map_parts
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.rows import as_rows
 from mlff_triton.kernels.common.cpu.tensors import (
@@ -42,7 +42,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     """Map each part: [9, N, in] -> [9, N, out]."""
     w = transposed_weight(weight.weight)
     out = x.new_empty(9, x.shape[1], w.shape[2])
-    given = x, w, w[0, 0, :0], _lanes(out), out
+    given = x, w, bias_of_map(None, w), _lanes(out), out
     run(map_parts, x.shape[1], *given, fewest=fewest_rows(x, w))
     return out
 

@@ -29,7 +29,7 @@ from mlff_triton.kernels.common.cpu.compilation import (
     run,
     run_part,
 )
-from mlff_triton.kernels.common.cpu.linear import map_parts
+from mlff_triton.kernels.common.cpu.linear import bias_of_map, map_parts
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.radial_table import slope_weights, weights
 from mlff_triton.kernels.common.cpu.tensors import (
@@ -141,7 +141,7 @@ def edge_messages_backward(
 def _map(weight: Tensor, bias: Tensor | None = None) -> Callable[..., Array]:
     """Return a map of rows [R, in] by weights [out, in], in the calling thread, to [R, out]."""
     w, lanes = transposed_weight(weight), lanes_of(len(weight), weight.element_size())
-    b = w[0, 0, :0] if bias is None else bias.numpy()
+    b = bias_of_map(bias, w)
 
     def mapped(rows: Array, out: Array | None = None) -> Array:
         found = np.empty((len(rows), w.shape[2]), w.dtype) if out is None else out
