@@ -1,0 +1,1 @@
+"""Equivariant convolutions on graphs, whose weights per edge are never stored."""

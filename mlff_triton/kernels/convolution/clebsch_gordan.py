@@ -1,0 +1,83 @@
+"""Coupling of real spherical harmonics: Wigner 3j symbols in the basis and the signs of e3nn.
+
+    (x * y)_k = sum_ij C_ijk x_i y_j,      sum_ijk C_ijk^2 = 1
+
+The complex coefficients are from Racah's formula (https://doi.org/10.1103/PhysRev.62.438), in exact
+integers up to one square root. A unitary matrix per degree leads to the real basis. It includes the
+factor ``(-i)^l``, which makes all coefficients real.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from math import factorial, sqrt
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.convolution.types import TensorProduct, first_column
+
+
+@cache
+def wigner_3j(l1: int, l2: int, l3: int) -> Tensor:
+    """Return the real symbols of three degrees, float64 [2 l1 + 1, 2 l2 + 1, 2 l3 + 1]."""
+    complex_ = torch.zeros(2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1, dtype=torch.complex128)
+    for m1 in range(-l1, l1 + 1):
+        for m2 in range(max(-l2, -l3 - m1), min(l2, l3 - m1) + 1):
+            complex_[l1 + m1, l2 + m2, l3 + m1 + m2] = _coefficient(l1, m1, l2, m2, l3)
+    bases = _real_basis(l1), _real_basis(l2), _real_basis(l3).conj()
+    real = torch.einsum("abc,ai,bj,ck->ijk", complex_, *bases).real
+    return real / real.norm()
+
+
+def _coefficient(l1: int, m1: int, l2: int, m2: int, l3: int) -> float:
+    """Return the Clebsch-Gordan coefficient <l1 m1 l2 m2 | l3 m1 + m2>."""
+    f, m3 = factorial, m1 + m2
+    triangle = Fraction(
+        (2 * l3 + 1) * f(l3 + l1 - l2) * f(l3 - l1 + l2) * f(l1 + l2 - l3), f(l1 + l2 + l3 + 1)
+    )
+    orders = f(l3 + m3) * f(l3 - m3) * f(l1 - m1) * f(l1 + m1) * f(l2 - m2) * f(l2 + m2)
+    total = Fraction(0)
+    for k in range(max(0, l2 - l3 - m1, l1 - l3 + m2), min(l1 + l2 - l3, l1 - m1, l2 + m2) + 1):
+        below = f(k) * f(l1 + l2 - l3 - k) * f(l1 - m1 - k) * f(l2 + m2 - k)
+        below *= f(l3 - l2 + m1 + k) * f(l3 - l1 - m2 + k)
+        total += Fraction((-1) ** k, below)
+    return sqrt(triangle * orders) * float(total)
+
+
+def _real_basis(degree: int) -> Tensor:
+    """Return complex harmonics (rows) in terms of real ones (columns), complex128."""
+    basis = torch.zeros(2 * degree + 1, 2 * degree + 1, dtype=torch.complex128)
+    basis[degree, degree] = 1
+    for m in range(1, degree + 1):
+        plus, minus = degree + m, degree - m
+        basis[minus, plus], basis[minus, minus] = sqrt(0.5), -1j * sqrt(0.5)
+        sign = (-1) ** m
+        basis[plus, plus], basis[plus, minus] = sign * sqrt(0.5), 1j * sign * sqrt(0.5)
+    return basis * (-1j) ** degree
+
+
+@cache
+def coupling(product: TensorProduct) -> Tensor:
+    """Return the map of an edge's harmonics to its coupling matrices, float64 [P, harmonics].
+
+    For each path and each channel v of its harmonics, in this order, there are the elements of a
+    matrix [2 l1 + 1, 2 l3 + 1], times the factor of the path. It takes a node's irrep of degree l1
+    to the output of degree l3.
+    """
+    n_columns = sum(irrep.columns for irrep in product.harmonics)
+    rows = [torch.zeros(0, n_columns, dtype=torch.float64)]
+    for path in product.paths:
+        node, harmonic, out = (
+            product.node[path.node],
+            product.harmonics[path.harmonic],
+            product.output[path.output],
+        )
+        symbols = path.factor * wigner_3j(node.degree, harmonic.degree, out.degree)
+        for v in range(harmonic.count):
+            block = torch.zeros(node.width * out.width, n_columns, dtype=torch.float64)
+            start = first_column(product.harmonics, path.harmonic) + v * harmonic.width
+            block[:, start : start + harmonic.width] = symbols.transpose(1, 2).flatten(0, 1)
+            rows.append(block)
+    return torch.cat(rows)

@@ -1,0 +1,336 @@
+"""Equivariant convolution with weights from a network per edge, which are never stored.
+
+    y_i = sum_e sum_p W_p(h_e) (x_j *_p s_e)          W(h) = h weight + bias
+
+over the edges ``e = (i, j)`` that node ``i`` receives, for node features x, spherical harmonics s,
+and paths p of a tensor product. M. Geiger, T. Smidt, "e3nn: Euclidean neural networks",
+https://arxiv.org/abs/2207.09453, sections 3 and 5.
+
+A linear map of the harmonics gives each edge its coupling matrices, which contain the Wigner 3j
+symbols. Kernels make weights for a tile of edges and use them at once. Messages are summed by
+receiver, in order. Gradients are kernels, too, and second derivatives are those of the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
+from mlff_triton.kernels.common.dense import check_dense
+from mlff_triton.kernels.common.operators import (
+    by_reference,
+    needed_gradients,
+    operator,
+    saved_inputs,
+)
+from mlff_triton.kernels.convolution import edge_gradients
+from mlff_triton.kernels.convolution.clebsch_gordan import coupling
+from mlff_triton.kernels.convolution.edge_blocks import (
+    MAX_HIDDEN,
+    EdgeInputs,
+    PackedWeight,
+    pack_weight,
+)
+from mlff_triton.kernels.convolution.edge_messages import edge_messages
+from mlff_triton.kernels.convolution.plan import Plan, plan_of
+from mlff_triton.kernels.convolution.reference import edge_convolution as reference
+from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
+from mlff_triton.kernels.ops.linear import linear
+from mlff_triton.kernels.ops.segment_sum import segment_sum
+
+REDUCTIONS = ("sum", "mean")
+
+
+def _reference(
+    node: Tensor,
+    matrices: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: str,
+    reduce: str,
+) -> Tensor:
+    """Convolve with given coupling matrices, in plain PyTorch."""
+    weights = hidden @ weight + bias
+    messages = reference.edge_products(
+        node, matrices, weights, senders, TensorProduct.parse(product)
+    )
+    return reference.reduce_edges(messages, row_ptr, reduce)
+
+
+def _receivers(row_ptr: Tensor, n_edges: int) -> Tensor:
+    nodes = torch.arange(len(row_ptr) - 1, device=row_ptr.device)
+    return nodes.repeat_interleave(row_ptr.diff(), output_size=n_edges)
+
+
+def _prepare(
+    node: Tensor,
+    matrices: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: str,
+) -> tuple[EdgeInputs, PackedWeight, Plan]:
+    """Return the inputs as kernels read them."""
+    plan = plan_of(TensorProduct.parse(product), node.device)
+    edges = node.contiguous(), matrices.contiguous(), hidden.contiguous(), senders.contiguous()
+    inputs = EdgeInputs(*edges, _receivers(row_ptr, len(senders)))
+    return inputs, pack_weight(weight, bias, plan), plan
+
+
+def _per_edge(grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of sums [N, output] from those of sums or means."""
+    grad = grad.to(dtype)
+    if reduce == "mean":
+        grad = grad / row_ptr.diff().clamp(min=1)[:, None]
+    return grad.contiguous()
+
+
+@operator(
+    "edge_convolution_hidden_gradient",
+    outputs="hidden",
+    differentiate=by_reference(_reference, wrt=(2,)),
+)
+def _hidden_gradient(
+    grad: Tensor,
+    node: Tensor,
+    matrices: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: str,
+    reduce: str,
+) -> Tensor:
+    """Return the gradient of the hidden values."""
+    prepared = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
+    grad = _per_edge(grad, row_ptr, reduce, prepared[1].bias.dtype)
+    return edge_gradients.hidden_gradient(grad, *prepared).to(hidden.dtype)
+
+
+@operator(
+    "edge_convolution_weight_gradient",
+    outputs=("weight", "bias"),
+    differentiate=by_reference(_reference, wrt=(3, 4)),
+)
+def _weight_gradient(
+    grad: Tensor,
+    node: Tensor,
+    matrices: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: str,
+    reduce: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weight and bias."""
+    prepared = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
+    grad = _per_edge(grad, row_ptr, reduce, prepared[1].bias.dtype)
+    of_weight, of_bias = edge_gradients.weight_gradient(grad, *prepared)
+    return of_weight.to(weight.dtype), of_bias.to(bias.dtype)
+
+
+@operator(
+    "edge_convolution_node_gradient",
+    outputs=("node", "matrices"),
+    differentiate=by_reference(_reference, wrt=(0, 1)),
+)
+def _node_gradient(
+    grad: Tensor,
+    node: Tensor,
+    matrices: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: str,
+    reduce: str,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of nodes and of coupling matrices."""
+    inputs, packed, plan = _prepare(
+        node, matrices, hidden, weight, bias, row_ptr, senders, product
+    )
+    grad = _per_edge(grad, row_ptr, reduce, packed.bias.dtype)
+    coupled = edge_gradients.coupled_gradient(grad, inputs, packed, plan)
+    of_node = edge_gradients.node_gradient(coupled, inputs, plan)
+    of_matrices = edge_gradients.matrix_gradient(coupled, inputs, plan)
+    return of_node.to(node.dtype), of_matrices.to(matrices.dtype)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    inputs = saved_inputs(ctx)
+    of_node, of_matrices, of_hidden, of_weight, of_bias, *_ = needed_gradients(ctx)
+    found: list[Tensor | None] = [None] * 5
+    if of_node or of_matrices:
+        found[:2] = _node_gradient(grad, *inputs)
+    if of_hidden:
+        found[2] = _hidden_gradient(grad, *inputs)
+    if of_weight or of_bias:
+        found[3:] = _weight_gradient(grad, *inputs)
+    return tuple(found)
+
+
+def _empty(node: Tensor, *others: Any) -> Tensor:
+    row_ptr, product = others[4], others[6]
+    columns = columns_of(TensorProduct.parse(product).output)
+    return node.new_empty(len(row_ptr) - 1, columns)
+
+
+@operator("edge_convolution", outputs=_empty, differentiate=_gradients)
+def _edge_convolution(
+    node: Tensor,
+    matrices: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: str,
+    reduce: str,
+) -> Tensor:
+    """Convolve with given coupling matrices [E, P]."""
+    prepared = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
+    messages = edge_messages(*prepared, columns_of(TensorProduct.parse(product).output))
+    sums = segment_sum(messages, row_ptr)
+    if reduce == "mean":
+        sums /= row_ptr.diff().clamp(min=1)[:, None]
+    return sums.to(node.dtype)
+
+
+def edge_convolution(
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str = "sum",
+) -> Tensor:
+    """Convolve node features on a graph, without storing the weights of edges.
+
+    The last layer of the network that makes the weights is part of the operator: ``hidden`` are its
+    inputs. Differentiable twice, toward all floating-point inputs.
+
+    Parameters
+    ----------
+    node : [S, node columns]
+        Features of sending nodes, in the irreps ``product.node``; float16, bfloat16, float32 or
+        float64. Half precisions are summed in float32.
+    edge_sh : [E, harmonics]
+        Spherical harmonics of edges, in the irreps ``product.harmonics``.
+    hidden : [E, H]
+        Hidden values of the network of each edge; H is at most 256.
+    weight, bias : [H, weights], [weights] or None
+        Last layer of that network, in the order of ``product``.
+    row_ptr, senders : int64 or int32 [N + 1], [E]
+        Receiver ``i`` has the edges ``row_ptr[i]:row_ptr[i + 1]``, from 0 to E without gaps. The
+        values are not checked.
+    product : TensorProduct
+        Irreps and paths.
+    reduce : {"sum", "mean"}
+        Sum or mean of the messages that a node receives; 0 for nodes without edges.
+
+    Returns
+    -------
+    [N, output columns]
+        In the irreps ``product.output``.
+
+    Raises
+    ------
+    InputError
+        If shapes, dtypes or devices do not fit together, or a size is not supported.
+    BackendError
+        If the tensors are not on a GPU.
+
+    References
+    ----------
+    https://arxiv.org/abs/2207.09453, sections 3 and 5.
+
+    Examples
+    --------
+    >>> product = TensorProduct.of("4x0e", "1x0e + 1x1o", "4x0e + 2x1o")
+    >>> node, edge_sh = torch.ones(2, 4).cuda(), torch.ones(3, 4).cuda()
+    >>> hidden, weight = torch.ones(3, 8).cuda(), torch.ones(8, product.n_weights).cuda()
+    >>> graph = torch.tensor([0, 2, 3]).cuda(), torch.tensor([0, 1, 0]).cuda()
+    >>> edge_convolution(node, edge_sh, hidden, weight, None, *graph, product).shape
+    torch.Size([2, 10])
+    """
+    _check(node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce)
+    table = coupling(product).to(edge_sh)
+    matrices = linear(edge_sh, table)
+    if bias is None:
+        bias = weight.new_zeros(product.n_weights)
+    out: Tensor = _edge_convolution(
+        node, matrices, hidden, weight, bias, row_ptr, senders, product.text, reduce
+    )
+    return out
+
+
+def _check(
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str,
+) -> None:
+    check_dense(node=node, edge_sh=edge_sh, hidden=hidden, weight=weight, bias=bias)
+    check_graph(node, edge_sh, row_ptr, senders, product, reduce)
+    check_shape("hidden", hidden, (len(senders), "H"))
+    if not 1 <= hidden.shape[1] <= MAX_HIDDEN:
+        raise InputError(
+            f"hidden has {hidden.shape[1]} values per edge: use 1 to {MAX_HIDDEN}, or add the "
+            "results of parts of them"
+        )
+    check_shape("weight", weight, (hidden.shape[1], product.n_weights))
+    if bias is not None:
+        check_shape("bias", bias, (product.n_weights,))
+
+
+def check_graph(
+    node: Tensor,
+    edge_sh: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str,
+) -> None:
+    """Raise unless nodes, harmonics and a CSR graph fit a product.
+
+    Raises
+    ------
+    InputError
+        If a shape or dtype is wrong, the tensors are on different devices, or there are edges
+        without nodes.
+    BackendError
+        If their device is not a GPU.
+    """
+    check_device(node, row_ptr, senders)
+    check_integers(row_ptr=row_ptr, senders=senders)
+    check_shape("senders", senders, ("E",))
+    check_shape("row_ptr", row_ptr, ("N + 1",))
+    check_shape("node", node, ("S", columns_of(product.node)))
+    check_shape("edge_sh", edge_sh, (len(senders), columns_of(product.harmonics)))
+    if not len(row_ptr):
+        raise InputError("row_ptr is empty: it needs one more element than there are receivers")
+    if len(senders) and not (len(node) and len(row_ptr) > 1):
+        raise InputError(f"there are {len(senders)} edges, but no nodes that they connect")
+    if reduce not in REDUCTIONS:
+        raise InputError(f"reduce={reduce!r} is unknown: use {' or '.join(map(repr, REDUCTIONS))}")

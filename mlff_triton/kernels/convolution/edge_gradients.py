@@ -1,0 +1,571 @@
+"""Gradients of the messages of a fully connected convolution.
+
+With the gradients g of messages, which are those of their receivers, and the rows r of the plan,
+
+    grad hidden_e = sum_rw (sum_m z_e[r, m] g_e[w, m]) weight[:, rw]
+    grad weight   = sum_e hidden_e (sum_m z_e[r, m] g_e[w, m])
+    grad z_e[r]   = sum_w W_e[r, w] g_e[w]
+
+Gradients of the coupled rows z are stored. Those of nodes and of coupling matrices are
+
+    grad x_j[a]    = sum_e,r,m C_e[r, a, m] grad z_e[r, m]        over the edges that j sends
+    grad C_e[a, m] = sum_u x_j[u, a] grad z_e[u, m]               over the rows of a path
+
+Gradients of weights are summed by several programs, which take tiles of edges in turns, and those of
+hidden values by programs that take outputs in turns. A second pass adds their sums, in order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common.hardware import multiprocessors
+from mlff_triton.kernels.convolution.edge_blocks import (
+    EdgeInputs,
+    PackedWeight,
+    add_product,
+    constants,
+    coupled_rows,
+    edge_weights,
+    load_edges,
+    load_hidden,
+    load_output,
+    load_packed,
+    output_gradients,
+    transposed,
+    weight_gradients,
+    zeros,
+)
+from mlff_triton.kernels.convolution.plan import BLOCK, CHANNELS, FILLER, ROWS, Plan
+from mlff_triton.kernels.numerics.product import split_along
+
+_ROWS = tl.constexpr(ROWS)
+_CHANNELS = tl.constexpr(CHANNELS)
+_BLOCK = tl.constexpr(BLOCK)
+_FILLER = tl.constexpr(FILLER)
+_EDGES = 64  # per program
+_MAX_SPLITS = 32
+_COLUMNS = 128  # of nodes or matrices per program
+
+
+@triton.jit
+def _add_hidden_terms(
+    sums,
+    inputs,
+    sizes,
+    packed,
+    rows_ptr,
+    grad_ptr,
+    edges,
+    output,
+    part,
+    n_columns,
+    n_out,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Add what a part of an output's channels contributes to gradients [M, K0] and [M, K1]."""
+    first, second = sums
+    _, row, n_blocks, block, column, count, _ = output
+    block, column, count = _part_of(block, n_blocks, column, count, part, D)
+    grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
+    for b in range(n_blocks):
+        z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
+        gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
+        weight, weight_1 = load_packed(packed, block + b, n_columns, K0, K1, PRECISION)
+        if PRECISION == "halves":
+            units = tl.load(packed[1] + (block + b) * _BLOCK + tl.arange(0, _BLOCK))
+            high, low, unit = split_along(gradient * units[None, :], 1)
+            parts = high, low
+        else:
+            parts, unit = (gradient.to(weight[0].dtype),), 1.0  # type: ignore[assignment]
+        zero = tl.zeros((gradient.shape[0], K0), ACC)
+        first += add_product(parts, transposed(weight, PRECISION), zero, PRECISION) * unit
+        if K1 > 0:
+            zero_1 = tl.zeros((gradient.shape[0], K1), ACC)
+            second += add_product(parts, transposed(weight_1, PRECISION), zero_1, PRECISION) * unit
+    return first, second
+
+
+@triton.jit
+def _part_of(block, n_blocks, column, count, part, D: tl.constexpr):
+    """Return first block, first column and number of the channels from a part of an output on."""
+    start = part * _CHANNELS
+    return block + part * n_blocks, column + start * D, count - start
+
+
+@triton.jit
+def _hidden_gradient_kernel(
+    inputs,
+    sizes,
+    packed,
+    rows_ptr,
+    outputs_ptr,
+    jobs_ptr,
+    grad_ptr,
+    out_ptr,
+    n_columns,
+    n_out,
+    n_jobs,
+    M: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    COMPONENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write parts of gradients [splits, n_edges, n_hidden]. Grid: (tiles of M edges, splits)."""
+    n_edges, n_hidden = sizes[0], sizes[3]
+    edges = load_edges(inputs, sizes, tl.program_id(0) * M, M)
+    sums = tl.zeros((M, K0), ACC), tl.zeros((M, K1 if K1 > 0 else 16), ACC)
+    for job in range(tl.program_id(1), n_jobs, tl.num_programs(1)):
+        output = load_output(outputs_ptr, tl.load(jobs_ptr + job * 2))
+        part = tl.load(jobs_ptr + job * 2 + 1)
+        for each in tl.static_range(len(COMPONENTS)):
+            if output[0] == COMPONENTS[each]:
+                sums = _add_hidden_terms(
+                    sums,
+                    inputs,
+                    sizes,
+                    packed,
+                    rows_ptr,
+                    grad_ptr,
+                    edges,
+                    output,
+                    part,
+                    n_columns,
+                    n_out,
+                    COMPONENTS[each],
+                    WIDTH,
+                    K0,
+                    K1,
+                    PRECISION,
+                    ACC,
+                )
+
+    edge, live, _, _ = edges
+    row = tl.program_id(1).to(tl.int64) * n_edges + edge
+    pointers = out_ptr + row[:, None] * n_hidden
+    k = tl.arange(0, K0)[None, :]
+    tl.store(pointers + k, sums[0], live[:, None] & (k < n_hidden))
+    if K1 > 0:
+        k_1 = K0 + tl.arange(0, K1)[None, :]
+        tl.store(pointers + k_1, sums[1], live[:, None] & (k_1 < n_hidden))
+
+
+def hidden_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan) -> Tensor:
+    """Return gradients [E, H] of hidden values, from those of the sums of receivers."""
+    n_edges, _, _, n_hidden = inputs.sizes
+    tiles = triton.cdiv(n_edges, _EDGES)
+    splits = _splits(len(plan.jobs), tiles, grad)
+    out = grad.new_empty(splits, n_edges, n_hidden)
+    options = constants(packed, plan)
+    del options["LOSS"]
+    if out.numel():
+        with torch.cuda.device_of(grad):
+            _hidden_gradient_kernel[(tiles, splits)](
+                tuple(inputs),
+                inputs.sizes,
+                packed.tensors,
+                plan.rows,
+                plan.outputs,
+                plan.jobs,
+                grad,
+                out,
+                len(packed.bias),
+                grad.shape[1],
+                len(plan.jobs),
+                M=_EDGES,
+                **options,
+                num_warps=8,
+                num_stages=1,
+            )
+    return out.sum(0)
+
+
+@triton.jit
+def _write_weight_terms(
+    inputs,
+    sizes,
+    rows_ptr,
+    grad_ptr,
+    out_ptr,
+    bias_ptr,
+    output,
+    part,
+    b,
+    n_columns,
+    n_out,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write the gradients [K, BLOCK] of a block of weights, and [BLOCK] of its bias."""
+    _, row, n_blocks, block, column, count, _ = output
+    block, column, count = _part_of(block, n_blocks, column, count, part, D)
+    n_hidden = sizes[3]
+    sums, bias = tl.zeros((K, _BLOCK), ACC), tl.zeros((_BLOCK,), ACC)
+    k = tl.program_id(2) * K + tl.arange(0, K)
+    for start in range(tl.program_id(1) * M, sizes[0], tl.num_programs(1) * M):
+        edges = load_edges(inputs, sizes, start, M)
+        z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
+        grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
+        gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
+        bias += tl.sum(gradient, 0)
+        hidden = tl.load(
+            inputs[2] + edges[0][:, None] * n_hidden + k[None, :],
+            edges[1][:, None] & (k < n_hidden)[None, :],
+            other=0.0,
+        )  # [M, K]
+        if PRECISION == "halves":
+            high, low, unit = split_along(tl.trans(hidden), 1)
+            high_g, low_g, unit_g = split_along(gradient, 0)
+            zero = tl.zeros((K, _BLOCK), ACC)
+            added = add_product((high, low), (high_g, low_g), zero, PRECISION)
+            sums += added * unit * unit_g
+        else:
+            parts = (tl.trans(hidden),), (gradient.to(hidden.dtype),)
+            sums = add_product(parts[0], parts[1], sums, PRECISION)
+    place = (block + b) * _BLOCK + tl.arange(0, _BLOCK)
+    split = tl.program_id(1).to(tl.int64)
+    pointers = out_ptr + (split * n_hidden + k[:, None]) * n_columns + place[None, :]
+    tl.store(pointers, sums, (k < n_hidden)[:, None])
+    if tl.program_id(2) == 0:
+        tl.store(bias_ptr + split * n_columns + place, bias)
+
+
+@triton.jit
+def _weight_gradient_kernel(
+    inputs,
+    sizes,
+    rows_ptr,
+    outputs_ptr,
+    blocks_ptr,
+    grad_ptr,
+    out_ptr,
+    bias_ptr,
+    n_columns,
+    n_out,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    COMPONENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write parts of gradients, [splits, n_hidden, n_columns], and of the bias [splits, n_columns].
+
+    Grid: (blocks of the plan, splits of the edges, blocks of K hidden values).
+    """
+    blocks_ptr += tl.program_id(0) * 3
+    output = load_output(outputs_ptr, tl.load(blocks_ptr))
+    part, b = tl.load(blocks_ptr + 1), tl.load(blocks_ptr + 2)
+    for each in tl.static_range(len(COMPONENTS)):
+        if output[0] == COMPONENTS[each]:
+            _write_weight_terms(
+                inputs,
+                sizes,
+                rows_ptr,
+                grad_ptr,
+                out_ptr,
+                bias_ptr,
+                output,
+                part,
+                b,
+                n_columns,
+                n_out,
+                COMPONENTS[each],
+                WIDTH,
+                M,
+                K,
+                PRECISION,
+                ACC,
+            )
+
+
+def weight_gradient(
+    grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan
+) -> tuple[Tensor, Tensor]:
+    """Return gradients [H, weights] and [weights] of weight and bias."""
+    n_edges, _, _, n_hidden = inputs.sizes
+    n_columns, n_blocks = len(packed.bias), len(plan.blocks)
+    splits = _splits(triton.cdiv(n_edges, _EDGES), n_blocks, grad)
+    out = grad.new_empty(splits, n_hidden, n_columns)
+    bias = grad.new_empty(splits, n_columns)
+    options = constants(packed, plan)
+    for name in ("LOSS", "K0", "K1"):
+        del options[name]
+    block = min(128, packed.sizes[0])
+    if out.numel():
+        with torch.cuda.device_of(grad):
+            _weight_gradient_kernel[(n_blocks, splits, triton.cdiv(n_hidden, block))](
+                tuple(inputs),
+                inputs.sizes,
+                plan.rows,
+                plan.outputs,
+                plan.blocks,
+                grad,
+                out,
+                bias,
+                n_columns,
+                grad.shape[1],
+                M=_EDGES,
+                K=block,
+                **options,
+                num_warps=8,
+                num_stages=1,
+            )
+    return out.sum(0).index_select(1, plan.position), bias.sum(0).index_select(0, plan.position)
+
+
+@triton.jit
+def _write_coupled_terms(
+    hidden,
+    packed,
+    grad_ptr,
+    out_ptr,
+    edges,
+    output,
+    n_columns,
+    n_out,
+    n_coupled,
+    D: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write the gradients of the coupled rows of an output."""
+    _, _, n_blocks, block, column, count, coupled = output
+    edge, live, _, _ = edges
+    for b in range(n_blocks):
+        sums = zeros(edge.shape[0], _ROWS, D, ACC)
+        for part in range(tl.cdiv(count, _CHANNELS)):
+            first, start, rest = _part_of(block, n_blocks, column, count, part, D)
+            weights = edge_weights(
+                hidden, packed, first + b, n_columns, K0, K1, PRECISION, LOSS, ACC
+            )  # [M, ROWS, CHANNELS]
+            grads = output_gradients(grad_ptr, n_out, edges, start, rest, D, ACC)
+            added = ()
+            for m in tl.static_range(D):
+                added = added + (sums[m] + tl.sum(weights * grads[m][:, None, :], 2),)
+            sums = added
+        row = b * _ROWS + tl.arange(0, _ROWS)[None, :]
+        pointers = out_ptr + edge[:, None] * n_coupled + coupled + row * D
+        for m in tl.static_range(D):
+            tl.store(pointers + m, sums[m], live[:, None])
+
+
+@triton.jit
+def _coupled_gradient_kernel(
+    inputs,
+    sizes,
+    packed,
+    outputs_ptr,
+    grad_ptr,
+    out_ptr,
+    n_columns,
+    n_out,
+    n_coupled,
+    M: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    COMPONENTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write gradients of coupled rows [n_edges, n_coupled]. Grid: (outputs, tiles of M edges)."""
+    output = load_output(outputs_ptr, tl.program_id(0))
+    edges = load_edges(inputs, sizes, tl.program_id(1) * M, M)
+    hidden = load_hidden(inputs, sizes, edges, K0, K1, PRECISION)
+    for each in tl.static_range(len(COMPONENTS)):
+        if output[0] == COMPONENTS[each]:
+            _write_coupled_terms(
+                hidden,
+                packed,
+                grad_ptr,
+                out_ptr,
+                edges,
+                output,
+                n_columns,
+                n_out,
+                n_coupled,
+                COMPONENTS[each],
+                K0,
+                K1,
+                PRECISION,
+                LOSS,
+                ACC,
+            )
+
+
+def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan) -> Tensor:
+    """Return gradients of coupled rows, [E, n_coupled]."""
+    n_edges = len(inputs.senders)
+    out = grad.new_empty(n_edges, plan.n_coupled)
+    options = constants(packed, plan)
+    del options["WIDTH"]
+    if out.numel():
+        with torch.cuda.device_of(grad):
+            _coupled_gradient_kernel[(len(plan.outputs), triton.cdiv(n_edges, _EDGES))](
+                tuple(inputs),
+                inputs.sizes,
+                packed.tensors,
+                plan.outputs,
+                grad,
+                out,
+                len(packed.bias),
+                grad.shape[1],
+                plan.n_coupled,
+                M=_EDGES,
+                **options,
+                num_warps=4,
+                num_stages=2,
+            )
+    return out
+
+
+@triton.jit
+def _node_gradient_kernel(
+    coupled_ptr,
+    matrix_ptr,
+    order_ptr,
+    sender_ptr_ptr,
+    terms_ptr,
+    out_ptr,
+    n_node,
+    n_matrix,
+    n_coupled,
+    n_terms,
+    COLUMNS: tl.constexpr,
+):
+    """Write gradients of nodes [S, n_node]. Grid: (nodes, blocks of COLUMNS columns).
+
+    The edges that node j sends are ``order[sender_ptr[j]:sender_ptr[j + 1]]``.
+    """
+    node = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    live = column < n_node
+    first, last = tl.load(sender_ptr_ptr + node), tl.load(sender_ptr_ptr + node + 1)
+    total = tl.zeros((COLUMNS,), coupled_ptr.dtype.element_ty)
+    for index in range(first, last):
+        edge = tl.load(order_ptr + index).to(tl.int64)
+        for term in range(n_terms):
+            pair = terms_ptr + (term * n_node + column) * 2
+            coupled = tl.load(pair, live, other=_FILLER)
+            matrix = tl.load(pair + 1, live, other=_FILLER)
+            mask = coupled != _FILLER
+            z = tl.load(coupled_ptr + edge * n_coupled + coupled, mask, other=0.0)
+            c = tl.load(matrix_ptr + edge * n_matrix + matrix, mask, other=0.0)
+            total += z * c.to(total.dtype)
+    tl.store(out_ptr + node * n_node + column, total, live)
+
+
+def node_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
+    """Return gradients of nodes [S, node columns] from those of coupled rows."""
+    n_nodes, n_columns = inputs.node.shape
+    out = coupled.new_empty(n_nodes, n_columns)
+    senders, order = torch.sort(inputs.senders, stable=True)
+    nodes = torch.arange(n_nodes + 1, device=order.device, dtype=senders.dtype)
+    pointers = torch.searchsorted(senders, nodes)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            _node_gradient_kernel[(n_nodes, triton.cdiv(n_columns, _COLUMNS))](
+                coupled,
+                inputs.matrices,
+                order,
+                pointers,
+                plan.node_terms,
+                out,
+                n_columns,
+                inputs.matrices.shape[1],
+                plan.n_coupled,
+                len(plan.node_terms),
+                COLUMNS=_COLUMNS,
+                num_warps=4,
+            )
+    return out
+
+
+@triton.jit
+def _matrix_gradient_kernel(
+    coupled_ptr,
+    node_ptr,
+    sender_ptr,
+    terms_ptr,
+    out_ptr,
+    n_edges,
+    n_node,
+    n_matrix,
+    n_coupled,
+    longest,
+    M: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write gradients of coupling matrices [n_edges, n_matrix].
+
+    Grid: (tiles of M edges, blocks of COLUMNS elements).
+    """
+    edge = tl.program_id(0) * M + tl.arange(0, M)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    live, inside = edge < n_edges, column < n_matrix
+    sender = tl.load(sender_ptr + edge, live, other=0)
+    terms_ptr += column * 5
+    x_start = tl.load(terms_ptr, inside, other=0)
+    x_stride = tl.load(terms_ptr + 1, inside, other=0)
+    z_start = tl.load(terms_ptr + 2, inside, other=0)
+    z_stride = tl.load(terms_ptr + 3, inside, other=0)
+    count = tl.load(terms_ptr + 4, inside, other=0)
+    x_ptr = node_ptr + sender.to(tl.int64)[:, None] * n_node + x_start[None, :]
+    z_ptr = coupled_ptr + edge.to(tl.int64)[:, None] * n_coupled + z_start[None, :]
+    total = tl.zeros((M, COLUMNS), coupled_ptr.dtype.element_ty)
+    for u in range(longest):
+        mask = live[:, None] & (u < count)[None, :]
+        x = tl.load(x_ptr + u * x_stride[None, :], mask, other=0.0)
+        total += x.to(total.dtype) * tl.load(z_ptr + u * z_stride[None, :], mask, other=0.0)
+    out_ptr += edge.to(tl.int64)[:, None] * n_matrix + column[None, :]
+    tl.store(out_ptr, total, live[:, None] & inside[None, :])
+
+
+def matrix_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
+    """Return gradients of coupling matrices [E, P] from those of coupled rows."""
+    n_edges, n_node, n_matrix, _ = inputs.sizes
+    out = coupled.new_empty(n_edges, n_matrix)
+    edges = 16
+    if out.numel():
+        with torch.cuda.device_of(out):
+            _matrix_gradient_kernel[(triton.cdiv(n_edges, edges), triton.cdiv(n_matrix, _COLUMNS))](
+                coupled,
+                inputs.node,
+                inputs.senders,
+                plan.matrix_terms,
+                out,
+                n_edges,
+                n_node,
+                n_matrix,
+                plan.n_coupled,
+                plan.longest,
+                M=edges,
+                COLUMNS=_COLUMNS,
+                num_warps=4,
+            )
+    return out
+
+
+def _splits(units: int, others: int, x: Tensor) -> int:
+    """Return among how many programs to divide units of work, given the number of programs."""
+    wanted = triton.cdiv(2 * multiprocessors(x.device), max(others, 1))
+    return max(1, min(units, wanted, _MAX_SPLITS))

@@ -1,0 +1,153 @@
+"""Messages of edges of a fully connected convolution.
+
+    y_e[w, m] = sum_r W_e[r, w] z_e[r, m]        W_e = hidden_e weight + bias
+
+with the rows r of `mlff_triton.kernels.convolution.plan`. Weights are made for a tile of edges and a
+block of rows and channels, multiplied with the coupled rows z at once, and forgotten.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common.hardware import has_large_memory
+from mlff_triton.kernels.convolution.edge_blocks import (
+    EdgeInputs,
+    PackedWeight,
+    constants,
+    coupled_rows,
+    edge_weights,
+    load_edges,
+    load_hidden,
+    load_output,
+    zeros,
+)
+from mlff_triton.kernels.convolution.plan import CHANNELS, ROWS, Plan
+
+_ROWS = tl.constexpr(ROWS)
+_CHANNELS = tl.constexpr(CHANNELS)
+
+
+@triton.jit
+def _write_messages(
+    hidden,
+    inputs,
+    sizes,
+    packed,
+    rows_ptr,
+    out_ptr,
+    edges,
+    output,
+    part,
+    n_columns,
+    n_out,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write the messages of edges in a part of an output's channels."""
+    _, row, n_blocks, block, column, count, _ = output
+    edge, live, _, _ = edges
+    block += part * n_blocks
+    sums = zeros(edge.shape[0], _CHANNELS, D, ACC)
+    for b in range(n_blocks):
+        weights = edge_weights(
+            hidden, packed, block + b, n_columns, K0, K1, PRECISION, LOSS, ACC
+        )  # [M, ROWS, CHANNELS]
+        z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
+        added = ()
+        for m in tl.static_range(D):
+            added = added + (sums[m] + tl.sum(weights * z[m][:, :, None], 1),)
+        sums = added
+    w = part * _CHANNELS + tl.arange(0, _CHANNELS)[None, :]
+    pointers = out_ptr + edge[:, None] * n_out + column + w * D
+    for m in tl.static_range(D):
+        tl.store(pointers + m, sums[m], live[:, None] & (w < count))
+
+
+@triton.jit
+def _edge_messages_fwd_kernel(
+    inputs,
+    sizes,
+    packed,
+    rows_ptr,
+    outputs_ptr,
+    jobs_ptr,
+    out_ptr,
+    n_columns,
+    n_out,
+    M: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    COMPONENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    LOSS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Write messages [n_edges, n_out]. Grid: (jobs of the plan, tiles of M edges)."""
+    jobs_ptr += tl.program_id(0) * 2
+    output, part = load_output(outputs_ptr, tl.load(jobs_ptr)), tl.load(jobs_ptr + 1)
+    edges = load_edges(inputs, sizes, tl.program_id(1) * M, M)
+    hidden = load_hidden(inputs, sizes, edges, K0, K1, PRECISION)
+    for each in tl.static_range(len(COMPONENTS)):
+        if output[0] == COMPONENTS[each]:
+            _write_messages(
+                hidden,
+                inputs,
+                sizes,
+                packed,
+                rows_ptr,
+                out_ptr,
+                edges,
+                output,
+                part,
+                n_columns,
+                n_out,
+                COMPONENTS[each],
+                WIDTH,
+                K0,
+                K1,
+                PRECISION,
+                LOSS,
+                ACC,
+            )
+
+
+def edge_messages(inputs: EdgeInputs, packed: PackedWeight, plan: Plan, n_out: int) -> Tensor:
+    """Return the messages of all edges, [E, n_out] in the dtype of sums."""
+    n_edges = len(inputs.senders)
+    out = inputs.node.new_zeros(n_edges, n_out, dtype=packed.bias.dtype)  # for columns without paths
+    block = _edges_per_program(packed, n_edges)
+    if n_edges and len(plan.jobs):
+        with torch.cuda.device_of(out):
+            _edge_messages_fwd_kernel[(len(plan.jobs), triton.cdiv(n_edges, block))](
+                tuple(inputs),
+                inputs.sizes,
+                packed.tensors,
+                plan.rows,
+                plan.outputs,
+                plan.jobs,
+                out,
+                len(packed.bias),
+                n_out,
+                M=block,
+                **constants(packed, plan),
+                num_warps=8 if block == 128 else 4,
+                num_stages=2,
+            )
+    return out
+
+
+def _edges_per_program(packed: PackedWeight, n_edges: int) -> int:
+    """Return a number of edges: programs with more read the weights less often."""
+    if packed.bias.dtype == torch.float64:
+        return 32
+    return 128 if has_large_memory(packed.weight) and n_edges > 64 else 64

@@ -1,0 +1,1 @@
+"""The same operators in plain PyTorch."""
