@@ -13,6 +13,7 @@ receiver, in order. Gradients are kernels, too, and second derivatives are those
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
-from mlff_triton.kernels.common.dense import check_dense
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
 from mlff_triton.kernels.common.operators import (
     by_reference,
     needed_gradients,
@@ -56,12 +57,13 @@ def _reference(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve with given coupling matrices, in plain PyTorch."""
-    weights = hidden @ weight + bias
+    """Convolve with given coupling matrices in plain PyTorch, in their dtype."""
+    sums = matrices.dtype
+    weights = hidden.to(sums) @ weight.to(sums) + bias.to(sums)
     messages = reference.edge_products(
-        node, matrices, weights, senders, TensorProduct.parse(product)
+        node.to(sums), matrices, weights, senders, TensorProduct.parse(product)
     )
-    return reference.reduce_edges(messages, row_ptr, reduce)
+    return reference.reduce_edges(messages, row_ptr, reduce).to(node.dtype)
 
 
 def _receivers(row_ptr: Tensor, n_edges: int) -> Tensor:
@@ -270,14 +272,26 @@ def edge_convolution(
     torch.Size([2, 10])
     """
     _check(node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce)
-    table = coupling(product).to(edge_sh)
-    matrices = linear(edge_sh, table)
+    matrices = coupling_matrices(edge_sh, product)
     if bias is None:
         bias = weight.new_zeros(product.n_weights)
     out: Tensor = _edge_convolution(
         node, matrices, hidden, weight, bias, row_ptr, senders, product.text, reduce
     )
     return out
+
+
+def coupling_matrices(edge_sh: Tensor, product: TensorProduct) -> Tensor:
+    """Return the coupling matrices of edges [E, P], in the dtype of sums."""
+    dtype = COMPUTE_DTYPES[edge_sh.dtype]
+    table = _coupling_on(product, dtype, edge_sh.device)
+    return linear(edge_sh.to(dtype), table, precision="ieee")
+
+
+@cache
+def _coupling_on(product: TensorProduct, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return coupling(product).to(device, dtype)
 
 
 def _check(

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
+from mlff_triton.kernels.convolution.reference import edge_convolution as reference
+from mlff_triton.testing import assert_close, assert_within
+from tests.kernels.convolution.cases import MIXED, SCALARS, inputs
+from tests.support.operators import assert_matches
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_agrees_with_the_reference_to_second_order(reduce, device, dtype):
+    given = inputs(MIXED, [3, 0, 2], 5, device).to(dtype)
+    assert_matches(edge_convolution, reference.edge_convolution, *given, MIXED, reduce)
