@@ -66,6 +66,12 @@ class EdgeInputs(NamedTuple):
         """Numbers of edges, columns of nodes, elements of matrices and hidden values."""
         return len(self.senders), self.node.shape[1], self.matrices.shape[1], self.hidden.shape[1]
 
+    def by_sender(self) -> tuple[Tensor, Tensor]:
+        """Return edges sorted by sender, int64 [E], and where those of each begin, [S + 1]."""
+        senders, edges = torch.sort(self.senders, stable=True)
+        nodes = torch.arange(len(self.node) + 1, device=edges.device, dtype=senders.dtype)
+        return edges, torch.searchsorted(senders, nodes)
+
 
 class PackedWeight(NamedTuple):
     """Weights in the order of a plan, for kernels.
@@ -137,10 +143,10 @@ def _pack_kernel(
     tl.store(packed_bias_ptr + column, bias.to(packed_bias_ptr.dtype.element_ty))
 
 
-def pack_weight(weight: Tensor, bias: Tensor, plan: Plan) -> PackedWeight:
-    """Order a weight [hidden, weights] and its bias [weights] as a plan says, and split it."""
+def pack_weight(weight: Tensor, bias: Tensor, source: Tensor) -> PackedWeight:
+    """Order a weight [hidden, weights] and its bias [weights] by columns, and split it."""
     n_hidden, n_weights = weight.shape
-    n_columns = len(plan.source)
+    n_columns = len(source)
     precision = precision_of(weight)
     split = precision == "halves"
     sizes = hidden_blocks(n_hidden)
@@ -154,7 +160,7 @@ def pack_weight(weight: Tensor, bias: Tensor, plan: Plan) -> PackedWeight:
             _pack_kernel[(n_columns // CHANNELS,)](
                 weight.contiguous(),
                 bias.contiguous(),
-                plan.source,
+                source,
                 packed,
                 units,
                 packed_bias,
@@ -281,7 +287,7 @@ def edge_weights(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Return the weights of edges for a block, [M, ROWS, CHANNELS]."""
+    """Return the weights of edges for a block, [M, BLOCK]."""
     first, second, unit = hidden
     weight, weight_1 = load_packed(packed, block, n_columns, K0, K1, PRECISION)
     M: tl.constexpr = first[0].shape[0]
@@ -291,8 +297,13 @@ def edge_weights(
         sums = add_product(second, weight_1, sums, PRECISION)
     if PRECISION == "halves":
         sums = untruncated(sums, K0 + K1, LOSS) * unit * tl.load(packed[1] + column)[None, :]
-    sums += tl.load(packed[2] + column)[None, :]
-    return tl.reshape(sums, (M, _ROWS, _CHANNELS))
+    return sums + tl.load(packed[2] + column)[None, :]
+
+
+@triton.jit
+def as_rows(weights):
+    """Return weights [M, BLOCK] of a block as [M, ROWS, CHANNELS]."""
+    return tl.reshape(weights, (weights.shape[0], _ROWS, _CHANNELS))
 
 
 @triton.jit

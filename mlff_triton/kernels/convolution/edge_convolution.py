@@ -28,13 +28,25 @@ from mlff_triton.kernels.common.operators import (
     operator,
     saved_inputs,
 )
-from mlff_triton.kernels.convolution import edge_gradients
+from mlff_triton.kernels.convolution.channel_gradients import (
+    channel_edge_gradient,
+    channel_weight_gradient,
+)
+from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
+from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
 from mlff_triton.kernels.convolution.clebsch_gordan import coupling
 from mlff_triton.kernels.convolution.edge_blocks import (
     MAX_HIDDEN,
     EdgeInputs,
     PackedWeight,
     pack_weight,
+)
+from mlff_triton.kernels.convolution.edge_gradients import (
+    coupled_gradient,
+    hidden_gradient,
+    matrix_gradient,
+    node_gradient,
+    weight_gradient,
 )
 from mlff_triton.kernels.convolution.edge_messages import edge_messages
 from mlff_triton.kernels.convolution.plan import Plan, plan_of
@@ -66,7 +78,8 @@ def _reference(
     return reference.reduce_edges(messages, row_ptr, reduce).to(node.dtype)
 
 
-def _receivers(row_ptr: Tensor, n_edges: int) -> Tensor:
+def receivers_of(row_ptr: Tensor, n_edges: int) -> Tensor:
+    """Return the receiver of each edge, int64 [E]."""
     nodes = torch.arange(len(row_ptr) - 1, device=row_ptr.device)
     return nodes.repeat_interleave(row_ptr.diff(), output_size=n_edges)
 
@@ -80,20 +93,20 @@ def _prepare(
     row_ptr: Tensor,
     senders: Tensor,
     product: str,
-) -> tuple[EdgeInputs, PackedWeight, Plan]:
+) -> tuple[EdgeInputs, PackedWeight, Plan | ChannelPlan]:
     """Return the inputs as kernels read them."""
-    plan = plan_of(TensorProduct.parse(product), node.device)
+    parsed = TensorProduct.parse(product)
+    plan = (plan_of if parsed.mode == "uvw" else channel_plan_of)(parsed, node.device)
     edges = node.contiguous(), matrices.contiguous(), hidden.contiguous(), senders.contiguous()
-    inputs = EdgeInputs(*edges, _receivers(row_ptr, len(senders)))
-    return inputs, pack_weight(weight, bias, plan), plan
+    inputs = EdgeInputs(*edges, receivers_of(row_ptr, len(senders)))
+    return inputs, pack_weight(weight, bias, plan.source), plan
 
 
-def _per_edge(grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
+def gradient_of_sums(
+    grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype
+) -> Tensor:
     """Return the gradients of sums [N, output] from those of sums or means."""
-    grad = grad.to(dtype)
-    if reduce == "mean":
-        grad = grad / row_ptr.diff().clamp(min=1)[:, None]
-    return grad.contiguous()
+    return reduced(grad.to(dtype), row_ptr, reduce).contiguous()
 
 
 @operator(
@@ -114,9 +127,11 @@ def _hidden_gradient(
     reduce: str,
 ) -> Tensor:
     """Return the gradient of the hidden values."""
-    prepared = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    grad = _per_edge(grad, row_ptr, reduce, prepared[1].bias.dtype)
-    return edge_gradients.hidden_gradient(grad, *prepared).to(hidden.dtype)
+    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
+    grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
+    if isinstance(plan, ChannelPlan):
+        return channel_edge_gradient(grad, inputs, packed, plan)[1].to(hidden.dtype)
+    return hidden_gradient(grad, inputs, packed, plan).to(hidden.dtype)
 
 
 @operator(
@@ -137,9 +152,12 @@ def _weight_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and bias."""
-    prepared = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    grad = _per_edge(grad, row_ptr, reduce, prepared[1].bias.dtype)
-    of_weight, of_bias = edge_gradients.weight_gradient(grad, *prepared)
+    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
+    grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
+    if isinstance(plan, ChannelPlan):
+        of_weight, of_bias = channel_weight_gradient(grad, inputs, packed, plan)
+    else:
+        of_weight, of_bias = weight_gradient(grad, inputs, packed, plan)
     return of_weight.to(weight.dtype), of_bias.to(bias.dtype)
 
 
@@ -164,10 +182,14 @@ def _node_gradient(
     inputs, packed, plan = _prepare(
         node, matrices, hidden, weight, bias, row_ptr, senders, product
     )
-    grad = _per_edge(grad, row_ptr, reduce, packed.bias.dtype)
-    coupled = edge_gradients.coupled_gradient(grad, inputs, packed, plan)
-    of_node = edge_gradients.node_gradient(coupled, inputs, plan)
-    of_matrices = edge_gradients.matrix_gradient(coupled, inputs, plan)
+    grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
+    if isinstance(plan, ChannelPlan):
+        of_node = channel_node_gradient(grad, inputs, packed, plan)
+        of_matrices, _ = channel_edge_gradient(grad, inputs, packed, plan)
+    else:
+        coupled = coupled_gradient(grad, inputs, packed, plan)
+        of_node = node_gradient(coupled, inputs, plan)
+        of_matrices = matrix_gradient(coupled, inputs, plan)
     return of_node.to(node.dtype), of_matrices.to(matrices.dtype)
 
 
@@ -203,12 +225,18 @@ def _edge_convolution(
     reduce: str,
 ) -> Tensor:
     """Convolve with given coupling matrices [E, P]."""
-    prepared = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    messages = edge_messages(*prepared, columns_of(TensorProduct.parse(product).output))
-    sums = segment_sum(messages, row_ptr)
-    if reduce == "mean":
-        sums /= row_ptr.diff().clamp(min=1)[:, None]
-    return sums.to(node.dtype)
+    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
+    n_out = columns_of(TensorProduct.parse(product).output)
+    if isinstance(plan, ChannelPlan):
+        sums = channel_sums(inputs, packed, plan, row_ptr, n_out)
+    else:
+        sums = segment_sum(edge_messages(inputs, packed, plan, n_out), row_ptr)
+    return reduced(sums, row_ptr, reduce).to(node.dtype)
+
+
+def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
+    """Return sums over the edges of nodes [N, ...] as they are, or as means."""
+    return sums / row_ptr.diff().clamp(min=1)[:, None] if reduce == "mean" else sums
 
 
 def edge_convolution(

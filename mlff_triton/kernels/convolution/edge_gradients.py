@@ -22,32 +22,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.hardware import multiprocessors
 from mlff_triton.kernels.convolution.edge_blocks import (
     EdgeInputs,
     PackedWeight,
-    add_product,
+    as_rows,
     constants,
     coupled_rows,
     edge_weights,
     load_edges,
     load_hidden,
     load_output,
-    load_packed,
     output_gradients,
-    transposed,
     weight_gradients,
     zeros,
 )
+from mlff_triton.kernels.convolution.gradient_blocks import (
+    add_hidden_gradient,
+    add_weight_gradient,
+    splits_of,
+    store_hidden_gradient,
+    store_weight_gradient,
+)
 from mlff_triton.kernels.convolution.plan import BLOCK, CHANNELS, FILLER, ROWS, Plan
-from mlff_triton.kernels.numerics.product import split_along
 
 _ROWS = tl.constexpr(ROWS)
 _CHANNELS = tl.constexpr(CHANNELS)
 _BLOCK = tl.constexpr(BLOCK)
 _FILLER = tl.constexpr(FILLER)
 _EDGES = 64  # per program
-_MAX_SPLITS = 32
 _COLUMNS = 128  # of nodes or matrices per program
 
 
@@ -72,26 +74,16 @@ def _add_hidden_terms(
     ACC: tl.constexpr,
 ):
     """Add what a part of an output's channels contributes to gradients [M, K0] and [M, K1]."""
-    first, second = sums
     _, row, n_blocks, block, column, count, _ = output
     block, column, count = _part_of(block, n_blocks, column, count, part, D)
     grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
     for b in range(n_blocks):
         z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
         gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
-        weight, weight_1 = load_packed(packed, block + b, n_columns, K0, K1, PRECISION)
-        if PRECISION == "halves":
-            units = tl.load(packed[1] + (block + b) * _BLOCK + tl.arange(0, _BLOCK))
-            high, low, unit = split_along(gradient * units[None, :], 1)
-            parts = high, low
-        else:
-            parts, unit = (gradient.to(weight[0].dtype),), 1.0  # type: ignore[assignment]
-        zero = tl.zeros((gradient.shape[0], K0), ACC)
-        first += add_product(parts, transposed(weight, PRECISION), zero, PRECISION) * unit
-        if K1 > 0:
-            zero_1 = tl.zeros((gradient.shape[0], K1), ACC)
-            second += add_product(parts, transposed(weight_1, PRECISION), zero_1, PRECISION) * unit
-    return first, second
+        sums = add_hidden_gradient(
+            sums, gradient, packed, block + b, n_columns, K0, K1, PRECISION, ACC
+        )
+    return sums
 
 
 @triton.jit
@@ -123,7 +115,6 @@ def _hidden_gradient_kernel(
     ACC: tl.constexpr,
 ):
     """Write parts of gradients [splits, n_edges, n_hidden]. Grid: (tiles of M edges, splits)."""
-    n_edges, n_hidden = sizes[0], sizes[3]
     edges = load_edges(inputs, sizes, tl.program_id(0) * M, M)
     sums = tl.zeros((M, K0), ACC), tl.zeros((M, K1 if K1 > 0 else 16), ACC)
     for job in range(tl.program_id(1), n_jobs, tl.num_programs(1)):
@@ -151,21 +142,14 @@ def _hidden_gradient_kernel(
                     ACC,
                 )
 
-    edge, live, _, _ = edges
-    row = tl.program_id(1).to(tl.int64) * n_edges + edge
-    pointers = out_ptr + row[:, None] * n_hidden
-    k = tl.arange(0, K0)[None, :]
-    tl.store(pointers + k, sums[0], live[:, None] & (k < n_hidden))
-    if K1 > 0:
-        k_1 = K0 + tl.arange(0, K1)[None, :]
-        tl.store(pointers + k_1, sums[1], live[:, None] & (k_1 < n_hidden))
+    store_hidden_gradient(sums, out_ptr, edges, tl.program_id(1), sizes[0], sizes[3], K0, K1)
 
 
 def hidden_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan) -> Tensor:
     """Return gradients [E, H] of hidden values, from those of the sums of receivers."""
     n_edges, _, _, n_hidden = inputs.sizes
     tiles = triton.cdiv(n_edges, _EDGES)
-    splits = _splits(len(plan.jobs), tiles, grad)
+    splits = splits_of(len(plan.jobs), tiles, grad)
     out = grad.new_empty(splits, n_edges, n_hidden)
     options = constants(packed, plan)
     del options["LOSS"]
@@ -214,35 +198,15 @@ def _write_weight_terms(
     """Write the gradients [K, BLOCK] of a block of weights, and [BLOCK] of its bias."""
     _, row, n_blocks, block, column, count, _ = output
     block, column, count = _part_of(block, n_blocks, column, count, part, D)
-    n_hidden = sizes[3]
-    sums, bias = tl.zeros((K, _BLOCK), ACC), tl.zeros((_BLOCK,), ACC)
+    sums = tl.zeros((K, _BLOCK), ACC), tl.zeros((_BLOCK,), ACC)
     k = tl.program_id(2) * K + tl.arange(0, K)
     for start in range(tl.program_id(1) * M, sizes[0], tl.num_programs(1) * M):
         edges = load_edges(inputs, sizes, start, M)
         z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
         grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
         gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
-        bias += tl.sum(gradient, 0)
-        hidden = tl.load(
-            inputs[2] + edges[0][:, None] * n_hidden + k[None, :],
-            edges[1][:, None] & (k < n_hidden)[None, :],
-            other=0.0,
-        )  # [M, K]
-        if PRECISION == "halves":
-            high, low, unit = split_along(tl.trans(hidden), 1)
-            high_g, low_g, unit_g = split_along(gradient, 0)
-            zero = tl.zeros((K, _BLOCK), ACC)
-            added = add_product((high, low), (high_g, low_g), zero, PRECISION)
-            sums += added * unit * unit_g
-        else:
-            parts = (tl.trans(hidden),), (gradient.to(hidden.dtype),)
-            sums = add_product(parts[0], parts[1], sums, PRECISION)
-    place = (block + b) * _BLOCK + tl.arange(0, _BLOCK)
-    split = tl.program_id(1).to(tl.int64)
-    pointers = out_ptr + (split * n_hidden + k[:, None]) * n_columns + place[None, :]
-    tl.store(pointers, sums, (k < n_hidden)[:, None])
-    if tl.program_id(2) == 0:
-        tl.store(bias_ptr + split * n_columns + place, bias)
+        sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, k, PRECISION, ACC)
+    store_weight_gradient(sums, out_ptr, bias_ptr, block + b, k, sizes[3], n_columns)
 
 
 @triton.jit
@@ -300,7 +264,7 @@ def weight_gradient(
     """Return gradients [H, weights] and [weights] of weight and bias."""
     n_edges, _, _, n_hidden = inputs.sizes
     n_columns, n_blocks = len(packed.bias), len(plan.blocks)
-    splits = _splits(triton.cdiv(n_edges, _EDGES), n_blocks, grad)
+    splits = splits_of(triton.cdiv(n_edges, _EDGES), n_blocks, grad)
     out = grad.new_empty(splits, n_hidden, n_columns)
     bias = grad.new_empty(splits, n_columns)
     options = constants(packed, plan)
@@ -356,7 +320,8 @@ def _write_coupled_terms(
             first, start, rest = _part_of(block, n_blocks, column, count, part, D)
             weights = edge_weights(
                 hidden, packed, first + b, n_columns, K0, K1, PRECISION, LOSS, ACC
-            )  # [M, ROWS, CHANNELS]
+            )
+            weights = as_rows(weights)  # [M, ROWS, CHANNELS]
             grads = output_gradients(grad_ptr, n_out, edges, start, rest, D, ACC)
             added = ()
             for m in tl.static_range(D):
@@ -478,9 +443,7 @@ def node_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
     """Return gradients of nodes [S, node columns] from those of coupled rows."""
     n_nodes, n_columns = inputs.node.shape
     out = coupled.new_empty(n_nodes, n_columns)
-    senders, order = torch.sort(inputs.senders, stable=True)
-    nodes = torch.arange(n_nodes + 1, device=order.device, dtype=senders.dtype)
-    pointers = torch.searchsorted(senders, nodes)
+    order, pointers = inputs.by_sender()
     if out.numel():
         with torch.cuda.device_of(out):
             _node_gradient_kernel[(n_nodes, triton.cdiv(n_columns, _COLUMNS))](
@@ -563,9 +526,3 @@ def matrix_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
                 num_warps=4,
             )
     return out
-
-
-def _splits(units: int, others: int, x: Tensor) -> int:
-    """Return among how many programs to divide units of work, given the number of programs."""
-    wanted = triton.cdiv(2 * multiprocessors(x.device), max(others, 1))
-    return max(1, min(units, wanted, _MAX_SPLITS))

@@ -17,6 +17,7 @@ from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.convolution.edge_blocks import (
     EdgeInputs,
     PackedWeight,
+    as_rows,
     constants,
     coupled_rows,
     edge_weights,
@@ -60,7 +61,8 @@ def _write_messages(
     for b in range(n_blocks):
         weights = edge_weights(
             hidden, packed, block + b, n_columns, K0, K1, PRECISION, LOSS, ACC
-        )  # [M, ROWS, CHANNELS]
+        )
+        weights = as_rows(weights)  # [M, ROWS, CHANNELS]
         z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
         added = ()
         for m in tl.static_range(D):

@@ -75,7 +75,7 @@ class Plan(NamedTuple):
     n_coupled: int
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Rows of one path and one channel of the harmonics, which have equal strides.
 
     Attributes
@@ -100,22 +100,24 @@ class _Group(NamedTuple):
     stride: int
 
 
-def _groups(product: TensorProduct) -> Iterator[_Group]:
+def groups_of(product: TensorProduct) -> Iterator[Group]:
+    """Yield the groups of rows of a product, in the order of its weights and matrices."""
     matrix = weight = 0
     for path in product.paths:
         node, copies = product.node[path.node], product.harmonics[path.harmonic].count
         out = product.output[path.output]
         column = first_column(product.node, path.node)
+        channels = out.count if product.mode == "uvw" else 1
         for v in range(copies):
-            yield _Group(
+            yield Group(
                 path.output,
                 column,
                 node.width,
                 node.count,
                 matrix,
                 out.width,
-                weight + v * out.count,
-                copies * out.count,
+                weight + v * channels,
+                copies * channels,
             )
             matrix += node.width * out.width
         weight += product.weights_of(path)
@@ -124,7 +126,7 @@ def _groups(product: TensorProduct) -> Iterator[_Group]:
 @cache
 def plan_of(product: TensorProduct, device: torch.device) -> Plan:
     """Return the tables of a fully connected product."""
-    groups = list(_groups(product))
+    groups = list(groups_of(product))
     rows: list[tuple[int, int, int]] = []
     outputs: list[tuple[int, ...]] = []
     blocks: list[tuple[int, int, int]] = []
@@ -189,7 +191,7 @@ def _columns_of(weights: list[int], channels: int) -> list[int]:
     ]
 
 
-def _starts(groups: list[_Group], coupled: dict[int, int]) -> Iterator[tuple[_Group, int]]:
+def _starts(groups: list[Group], coupled: dict[int, int]) -> Iterator[tuple[Group, int]]:
     """Yield groups with the first column of their coupled rows."""
     used = dict(coupled)
     for group in groups:
@@ -198,7 +200,7 @@ def _starts(groups: list[_Group], coupled: dict[int, int]) -> Iterator[tuple[_Gr
 
 
 def _node_terms(
-    groups: list[_Group], coupled: dict[int, int], n_columns: int
+    groups: list[Group], coupled: dict[int, int], n_columns: int
 ) -> list[list[tuple[int, int]]]:
     terms: list[list[tuple[int, int]]] = [[] for _ in range(n_columns)]
     for group, start in _starts(groups, coupled):
@@ -214,7 +216,7 @@ def _node_terms(
     return [list(each) for each in zip(*filled, strict=True)]
 
 
-def _matrix_terms(groups: list[_Group], coupled: dict[int, int]) -> list[tuple[int, ...]]:
+def _matrix_terms(groups: list[Group], coupled: dict[int, int]) -> list[tuple[int, ...]]:
     return [
         (group.node + a, group.width, start + m, group.components, group.count)
         for group, start in _starts(groups, coupled)
